@@ -2,6 +2,7 @@
 //! can be inspected.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::{Advice, Mmap, MmapOptions};
@@ -136,16 +137,16 @@ impl Artifact {
         self.map.get(from..from.checked_add(usize::try_from(found.bytes).ok()?)?)
     }
 
-    /// The file of the weights, and where those of each rank lie in it.
-    pub(crate) fn weights_places(&self, ranks: usize) -> Option<WeightsPlaces<'_>> {
-        if let (Some(beside), 1) = (&self.beside, ranks) {
+    /// The file of the weights, and where those of each of these ranks lie in it.
+    pub(crate) fn weights_places(&self, ranks: Range<usize>) -> Option<WeightsPlaces<'_>> {
+        if let (Some(beside), Range { start: 0, end: 1 }) = (&self.beside, &ranks) {
             return Some((&beside.file, vec![(self.section(section::WEIGHTS)?, beside.offset as u64)]));
         }
         let place = |rank| {
             let found = self.sections.iter().find(|s| rank_of_section(&s.name) == Some(rank))?;
             Some((self.weights_of(rank)?, found.offset))
         };
-        Some((&self.file, (0..ranks).map(place).collect::<Option<_>>()?))
+        Some((&self.file, ranks.map(place).collect::<Option<_>>()?))
     }
 
     /// The metadata JSON.
@@ -196,13 +197,17 @@ impl Artifact {
     }
 
     /// Asks the system to read the weights ahead, in large pages where it can.
-    pub(crate) fn advise_weights(&self) {
+    pub(crate) fn advise_weights(&self, ranks: &Range<usize>) {
         // Hints: a kernel that knows one of them not is fine.
         if let Some(beside) = &self.beside {
             let _ = beside.map.advise(Advice::WillNeed);
             return;
         }
-        for found in self.sections.iter().filter(|s| rank_of_section(&s.name).is_some()) {
+        for found in self
+            .sections
+            .iter()
+            .filter(|s| rank_of_section(&s.name).is_some_and(|rank| ranks.contains(&rank)))
+        {
             let _ = self.map.advise_range(Advice::WillNeed, found.offset as usize, found.bytes as usize);
             let place = found.offset as usize..(found.offset + found.bytes) as usize;
             crate::pages::prefer_huge(&self.map, place);

@@ -54,6 +54,23 @@ pub enum Error {
     )]
     Pinning { index: usize, source: io::Error },
     #[error(
+        "{count} processes were started together, and libmlcc_mpi.so, through which they exchange what they have, is of no use: {what}. \
+         Install Open MPI, build the plug-in (docs/tensor-parallel.md), and put it beside mlcc or name it in MLCC_MPI; or start mlcc \
+         alone: ranks are threads then."
+    )]
+    NoPlugin { count: u32, what: String },
+    #[error(
+        "{path} is split among {ranks} ranks, and {processes} processes were started. Start {ranks} (mpirun -n {ranks}), or one; or \
+         build it with --tensor-parallel {processes}."
+    )]
+    RankCount { path: PathBuf, ranks: usize, processes: usize },
+    #[error("{path}: {rank} has {what}, {first} has not. Give all the same files.")]
+    RanksDiffer { path: PathBuf, rank: String, first: String, what: &'static str },
+    #[error("rank 0 has told what this rank does not understand. Give all the same program.")]
+    RankMessage,
+    #[error("{path}: the processes that were started together have a model already, and take no second one.")]
+    RanksTaken { path: PathBuf },
+    #[error(
         "{path} is split among {ranks} ranks, which take a worker each, and the workers that it is to share are {workers}. Share at \
          least {ranks}, or let it have its own."
     )]

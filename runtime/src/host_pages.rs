@@ -1,10 +1,12 @@
 //! Pages of caches in the memory of the host.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use memmap2::{MmapOptions, MmapRaw};
 
 use crate::page_pool::{PageCounts, PageMemory, PagePool};
+use crate::processes::{Kind, Lead};
 use crate::{Result, pages};
 
 const WHAT: &str = "pages of the KV cache";
@@ -21,11 +23,35 @@ pub(crate) struct HostPages {
     /// Where the last page ends, from there on.
     bytes: usize,
     huge: bool,
+    parts: Option<Parts>,
+}
+
+/// Where each page has a part of every rank, and each rank is a process: others use their parts of the same pages in their own memory.
+/// So memory here comes as its part is written, in small pages, and the parts of others never take any.
+pub(crate) struct Parts {
+    /// Bytes of a page, and of a part.
+    pub page: u64,
+    pub part: u64,
+    /// Of rank 0, whose sequences they are.
+    pub lead: Option<Arc<Lead>>,
+}
+
+impl Parts {
+    /// Of rank 0: the other rank to which a place belongs.
+    fn elsewhere(&self, at: u64) -> Option<(&Lead, usize)> {
+        let rank = (at % self.page / self.part) as usize;
+        Some((self.lead.as_deref()?, rank)).filter(|_| rank > 0)
+    }
 }
 
 impl HostPages {
     /// A pool of pages, of fewer than are wanted where the system refuses so many. `huge`: memory comes in huge pages.
-    pub fn pool(page_bytes: u64, counts: PageCounts, huge: bool) -> Result<PagePool<HostPages>> {
+    pub fn pool(
+        page_bytes: u64,
+        counts: PageCounts,
+        huge: bool,
+        parts: Option<Parts>,
+    ) -> Result<PagePool<HostPages>> {
         let reserve = |bytes: u64| {
             let len = bytes.checked_add(HUGE).and_then(|bytes| usize::try_from(bytes).ok());
             Ok(len.and_then(|len| MmapOptions::new().len(len).no_reserve_swap().map_anon().ok()))
@@ -35,13 +61,25 @@ impl HostPages {
         let address = map.as_ptr() as u64;
         let begin = (address.next_multiple_of(HUGE) - address) as usize;
         let bytes = page_bytes as usize * pages;
-        let huge = huge && pages::prefer_huge(&map, begin..begin + bytes);
-        Ok(PagePool::new(HostPages { map, begin, bytes, huge }, page_bytes, pages))
+        let huge = huge && parts.is_none() && pages::prefer_huge(&map, begin..begin + bytes);
+        if parts.is_some() {
+            pages::refuse_huge(&map, begin..begin + bytes);
+        }
+        Ok(PagePool::new(HostPages { map, begin, bytes, huge, parts }, page_bytes, pages))
     }
 
     /// Page 0; the others follow. What lies there belongs to the sequences that have the pages.
     pub fn base(&self) -> *mut u8 {
         self.map.as_mut_ptr().wrapping_add(self.begin)
+    }
+
+    fn elsewhere(&self, at: u64) -> Option<(&Lead, usize)> {
+        self.parts.as_ref()?.elsewhere(at)
+    }
+
+    /// Whether all of these bytes are there.
+    pub fn has(&self, at: u64, len: u64) -> bool {
+        at.checked_add(len).is_some_and(|end| end <= self.bytes as u64)
     }
 
     fn range(&self, bytes: Range<u64>) -> Range<usize> {
@@ -62,10 +100,16 @@ impl PageMemory for HostPages {
     }
 
     fn give(&self, bytes: Range<u64>) -> Result<()> {
+        if self.parts.is_some() {
+            return Ok(());
+        }
         pages::populate(&self.map, self.range(bytes))
     }
 
     fn take_back(&self, bytes: Range<u64>) {
+        if let Some(lead) = self.parts.as_ref().and_then(|parts| parts.lead.as_ref()) {
+            lead.say(|message| message.begin(Kind::TakeBack).number(bytes.start).number(bytes.end));
+        }
         let range = self.range(bytes);
         let advice = memmap2::UncheckedAdvice::DontNeed;
         // SAFETY: the map is private and anonymous, so its dropped pages become zero pages; by contract nobody has a page of them. An
@@ -74,6 +118,13 @@ impl PageMemory for HostPages {
     }
 
     fn read(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        if let Some((lead, rank)) = self.elsewhere(from) {
+            let len = to.len() as u64;
+            lead.ask(rank, to, |message| {
+                message.begin(Kind::ReadPages).number(rank as u64).number(from).number(len)
+            });
+            return Ok(());
+        }
         // SAFETY: inside of the map by the assertion in `at`; initialised, since the system gives zeros. Nobody writes there meanwhile,
         // as the page is the caller's.
         unsafe { std::ptr::copy_nonoverlapping(self.at(from, to.len()), to.as_mut_ptr(), to.len()) };
@@ -81,12 +132,23 @@ impl PageMemory for HostPages {
     }
 
     fn write(&self, to: u64, from: &[u8]) -> Result<()> {
+        if let Some((lead, rank)) = self.elsewhere(to) {
+            lead.say(|message| message.begin(Kind::WritePages).number(rank as u64).number(to).rest(from));
+            return Ok(());
+        }
         // SAFETY: as above; the caller has the page alone.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.at(to, from.len()), from.len()) };
         Ok(())
     }
 
     fn copy(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
+        if let Some((lead, rank)) = self.elsewhere(from) {
+            let rank = rank as u64;
+            lead.say(|message| {
+                message.begin(Kind::CopyPages).number(rank).number(from).number(to).number(bytes)
+            });
+            return Ok(());
+        }
         let bytes = bytes as usize;
         // SAFETY: as above.
         unsafe { std::ptr::copy(self.at(from, bytes), self.at(to, bytes), bytes) };
@@ -104,7 +166,7 @@ mod tests {
     use crate::Error;
 
     fn pool(page_bytes: u64, wanted: u64, least: u64) -> Result<PagePool<HostPages>> {
-        HostPages::pool(page_bytes, PageCounts { wanted, least }, true)
+        HostPages::pool(page_bytes, PageCounts { wanted, least }, true, None)
     }
 
     fn read(pool: &PagePool<HostPages>, page: i32, part: Range<usize>) -> Vec<u8> {

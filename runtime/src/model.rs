@@ -1,5 +1,6 @@
 //! A loaded model: artifact, code, worker pool. Sessions share it.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use crate::features::{self, HOST_TARGET, LEVEL_VARIABLE, Misfit};
 use crate::huge_pages::{HugePages, Mover};
 use crate::numa::{Homes, Numa, Placement};
 use crate::pool::Pool;
+use crate::processes::{Agreed, Hello, Processes};
 use crate::ranks::weights_section;
 use crate::table::{Plan, Table};
 use crate::{Artifact, Error, Result, Session, Workers, library, physical_cores};
@@ -39,6 +41,9 @@ pub struct LoadOptions {
     /// contexts have, or those of four full batches, if the system has the addresses; on a GPU no more than nine tenths of its free
     /// memory hold. They take memory once they are used.
     pub cache_pages: Option<u64>,
+    /// Processes that were started together: each is one rank of the model, and `threads` are those of one. By default all ranks are
+    /// groups of threads of this process.
+    pub processes: Option<Processes>,
 }
 
 /// Pages of the caches of all sessions of a model.
@@ -77,11 +82,16 @@ impl Model {
             return Err(Error::WrongMachine { path, found, expected: HOST_TARGET });
         }
         let (library, table) = library::load(&artifact)?;
-        check_weights(&artifact, &table)?;
+        let agreed = match &options.processes {
+            Some(processes) => Some(join(&artifact, &table, processes)?),
+            None => None,
+        };
+        let ranks = ranks_here(&table, options);
+        check_weights(&artifact, &table, ranks.clone())?;
         if options.verify_hashes {
             artifact.verify(u64::MAX)?;
         } else {
-            artifact.advise_weights();
+            artifact.advise_weights(&ranks);
         }
         // Before the worker pool, whose threads spin.
         let threads = options.threads.unwrap_or_else(physical_cores).clamp(1, 1024);
@@ -93,7 +103,9 @@ impl Model {
                 return Err(Error::NoDevice { path: artifact.path().to_path_buf(), what });
             }
             "cuda" => cuda_device(&artifact, &table, weights, options)?,
-            target if target == HOST_TARGET => Arc::new(cpu_device(&artifact, &table, options)?),
+            target if target == HOST_TARGET => {
+                Arc::new(cpu_device(&artifact, &table, agreed.as_ref(), options)?)
+            }
             other => {
                 let (path, found) = (artifact.path().to_path_buf(), other.to_string());
                 return Err(Error::WrongMachine { path, found, expected: HOST_TARGET });
@@ -104,7 +116,16 @@ impl Model {
             // A GPU has its own copy.
             None => ((None, None), None),
         };
+        if let Some(cpu) = device.cpu() {
+            cpu.ready()?;
+        }
         Ok(Self(Arc::new(Inner { device, table, _library: library, artifact, made, mover, homes })))
+    }
+
+    /// Of a process that was started together with others and is not the first: takes part in all steps of the first one, until that has no use
+    /// for the model any more. Nothing else may be done with the model.
+    pub fn follow(&self) -> Result<()> {
+        self.0.device.cpu().map_or(Ok(()), |cpu| cpu.follow(self))
     }
 
     /// A session with a fresh state.
@@ -258,8 +279,9 @@ fn move_weights(
     pool: &Pool,
     options: &LoadOptions,
 ) -> Result<(Option<Mover>, Option<Homes>)> {
-    let ranks = table.plan.ranks as usize;
-    let Some((file, weights)) = artifact.weights_places(ranks) else { return Ok((None, None)) };
+    let here = ranks_here(table, options);
+    let ranks = here.len();
+    let Some((file, weights)) = artifact.weights_places(here) else { return Ok((None, None)) };
     let Some(mut mover) = Mover::new(file, &weights, options.huge_pages) else {
         return Ok((None, None));
     };
@@ -274,8 +296,29 @@ fn move_weights(
     Ok((Some(mover), homes))
 }
 
-fn check_weights(artifact: &Artifact, table: &Table) -> Result<()> {
-    (0..table.plan.ranks as usize).try_for_each(|rank| check_weights_of(artifact, table, rank))
+/// Ranks whose weights this process reads.
+fn ranks_here(table: &Table, options: &LoadOptions) -> Range<usize> {
+    match &options.processes {
+        Some(processes) => processes.rank()..processes.rank() + 1,
+        None => 0..table.plan.ranks as usize,
+    }
+}
+
+/// Tells the other processes what this one has loaded.
+fn join(artifact: &Artifact, table: &Table, processes: &Processes) -> Result<Agreed> {
+    let path = || artifact.path().to_path_buf();
+    let (ranks, started) = (table.plan.ranks as usize, processes.ranks());
+    if ranks != started {
+        return Err(Error::RankCount { path: path(), ranks, processes: started });
+    }
+    if !processes.take() {
+        return Err(Error::RanksTaken { path: path() });
+    }
+    Hello::new(artifact, &table.plan).agree(processes, artifact.path())
+}
+
+fn check_weights(artifact: &Artifact, table: &Table, mut ranks: Range<usize>) -> Result<()> {
+    ranks.try_for_each(|rank| check_weights_of(artifact, table, rank))
 }
 
 fn check_weights_of(artifact: &Artifact, table: &Table, rank: usize) -> Result<()> {
@@ -301,14 +344,20 @@ fn check_weights_of(artifact: &Artifact, table: &Table, rank: usize) -> Result<(
     Ok(())
 }
 
-fn cpu_device(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Result<CpuDevice> {
+fn cpu_device(
+    artifact: &Artifact,
+    table: &Table,
+    agreed: Option<&Agreed>,
+    options: &LoadOptions,
+) -> Result<CpuDevice> {
     let from_env = std::env::var(LEVEL_VARIABLE).ok().filter(|l| !l.is_empty());
     let (level, origin) = match &options.cpu_level {
         Some(level) => (Some(level.clone()), "load option cpu_level"),
         None => (from_env, LEVEL_VARIABLE),
     };
     let list: Vec<(&str, u64)> = table.variants.iter().map(|v| (v.name.as_str(), v.features)).collect();
-    let host = features::host();
+    // All ranks take the same code.
+    let host = agreed.map_or_else(features::host, |agreed| agreed.features);
     let variant = features::choose(&list, host, level.as_deref()).map_err(|misfit| {
         let path = artifact.path().to_path_buf();
         let variants = list.iter().map(|(name, _)| name.to_string()).collect();
@@ -336,7 +385,10 @@ fn cpu_device(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Resu
         return Err(Error::MissingEntry { path: artifact.path().to_path_buf(), entry });
     }
     let most = if table.plan.max_workers == 0 { usize::MAX } else { table.plan.max_workers as usize };
-    let ranks = table.plan.ranks as usize;
+    let ranks = ranks_here(table, options).len();
+    // Processes that may use the same cores share them.
+    let threads = agreed.map(|agreed| (physical_cores() / agreed.neighbours).max(1));
+    let options = &LoadOptions { threads: options.threads.or(threads), ..options.clone() };
     let workers = options.workers.clone().map_or_else(|| Workers::at_most(most, ranks, options), Ok)?;
     if workers.threads() < ranks {
         let (path, workers) = (artifact.path().to_path_buf(), workers.threads());

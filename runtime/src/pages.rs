@@ -1,6 +1,6 @@
 //! Advice to the system about pages of memory. Systems other than Linux are told nothing, and nothing depends on it.
 
-pub(crate) use system::{populate, prefer_huge};
+pub(crate) use system::{populate, prefer_huge, refuse_huge};
 
 #[cfg(target_os = "linux")]
 mod system {
@@ -37,6 +37,11 @@ mod system {
         map.tell(Advice::HugePage, range).is_ok()
     }
 
+    /// Asks for small pages, of memory that is used here and there.
+    pub fn refuse_huge(map: &impl Map, range: Range<usize>) {
+        let _ = map.tell(Advice::NoHugePage, range);
+    }
+
     /// Gives memory to pages of the caches before they are written.
     pub fn populate(map: &MmapRaw, range: Range<usize>) -> Result<()> {
         const ENOMEM: i32 = 12;
@@ -61,6 +66,8 @@ mod system {
     pub fn prefer_huge<M>(_: &M, _: Range<usize>) -> bool {
         false
     }
+
+    pub fn refuse_huge<M>(_: &M, _: Range<usize>) {}
 
     pub fn populate(_: &MmapRaw, _: Range<usize>) -> Result<()> {
         Ok(())

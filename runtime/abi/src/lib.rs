@@ -16,6 +16,7 @@
 
 pub mod elf;
 pub mod feature;
+pub mod processes;
 
 use core::ffi::c_void;
 

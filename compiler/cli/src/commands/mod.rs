@@ -15,6 +15,7 @@ pub mod interp;
 pub mod models;
 pub mod opt;
 pub mod quants;
+mod ranks;
 pub mod rerank;
 mod resources;
 pub mod run;
@@ -225,7 +226,7 @@ fn load_with(
     let pin = placing.pin;
     let options =
         mlcc_runtime::LoadOptions { threads, huge_pages, pin, numa, cache_pages, ..Default::default() };
-    let model = mlcc_runtime::Model::load(path, &options)?;
+    let model = ranks::load(path, options)?;
     let most = model.plan().max_workers;
     if let Some(wanted) = threads.filter(|&wanted| most != 0 && wanted as u64 > most) {
         ui.warn(format_args!(
@@ -256,8 +257,7 @@ pub(crate) fn load(
     threads: Option<usize>,
     verify_hashes: bool,
 ) -> Result<mlcc_runtime::Model, CliError> {
-    let options = mlcc_runtime::LoadOptions { threads, verify_hashes, ..Default::default() };
-    Ok(mlcc_runtime::Model::load(path, &options)?)
+    ranks::load(path, mlcc_runtime::LoadOptions { threads, verify_hashes, ..Default::default() })
 }
 
 /// How long the sequences of a model may become; `None`: as long as one likes.

@@ -1,0 +1,122 @@
+//! `libmlcc_mpi.so`: processes that `mpirun` has started are the ranks of a model ([`mlcc_abi::processes`]).
+//!
+//! The runtime loads this library when it finds itself started so; nothing else of mlcc knows MPI. Messages go from process to process
+//! and not through collective calls: whoever waits then knows for whom, and can say so.
+
+mod line;
+
+use std::ffi::c_int;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use mlcc_abi::processes::{PROCESSES_VERSION, ProcessTable, outcome};
+use mpi::Threading;
+use mpi::environment::Universe;
+use mpi::traits::Communicator;
+
+use line::{Line, Wait};
+
+/// What there is between joining and leaving.
+struct Joined {
+    /// Leaves MPI when it is dropped.
+    universe: Universe,
+    line: Line,
+}
+
+static JOINED: Mutex<Option<Joined>> = Mutex::new(None);
+
+fn joined() -> MutexGuard<'static, Option<Joined>> {
+    JOINED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[unsafe(no_mangle)]
+pub static mlcc_processes: ProcessTable = ProcessTable {
+    version: PROCESSES_VERSION,
+    struct_size: size_of::<ProcessTable>() as u32,
+    name: c"MPI".as_ptr(),
+    join,
+    exchange,
+    tell,
+    hear,
+    leave,
+    abort,
+};
+
+/// # Safety
+/// As in [`ProcessTable`]; also below.
+unsafe extern "C" fn join(rank: *mut u32, ranks: *mut u32) -> i32 {
+    let mut joined = joined();
+    if joined.is_some() {
+        return outcome::FAILED;
+    }
+    // Threads take turns: the mutex sees to that.
+    let Some((universe, threading)) = mpi::initialize_with_threading(Threading::Serialized) else {
+        return outcome::FAILED;
+    };
+    if threading < Threading::Serialized {
+        return outcome::FAILED;
+    }
+    let world = universe.world();
+    let line = Line::new(world.rank(), world.size());
+    // SAFETY: by contract.
+    unsafe {
+        *rank = world.rank() as u32;
+        *ranks = world.size() as u32;
+    }
+    *joined = Some(Joined { universe, line });
+    outcome::OK
+}
+
+/// Calls `f` with the line, and says who was late.
+///
+/// # Safety
+/// `late` may be written to.
+unsafe fn with_line(late: *mut u32, f: impl FnOnce(&mut Line) -> Result<(), Wait>) -> i32 {
+    let Some(Joined { line, .. }) = &mut *joined() else { return outcome::FAILED };
+    match f(line) {
+        Ok(()) => outcome::OK,
+        Err(Wait::Failed) => outcome::FAILED,
+        Err(Wait::Late(rank)) => {
+            // SAFETY: by contract.
+            unsafe { *late = rank };
+            outcome::LATE
+        }
+    }
+}
+
+unsafe extern "C" fn exchange(
+    from: *const u8,
+    all: *mut u8,
+    rows: u64,
+    row_bytes: u64,
+    limit: u64,
+    late: *mut u32,
+) -> i32 {
+    // SAFETY: by contract.
+    unsafe { with_line(late, |line| line.exchange(from, all, rows as usize, row_bytes as usize, limit)) }
+}
+
+unsafe extern "C" fn tell(bytes: *const u8, len: u64, limit: u64, late: *mut u32) -> i32 {
+    // SAFETY: by contract.
+    unsafe { with_line(late, |line| line.tell(bytes, len as usize, limit)) }
+}
+
+unsafe extern "C" fn hear(from: u32, bytes: *mut u8, len: u64, limit: u64, late: *mut u32) -> i32 {
+    // SAFETY: by contract.
+    unsafe { with_line(late, |line| line.hear(from, bytes, len as usize, limit)) }
+}
+
+unsafe extern "C" fn leave() -> i32 {
+    match joined().take() {
+        Some(Joined { universe, .. }) => {
+            drop(universe);
+            outcome::OK
+        }
+        None => outcome::FAILED,
+    }
+}
+
+unsafe extern "C" fn abort(code: i32) {
+    // Another thread may wait inside for who will not come, and has the mutex.
+    // SAFETY: MPI was begun, or this ends the process too.
+    unsafe { mpi::ffi::MPI_Abort(mpi::ffi::RSMPI_COMM_WORLD, code as c_int) };
+}

@@ -1,0 +1,213 @@
+//! Messages between two processes, and waiting for them.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
+
+use mpi::ffi::{
+    MPI_Comm, MPI_Datatype, MPI_Irecv, MPI_Isend, MPI_Request, MPI_Status, MPI_Test, RSMPI_COMM_WORLD,
+    RSMPI_UINT8_T,
+};
+
+/// Tags: what is exchanged in steps, and what one process tells.
+const EXCHANGED: c_int = 1;
+const TOLD: c_int = 2;
+/// Longest message: MPI counts with 32 bits.
+const MOST: usize = 1 << 30;
+
+/// How whoever waits spends the time: it looks again at once, then lets others run, then sleeps.
+const BUSY: u32 = 4000;
+const POLITE: Duration = Duration::from_millis(20);
+const NAP: Duration = Duration::from_micros(100);
+
+/// Why a message did not come.
+pub enum Wait {
+    /// The number of a process that did not come in time.
+    Late(u32),
+    Failed,
+}
+
+pub struct Line {
+    rank: usize,
+    ranks: usize,
+    requests: Vec<Pending>,
+    /// What others give, where it cannot go to its place at once.
+    room: Vec<u8>,
+}
+
+struct Pending {
+    request: MPI_Request,
+    with: u32,
+}
+
+// SAFETY: MPI was begun for threads that take turns, and a request is no thread's own.
+unsafe impl Send for Pending {}
+
+fn world() -> MPI_Comm {
+    // SAFETY: a constant, once MPI has begun, and a line exists only then.
+    unsafe { RSMPI_COMM_WORLD }
+}
+
+fn byte() -> MPI_Datatype {
+    // SAFETY: as above.
+    unsafe { RSMPI_UINT8_T }
+}
+
+impl Line {
+    pub fn new(rank: i32, ranks: i32) -> Line {
+        Line { rank: rank as usize, ranks: ranks as usize, requests: Vec::new(), room: Vec::new() }
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let own = self.rank;
+        (0..self.ranks).filter(move |&rank| rank != own)
+    }
+
+    /// See [`mlcc_abi::processes::ProcessTable::exchange`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn exchange(
+        &mut self,
+        from: *const u8,
+        all: *mut u8,
+        rows: usize,
+        row_bytes: usize,
+        limit: u64,
+    ) -> Result<(), Wait> {
+        let bytes = rows * row_bytes;
+        // A single row goes to its place at once.
+        let direct = rows == 1;
+        if !direct && self.room.len() < bytes * self.ranks {
+            self.room.resize(bytes * self.ranks, 0);
+        }
+        let base = if direct { all } else { self.room.as_mut_ptr() };
+        for other in self.others() {
+            // SAFETY: by contract there is room for the parts of all, or there is in `room`, which stays as it is until all have come.
+            unsafe { self.receive(other, EXCHANGED, base.add(other * bytes), bytes) }?;
+        }
+        for other in self.others() {
+            // SAFETY: by contract nobody writes to the part meanwhile.
+            unsafe { self.send(other, EXCHANGED, from, bytes) }?;
+        }
+        // SAFETY: inside of the room for all; callers give a part that is not in there.
+        unsafe { scatter(from, all, rows, row_bytes, self.ranks, self.rank) };
+        self.wait(limit)?;
+        if !direct {
+            for other in self.others() {
+                // SAFETY: as above, and the parts have come.
+                unsafe { scatter(base.add(other * bytes), all, rows, row_bytes, self.ranks, other) };
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// `len` bytes that nobody writes meanwhile.
+    pub unsafe fn tell(&mut self, bytes: *const u8, len: usize, limit: u64) -> Result<(), Wait> {
+        for other in self.others() {
+            // SAFETY: by contract.
+            unsafe { self.send(other, TOLD, bytes, len) }?;
+        }
+        self.wait(limit)
+    }
+
+    /// # Safety
+    /// Room for `len` bytes.
+    pub unsafe fn hear(&mut self, from: u32, bytes: *mut u8, len: usize, limit: u64) -> Result<(), Wait> {
+        // SAFETY: by contract.
+        unsafe { self.receive(from as usize, TOLD, bytes, len) }?;
+        self.wait(limit)
+    }
+
+    /// # Safety
+    /// The bytes stay until [`Line::wait`] has ended without an error.
+    unsafe fn send(&mut self, to: usize, tag: c_int, bytes: *const u8, len: usize) -> Result<(), Wait> {
+        for (at, len) in pieces(len) {
+            let mut request = MaybeUninit::<MPI_Request>::uninit();
+            // SAFETY: by contract; MPI does not write to what is sent.
+            let code = unsafe {
+                let from = bytes.add(at).cast::<c_void>();
+                MPI_Isend(from, len, byte(), to as c_int, tag, world(), request.as_mut_ptr())
+            };
+            // SAFETY: MPI has written it if it has not failed.
+            self.requests.push(Pending { request: unsafe { begun(code, request) }?, with: to as u32 });
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Line::send`]; the bytes are nobody else's.
+    unsafe fn receive(&mut self, from: usize, tag: c_int, bytes: *mut u8, len: usize) -> Result<(), Wait> {
+        for (at, len) in pieces(len) {
+            let mut request = MaybeUninit::<MPI_Request>::uninit();
+            // SAFETY: by contract.
+            let code = unsafe {
+                let to = bytes.add(at).cast::<c_void>();
+                MPI_Irecv(to, len, byte(), from as c_int, tag, world(), request.as_mut_ptr())
+            };
+            // SAFETY: as above.
+            self.requests.push(Pending { request: unsafe { begun(code, request) }?, with: from as u32 });
+        }
+        Ok(())
+    }
+
+    /// Until all messages have come and gone.
+    fn wait(&mut self, limit: u64) -> Result<(), Wait> {
+        let (mut looks, mut begin) = (0, None);
+        while let Some(last) = self.requests.last_mut() {
+            if test(&mut last.request)? {
+                self.requests.pop();
+                continue;
+            }
+            let with = last.with;
+            looks += 1;
+            if looks < BUSY {
+                std::hint::spin_loop();
+                continue;
+            }
+            let waited = begin.get_or_insert_with(Instant::now).elapsed();
+            if limit > 0 && waited > Duration::from_millis(limit) {
+                return Err(Wait::Late(with));
+            }
+            match waited < POLITE {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(NAP),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// # Safety
+/// MPI has written the request if `code` is that of success.
+unsafe fn begun(code: c_int, request: MaybeUninit<MPI_Request>) -> Result<MPI_Request, Wait> {
+    // SAFETY: by contract.
+    if code == 0 { Ok(unsafe { request.assume_init() }) } else { Err(Wait::Failed) }
+}
+
+fn test(request: &mut MPI_Request) -> Result<bool, Wait> {
+    let (mut done, mut status) = (0, MaybeUninit::<MPI_Status>::uninit());
+    // SAFETY: a request that has begun, and places for what MPI writes.
+    let code = unsafe { MPI_Test(request, &mut done, status.as_mut_ptr()) };
+    if code == 0 { Ok(done != 0) } else { Err(Wait::Failed) }
+}
+
+/// Where the messages of so many bytes begin, and how long they are.
+fn pieces(len: usize) -> impl Iterator<Item = (usize, c_int)> {
+    (0..len).step_by(MOST).map(move |at| (at, (len - at).min(MOST) as c_int))
+}
+
+/// Copies the rows of a rank to where the rows of all are.
+///
+/// # Safety
+/// `rows * row_bytes` bytes at `from`, as many for each rank at `all`.
+unsafe fn scatter(from: *const u8, all: *mut u8, rows: usize, row_bytes: usize, ranks: usize, rank: usize) {
+    for row in 0..rows {
+        // SAFETY: by contract.
+        unsafe {
+            let to = all.add((row * ranks + rank) * row_bytes);
+            std::ptr::copy_nonoverlapping(from.add(row * row_bytes), to, row_bytes);
+        }
+    }
+}

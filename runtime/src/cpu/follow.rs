@@ -1,0 +1,284 @@
+//! A process that follows rank 0: it has states and pages where that has them, and takes the same steps.
+
+use std::collections::BTreeMap;
+
+use mlcc_abi::{Ctx, Sequence};
+
+use super::CpuDevice;
+use crate::buffer::Buffer;
+use crate::device::missing;
+use crate::page_pool::PageMemory;
+use crate::processes::{Kind, Processes, Reader};
+use crate::session::Step;
+use crate::{Error, Model, Result};
+
+/// What rank 0 has told so far.
+struct Follower<'a> {
+    device: &'a CpuDevice,
+    model: &'a Model,
+    processes: &'a Processes,
+    /// States that are no caches, by the number that rank 0 gives them.
+    states: BTreeMap<u64, Buffer>,
+    fed: Fed,
+    logits: Buffer,
+}
+
+/// What a step is fed.
+struct Fed {
+    tokens: Buffer,
+    wanted: Buffer,
+    /// As they are read.
+    numbers: Vec<i32>,
+    /// Pages of all sequences, one behind the other.
+    pages: Vec<i32>,
+    sequences: Vec<Sequence>,
+}
+
+impl CpuDevice {
+    /// See [`Model::follow`].
+    pub fn follow(&self, model: &Model) -> Result<()> {
+        let Some(process) = self.process.as_ref().filter(|process| process.lead.is_none()) else {
+            return Ok(());
+        };
+        let processes = &process.processes;
+        let mut follower = Follower {
+            device: self,
+            model,
+            processes,
+            states: BTreeMap::new(),
+            fed: Fed::new(model)?,
+            logits: Buffer::floats("the logits", model.plan().vocab.max(model.plan().text_width))?,
+        };
+        let mut message = Vec::new();
+        loop {
+            processes.next(&mut message);
+            match follower.hear(&message) {
+                Ok(Kind::End) => break,
+                Ok(_) => {}
+                // The others wait for this rank in vain.
+                Err(error) => processes.fail(&format!("{}: {error}", processes.name(processes.rank()))),
+            }
+        }
+        processes.leave();
+        Ok(())
+    }
+}
+
+impl Follower<'_> {
+    fn hear(&mut self, message: &[u8]) -> Result<Kind> {
+        let unclear = || Error::RankMessage;
+        let (kind, reader) = Reader::new(message).ok_or_else(unclear)?;
+        match kind {
+            Kind::End => {}
+            Kind::Ping => self.processes.sign(),
+            Kind::Step => self.step(reader)?,
+            Kind::New | Kind::Free | Kind::CopyState | Kind::WriteState | Kind::ReadState => {
+                self.state(kind, reader)?.ok_or_else(unclear)?;
+            }
+            Kind::WritePages | Kind::ReadPages | Kind::CopyPages | Kind::TakeBack => {
+                self.pages(kind, reader)?.ok_or_else(unclear)?;
+            }
+        }
+        Ok(kind)
+    }
+
+    fn is_own(&self, rank: u64) -> bool {
+        rank == self.processes.rank() as u64
+    }
+
+    /// `None` where the message makes no sense.
+    fn state(&mut self, kind: Kind, mut reader: Reader<'_>) -> Result<Option<()>> {
+        let plan = self.model.plan();
+        if kind == Kind::New {
+            let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
+            let fresh = Buffer::zeroed("the state", plan.state_bytes, align)?;
+            return Ok(reader.number().map(|number| drop(self.states.insert(number, fresh))));
+        }
+        let work = || {
+            match kind {
+                Kind::Free => drop(self.states.remove(&reader.number()?)?),
+                Kind::CopyState => {
+                    let [from, to] = reader.numbers()?;
+                    let mut copy = self.states.remove(&to)?;
+                    copy.bytes_mut().copy_from_slice(self.states.get(&from)?.bytes());
+                    self.states.insert(to, copy);
+                }
+                Kind::WriteState => {
+                    let [rank, number, at] = reader.numbers()?;
+                    let bytes = reader.rest();
+                    if rank == self.processes.rank() as u64 {
+                        let state = self.states.get_mut(&number)?.bytes_mut();
+                        state.get_mut(at as usize..)?.get_mut(..bytes.len())?.copy_from_slice(bytes);
+                    }
+                }
+                _ => {
+                    let [rank, number, at, len] = reader.numbers()?;
+                    let len = Some(len).filter(|&len| len <= plan.state_bytes)? as usize;
+                    let mut bytes = vec![0; len];
+                    if rank == self.processes.rank() as u64 {
+                        bytes.copy_from_slice(
+                            self.states.get(&number)?.bytes().get(at as usize..)?.get(..len)?,
+                        );
+                    }
+                    self.processes.answer(rank as usize, &mut bytes);
+                }
+            }
+            Some(())
+        };
+        Ok(work())
+    }
+
+    fn pages(&self, kind: Kind, mut reader: Reader<'_>) -> Result<Option<()>> {
+        let Some(pages) = &self.device.pages else { return Ok(None) };
+        let memory = pages.memory();
+        let numbers = match kind {
+            Kind::WritePages => reader.numbers().map(|[rank, to]| [rank, to, 0, 0]),
+            Kind::ReadPages => reader.numbers().map(|[rank, from, len]| [rank, from, len, 0]),
+            Kind::CopyPages => reader.numbers(),
+            _ => reader.numbers().map(|[from, to]| [0, from, to, 0]),
+        };
+        let Some([rank, first, second, third]) = numbers else { return Ok(None) };
+        match kind {
+            Kind::WritePages => {
+                let bytes = reader.rest();
+                if !memory.has(first, bytes.len() as u64) {
+                    return Ok(None);
+                }
+                if self.is_own(rank) {
+                    memory.write(first, bytes)?;
+                }
+            }
+            Kind::ReadPages if memory.has(first, second) => {
+                let mut bytes = vec![0; second as usize];
+                if self.is_own(rank) {
+                    memory.read(first, &mut bytes)?;
+                }
+                self.processes.answer(rank as usize, &mut bytes);
+            }
+            Kind::CopyPages if memory.has(first, third) && memory.has(second, third) => {
+                if self.is_own(rank) {
+                    memory.copy(first, second, third)?;
+                }
+            }
+            Kind::TakeBack if first <= second && memory.has(second, 0) => memory.take_back(first..second),
+            _ => return Ok(None),
+        }
+        Ok(Some(()))
+    }
+
+    fn step(&mut self, mut reader: Reader<'_>) -> Result<()> {
+        let read = self.fed.read(&mut reader, self.model, &self.states);
+        let Some(Told { step, past, batch, n, n_wanted }) = read else { return Err(Error::RankMessage) };
+        let entry = self.device.entry(step).ok_or_else(|| missing(self.model, step))?;
+        let plan = self.model.plan();
+        let rows = match step {
+            Step::PrefillLogits => n,
+            Step::DecodeBatch | Step::Rows => n_wanted.max(1),
+            _ => 1,
+        };
+        let floats = rows as u64 * plan.vocab.max(plan.text_width);
+        if self.logits.len() as u64 / 4 < floats {
+            self.logits = Buffer::floats("the logits of a step", floats)?;
+        }
+        let one = self.fed.sequences.first().filter(|_| !batch);
+        let mut ctx = Ctx {
+            weights: std::ptr::null(),
+            arena: std::ptr::null_mut(),
+            state: one.map_or(std::ptr::null_mut(), |one| one.state),
+            tokens: self.fed.tokens.as_ptr().cast(),
+            n: n as i64,
+            past,
+            logits: self.logits.as_mut_ptr().cast(),
+            probs: std::ptr::null_mut(),
+            barrier: None,
+            barrier_self: std::ptr::null_mut(),
+            temperature: 1.0,
+            reserved0: 0,
+            trace: None,
+            trace_self: std::ptr::null_mut(),
+            sequences: if batch { self.fed.sequences.as_ptr() } else { std::ptr::null() },
+            take: None,
+            take_self: std::ptr::null_mut(),
+            b: self.fed.sequences.len() as i64,
+            wanted: if batch { self.fed.wanted.as_ptr().cast() } else { std::ptr::null() },
+            n_wanted: n_wanted as i64,
+            pages: std::ptr::null_mut(),
+            page_table: one.map_or(std::ptr::null(), |one| one.page_table),
+            exchange: None,
+            exchange_self: std::ptr::null_mut(),
+        };
+        // SAFETY: what rank 0 may give to this step by its contract: the same tokens, rows and pages, whose numbers were looked at, and states
+        // of the same size.
+        unsafe { self.device.run(self.model, step, entry, &mut ctx, None) }
+    }
+}
+
+/// A step, beside what it is fed.
+struct Told {
+    step: Step,
+    past: i64,
+    batch: bool,
+    n: usize,
+    n_wanted: usize,
+}
+
+impl Fed {
+    fn new(model: &Model) -> Result<Fed> {
+        let rows = model.plan().chunk.max(model.plan().batch).max(model.max_step_tokens() as u64).max(1);
+        Ok(Fed {
+            tokens: Buffer::integers("the tokens of a chunk", rows)?,
+            wanted: Buffer::integers("the wanted rows", rows)?,
+            numbers: Vec::new(),
+            pages: Vec::new(),
+            sequences: Vec::new(),
+        })
+    }
+
+    /// `None` where the message makes no sense for this model.
+    fn read(
+        &mut self,
+        reader: &mut Reader<'_>,
+        model: &Model,
+        states: &BTreeMap<u64, Buffer>,
+    ) -> Option<Told> {
+        let plan = model.plan();
+        let (step, past) = (reader.step()?, reader.number()? as i64);
+        let n = read_list(reader, &mut self.numbers, &mut self.tokens)?;
+        read_list(reader, &mut self.numbers, &mut self.wanted)?;
+        let [n_wanted, batch, count] = reader.numbers()?;
+        self.pages.clear();
+        self.sequences.clear();
+        let most = model.cache_pages().all;
+        for _ in 0..count {
+            let [number, past, first, rows] = reader.numbers()?;
+            let begin = self.pages.len();
+            let pages = reader.list(&mut self.pages)?;
+            // Sessions without a state have addresses that mean nothing.
+            let state = match plan.state_bytes {
+                0 => std::ptr::null_mut(),
+                _ => states.get(&number).map_or(std::ptr::null_mut(), Buffer::as_ptr),
+            };
+            let known = |page: &i32| usize::try_from(*page).is_ok_and(|page| page < most);
+            if (plan.state_bytes > 0 && state.is_null()) || !self.pages[begin..].iter().all(known) {
+                return None;
+            }
+            // Of the table only the place is known: it moves as it grows.
+            let page_table = std::ptr::without_provenance(if pages == 0 { 0 } else { begin + 1 });
+            let (past, first, rows) = (past as i64, first as i64, rows as i64);
+            self.sequences.push(Sequence { state, page_table, past, first, rows });
+        }
+        for sequence in &mut self.sequences {
+            if let Some(begin) = sequence.page_table.addr().checked_sub(1) {
+                sequence.page_table = self.pages[begin..].as_ptr();
+            }
+        }
+        Some(Told { step, past, batch: batch > 0, n, n_wanted: n_wanted as usize })
+    }
+}
+
+/// Reads a list into a buffer that may be too small for it.
+fn read_list(reader: &mut Reader<'_>, numbers: &mut Vec<i32>, to: &mut Buffer) -> Option<usize> {
+    numbers.clear();
+    let count = reader.list(numbers)?;
+    (count <= to.len() / 4).then(|| to.hold(numbers).len())
+}

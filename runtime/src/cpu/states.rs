@@ -1,0 +1,105 @@
+//! States of a sequence that are no caches, of all ranks.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::buffer::Buffer;
+use crate::processes::{Kind, Lead};
+use crate::table::{Plan, State};
+
+/// One rank behind the other. Where ranks are processes, those of rank 0, which leads the others: they have theirs by the address of
+/// these, which no other sequence has meanwhile.
+pub(super) struct States {
+    own: Buffer,
+    /// Bytes of those of one rank.
+    each: usize,
+    ranks: usize,
+    lead: Option<Arc<Lead>>,
+}
+
+impl States {
+    pub fn new(plan: &Plan, lead: Option<Arc<Lead>>) -> Result<States> {
+        let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
+        let here = if lead.is_some() { 1 } else { plan.ranks };
+        let own = Buffer::zeroed("the state", plan.state_bytes.saturating_mul(here), align)?;
+        let lead = lead.filter(|_| plan.state_bytes > 0);
+        let states = States { own, each: plan.state_bytes as usize, ranks: plan.ranks as usize, lead };
+        if let Some(lead) = &states.lead {
+            lead.say(|message| message.begin(Kind::New).number(states.number()));
+        }
+        Ok(states)
+    }
+
+    fn number(&self) -> u64 {
+        self.own.as_ptr().addr() as u64
+    }
+
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.own.as_mut_ptr()
+    }
+
+    /// Of all ranks.
+    pub fn len(&self) -> usize {
+        self.each * self.ranks
+    }
+
+    /// Of a process that leads others: the rank that has a state, if it is another one, and where it lies there.
+    fn elsewhere(&self, state: &State) -> Option<(&Lead, usize, u64)> {
+        let (lead, each) = (self.lead.as_deref()?, self.each as u64);
+        let rank = (state.offset / each) as usize;
+        (rank > 0).then_some((lead, rank, state.offset % each))
+    }
+
+    pub fn read(&self, state: &State) -> Cow<'_, [u8]> {
+        let Some((lead, rank, at)) = self.elsewhere(state) else {
+            return self.own.bytes()[bytes_of(state)].into();
+        };
+        let mut bytes = vec![0; state.bytes as usize];
+        lead.ask(rank, &mut bytes, |message| {
+            let message = message.begin(Kind::ReadState).number(rank as u64);
+            message.number(self.number()).number(at).number(state.bytes)
+        });
+        bytes.into()
+    }
+
+    pub fn write(&mut self, state: &State, bytes: &[u8]) {
+        let number = self.number();
+        match self.elsewhere(state) {
+            None => self.own.bytes_mut()[bytes_of(state)].copy_from_slice(bytes),
+            Some((lead, rank, at)) => lead.say(|message| {
+                let message = message.begin(Kind::WriteState).number(rank as u64);
+                message.number(number).number(at).rest(bytes)
+            }),
+        }
+    }
+
+    /// Writes to a state of rank 0, and to that of all others.
+    pub fn write_word(&mut self, state: &State, value: i32) {
+        for rank in 0..self.ranks {
+            let offset = state.offset + (rank * self.each) as u64;
+            self.write(&State { offset, ..state.clone() }, &value.to_le_bytes());
+        }
+    }
+
+    pub fn copy_from(&mut self, other: &States) {
+        self.own.bytes_mut().copy_from_slice(other.own.bytes());
+        if let Some(lead) = &self.lead {
+            lead.say(|message| message.begin(Kind::CopyState).number(other.number()).number(self.number()));
+        }
+    }
+}
+
+impl Drop for States {
+    fn drop(&mut self) {
+        if let Some(lead) = &self.lead {
+            lead.say(|message| message.begin(Kind::Free).number(self.number()));
+        }
+    }
+}
+
+/// Where a state lies that is no cache.
+fn bytes_of(state: &State) -> Range<usize> {
+    state.offset as usize..(state.offset + state.bytes) as usize
+}

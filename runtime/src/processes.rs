@@ -1,0 +1,241 @@
+//! Ranks that are processes, of one machine or of several. A launcher has started the same program several times, and a plug-in carries
+//! what they exchange ([`mlcc_abi::processes`]).
+//!
+//! Rank 0 has sessions, sampler and server. It tells the others each step with its tables ([`Lead`]), and they follow
+//! ([`crate::Model::follow`]). A rank that is lost ends all: with its part of the weights missing nobody can go on.
+
+mod hello;
+mod lead;
+mod wire;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use mlcc_abi::processes::{PROCESSES_SYMBOL, PROCESSES_VERSION, ProcessTable, outcome};
+
+use crate::ranks::{Communicator, Part};
+use crate::{Error, Result};
+
+pub(crate) use hello::{Agreed, Hello};
+pub(crate) use lead::{Lead, Stepping};
+pub(crate) use wire::{Kind, Reader};
+
+/// File of the plug-in that is looked for.
+const PLUGIN: &str = "libmlcc_mpi.so";
+/// Environment variable with the path of a plug-in.
+const PLUGIN_VARIABLE: &str = "MLCC_MPI";
+/// Environment variable with the seconds after which a rank that does not come counts as lost.
+const LIMIT_VARIABLE: &str = "MLCC_RANK_TIMEOUT";
+/// Seconds if it is not set. Rank 0 is heard of every second or two.
+const LIMIT: u64 = 8;
+/// While a model is loaded, which takes as long as its weights are large.
+const LOADING: Duration = Duration::from_secs(600);
+/// By which launchers say how many processes they have started.
+const LAUNCHERS: [&str; 2] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
+
+/// The processes that this one was started together with. Cloning is cheap and gives the same ones.
+#[derive(Clone)]
+pub struct Processes(Arc<Group>);
+
+struct Group {
+    table: ProcessTable,
+    rank: usize,
+    ranks: usize,
+    limit: Duration,
+    /// Some model is split among them.
+    taken: AtomicBool,
+    /// By rank, for people.
+    names: OnceLock<Vec<String>>,
+    /// After the table, whose functions are its.
+    _library: Library,
+}
+
+impl Processes {
+    /// Those that `mpirun` has started; `None` where it has not, or has started this one alone. To be asked for once.
+    pub fn launched() -> Result<Option<Processes>> {
+        let size = |name: &&str| std::env::var(name).ok()?.trim().parse::<u32>().ok();
+        match LAUNCHERS.iter().find_map(size) {
+            Some(count) if count > 1 => Self::open(count).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn open(count: u32) -> Result<Processes> {
+        let fail = |what: String| Error::NoPlugin { count, what };
+        let limit = match std::env::var(LIMIT_VARIABLE) {
+            Ok(text) => text.trim().parse().ok().filter(|&seconds| seconds > 0).ok_or_else(|| {
+                fail(format!("{LIMIT_VARIABLE} is `{text}`, which is no number of seconds"))
+            })?,
+            Err(_) => LIMIT,
+        };
+        let path = plugin();
+        // Open MPI's own plug-ins look for its symbols among those of the process.
+        // SAFETY: a library that the user has put there for this.
+        let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
+        let library = library.map_err(|e| {
+            let why = std::error::Error::source(&e).map_or_else(|| e.to_string(), |why| why.to_string());
+            fail(format!("it cannot be loaded ({why})"))
+        })?;
+        // SAFETY: the symbol is data of this type; its first fields are checked before the rest is read.
+        let table = unsafe { library.get::<*const ProcessTable>(PROCESSES_SYMBOL.as_bytes()) };
+        let table = *table.map_err(|_| fail(format!("{} has no `{PROCESSES_SYMBOL}`", path.display())))?;
+        // SAFETY: every version begins with these two.
+        let [version, size] = unsafe { *table.cast::<[u32; 2]>() };
+        if version != PROCESSES_VERSION || size as usize != size_of::<ProcessTable>() {
+            let what =
+                format!("{} has version {version}, this program wants {PROCESSES_VERSION}", path.display());
+            return Err(fail(what));
+        }
+        // SAFETY: a table of this version, which is constant.
+        let table = unsafe { *table };
+        let (mut rank, mut ranks) = (0, 0);
+        // SAFETY: places for two numbers.
+        if unsafe { (table.join)(&mut rank, &mut ranks) } != outcome::OK || rank >= ranks {
+            return Err(fail("the processes cannot join each other".into()));
+        }
+        Ok(Processes(Arc::new(Group {
+            table,
+            rank: rank as usize,
+            ranks: ranks as usize,
+            limit: Duration::from_secs(limit),
+            taken: AtomicBool::new(false),
+            names: OnceLock::new(),
+            _library: library,
+        })))
+    }
+
+    /// The number of this one.
+    pub fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    /// How many there are.
+    pub fn ranks(&self) -> usize {
+        self.0.ranks
+    }
+
+    /// False if they have a model already.
+    pub(crate) fn take(&self) -> bool {
+        !self.0.taken.swap(true, Ordering::SeqCst)
+    }
+
+    pub(crate) fn set_names(&self, names: Vec<String>) {
+        // Once, since they are taken once.
+        let _ = self.0.names.set(names);
+    }
+
+    /// `rank 1 (process 4711 on host)`.
+    pub(crate) fn name(&self, rank: usize) -> String {
+        match self.0.names.get().and_then(|names| names.get(rank)) {
+            Some(name) => format!("rank {rank} ({name})"),
+            None => format!("rank {rank}"),
+        }
+    }
+
+    /// Ends all processes: there is no going on without one of them.
+    pub(crate) fn fail(&self, what: &str) -> ! {
+        eprintln!("error: {what}. All ranks end (told by {}).", self.name(self.rank()));
+        // SAFETY: the last call.
+        unsafe { (self.0.table.abort)(1) };
+        std::process::exit(1)
+    }
+
+    fn check(&self, result: i32, late: u32, limit: Duration) {
+        match result {
+            outcome::OK => {}
+            outcome::LATE => {
+                let (name, seconds) = (self.name(late as usize), limit.as_secs());
+                self.fail(&format!("{name} was not heard of for {seconds} s ({LIMIT_VARIABLE})"))
+            }
+            _ => self.fail("the library that carries messages has failed"),
+        }
+    }
+
+    /// Every rank gives as many bytes, and gets those of all.
+    pub(crate) fn gather(&self, own: &[u8], limit: Duration) -> Vec<u8> {
+        let mut all = vec![0; own.len() * self.ranks()];
+        let part = Part { from: own.as_ptr(), all: all.as_mut_ptr(), rows: 1, row_bytes: own.len() };
+        // SAFETY: buffers of these sizes; all ranks call this with as many bytes.
+        unsafe { self.exchange_within(part, limit) };
+        all
+    }
+
+    /// # Safety
+    /// As [`Communicator::exchange`].
+    unsafe fn exchange_within(&self, part: Part, limit: Duration) {
+        let Part { from, all, rows, row_bytes } = part;
+        let (mut late, milliseconds) = (0, limit.as_millis() as u64);
+        // SAFETY: by contract.
+        let result = unsafe {
+            (self.0.table.exchange)(from, all, rows as u64, row_bytes as u64, milliseconds, &mut late)
+        };
+        self.check(result, late, limit);
+    }
+
+    /// Gives bytes to all others.
+    fn tell(&self, bytes: &[u8]) {
+        let (mut late, limit) = (0, self.0.limit);
+        // SAFETY: bytes of this length.
+        let result = unsafe {
+            (self.0.table.tell)(bytes.as_ptr(), bytes.len() as u64, limit.as_millis() as u64, &mut late)
+        };
+        self.check(result, late, limit);
+    }
+
+    /// Bytes that `from` tells.
+    fn hear(&self, from: usize, bytes: &mut [u8]) {
+        let (mut late, limit) = (0, self.0.limit);
+        let (to, len) = (bytes.as_mut_ptr(), bytes.len() as u64);
+        // SAFETY: room for as many bytes.
+        let result =
+            unsafe { (self.0.table.hear)(from as u32, to, len, limit.as_millis() as u64, &mut late) };
+        self.check(result, late, limit);
+    }
+
+    /// All are through with loading: a number of rank 0 goes to everybody.
+    pub(crate) fn ready(&self, number: u64) -> u64 {
+        let all = self.gather(&number.to_le_bytes(), LOADING);
+        all.as_chunks::<8>().0.first().map_or(0, |first| u64::from_le_bytes(*first))
+    }
+
+    /// The last call.
+    pub(crate) fn leave(&self) {
+        // SAFETY: nothing is under way.
+        unsafe { (self.0.table.leave)() };
+    }
+}
+
+impl Communicator for Processes {
+    unsafe fn exchange(&self, _: usize, part: Part) {
+        // SAFETY: by contract.
+        unsafe { self.exchange_within(part, self.0.limit) }
+    }
+}
+
+/// Whether they are the same ones.
+impl PartialEq for Processes {
+    fn eq(&self, other: &Processes) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Processes {}
+
+impl std::fmt::Debug for Processes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Processes({} of {})", self.rank(), self.ranks())
+    }
+}
+
+/// What the user names, or what lies beside the program, or what the system knows by its name.
+fn plugin() -> PathBuf {
+    if let Some(path) = std::env::var_os(PLUGIN_VARIABLE).filter(|path| !path.is_empty()) {
+        return path.into();
+    }
+    let program = std::env::current_exe().unwrap_or_default();
+    let beside = program.parent().map(|folder| folder.join(PLUGIN));
+    beside.filter(|path| path.exists()).unwrap_or_else(|| Path::new(PLUGIN).into())
+}

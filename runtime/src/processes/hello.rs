@@ -1,0 +1,166 @@
+//! What processes tell each other first: whether they have the same model, and what machines they are on.
+
+use std::path::Path;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{LOADING, Processes};
+use crate::table::Plan;
+use crate::{Artifact, Error, Result, features};
+
+/// Bytes of it.
+const BYTES: usize = 256;
+const VERSION: usize = 24;
+const NAME: usize = 96;
+
+/// A program, a model, and a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    /// Of the program, and of its ABI.
+    version: String,
+    abi: u64,
+    /// Of the code and of all sections of the artifact.
+    artifact: u128,
+    plan: u128,
+    features: u64,
+    /// Of the CPUs that the process may use, and of the machine.
+    cpus: u64,
+    name: String,
+}
+
+/// What all agree on.
+pub(crate) struct Agreed {
+    /// Features that all CPUs have.
+    pub features: u64,
+    /// Processes that may use the same CPUs as this one, which is one of them.
+    pub neighbours: usize,
+}
+
+impl Hello {
+    pub fn new(artifact: &Artifact, plan: &Plan) -> Hello {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let host = read("/proc/sys/kernel/hostname").trim().to_owned();
+        let status = read("/proc/self/status");
+        let allowed = status.lines().find(|line| line.starts_with("Cpus_allowed:")).unwrap_or_default();
+        let hash = |text: &str| xxhash_rust::xxh3::xxh3_128(text.as_bytes());
+        Hello {
+            version: env!("CARGO_PKG_VERSION").into(),
+            abi: mlcc_abi::ABI_VERSION.into(),
+            artifact: identity(artifact),
+            plan: hash(&format!("{plan:?}")),
+            features: features::host(),
+            cpus: hash(&format!("{host} {allowed}")) as u64,
+            name: format!("process {} on {host}", std::process::id()),
+        }
+    }
+
+    fn bytes(&self) -> [u8; BYTES] {
+        let mut bytes = Vec::with_capacity(BYTES);
+        for (text, room) in [(&self.version, VERSION), (&self.name, NAME)] {
+            let end = text.floor_char_boundary(room.min(text.len()));
+            bytes.extend_from_slice(&text.as_bytes()[..end]);
+            bytes.resize(bytes.len() + room - end, 0);
+        }
+        [self.artifact, self.plan].iter().for_each(|v| bytes.extend_from_slice(&v.to_le_bytes()));
+        [self.abi, self.features, self.cpus].iter().for_each(|v| bytes.extend_from_slice(&v.to_le_bytes()));
+        bytes.resize(BYTES, 0);
+        bytes.try_into().unwrap_or([0; BYTES])
+    }
+
+    fn read(bytes: &[u8; BYTES]) -> Hello {
+        let text = |at: usize, room: usize| {
+            String::from_utf8_lossy(&bytes[at..at + room]).trim_end_matches('\0').to_owned()
+        };
+        let numbers = VERSION + NAME;
+        let mut wide =
+            bytes[numbers..numbers + 32].as_chunks::<16>().0.iter().map(|b| u128::from_le_bytes(*b));
+        let mut rest = bytes[numbers + 32..].as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b));
+        let mut hash = || wide.next().unwrap_or(0);
+        let mut number = || rest.next().unwrap_or(0);
+        Hello {
+            version: text(0, VERSION),
+            name: text(VERSION, NAME),
+            artifact: hash(),
+            plan: hash(),
+            abi: number(),
+            features: number(),
+            cpus: number(),
+        }
+    }
+
+    /// Tells it to the others. All have the same model, and go on with what all their CPUs have.
+    pub fn agree(&self, processes: &Processes, path: &Path) -> Result<Agreed> {
+        let all = processes.gather(&self.bytes(), LOADING);
+        let all: Vec<Hello> = all.as_chunks::<BYTES>().0.iter().map(Hello::read).collect();
+        processes.set_names(all.iter().map(|hello| hello.name.clone()).collect());
+        let what = differs(&all);
+        match what.map(|(rank, what)| (processes.name(rank), processes.name(0), what)) {
+            None => Ok(Agreed {
+                features: all.iter().fold(u64::MAX, |bits, hello| bits & hello.features),
+                neighbours: all.iter().filter(|hello| hello.cpus == self.cpus).count().max(1),
+            }),
+            Some((rank, first, what)) => {
+                let path = path.to_path_buf();
+                Err(Error::RanksDiffer { path, rank, first, what })
+            }
+        }
+    }
+}
+
+/// The first rank that has something else than rank 0, and what.
+fn differs(all: &[Hello]) -> Option<(usize, &'static str)> {
+    let first = all.first()?;
+    all.iter().enumerate().find_map(|(rank, hello)| {
+        let what = [
+            (hello.version != first.version, "another version of mlcc"),
+            (hello.abi != first.abi, "another ABI version"),
+            (hello.artifact != first.artifact, "another artifact"),
+            (hello.plan != first.plan, "another memory plan"),
+        ];
+        Some((rank, what.iter().find(|(differs, _)| *differs)?.1))
+    })
+}
+
+fn identity(artifact: &Artifact) -> u128 {
+    let mut hash = Xxh3::new();
+    hash.update(&artifact.code_hash().to_le_bytes());
+    for section in artifact.sections() {
+        hash.update(section.name.as_bytes());
+        hash.update(&artifact.hash(&section.name).unwrap_or(0).to_le_bytes());
+    }
+    hash.digest128()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello() -> Hello {
+        Hello {
+            version: "1.2.3".into(),
+            abi: 7,
+            artifact: 1 << 100,
+            plan: 3,
+            features: 0b1011,
+            cpus: 5,
+            name: "process 4711 on a machine".into(),
+        }
+    }
+
+    #[test]
+    fn what_is_told_is_heard() {
+        assert_eq!(Hello::read(&hello().bytes()), hello());
+        let long = Hello { name: "ü".repeat(100), ..hello() };
+        assert_eq!(Hello::read(&long.bytes()), Hello { name: "ü".repeat(NAME / 2), ..hello() });
+    }
+
+    #[test]
+    fn the_first_difference_is_named() {
+        assert_eq!(differs(&[hello(), Hello { features: 1, cpus: 2, name: "x".into(), ..hello() }]), None);
+        let other = Hello { artifact: 2, ..hello() };
+        assert_eq!(differs(&[hello(), hello(), other]), Some((2, "another artifact")));
+        let old = Hello { version: "1.2.2".into(), abi: 6, artifact: 9, ..hello() };
+        assert_eq!(differs(&[hello(), old]), Some((1, "another version of mlcc")));
+        assert_eq!(differs(&[hello(), Hello { plan: 4, ..hello() }]), Some((1, "another memory plan")));
+    }
+}

@@ -1,0 +1,178 @@
+//! What rank 0 tells the others, as bytes: a kind, then numbers of eight bytes and lists.
+
+use crate::session::Step;
+
+/// What a message is about. The numbers that follow stand beside; places are bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Nothing more comes.
+    End,
+    /// Nothing is wanted but a sign.
+    Ping,
+    /// A step (see `Lead::step`).
+    Step,
+    /// A state, of a sequence that begins: its number.
+    New,
+    /// The sequence has ended: its number.
+    Free,
+    /// Two numbers: from, to.
+    CopyState,
+    /// Rank, number, place, and the bytes.
+    WriteState,
+    /// Rank, number, place, how many.
+    ReadState,
+    /// Rank, place, and the bytes.
+    WritePages,
+    /// Rank, place, how many.
+    ReadPages,
+    /// Rank, from, to, how many.
+    CopyPages,
+    /// Pages may lose their memory: from, to.
+    TakeBack,
+}
+
+impl Kind {
+    const ALL: [Kind; 12] = [
+        Kind::End,
+        Kind::Ping,
+        Kind::Step,
+        Kind::New,
+        Kind::Free,
+        Kind::CopyState,
+        Kind::WriteState,
+        Kind::ReadState,
+        Kind::WritePages,
+        Kind::ReadPages,
+        Kind::CopyPages,
+        Kind::TakeBack,
+    ];
+}
+
+/// Steps by number.
+const STEPS: [Step; 7] = [
+    Step::Prefill,
+    Step::Decode,
+    Step::PrefillLogits,
+    Step::DecodeBatch,
+    Step::Rows,
+    Step::Create,
+    Step::Reset,
+];
+
+/// The number of a step that ranks take together; `None` of one that each can take alone.
+pub(crate) fn number(step: Step) -> Option<u64> {
+    STEPS.iter().position(|&known| known == step).map(|at| at as u64)
+}
+
+/// A message that is being written; its memory stays for the next one.
+#[derive(Default)]
+pub(crate) struct Message(Vec<u8>);
+
+impl Message {
+    pub fn begin(&mut self, kind: Kind) -> &mut Message {
+        self.0.clear();
+        self.0.push(kind as u8);
+        self
+    }
+
+    pub fn number(&mut self, number: u64) -> &mut Message {
+        self.0.extend_from_slice(&number.to_le_bytes());
+        self
+    }
+
+    /// How many, and the values.
+    pub fn list(&mut self, values: &[i32]) -> &mut Message {
+        self.number(values.len() as u64);
+        values.iter().for_each(|value| self.0.extend_from_slice(&value.to_le_bytes()));
+        self
+    }
+
+    /// The last of a message.
+    pub fn rest(&mut self, bytes: &[u8]) -> &mut Message {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A message that has come. `None` where it ends too early.
+pub(crate) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    /// The kind, and what follows.
+    pub fn new(bytes: &'a [u8]) -> Option<(Kind, Reader<'a>)> {
+        let (&kind, rest) = bytes.split_first()?;
+        Some((*Kind::ALL.get(kind as usize)?, Reader(rest)))
+    }
+
+    pub fn number(&mut self) -> Option<u64> {
+        let (number, rest) = self.0.split_first_chunk::<8>()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*number))
+    }
+
+    pub fn numbers<const N: usize>(&mut self) -> Option<[u64; N]> {
+        let mut numbers = [0; N];
+        for number in &mut numbers {
+            *number = self.number()?;
+        }
+        Some(numbers)
+    }
+
+    pub fn step(&mut self) -> Option<Step> {
+        STEPS.get(self.number()? as usize).copied()
+    }
+
+    /// Adds the values of a list; says how many.
+    pub fn list(&mut self, to: &mut Vec<i32>) -> Option<usize> {
+        let count = self.number()? as usize;
+        let (values, rest) = self.0.split_at_checked(count.checked_mul(4)?)?;
+        to.extend(values.as_chunks::<4>().0.iter().map(|value| i32::from_le_bytes(*value)));
+        self.0 = rest;
+        Some(count)
+    }
+
+    pub fn rest(self) -> &'a [u8] {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_back() {
+        let mut message = Message::default();
+        for kind in Kind::ALL {
+            message.begin(kind).number(3).list(&[1, -2, i32::MAX]).number(u64::MAX).list(&[]).rest(b"end");
+            let (found, mut reader) = Reader::new(message.bytes()).unwrap();
+            let mut list = vec![9];
+            assert_eq!((found, reader.number(), reader.list(&mut list)), (kind, Some(3), Some(3)));
+            assert_eq!((reader.numbers(), reader.list(&mut list)), (Some([u64::MAX]), Some(0)));
+            assert_eq!((&list[..], reader.rest()), (&[9, 1, -2, i32::MAX][..], &b"end"[..]));
+        }
+        for (at, step) in STEPS.into_iter().enumerate() {
+            message.begin(Kind::Step).number(number(step).unwrap());
+            assert_eq!(number(step), Some(at as u64));
+            assert_eq!(Reader::new(message.bytes()).and_then(|(_, mut r)| r.step()), Some(step));
+        }
+        assert_eq!(number(Step::Softmax), None);
+    }
+
+    #[test]
+    fn short_messages_are_refused() {
+        let mut message = Message::default();
+        message.begin(Kind::Step).list(&[1, 2, 3]);
+        for len in 0..message.bytes().len() {
+            let read = Reader::new(&message.bytes()[..len]).and_then(|(_, mut r)| r.list(&mut Vec::new()));
+            assert_eq!(read, None, "{len} bytes");
+        }
+        assert!(Reader::new(&[77]).is_none());
+        message.begin(Kind::Step).number(u64::MAX);
+        assert_eq!(Reader::new(message.bytes()).unwrap().1.list(&mut Vec::new()), None);
+    }
+}
