@@ -84,7 +84,7 @@ impl Mamba {
         let dt = softplus(net, dt);
         let scaled = net.mul(x, dt);
         let slopes = self.slopes(net, name);
-        let state = MatrixState { heads: 1, values: inner, keys: size };
+        let state = MatrixState { heads: 1, shared_by: 1, values: inner, keys: size };
         let y = state.selective_state_space(net, layer, [c, b, scaled, dt], slopes);
         let n = net.n();
         let y = net.reshape(y, [n, Dim::from(inner)]);

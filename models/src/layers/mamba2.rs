@@ -2,7 +2,7 @@
 //! with a matrix per head, after a short convolution.
 
 use super::conv::CausalConv;
-use super::matrix_state::{MatrixState, repeat_heads, softplus};
+use super::matrix_state::{MatrixState, softplus};
 use super::norm::grouped_rms_norm;
 use super::{Activation, Linear};
 use crate::config::ConfigFields;
@@ -108,16 +108,18 @@ impl Mamba2 {
         let xbc = Activation::Silu.apply(net, xbc);
         let [x, b, c] = cut(net, xbc, [inner, shared, shared]);
         let x = net.split_heads(x, self.heads);
-        let [b, c] = [b, c].map(|x| {
-            let x = net.split_heads(x, self.groups);
-            repeat_heads(net, x, self.heads)
-        });
+        let [b, c] = [b, c].map(|x| net.split_heads(x, self.groups));
         let dt = self.time_step(net, name, dt);
         let decay = self.decay(net, name, dt);
         let n = net.n();
         let dt = net.reshape(dt, [n.clone(), Dim::from(self.heads), Dim::from(1)]);
         let scaled = net.mul(x, dt);
-        let state = MatrixState { heads: self.heads, values: self.head_size, keys: self.state_size };
+        let state = MatrixState {
+            heads: self.heads,
+            shared_by: self.heads / self.groups,
+            values: self.head_size,
+            keys: self.state_size,
+        };
         let y = state.state_space(net, layer, [c, b, scaled], decay);
         // What passes by the state.
         let direct = net.vector(&format!("{name}.D"), self.heads);

@@ -14,6 +14,8 @@ use mlcc_ir::types::{DType, TensorType};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MatrixState {
     pub heads: usize,
+    /// Queries and keys: each for so many neighbouring heads; a divisor of `heads`.
+    pub shared_by: usize,
     /// Size of a value.
     pub values: usize,
     /// Size of a key.
@@ -33,7 +35,7 @@ enum Along {
 
 impl MatrixState {
     /// The gated delta rule (Yang et al. 2025): `S = decay S`, `S = S + beta (v - S k) k^T`, `y = S q`. Queries and keys
-    /// `[n, heads, keys]`, values `[n, heads, values]`, `beta` `[n, heads]`, `decay` the same or, for each key channel,
+    /// `[n, heads / shared_by, keys]`, values `[n, heads, values]`, `beta` `[n, heads]`, `decay` the same or, for each key channel,
     /// `[n, heads, keys]` (Kimi Delta Attention, 2025); gives `[n, heads, values]`.
     pub fn gated_delta_rule(
         self,
@@ -52,7 +54,7 @@ impl MatrixState {
             let &[q, k, v, decay, beta] = x else { unreachable!("five inputs are declared") };
             let kept = b.mul(state, decay);
             let found = b.mul(kept, k);
-            let found = b.reduce(RedOp::Sum, found, 2);
+            let found = b.reduce(RedOp::Sum, found, self.lead().len() + 1);
             let missing = b.sub(v, found);
             let change = b.mul(missing, beta);
             let added = b.mul(change, k);
@@ -117,7 +119,7 @@ impl MatrixState {
         let rows: Vec<ValueId> = inputs[..inputs.len() - fixed.len()]
             .iter()
             .map(|&(x, along)| {
-                let dims = self.dims(along).map(Dim::from);
+                let dims = self.dims(along).into_iter().map(Dim::from);
                 net.reshape(x, std::iter::once(n.clone()).chain(dims))
             })
             .collect();
@@ -143,21 +145,32 @@ impl MatrixState {
         net.function(name, FunctionKind::Body, &types, |b, inputs| {
             let (state, q) = step(b, inputs[0], &inputs[1..]);
             let read = b.mul(state, q);
-            vec![state, b.reduce(RedOp::Sum, read, 2)]
+            vec![state, b.reduce(RedOp::Sum, read, self.lead().len() + 1)]
         })
     }
 
     fn matrix(self) -> TensorType {
-        TensorType::new(DType::F32, [self.heads, self.values, self.keys])
+        TensorType::new(DType::F32, self.dims(Along::Matrix))
     }
 
-    fn dims(self, along: Along) -> [usize; 3] {
-        match along {
-            Along::Keys => [self.heads, 1, self.keys],
-            Along::Values => [self.heads, self.values, 1],
-            Along::Head => [self.heads, 1, 1],
-            Along::Matrix => [self.heads, self.values, self.keys],
+    /// The axes of heads: those that have queries of their own, and if there are several of these, those that share them.
+    fn lead(self) -> Vec<usize> {
+        let groups = self.heads / self.shared_by;
+        if groups == 1 || self.shared_by == 1 { vec![self.heads] } else { vec![groups, self.shared_by] }
+    }
+
+    fn dims(self, along: Along) -> Vec<usize> {
+        let mut dims = self.lead();
+        if along == Along::Keys && self.shared_by > 1 {
+            dims[self.lead().len() - 1] = 1;
         }
+        dims.extend(match along {
+            Along::Keys => [1, self.keys],
+            Along::Values => [self.values, 1],
+            Along::Head => [1, 1],
+            Along::Matrix => [self.values, self.keys],
+        });
+        dims
     }
 }
 

@@ -97,7 +97,7 @@ fn row_shares(scan: &MatrixScan, block_rows: i64) -> ScanShares {
     let tiles = (block_rows % ROWS == 0).then_some(Partition::Tiles(rows / block_rows));
     let stacked = |v: &ValueId| {
         let extent = scan.extent(*v);
-        let sliced = extent.heads && extent.rows && (!extent.columns || scan.shape.columns == 1);
+        let sliced = extent.is_per_row(scan.shape) && (!extent.columns || scan.shape.columns == 1);
         if sliced { tiles.clone() } else { None }
     };
     ScanShares {

@@ -40,19 +40,20 @@ pub struct Shape {
 /// Along which axes of the state a value extends; along the others it is broadcast.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    pub heads: bool,
+    /// How many heads it has a part for; as many neighbours share one as makes those of the state.
+    pub heads: i64,
     pub rows: bool,
     pub columns: bool,
 }
 
 impl Extent {
     /// True for a value per row, as the state has them.
-    fn is_per_row(self) -> bool {
-        self.heads && self.rows
+    pub fn is_per_row(self, shape: Shape) -> bool {
+        self.heads == shape.heads && self.rows
     }
     fn elements(self, shape: Shape) -> i64 {
         let size = |on: bool, size: i64| if on { size } else { 1 };
-        size(self.heads, shape.heads) * size(self.rows, shape.rows) * size(self.columns, shape.columns)
+        self.heads * size(self.rows, shape.rows) * size(self.columns, shape.columns)
     }
 }
 
@@ -63,11 +64,7 @@ fn extent_of(ty: &TensorType, state: &TensorType, shape: Shape) -> Option<Extent
     }
     if ty.rank() == 0 {
         let same = |size: i64| size == 1;
-        return Some(Extent {
-            heads: same(shape.heads),
-            rows: same(shape.rows),
-            columns: same(shape.columns),
-        });
+        return Some(Extent { heads: 1, rows: same(shape.rows), columns: same(shape.columns) });
     }
     if ty.rank() != state.rank() {
         return None;
@@ -76,12 +73,13 @@ fn extent_of(ty: &TensorType, state: &TensorType, shape: Shape) -> Option<Extent
     let full: Vec<bool> = ty.dims.iter().zip(&state.dims).map(|(d, s)| d == s).collect();
     let fits = ty.dims.iter().zip(&full).all(|(d, &full)| full || *d == one);
     let (heads, last) = full.split_at(full.len() - 2);
+    // Axes of heads are one, outermost first: neighbours share a part where the last of these axes are broadcast.
     let long = |axis: &usize| state.dims[*axis] != one;
-    // Several axes of heads are one if a value has all of them or none.
-    let several: Vec<bool> = (0..heads.len()).filter(long).map(|axis| heads[axis]).collect();
-    let alike = several.windows(2).all(|w| w[0] == w[1]);
-    let heads = several.first().copied().unwrap_or(true);
-    (fits && alike).then_some(Extent { heads, rows: last[0], columns: last[1] })
+    let several = (0..heads.len()).filter(long).map(|axis| heads[axis]);
+    let outermost_first = several.skip_while(|&full| full).all(|full| !full);
+    let sizes = ty.dims[..heads.len()].iter().map(Dim::as_const).collect::<Option<Vec<i64>>>()?;
+    let heads = sizes.iter().product();
+    (fits && outermost_first).then_some(Extent { heads, rows: last[0], columns: last[1] })
 }
 
 /// The sizes of the state if a body has the structure that this kernel needs: every value is f32 and extends along axes of
@@ -105,7 +103,7 @@ pub fn shape_of(body: &Function, carries: usize) -> Option<Shape> {
     let fits = sizes.iter().all(|&size| size > 0)
         && local
         && values.copied().all(|v| extent(v).is_some())
-        && per_row.copied().all(|v| extent(v).is_some_and(Extent::is_per_row));
+        && per_row.copied().all(|v| extent(v).is_some_and(|e| e.is_per_row(shape)));
     fits.then_some(shape)
 }
 
@@ -171,7 +169,11 @@ impl<'k> MatrixScan<'_, 'k> {
     /// Elements of one step before row `r` of some rows of a head.
     fn offset(&self, extent: Extent, at: HeadRows<'k>, r: i64) -> Val<'k> {
         let Shape { rows, columns, .. } = self.shape;
-        let head = if extent.heads { at.head } else { self.k.int(0) };
+        let head = match self.shape.heads / extent.heads {
+            1 => at.head,
+            sharing if extent.heads > 1 => at.head / sharing,
+            _ => self.k.int(0),
+        };
         let row = if extent.rows { head * rows + at.row + r } else { head };
         if extent.columns { row * columns } else { row }
     }

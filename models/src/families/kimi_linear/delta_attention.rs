@@ -84,7 +84,8 @@ impl DeltaAttention {
         let decay = self.decay(net, name, x);
         let beta = Linear::new(&format!("{name}.b_proj"), self.heads).apply(net, x);
         let beta = net.sigmoid(beta);
-        let state = MatrixState { heads: self.heads, values: self.head_size, keys: self.head_size };
+        let state =
+            MatrixState { heads: self.heads, shared_by: 1, values: self.head_size, keys: self.head_size };
         let y = state.gated_delta_rule(net, layer, [q, k, v], [decay, beta]);
         let y = rms_norm(net, y, &format!("{name}.o_norm"), self.eps);
         let gate = self.low_rank(net, name, ["g_a_proj", "g_b_proj"], x);

@@ -104,7 +104,12 @@ impl DeltaNet {
         let beta = net.sigmoid(b);
         let beta = if self.beta_scale == 1.0 { beta } else { net.scale(beta, self.beta_scale) };
         let decay = self.decay(net, name, a);
-        let state = MatrixState { heads: self.value_heads, values: self.value_size, keys: self.key_size };
+        let state = MatrixState {
+            heads: self.value_heads,
+            shared_by: 1,
+            values: self.value_size,
+            keys: self.key_size,
+        };
         let y = state.gated_delta_rule(net, layer, [q, k, v], [decay, beta]);
         let [norm, output] = match self.form {
             Form::Separate => ["o_norm", "o_proj"],
