@@ -63,3 +63,11 @@ pub(crate) fn load(artifact: &Artifact) -> Result<(Library, Table)> {
     })?;
     Ok((library, table))
 }
+
+/// The model table of an artifact, for those who only look at it: no weights are made and no device is asked for. What it says of CPU code is
+/// not in it, since that code is not there any more.
+pub fn table_of(artifact: &Artifact) -> Result<Table> {
+    let (_library, mut table) = load(artifact)?;
+    table.variants.clear();
+    Ok(table)
+}

@@ -5,6 +5,7 @@
 //! and uses the names that LLVM and Rust's detection macros use.
 
 mod fields;
+mod gpus;
 mod host;
 mod model;
 mod spec;
@@ -12,6 +13,7 @@ mod tune;
 mod tuning;
 
 pub use fields::{FIELDS, Field, Kind};
+pub use gpus::{GpuModel, Lanes, Latency, Mma, gpus};
 pub use host::detected_features;
 pub use model::{Host, Model, detected_model};
 pub use spec::{Arch, Device, DeviceScope, Gpu, Level, MatrixTile, Spec, SpecError};

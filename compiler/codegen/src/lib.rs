@@ -18,6 +18,7 @@ pub mod link;
 #[cfg(feature = "llvm")]
 pub mod llvm;
 pub mod model;
+pub mod nvdisasm;
 #[cfg_attr(not(any(feature = "llvm", feature = "cranelift")), allow(dead_code, reason = "for back ends"))]
 mod objects;
 pub mod placement;

@@ -33,6 +33,7 @@ mod busy;
 mod kernels;
 mod loops;
 mod plan;
+mod predict;
 pub(super) mod probe;
 mod report;
 mod start;
@@ -81,6 +82,10 @@ pub struct Args {
     /// Measure instead the speed beside so many busy programs (with commas for several), in turns with the speed alone
     #[arg(long, value_name = "PROGRAMS", value_delimiter = ',', conflicts_with_all = ["start", "kernels"], value_parser = clap::value_parser!(u16).range(1..=1024))]
     busy: Vec<u16>,
+    /// Predict instead, from machine code, how fast the artifact is on a GPU that need not be there (`h200`, `h100`, `a100`); nothing is
+    /// measured. With `--kernels` kernel by kernel. Needs NVIDIA's ptxas and nvdisasm
+    #[arg(long, value_name = "GPU", conflicts_with_all = ["start", "busy"])]
+    predict: Option<String>,
     /// What the programs do that `--busy` starts
     #[arg(long, hide = true, conflicts_with_all = ["start", "kernels"])]
     busy_loop: bool,
@@ -145,6 +150,9 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let threads = args.threads.first().map(|&t| usize::from(t));
     if args.first_token {
         return start::first_token(&args.artifact, threads);
+    }
+    if let Some(gpu) = &args.predict {
+        return predict::run(args, gpu);
     }
     if args.start {
         let report = start::measure(&args.artifact, threads, args.repetitions)?;

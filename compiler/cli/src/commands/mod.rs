@@ -271,7 +271,11 @@ pub(crate) struct Limits {
 
 impl Limits {
     pub(crate) fn of(model: &mlcc_runtime::Model) -> Limits {
-        let (plan, table) = (model.plan(), model.table());
+        Limits::of_table(model.table())
+    }
+
+    pub(crate) fn of_table(table: &mlcc_runtime::Table) -> Limits {
+        let plan = &table.plan;
         // A window drops what is oldest.
         let endless = plan.context == 0 || table.window().is_some();
         let context = (!endless).then_some(plan.context as usize);

@@ -1,0 +1,393 @@
+//! `mlcc bench --predict`: how fast the GPU code of an artifact should be on a GPU that is not there. These are predictions, and say so.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+use mlcc_abi::repeat;
+use mlcc_codegen::nvdisasm::{NVDISASM_VARIABLE, disassemble, find_nvdisasm};
+use mlcc_codegen::ptxas::{PTXAS_VARIABLE, Usage, assemble, find_ptxas};
+use mlcc_predict::{
+    Bound, Call, Kernel, Plan, Prediction, Resources, SequenceSizes, Shape, launch, predict, sass,
+};
+use mlcc_runtime::{Artifact, Launch, Repeat, Table, table_of};
+use mlcc_target::GpuModel;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::test::Test;
+use super::{Args, Form, plan};
+use crate::commands::{Limits, print, print_json};
+use crate::error::CliError;
+
+/// Tokens of the long prompt that is predicted beside the usual one.
+const LONG_PROMPT: usize = 2048;
+
+/// One test, predicted.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    /// Always true: nothing in this row was measured.
+    prediction: bool,
+    model: String,
+    quant: String,
+    gpu: String,
+    test: String,
+    tok_s: f64,
+    /// Tokens per second that the GPU cannot exceed, by its copies or by its products of matrices.
+    limit: f64,
+    limit_kind: &'static str,
+    fraction_of_limit: f64,
+    /// Of a step, or of all calls of a prompt.
+    launches: usize,
+    /// What most of the time goes to.
+    bound_by: String,
+    /// Seconds by what binds.
+    bounds: BTreeMap<String, f64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    kernels: Vec<KernelRow>,
+}
+
+/// All launches of a kernel with one shape in a test.
+#[derive(Clone, Debug, Serialize)]
+pub struct KernelRow {
+    kernel: String,
+    launches: usize,
+    /// Seconds of all of them, with what lies between two kernels, and of one.
+    seconds: f64,
+    one: f64,
+    bound_by: String,
+    /// Seconds above what its bytes and products need at the best rates of the GPU.
+    loss: f64,
+    registers: u32,
+    blocks: u64,
+    blocks_of_sm: u32,
+    /// Bytes from and to memory, of one launch.
+    memory_bytes: f64,
+    /// Bytes that a multiprocessor has asked memory for at a time.
+    in_flight: f64,
+    /// Accesses to local memory in the blocks that were followed: registers ran out.
+    spills: u64,
+    /// Whether its code has products on tensor cores, and loads or copies of 16 bytes.
+    tensor_cores: bool,
+    wide_loads: bool,
+}
+
+pub fn run(args: &Args, gpu: &str) -> Result<(), CliError> {
+    let gpu = gpu_of(gpu)?;
+    let artifact = Artifact::open(&args.artifact)?;
+    let table = table_of(&artifact)?;
+    let metadata: Value = serde_json::from_str(&table.metadata).unwrap_or(Value::Null);
+    let limits = Limits::of_table(&table);
+    let mut tests = plan::tests(args, limits)?;
+    if args.n_prompt.is_none() && limits.prompt.is_none_or(|most| LONG_PROMPT <= most) {
+        tests.insert(1, Test::Prompt(LONG_PROMPT));
+    }
+    let mut predictor = Predictor::new(&args.artifact, &table, &gpu)?;
+    let mut rows = Vec::new();
+    for test in tests {
+        let parts = predictor.test(test)?;
+        rows.push(row(&metadata, &gpu, test, &parts, args.kernels));
+    }
+    match args.output {
+        Form::Json => print_json(&rows),
+        Form::Md => print(&markdown(&rows, &gpu)),
+    }
+}
+
+fn gpu_of(name: &str) -> Result<GpuModel, CliError> {
+    let gpus = mlcc_target::gpus().map_err(|e| CliError::Target(e.into()))?;
+    let known: Vec<&str> = gpus.iter().map(|gpu| gpu.name.as_str()).collect();
+    let unknown =
+        || CliError::usage(format!("--predict {name}: unknown GPU; known are {}", known.join(", ")));
+    gpus.iter().find(|gpu| gpu.name == name).cloned().ok_or_else(unknown)
+}
+
+/// A kernel's machine code, and what the assembler says of it.
+struct Code {
+    kernel: Kernel,
+    resources: Resources,
+}
+
+/// What a launch is known by: equal ones take equal time. Weights at other places do not matter.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    kernel: String,
+    grid: [u32; 3],
+    kinds: Vec<u32>,
+    call: Vec<(u64, u64)>,
+}
+
+struct Predictor<'a> {
+    path: &'a Path,
+    table: &'a Table,
+    gpu: &'a GpuModel,
+    code: BTreeMap<String, Code>,
+    done: BTreeMap<Key, Prediction>,
+}
+
+/// So many launches of a test that are alike.
+struct Part {
+    kernel: String,
+    registers: u32,
+    tensor_cores: bool,
+    wide_loads: bool,
+    count: usize,
+    prediction: Prediction,
+}
+
+impl<'a> Predictor<'a> {
+    fn new(path: &'a Path, table: &'a Table, gpu: &'a GpuModel) -> Result<Self, CliError> {
+        let failed = |what: String| CliError::Failed(format!("{}: {what}", path.display()));
+        let images = table.images.iter().filter(|image| image.kind == "ptx" && image.sm <= gpu.sm);
+        let image = images.max_by_key(|image| image.sm).ok_or_else(|| {
+            failed(format!(
+                "it has no PTX for {} (sm_{}): --predict is for artifacts built with --target cuda",
+                gpu.title, gpu.sm
+            ))
+        })?;
+        let ptxas =
+            find_ptxas().ok_or_else(|| missing("ptxas", PTXAS_VARIABLE, "nvidia-cuda-nvcc-cu12==12.9.86"))?;
+        let nvdisasm =
+            find_nvdisasm().ok_or_else(|| missing("nvdisasm", NVDISASM_VARIABLE, "nvidia-cuda-nvdisasm"))?;
+        let text = image.bytes.strip_suffix(&[0]).unwrap_or(&image.bytes);
+        let assembled = assemble(&ptxas, text, gpu.sm).map_err(|e| failed(e.to_string()))?;
+        let listing = disassemble(&nvdisasm, &assembled.cubin).map_err(|e| failed(e.to_string()))?;
+        let functions = sass::parse(&listing).map_err(|e| failed(e.to_string()))?;
+        let usage: BTreeMap<&str, &Usage> = assembled.usage.iter().map(|u| (u.kernel.as_str(), u)).collect();
+        let mut code = BTreeMap::new();
+        for function in &functions {
+            let Some(usage) = usage.get(function.name.as_str()) else { continue };
+            let kernel = Kernel::new(function, gpu.sm).map_err(|e| failed(e.to_string()))?;
+            let resources = Resources { registers: usage.registers, shared_bytes: usage.shared_bytes };
+            code.insert(function.name.clone(), Code { kernel, resources });
+        }
+        Ok(Predictor { path, table, gpu, code, done: BTreeMap::new() })
+    }
+
+    fn call(&self, sequences: Vec<SequenceSizes>, batch: bool) -> Call {
+        let plan = &self.table.plan;
+        let (vocab, weights_bytes, state_bytes) = (plan.vocab, plan.weights_bytes, plan.state_bytes);
+        Call { plan: Plan { vocab, weights_bytes, state_bytes, pages: plan.pages() }, sequences, batch }
+    }
+
+    /// The launches of one step of a test, or of all calls of its prompt.
+    fn test(&mut self, test: Test) -> Result<Vec<Part>, CliError> {
+        let one = |rows: usize, past: usize| SequenceSizes { rows: rows as u64, past: past as u64 };
+        match test {
+            Test::Prompt(n) => {
+                let chunk = self.table.plan.chunk.max(1) as usize;
+                let mut parts = Vec::new();
+                for past in (0..n).step_by(chunk) {
+                    let call = self.call(vec![one(chunk.min(n - past), past)], false);
+                    parts.extend(self.entry("prefill", &call)?);
+                }
+                Ok(parts)
+            }
+            // In the middle of what is generated.
+            Test::Generate { tokens, depth, sequences: 1 } => {
+                let call = self.call(vec![one(1, depth + tokens / 2)], false);
+                self.entry("decode", &call)
+            }
+            Test::Generate { tokens, depth, sequences } => {
+                let call = self.call(vec![one(1, depth + tokens / 2); sequences], true);
+                self.entry("decode_batch", &call)
+            }
+            Test::Mixed { mix, depth } => {
+                let mut sequences = vec![one(1, depth); mix.next];
+                sequences.push(one(mix.piece, 0));
+                let call = self.call(sequences, true);
+                self.entry("step", &call)
+            }
+        }
+    }
+
+    fn entry(&mut self, name: &str, call: &Call) -> Result<Vec<Part>, CliError> {
+        let table = self.table;
+        let most = table.plan.batch.max(1);
+        let sequences = call.sequences.len();
+        let entry = table.device_entries.iter().find(|e| e.name == name);
+        let Some(entry) = entry.filter(|_| sequences as u64 <= most) else {
+            let what = format!(
+                "{}: steps of {sequences} sequences are not in it: build it with --max-batch {sequences}",
+                self.path.display()
+            );
+            return Err(CliError::Failed(what));
+        };
+        entry.launches.iter().map(|launch| self.launch(launch, call)).filter_map(Result::transpose).collect()
+    }
+
+    /// Nothing of a launch that has no blocks in this call.
+    fn launch(&mut self, launch: &Launch, call: &Call) -> Result<Option<Part>, CliError> {
+        let failed = |what: String| CliError::Failed(format!("{}: {what}", self.path.display()));
+        let of = match launch.repeat {
+            Repeat::Once => repeat::ONCE,
+            Repeat::Wanted => repeat::WANTED,
+            Repeat::EachSequence => repeat::EACH_SEQUENCE,
+        };
+        let grid = launch::grid(&launch.grid, of, call);
+        if grid.contains(&0) {
+            return Ok(None);
+        }
+        let code = self.code.get(&launch.kernel);
+        let Code { kernel, resources } =
+            code.ok_or_else(|| failed(format!("no code of {}", launch.kernel)))?;
+        let mut key = Key {
+            kernel: launch.kernel.clone(),
+            grid,
+            kinds: launch.args.iter().map(|a| a.kind).collect(),
+            call: call.sequences.iter().map(|s| (s.rows, 0)).collect(),
+        };
+        let with_past = |key: &Key| Key {
+            call: call.sequences.iter().map(|s| (s.rows, s.past)).collect(),
+            ..key.clone()
+        };
+        let known = self.done.get(&key).filter(|p| !p.reads_past).or_else(|| self.done.get(&with_past(&key)));
+        let prediction = match known {
+            Some(known) => known.clone(),
+            None => {
+                let (block, shared_bytes, args) = (launch.block, launch.shared_bytes, launch.args.as_slice());
+                let shape = Shape { grid, block, shared_bytes, args, repeat: of };
+                let made =
+                    predict(kernel, *resources, &shape, call, self.gpu).map_err(|e| failed(e.to_string()))?;
+                if made.reads_past {
+                    key = with_past(&key);
+                }
+                self.done.insert(key, made.clone());
+                made
+            }
+        };
+        Ok(Some(Part {
+            kernel: launch.kernel.clone(),
+            registers: resources.registers,
+            tensor_cores: ["HMMA", "IMMA"].iter().any(|name| kernel.uses(name, "")),
+            wide_loads: ["LDG", "LDGSTS"].iter().any(|name| kernel.uses(name, "128")),
+            count: 1,
+            prediction,
+        }))
+    }
+}
+
+fn missing(tool: &str, variable: &str, package: &str) -> CliError {
+    CliError::Failed(format!(
+        "--predict needs {tool}, which is neither in PATH nor named in {variable}; it comes with the CUDA toolkit, or as a Python package: \
+         python3 -m pip install --no-deps --target DIR {package}, then {variable}=DIR/nvidia/.../bin/{tool}"
+    ))
+}
+
+fn row(metadata: &Value, gpu: &GpuModel, test: Test, parts: &[Part], kernels: bool) -> Row {
+    let between = f64::from(gpu.launch_ns) * 1e-9;
+    let launches: usize = parts.iter().map(|p| p.count).sum();
+    let mut bounds: BTreeMap<Bound, f64> = BTreeMap::new();
+    for part in parts {
+        *bounds.entry(part.prediction.bound).or_default() += part.count as f64 * part.prediction.seconds;
+        *bounds.entry(Bound::Launch).or_default() += part.count as f64 * between;
+    }
+    let seconds: f64 = bounds.values().sum();
+    let tokens = match test {
+        Test::Generate { sequences, .. } => sequences,
+        other => other.tokens(),
+    } as f64;
+    // Weights are read once at best, also where a prompt goes in several calls.
+    let cost = test.cost(metadata, test.tokens() as u64);
+    let by_copies = f64::from(gpu.copy_gbytes_per_s) * 1e9 / cost.bytes.max(1.0);
+    let by_products = f64::from(gpu.dense_tflops) * 1e12 / cost.ops.iter().sum::<f64>().max(1.0);
+    let tok_s = tokens / seconds.max(f64::MIN_POSITIVE);
+    let limit = by_copies.min(by_products);
+    let most = bounds.iter().max_by(|a, b| a.1.total_cmp(b.1)).map(|(bound, _)| bound.to_string());
+    Row {
+        prediction: true,
+        model: metadata.pointer("/model/name").and_then(Value::as_str).unwrap_or("-").to_string(),
+        quant: crate::commands::scheme_name(metadata),
+        gpu: gpu.name.clone(),
+        test: test.name(),
+        tok_s,
+        limit,
+        limit_kind: if by_copies <= by_products { "copy_bandwidth" } else { "dense_products" },
+        fraction_of_limit: tok_s / limit,
+        launches,
+        bound_by: most.unwrap_or_default(),
+        bounds: bounds.into_iter().map(|(bound, seconds)| (bound.to_string(), seconds)).collect(),
+        kernels: if kernels { kernel_rows(parts, gpu) } else { Vec::new() },
+    }
+}
+
+/// Launches of a kernel that are alike, those with the largest loss first.
+fn kernel_rows(parts: &[Part], gpu: &GpuModel) -> Vec<KernelRow> {
+    let between = f64::from(gpu.launch_ns) * 1e-9;
+    let mut rows: BTreeMap<(&str, u64), KernelRow> = BTreeMap::new();
+    for part in parts {
+        let p = &part.prediction;
+        let row = rows.entry((&part.kernel, p.work.blocks)).or_insert_with(|| KernelRow {
+            kernel: part.kernel.clone(),
+            launches: 0,
+            seconds: 0.0,
+            one: 0.0,
+            bound_by: p.bound.to_string(),
+            loss: 0.0,
+            registers: part.registers,
+            blocks: p.work.blocks,
+            blocks_of_sm: p.work.resident,
+            memory_bytes: p.work.memory_bytes,
+            in_flight: p.in_flight,
+            spills: p.spills,
+            tensor_cores: part.tensor_cores,
+            wide_loads: part.wide_loads,
+        });
+        row.launches += part.count;
+        row.seconds += part.count as f64 * (p.seconds + between);
+        row.loss += part.count as f64 * (p.seconds + between - p.ideal(gpu));
+        row.one = row.seconds / row.launches as f64;
+    }
+    let mut rows: Vec<KernelRow> = rows.into_values().collect();
+    rows.sort_by(|a, b| b.loss.total_cmp(&a.loss));
+    rows
+}
+
+fn markdown(rows: &[Row], gpu: &GpuModel) -> String {
+    let mut out = format!("Predictions for {}, from machine code; nothing here was measured.\n\n", gpu.title);
+    out.push_str("| model | quant | test | predicted tok/s | limit tok/s | limited by | of limit | launches | bound by |\n");
+    out.push_str("| --- | --- | --- | ---: | ---: | --- | ---: | ---: | --- |\n");
+    for r in rows {
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} | {:.1} | {:.1} | {} | {:.0} % | {} | {} |",
+            r.model,
+            r.quant,
+            r.test,
+            r.tok_s,
+            r.limit,
+            r.limit_kind,
+            100.0 * r.fraction_of_limit,
+            r.launches,
+            r.bound_by
+        );
+    }
+    for r in rows.iter().filter(|r| !r.kernels.is_empty()) {
+        let all: f64 = r.kernels.iter().map(|k| k.seconds).sum();
+        let _ = write!(
+            out,
+            "\n{}, predicted, largest loss first:\n\n\
+             | kernel | launches | us each | share | loss us | bound by | blocks | per SM | registers | from memory | in flight per SM |\n\
+             | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |\n",
+            r.test
+        );
+        for k in &r.kernels {
+            let _ = writeln!(
+                out,
+                "| {} | {} | {:.2} | {:.1} % | {:.1} | {} | {} | {} | {} | {} | {} |",
+                k.kernel,
+                k.launches,
+                1e6 * k.one,
+                100.0 * k.seconds / all,
+                1e6 * k.loss,
+                k.bound_by,
+                k.blocks,
+                k.blocks_of_sm,
+                k.registers,
+                crate::ui::bytes(k.memory_bytes as u64),
+                crate::ui::bytes(k.in_flight as u64),
+            );
+        }
+    }
+    out
+}

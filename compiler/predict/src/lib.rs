@@ -1,0 +1,24 @@
+//! Predictions of the time that launches take on a GPU, from the machine code of their kernels. Nothing here is a measurement.
+//!
+//! [`sass`] reads what NVIDIA's disassembler prints. [`walk`] follows some blocks of a launch through it: integers, addresses and branches
+//! are computed, what floats would be is not. That gives instructions by pipe, sectors, conflicts of banks, and the clocks that a warp takes
+//! alone. [`model`] makes a time of them and says which limit binds. `docs/design/0048-predictions.md` has the rules.
+
+pub mod launch;
+pub mod model;
+pub mod sass;
+pub mod walk;
+
+pub use launch::{Call, Plan, SequenceSizes, Shape};
+pub use model::{Bound, Prediction, Resources, Work, predict};
+pub use walk::Kernel;
+
+use thiserror::Error;
+
+#[derive(Error, Debug, PartialEq, Eq)]
+pub enum PredictError {
+    #[error("the disassembly, line {line}: {what}")]
+    Listing { line: usize, what: String },
+    #[error("kernel {kernel}: {what}")]
+    Kernel { kernel: String, what: String },
+}

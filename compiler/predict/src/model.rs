@@ -1,0 +1,384 @@
+//! From what some blocks of a launch did to its time: each limit alone, and the one that binds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use mlcc_target::GpuModel;
+
+use crate::PredictError;
+use crate::launch::{Call, Shape};
+use crate::walk::{Counts, Kernel, Pipe, Walked, walk};
+
+/// Blocks of a launch that are followed.
+const SAMPLES: u64 = 8;
+const SECTOR: f64 = 32.0;
+/// Registers are given to warps in sets of so many for each thread.
+const REGISTER_SET: u32 = 8;
+const SCHEDULERS: u32 = 4;
+
+/// What the assembler says of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resources {
+    pub registers: u32,
+    /// Declared by the kernel.
+    pub shared_bytes: u32,
+}
+
+/// What a launch does, of all its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub struct Work {
+    pub blocks: u64,
+    /// Blocks that a multiprocessor has at a time.
+    pub resident: u32,
+    pub warps_of_block: u32,
+    /// Warp instructions of a block in the mean, and by [`Pipe::ALL`].
+    pub instructions: f64,
+    pub by_pipe: [f64; Pipe::ALL.len()],
+    /// Likewise operations on tensor cores, clocks of the path to shared memory and first level, and sectors from the second level.
+    pub tensor_operations: f64,
+    pub load_turns: f64,
+    pub l2_sectors: f64,
+    /// Bytes that a block reads from memory in the mean.
+    pub read_bytes: f64,
+    /// Bytes that come from memory and go there, of all blocks.
+    pub memory_bytes: f64,
+    /// Clocks of a block that has the device for itself: in the mean, and the most.
+    pub alone: f64,
+    pub most_alone: f64,
+    /// Memory is in the second level from the start.
+    pub cached: bool,
+}
+
+/// What binds a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Bound {
+    Memory,
+    SecondLevel,
+    /// Instructions that wait for others of their warp, with too few warps beside.
+    Latency,
+    /// Turns of the schedulers.
+    Issue,
+    /// Units of one kind.
+    Units(&'static str),
+    /// Turns of shared memory and of the first level.
+    SharedMemory,
+    /// From one kernel to the next.
+    Launch,
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Bound::Memory => "memory",
+            Bound::SecondLevel => "second level",
+            Bound::Latency => "latency",
+            Bound::Issue => "issue",
+            Bound::Units(name) => return write!(f, "{name} units"),
+            Bound::SharedMemory => "shared memory",
+            Bound::Launch => "launch",
+        })
+    }
+}
+
+/// A launch, as predicted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prediction {
+    pub work: Work,
+    /// Of the kernel, without what lies between two.
+    pub seconds: f64,
+    pub bound: Bound,
+    /// Seconds that each limit alone would need.
+    pub limits: Vec<(Bound, f64)>,
+    /// Bytes that a multiprocessor has asked memory for at a time.
+    pub in_flight: f64,
+    pub spills: u64,
+    /// Decisions of one block that depended on the values of tensors, and counted as false.
+    pub undecided: u64,
+    /// Whether other lengths of the sequence have other times.
+    pub reads_past: bool,
+}
+
+impl Prediction {
+    /// Seconds that its bytes and products need at the device's best rates.
+    pub fn ideal(&self, gpu: &GpuModel) -> f64 {
+        let bytes = self.work.memory_bytes / (f64::from(gpu.copy_gbytes_per_s) * 1e9);
+        let products = self.work.tensor_operations * self.work.blocks as f64;
+        bytes.max(products / (f64::from(gpu.dense_tflops) * 1e12))
+    }
+}
+
+/// Blocks that a multiprocessor has at a time; 0 if one alone does not fit.
+pub fn resident(resources: Resources, threads: u32, shared_at_launch: u32, gpu: &GpuModel) -> u32 {
+    let warps = threads.div_ceil(32).max(1);
+    let of_warp = resources.registers.max(1).next_multiple_of(REGISTER_SET) * 32;
+    let by_registers = gpu.registers / SCHEDULERS / of_warp * SCHEDULERS / warps;
+    let shared = resources.shared_bytes + shared_at_launch + gpu.reserved_shared_bytes;
+    by_registers.min(gpu.shared_bytes / shared.max(1)).min(gpu.warps / warps).min(gpu.blocks)
+}
+
+/// Predicts one launch in a call. A launch without blocks takes no time.
+pub fn predict(
+    kernel: &Kernel,
+    resources: Resources,
+    shape: &Shape<'_>,
+    call: &Call,
+    gpu: &GpuModel,
+) -> Result<Prediction, PredictError> {
+    let cached = call.plan.weights_bytes + call.plan.state_bytes < gpu.l2_bytes / 2;
+    let mut near = gpu.clone();
+    if cached {
+        near.latency.memory = near.latency.l2;
+    }
+    let fits = resident(resources, shape.threads(), shape.shared_bytes, gpu);
+    if fits == 0 {
+        let what =
+            format!("a block of {} threads does not fit a multiprocessor of {}", shape.threads(), gpu.title);
+        return Err(PredictError::Kernel { kernel: kernel.name.clone(), what });
+    }
+    let mut walks = Walks { kernel, shape, call, gpu: &near, done: BTreeMap::new() };
+    let work = Work { resident: fits, cached, ..walks.work()? };
+    let (seconds, bound, limits) = time(&work, gpu);
+    let clocks = work.most_alone.max(1.0);
+    let beside = f64::from(fits).min((work.blocks as f64 / f64::from(gpu.sms)).ceil());
+    let sum = |of: fn(&Counts) -> u64| walks.done.values().map(|w| of(&w.counts)).sum::<u64>();
+    Ok(Prediction {
+        seconds,
+        bound,
+        limits,
+        in_flight: beside * work.read_bytes / clocks * f64::from(near.latency.memory),
+        spills: sum(|c| c.spills),
+        undecided: sum(|c| c.undecided) / walks.done.len().max(1) as u64,
+        reads_past: walks.done.values().any(|w| w.counts.reads_past),
+        work,
+    })
+}
+
+/// Blocks of a launch that have been followed.
+struct Walks<'a> {
+    kernel: &'a Kernel,
+    shape: &'a Shape<'a>,
+    call: &'a Call,
+    gpu: &'a GpuModel,
+    done: BTreeMap<[u32; 3], Walked>,
+}
+
+impl Walks<'_> {
+    fn walk(&mut self, block: [u32; 3]) -> Result<&Walked, PredictError> {
+        let found = match self.done.remove(&block) {
+            Some(found) => found,
+            None => walk(self.kernel, self.shape, self.call, self.gpu, block)?,
+        };
+        Ok(self.done.entry(block).or_insert(found))
+    }
+
+    /// The work of all blocks, from some that are spread evenly over the grid.
+    fn work(&mut self) -> Result<Work, PredictError> {
+        let blocks = self.shape.blocks();
+        if blocks == 0 {
+            return Ok(Work::default());
+        }
+        let [x, y, _] = self.shape.grid.map(u64::from);
+        let samples = blocks.min(SAMPLES);
+        let chosen: BTreeSet<u64> =
+            (0..samples).map(|i| if samples > 1 { i * (blocks - 1) / (samples - 1) } else { 0 }).collect();
+        let place = |at: u64| [at % x, at / x % y, at / x / y].map(|v| v as u32);
+        let chosen: Vec<[u32; 3]> = chosen.into_iter().map(place).collect();
+        for block in &chosen {
+            self.walk(*block)?;
+        }
+        let count = chosen.len() as f64;
+        let mean =
+            |of: &dyn Fn(&Walked) -> f64| chosen.iter().map(|b| of(&self.done[b])).sum::<f64>() / count;
+        let counted = |of: fn(&Counts) -> u64| mean(&|w| of(&w.counts) as f64);
+        let mut work = Work {
+            blocks,
+            resident: 0,
+            warps_of_block: self.shape.threads().div_ceil(32),
+            instructions: counted(|c| c.instructions),
+            by_pipe: std::array::from_fn(|p| mean(&|w| w.counts.by_pipe[p] as f64)),
+            tensor_operations: counted(|c| c.tensor_operations),
+            load_turns: counted(|c| c.load_turns),
+            l2_sectors: counted(|c| c.l2_sectors),
+            read_bytes: counted(|c| c.read.len() as u64 + c.unknown_sectors) * SECTOR,
+            memory_bytes: counted(|c| c.written.len() as u64 + c.unknown_sectors) * SECTOR * blocks as f64,
+            alone: mean(&|w| w.alone as f64),
+            most_alone: chosen.iter().map(|b| self.done[b].alone as f64).fold(0.0, f64::max),
+            cached: false,
+        };
+        work.memory_bytes += self.read_once(&chosen)? * SECTOR;
+        Ok(work)
+    }
+
+    /// Sectors that all blocks read, each counted once: what a block reads that its neighbour along an axis reads as well is read once
+    /// along that axis.
+    fn read_once(&mut self, chosen: &[[u32; 3]]) -> Result<f64, PredictError> {
+        let read = |walked: &Walked| walked.counts.read.len();
+        let Some(most) = chosen.iter().copied().max_by_key(|b| read(&self.done[b])) else { return Ok(0.0) };
+        let own = self.done[&most].counts.read.clone();
+        if own.is_empty() {
+            return Ok(0.0);
+        }
+        let mean = chosen.iter().map(|b| read(&self.done[b])).sum::<usize>() as f64 / chosen.len() as f64;
+        let mut times = vec![1.0; own.len()];
+        for axis in 0..3 {
+            let extent = self.shape.grid[axis];
+            if extent == 1 {
+                continue;
+            }
+            let mut beside = most;
+            beside[axis] = if most[axis] > 0 { most[axis] - 1 } else { 1 };
+            let there = &self.walk(beside)?.counts.read;
+            for (sector, times) in own.iter().zip(&mut times).filter(|(s, _)| !there.contains(s)) {
+                debug_assert!(own.contains(sector));
+                *times *= f64::from(extent);
+            }
+        }
+        // Where blocks read different sectors, those of the mean block count.
+        let share = mean / own.len() as f64;
+        Ok(times.into_iter().map(|times| if times > 1.0 { times * share } else { times }).sum())
+    }
+}
+
+/// Seconds, what binds, and every limit.
+fn time(work: &Work, gpu: &GpuModel) -> (f64, Bound, Vec<(Bound, f64)>) {
+    if work.blocks == 0 {
+        return (0.0, Bound::Launch, vec![]);
+    }
+    let clock = f64::from(gpu.clock_mhz) * 1e6;
+    // Blocks of the multiprocessor that has most.
+    let busiest = work.blocks.div_ceil(u64::from(gpu.sms)) as f64;
+    let beside = busiest.min(f64::from(work.resident));
+    let warps = beside * f64::from(work.warps_of_block);
+    // With few warps some schedulers have none.
+    let schedulers = warps.min(f64::from(SCHEDULERS)).max(1.0);
+    let part = f64::from(SCHEDULERS) / schedulers;
+    let of_all = |clocks: f64| busiest * clocks * part / clock;
+    let bytes = work.l2_sectors * SECTOR;
+    let wide = bytes * work.blocks as f64 / f64::from(gpu.l2_bytes_per_clock);
+    let narrow = bytes * busiest / f64::from(gpu.sm_bytes_per_clock);
+    let memory = if work.cached { 0.0 } else { work.memory_bytes / (f64::from(gpu.copy_gbytes_per_s) * 1e9) };
+    let tensor = work.tensor_operations / (f64::from(gpu.mma.operations) * gpu.mma.share);
+    let mut limits = vec![
+        (Bound::Memory, memory),
+        (Bound::SecondLevel, wide.max(narrow) / clock),
+        (Bound::Issue, of_all(work.instructions / f64::from(SCHEDULERS))),
+        (Bound::SharedMemory, busiest * work.load_turns / clock),
+        (Bound::Units(Pipe::Tensor.name()), of_all(tensor)),
+    ];
+    let lanes = gpu.lanes;
+    let rates = [
+        (Pipe::Float, lanes.float),
+        (Pipe::Integer, lanes.integer),
+        (Pipe::Half, lanes.half),
+        (Pipe::Special, lanes.special),
+        (Pipe::Convert, lanes.convert),
+        (Pipe::Load, lanes.load),
+    ];
+    for (pipe, rate) in rates {
+        let clocks = work.by_pipe[pipe as usize] * 32.0 / f64::from(rate);
+        limits.push((Bound::Units(pipe.name()), of_all(clocks)));
+    }
+    let turns = (busiest / f64::from(work.resident)).ceil();
+    let latency = (turns * work.alone).max(work.most_alone) / clock;
+    // What the first results wait for comes before any rate.
+    let first = if work.read_bytes > 0.0 && !work.cached { gpu.latency.memory } else { gpu.latency.l2 };
+    let first = f64::from(first) / clock;
+    let rate = limits.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1));
+    limits.push((Bound::Latency, latency));
+    match rate {
+        Some((bound, seconds)) if first + seconds > latency => (first + seconds, bound, limits),
+        _ => (latency, Bound::Latency, limits),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu() -> GpuModel {
+        mlcc_target::gpus().unwrap().remove(0)
+    }
+
+    #[test]
+    fn occupancy_by_hand() {
+        let with = |registers, shared_bytes, threads, at_launch| {
+            resident(Resources { registers, shared_bytes }, threads, at_launch, &gpu())
+        };
+        // 65536 / (48 * 256) = 5.3 by registers, per scheduler 16384 / 1536 = 10 warps: 40 of 8.
+        assert_eq!(with(48, 0, 256, 0), 5);
+        assert_eq!(with(32, 0, 256, 0), 8, "64 warps");
+        assert_eq!(with(16, 0, 32, 0), 32, "32 blocks");
+        // 233472 / (49152 + 1024) = 4.6.
+        assert_eq!(with(32, 49152, 128, 0), 4);
+        assert_eq!(with(168, 0, 128, 0), 3, "12 warps of 168 registers");
+        assert_eq!(with(64, 0, 256, 240_000), 0);
+    }
+
+    /// One full wave of blocks on every multiprocessor.
+    fn work() -> Work {
+        Work {
+            blocks: 132 * 4,
+            resident: 4,
+            warps_of_block: 4,
+            alone: 1000.0,
+            most_alone: 1000.0,
+            ..Work::default()
+        }
+    }
+
+    fn clocks(work: &Work) -> (f64, Bound) {
+        let (seconds, bound, _) = time(work, &gpu());
+        ((seconds * 1830e6).round(), bound)
+    }
+
+    #[test]
+    fn a_warp_that_waits_takes_its_time_in_every_wave() {
+        assert_eq!(clocks(&work()), (1000.0, Bound::Latency));
+        let tail = Work { blocks: 132 * 4 + 1, ..work() };
+        assert_eq!(clocks(&tail), (2000.0, Bound::Latency), "one block more is a second wave");
+        let few = Work { blocks: 3, ..work() };
+        assert_eq!(clocks(&few), (1000.0, Bound::Latency));
+    }
+
+    #[test]
+    fn rates_by_hand() {
+        // 16 warps of 500 instructions on four schedulers, after the first data are there (263 clocks).
+        let issue = Work { instructions: 2000.0, ..work() };
+        assert_eq!(clocks(&issue), (263.0 + 2000.0, Bound::Issue));
+        // Half of them integer instructions: 64 lanes do one of a warp in half a clock of the whole multiprocessor.
+        let mut by_pipe = [0.0; 8];
+        by_pipe[Pipe::Integer as usize] = 1900.0;
+        let integer = Work { by_pipe, ..issue };
+        assert_eq!(clocks(&integer), (263.0 + 1900.0 * 4.0 / 2.0, Bound::Units("integer")));
+        // 4096 operations a clock, 62 % of them.
+        let tensor = Work { tensor_operations: 4096.0 * 620.0, ..work() };
+        assert_eq!(clocks(&tensor), (263.0 + 4.0 * 1000.0, Bound::Units("tensor")));
+        let shared = Work { load_turns: 700.0, ..work() };
+        assert_eq!(clocks(&shared), (263.0 + 2800.0, Bound::SharedMemory));
+        // 64 bytes a clock to each multiprocessor, 5120 to all: the second is less.
+        let second = Work { l2_sectors: 2000.0, ..work() };
+        let wide = 132.0 * 4.0 * 2000.0 * 32.0 / 5120.0_f64;
+        assert_eq!(clocks(&second), ((263.0 + wide).round(), Bound::SecondLevel));
+    }
+
+    #[test]
+    fn memory_is_copied_at_most_at_its_bandwidth() {
+        let large = Work { memory_bytes: 4.3e9, read_bytes: 1.0, ..work() };
+        let (seconds, bound, _) = time(&large, &gpu());
+        assert_eq!(bound, Bound::Memory);
+        assert!((seconds - (1e-3 + 479.0 / 1830e6)).abs() < 1e-9, "{seconds}");
+        let cached = Work { cached: true, ..large };
+        assert_eq!(clocks(&cached), (1000.0, Bound::Latency));
+    }
+
+    #[test]
+    fn few_warps_leave_schedulers_idle() {
+        let one = Work { blocks: 1, warps_of_block: 1, instructions: 2000.0, ..work() };
+        assert_eq!(clocks(&one), (263.0 + 2000.0, Bound::Issue), "all on one scheduler");
+    }
+
+    #[test]
+    fn nothing_is_launched() {
+        assert_eq!(time(&Work::default(), &gpu()).0, 0.0);
+    }
+}

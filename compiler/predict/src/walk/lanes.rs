@@ -1,0 +1,45 @@
+//! Values of a register in the 32 lanes of a warp, of which some may be unknown.
+
+/// Lanes of a warp.
+pub const LANES: usize = 32;
+pub const ALL: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Lanes {
+    pub v: [u32; LANES],
+    /// A bit per lane.
+    pub known: u32,
+}
+
+impl Lanes {
+    pub const UNKNOWN: Lanes = Lanes { v: [0; LANES], known: 0 };
+
+    pub fn all(value: u32) -> Lanes {
+        Lanes { v: [value; LANES], known: ALL }
+    }
+
+    pub fn map(self, f: impl Fn(u32) -> u32) -> Lanes {
+        Lanes { v: self.v.map(f), known: self.known }
+    }
+
+    /// Of three values, lane by lane.
+    pub fn with(self, b: Lanes, c: Lanes, f: impl Fn(u32, u32, u32) -> u32) -> Lanes {
+        let known = self.known & b.known & c.known;
+        Lanes { v: std::array::from_fn(|i| f(self.v[i], b.v[i], c.v[i])), known }
+    }
+
+    /// The lanes of `mask` are taken from `new`.
+    pub fn set(&mut self, new: &Lanes, mask: u32) {
+        for i in 0..LANES {
+            if mask >> i & 1 == 1 {
+                self.v[i] = new.v[i];
+            }
+        }
+        self.known = self.known & !mask | new.known & mask;
+    }
+}
+
+/// The lanes of a mask.
+pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+    (0..LANES).filter(move |i| mask >> i & 1 == 1)
+}

@@ -1,0 +1,143 @@
+//! Registers of a warp, and operands in them.
+
+use super::lanes::{ALL, LANES, Lanes};
+use crate::sass::{Guard, Operand, Reg};
+
+const REGISTERS: usize = 256;
+/// The predicate that is always true.
+const TRUE: u8 = 7;
+
+/// One warp: where each lane goes on, what its registers hold, and when its results are there.
+pub struct Warp {
+    pub number: u32,
+    /// The next instruction of each lane.
+    pub next: [usize; LANES],
+    pub alive: u32,
+    registers: Vec<Lanes>,
+    uniform: Vec<Lanes>,
+    /// A bit per lane. What nobody knows counts as false.
+    predicates: [u32; 8],
+    uniform_predicates: [u32; 8],
+    /// Clocks since the block began, of this warp alone.
+    pub clock: u64,
+    pub scoreboards: [u64; 6],
+    /// When the copies of each group land, and those that no group has yet.
+    pub groups: Vec<u64>,
+    pub open_copies: u64,
+}
+
+impl Warp {
+    pub fn new(number: u32, alive: u32) -> Warp {
+        Warp {
+            number,
+            next: [0; LANES],
+            alive,
+            registers: vec![Lanes::UNKNOWN; REGISTERS],
+            uniform: vec![Lanes::UNKNOWN; REGISTERS],
+            predicates: [0; 8],
+            uniform_predicates: [0; 8],
+            clock: 0,
+            scoreboards: [0; 6],
+            groups: Vec::new(),
+            open_copies: 0,
+        }
+    }
+
+    pub fn get(&self, reg: Reg) -> Lanes {
+        match (reg.number, reg.uniform) {
+            (Reg::ZERO, _) => Lanes::all(0),
+            (number, false) => self.registers[usize::from(number)],
+            (number, true) => self.uniform[usize::from(number)],
+        }
+    }
+
+    /// The register and the one after it, as 64 bits.
+    pub fn pair(&self, reg: Reg) -> [Lanes; 2] {
+        [self.get(reg), self.get(after(reg, 1))]
+    }
+
+    pub fn set(&mut self, reg: Reg, value: &Lanes, mask: u32) {
+        match (reg.number, reg.uniform) {
+            (Reg::ZERO, _) => {}
+            (number, false) => self.registers[usize::from(number)].set(value, mask),
+            // All lanes see it.
+            (number, true) => {
+                let lane = mask.trailing_zeros().min(31) as usize;
+                let known = value.known >> lane & 1 == 1;
+                let to = &mut self.uniform[usize::from(number)];
+                *to = if known { Lanes::all(value.v[lane]) } else { Lanes::UNKNOWN };
+            }
+        }
+    }
+
+    pub fn predicate(&self, number: u8, uniform: bool, negated: bool) -> u32 {
+        let bits = match (number, uniform) {
+            (TRUE, _) => ALL,
+            (number, false) => self.predicates[usize::from(number)],
+            (number, true) => self.uniform_predicates[usize::from(number)],
+        };
+        if negated { !bits } else { bits }
+    }
+
+    pub fn set_predicate(&mut self, number: u8, uniform: bool, bits: u32, mask: u32) {
+        if number == TRUE {
+            return;
+        }
+        if uniform {
+            let lane = mask.trailing_zeros().min(31);
+            self.uniform_predicates[usize::from(number)] = if bits >> lane & 1 == 1 { ALL } else { 0 };
+        } else {
+            let to = &mut self.predicates[usize::from(number)];
+            *to = *to & !mask | bits & mask;
+        }
+    }
+
+    pub fn guarded(&self, guard: Option<Guard>) -> u32 {
+        guard.map_or(ALL, |g| self.predicate(g.register, g.uniform, g.negated))
+    }
+}
+
+/// A register further on.
+pub fn after(reg: Reg, by: u8) -> Reg {
+    match reg.number {
+        Reg::ZERO => reg,
+        number => Reg { number: number.saturating_add(by), ..reg },
+    }
+}
+
+/// Operands by what they are for: results and carries out stand before the sources, carries in behind them.
+pub struct Parts<'a> {
+    pub result: Option<Reg>,
+    /// Predicates before the first source.
+    pub out: Vec<(u8, bool)>,
+    pub sources: &'a [Operand],
+    /// Predicates behind the last source.
+    pub last: Vec<(u8, bool, bool)>,
+}
+
+impl<'a> Parts<'a> {
+    /// `register`: whether the instruction has a register for its result.
+    pub fn of(operands: &'a [Operand], register: bool) -> Parts<'a> {
+        let is_predicate = |o: &Operand| matches!(o, Operand::Predicate { .. });
+        let mut parts = Parts { result: None, out: vec![], sources: &[], last: vec![] };
+        let mut at = 0;
+        while let Some(operand) = operands.get(at) {
+            match operand {
+                Operand::Predicate { number, uniform, .. } => parts.out.push((*number, *uniform)),
+                Operand::Register { reg, .. } if register && parts.result.is_none() => {
+                    parts.result = Some(*reg)
+                }
+                _ => break,
+            }
+            at += 1;
+        }
+        let end = operands.iter().rposition(|o| !is_predicate(o)).map_or(at, |last| (last + 1).max(at));
+        parts.sources = &operands[at..end];
+        for operand in &operands[end..] {
+            if let Operand::Predicate { number, uniform, negated } = operand {
+                parts.last.push((*number, *uniform, *negated));
+            }
+        }
+        parts
+    }
+}
