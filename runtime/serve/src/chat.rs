@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use mlcc_engine::chat::{AnswerParser, AnswerPart, CallGrammar, Extra, Value as TemplateValue, free_then};
+use mlcc_engine::chat::{
+    AnswerParser, AnswerPart, CallGrammar, Content, Extra, Message, Value as TemplateValue, free_then,
+};
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::sampler::{Logprobs, TokenLogprob};
 use mlcc_engine::serving::{Chosen, Finished, TextRequest};
-use mlcc_engine::{Grammar, SpecialTokens, Tokenizer};
+use mlcc_engine::{Grammar, SpecialTokens, TokenId, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::answers::{Answer, Call, CallIds, ended_by};
@@ -54,15 +56,20 @@ pub fn read(hosted: &Hosted, mut fields: Fields, logprobs: Option<usize>) -> Res
     let common = Common::take(&mut fields, hosted, None)?;
     refuse_what_is_missing(&mut fields)?;
     let tools = Tools::take(&mut fields)?;
-    let (format, text) = prompt(hosted, &mut fields, tools.as_ref())?;
+    let prompt = prompt(hosted, &mut fields, tools.as_ref())?;
     fields.finish(IGNORED)?;
-    let ids = format.encode(&hosted.tokenizer, &text);
+    let ids = prompt.format.encode(&hosted.tokenizer, &prompt.text);
     let ids = ids.map_err(|e| ApiError::field("messages", "invalid_value", e.to_string()))?;
+    // Where a model can go back anywhere nobody asks for them.
+    let borders =
+        if hosted.engine.limits().truncates { Vec::new() } else { prompt.borders(&hosted.tokenizer, &ids) };
+    let Prompt { format, text, .. } = prompt;
     let mut stop = common.text.stop.clone();
     stop.extend(format.stop_texts().iter().map(|stop| stop.to_string()));
     let special = if hosted.shows_control_tokens { SpecialTokens::Keep } else { SpecialTokens::Skip };
     let work = TextRequest {
         prompt: ids,
+        borders,
         eos: if common.ignore_eos { Vec::new() } else { hosted.chat_eos.clone() },
         stop,
         logprobs,
@@ -139,9 +146,9 @@ fn constraint(
 /// The prompt of a conversation, as text.
 pub fn apply_template(hosted: &Hosted, mut fields: Fields) -> Result<Value, ApiError> {
     let tools = Tools::take(&mut fields)?;
-    let (_, text) = prompt(hosted, &mut fields, tools.as_ref())?;
+    let prompt = prompt(hosted, &mut fields, tools.as_ref())?;
     fields.finish(&[])?;
-    Ok(json!({"prompt": text}))
+    Ok(json!({"prompt": prompt.text}))
 }
 
 /// As many requests as choices, each with the next seed.
@@ -167,11 +174,42 @@ fn refuse_what_is_missing(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// A conversation as its model reads it.
+struct Prompt<'h> {
+    format: &'h ChatFormat,
+    messages: Vec<Message>,
+    extra: Extra,
+    answer: bool,
+    text: String,
+}
+
+impl Prompt<'_> {
+    /// How many of the prompt's tokens come before the first and the last message of the user, where conversations part that share
+    /// instructions, or that are edited.
+    fn borders(&self, tokenizer: &Tokenizer, tokens: &[TokenId]) -> Vec<usize> {
+        let is_user = |message: &Message| message.role == "user";
+        let first = self.messages.iter().position(is_user);
+        let last = self.messages.iter().rposition(is_user).filter(|&last| Some(last) != first);
+        first.into_iter().chain(last).filter_map(|at| self.border(at, tokenizer, tokens)).collect()
+    }
+
+    /// How many come before a message. Another text in its place shows where that is.
+    fn border(&self, at: usize, tokenizer: &Tokenizer, tokens: &[TokenId]) -> Option<usize> {
+        let mut messages = self.messages.clone();
+        messages.get_mut(at)?.content = Content::Text("\u{1}".into());
+        let other = self.format.render(&messages, self.answer, &self.extra).ok()?;
+        let same = self.text.char_indices().zip(other.chars()).find(|((_, a), b)| a != b);
+        let ((bytes, _), _) = same?;
+        let before = self.format.encode(tokenizer, &self.text[..bytes]).ok()?;
+        Some(before.iter().zip(tokens).take_while(|(a, b)| a == b).count())
+    }
+}
+
 fn prompt<'a>(
     hosted: &'a Hosted,
     fields: &mut Fields,
     tools: Option<&Tools>,
-) -> Result<(&'a ChatFormat, String), ApiError> {
+) -> Result<Prompt<'a>, ApiError> {
     let messages: Vec<Value> = fields.need("messages", "a list of messages")?;
     let variables: Option<BTreeMap<String, TemplateValue>> =
         fields.take("chat_template_kwargs", "an object of variables of the template")?;
@@ -199,7 +237,7 @@ fn prompt<'a>(
     };
     let text = format.render(&messages, answer, &extra);
     let text = text.map_err(|e| ApiError::field("messages", "template_error", e.to_string()))?;
-    Ok((format, text))
+    Ok(Prompt { format, messages, extra, answer, text })
 }
 
 struct Chat {

@@ -44,11 +44,11 @@ pub struct Hosted {
 impl Hosted {
     /// Starts the engine.
     pub fn start(name: String, ready: Ready, server: &Arc<Server>) -> std::io::Result<Hosted> {
-        let Ready { served, sequences, need, start } = ready;
+        let Ready { served, sequences, kept, need, start } = ready;
         let Served { executor, tokenizer, format, sampling, eos, drafter, draft: _ } = served;
         let tokenizer = Arc::new(tokenizer);
         let max_queue = server.options.max_queue;
-        let options = EngineOptions { sequences, max_queue, kept: sequences, ..EngineOptions::default() };
+        let options = EngineOptions { sequences, max_queue, kept, ..EngineOptions::default() };
         let warn = server.options.warn.map(|warn| -> Warn {
             let name = name.clone();
             Box::new(move |what| warn(&format!("{name}: {what}")))

@@ -37,5 +37,5 @@ mod tools;
 pub use application::Application;
 pub use hosted::Hosted;
 pub use library::{Library, LoadError, NoLibrary, Ready, Served, need_of_texts};
-pub use memory::{ContainerMemory, container_memory};
+pub use memory::{ContainerMemory, container_memory, kept_states};
 pub use serve::{ServeError, ServeOptions, Stopped, serve, serve_with};

@@ -10,7 +10,7 @@ use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
 use mlcc_runtime::Model;
 use thiserror::Error;
 
-use crate::memory::{Need, WithDraft, mib, room_beside};
+use crate::memory::{Need, WithDraft, kept_states, mib, room_beside};
 use crate::serve::{ServeError, ServeOptions};
 
 /// Most sequences where nobody says how many.
@@ -42,6 +42,8 @@ pub struct Ready {
     pub(crate) served: Served,
     /// Texts that run together.
     pub(crate) sequences: usize,
+    /// States that are kept beside theirs.
+    pub(crate) kept: usize,
     /// Bytes that it can need at most.
     pub(crate) need: u64,
     pub(crate) start: Start,
@@ -56,14 +58,15 @@ impl Ready {
         committed: u64,
     ) -> Result<Ready, ServeError> {
         let (sequences, need) = sequences(model, served.draft.as_ref(), options, committed)?;
-        Ok(Ready { need, ..Ready::step(ModelStep::new(model)?, served, sequences) })
+        let kept = kept_states(model, sequences);
+        Ok(Ready { need, kept, ..Ready::step(ModelStep::new(model)?, served, sequences) })
     }
 
     /// Any model that can do a step; `sequences` texts run together, for which there is memory.
     pub fn step(step: impl Step + 'static, served: Served, sequences: usize) -> Ready {
         let start: Start =
             Box::new(move |tokenizer, options, extras| Engine::start_with(step, tokenizer, options, extras));
-        Ready { served, sequences, need: 0, start }
+        Ready { served, sequences, kept: sequences, need: 0, start }
     }
 
     /// Bytes that it can need at most.
@@ -81,7 +84,7 @@ fn sequences(
 ) -> Result<(usize, u64), ServeError> {
     let room = room_beside(options.memory, committed);
     let need = |count: usize| WithDraft {
-        model: Need::to_serve(model, count).with_files(options.prefixes.is_some()),
+        model: Need::to_serve(model, count).with_files(model, options.prefixes.is_some()),
         draft: draft.map(|draft| Need::of(draft, count, 0)),
     };
     let missing = |count: usize| {

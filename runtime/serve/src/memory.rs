@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use mlcc_abi::section;
 use mlcc_runtime::Model;
 
+/// States beside those of the sequences, if there are fewer sequences.
+const MOST_KEPT: usize = 64;
+
 /// Bytes that a model needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Need {
@@ -16,7 +19,7 @@ pub struct Need {
     pub sequences: u64,
     /// The caches of all sequences together, if they may have fewer pages than full contexts.
     pub caches: Option<u64>,
-    /// A recurrent state that is kept behind a prompt.
+    /// A state that is kept beside those of the sequences, without its rows of caches: these are among those of the sequences.
     pub snapshot: u64,
     pub snapshots: u64,
     /// The copy of a state on its way to a file.
@@ -27,15 +30,13 @@ impl Need {
     /// Of `sequences` texts at a time; of a model of texts, which takes them in turns, whatever their number.
     pub fn to_serve(model: &Model, sequences: usize) -> Need {
         match model.text_width() {
-            0 => Need::of(model, sequences, sequences),
+            0 => Need::of(model, sequences, kept_states(model, sequences)),
             _ => Need::of_texts(model),
         }
     }
 
     pub fn of(model: &Model, sequences: usize, snapshots: usize) -> Need {
-        let (plan, table) = (model.plan(), model.table());
-        let recurrent =
-            table.states.iter().any(|s| s.cache.is_none() && s.dropped_beyond.is_none() && !s.is_length);
+        let plan = model.plan();
         let logits = plan.vocab.saturating_mul(4);
         let whole = plan.sequence_bytes().saturating_add(logits);
         let (sequences, pool) = (sequences as u64, model.cache_pages().all as u64);
@@ -50,15 +51,16 @@ impl Need {
             caches: limited.then(|| pool.saturating_mul(plan.page_bytes)),
             scratch: plan.scratch_bytes(),
             sequences,
-            snapshot: whole,
-            snapshots: if recurrent { snapshots as u64 } else { 0 },
+            snapshot: snapshot(model),
+            snapshots: snapshots as u64,
             copy: 0,
         }
     }
 
     /// The same, where states go into files.
-    pub fn with_files(self, files: bool) -> Need {
-        Need { copy: if files { self.snapshot } else { 0 }, ..self }
+    pub fn with_files(self, model: &Model, files: bool) -> Need {
+        let whole = || model.plan().sequence_bytes().saturating_add(model.plan().vocab.saturating_mul(4));
+        Need { copy: if files { whole() } else { 0 }, ..self }
     }
 
     /// Of a model of texts, which has no sequences.
@@ -99,6 +101,19 @@ impl Need {
     }
 }
 
+/// A state beside those of the sequences, with its results and the logits behind it.
+fn snapshot(model: &Model) -> u64 {
+    let plan = model.plan();
+    plan.state_bytes.saturating_mul(plan.ranks).saturating_add(plan.vocab.saturating_mul(8))
+}
+
+/// How many states are kept beside those of so many sequences: as many again, and up to [`MOST_KEPT`] as long as all of them take no
+/// more than an eighth of what the weights take.
+pub fn kept_states(model: &Model, sequences: usize) -> usize {
+    let fit = all_weights(model) / 8 / snapshot(model).max(1);
+    usize::try_from(fit).unwrap_or(MOST_KEPT).min(MOST_KEPT).max(sequences)
+}
+
 /// Those that are no part of the file are in memory already.
 fn weights(model: &Model) -> u64 {
     if model.section(section::WEIGHTS).is_some() { all_weights(model) } else { 0 }
@@ -128,7 +143,7 @@ pub struct ContainerMemory {
 /// What a container needs for `mlcc serve --sequences SEQUENCES`, with `files` for `--cache-dir`: the sum that is looked at when a server starts, and
 /// some room.
 pub fn container_memory(model: &Model, sequences: usize, files: bool) -> ContainerMemory {
-    let need = Need::to_serve(model, sequences).with_files(files);
+    let need = Need::to_serve(model, sequences).with_files(model, files);
     let weights = all_weights(model);
     // Those that a server finds in memory already are in its container, too.
     let all = need.total().saturating_add(weights.saturating_sub(need.weights));
@@ -259,7 +274,7 @@ mod tests {
         assert_eq!(need.total(), 9 << 20);
         let text = "3.0 MiB of weights + 1.0 MiB of scratch + 4 sequences of 1.0 MiB + 2 kept states of 0.5 MiB = 9.0 MiB";
         assert_eq!(need.to_string(), text);
-        let files = need.with_files(true);
+        let files = Need { copy: 1 << 19, ..need };
         assert_eq!(files.total(), need.total() + (1 << 19));
         let text =
             "+ 2 kept states of 0.5 MiB + 0.5 MiB for a state on its way to a file (--cache-dir) = 9.5 MiB";

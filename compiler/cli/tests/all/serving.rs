@@ -272,12 +272,12 @@ fn a_model_without_batches_serves_many_texts() {
 }
 
 /// A model with pages for two long texts, of which `context` is the most.
-fn with_pages(case: &str, context: u64, pages: u64, folder: &Path) -> Option<Model> {
+fn with_pages(case: &str, context: impl Into<Option<u64>>, pages: u64, folder: &Path) -> Option<Model> {
     find(case)?;
     let mut options = options(case, "q4i8");
     options.batch_invariant = true;
     options.batch = Some(4);
-    options.context = Some(context);
+    options.context = context.into();
     options.chunk = Some(64);
     options.backend = backends().next().expect("a back end is built in");
     let (path, _) = artifact(&options, folder, "pages.so");
@@ -342,6 +342,57 @@ fn limits_are_those_of_the_model() {
     let long = greedy(vec![1; 65]);
     let error = engine.launch(long).unwrap_err().to_string();
     assert!(error.contains("65 tokens") && error.contains("at most 64"), "{error}");
+}
+
+/// Prompts that share a begin, and turns that are edited, go on from states inside of others: recurrent ones, some with caches in pages, and
+/// those of a window that has dropped rows.
+#[test]
+fn prompts_go_on_from_states_inside_of_others() {
+    for (case, context) in [("rwkv7-hf", None), ("falcon-h1", Some(256)), ("mistral-swa", Some(192))] {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(model) = with_pages(case, context, 16, folder.path()) else { continue };
+        let tokenizer = tokenizer();
+        // All states together have no more pages than full contexts of so many.
+        let engine = engine(&model, &tokenizer, 4);
+        let mut numbers = Numbers(6);
+        let mut some = |count: usize| -> Vec<TokenId> {
+            (0..count).map(|_| numbers.below(model.vocab()) as TokenId).collect()
+        };
+        // Of what was read and written, the last token is chosen and not fed.
+        let ask = |prompt: Vec<TokenId>, borders: Vec<usize>, cached: usize| {
+            let text = TextRequest { borders, max_tokens: Some(12), ..greedy(prompt.clone()) };
+            let (mut found, mut known) = (Vec::new(), usize::MAX);
+            for event in engine.launch(text.clone()).unwrap() {
+                match event {
+                    Event::Piece(piece) => found.extend(piece.token.map(|token| token.id)),
+                    Event::Finished(finished) => known = finished.cached_tokens,
+                    other => panic!("{case}: {other:?}"),
+                }
+            }
+            assert_eq!(found, alone(&model, &tokenizer, &text), "{case}, {} tokens", prompt.len());
+            // Where no rows are dropped yet a window goes back anywhere, also in a text that went on from here.
+            let more = case == "mistral-swa" && known > cached;
+            assert!(known == cached || more, "{case}, {} tokens: {known} for {cached}", prompt.len());
+            [prompt, found].concat()
+        };
+        let system = some(70);
+        let with = |begin: &[TokenId], more: Vec<TokenId>| [begin, &more].concat();
+        let mut talk = ask(with(&system, some(40)), vec![70], 0);
+        ask(with(&system, some(35)), vec![70], 70);
+        let mut edited = talk.clone();
+        for _ in 0..2 {
+            let known = talk.len() - 1;
+            edited = talk.clone();
+            talk = ask(with(&talk, some(20)), vec![70], known);
+        }
+        let known = edited.len() - 1;
+        ask(with(&edited, some(9)), vec![70], known);
+        ask(with(&system, some(3)), vec![70], 70);
+        let stats = engine.stats();
+        assert_eq!((stats.failed, stats.states_lost), (0, 0), "{case}: {stats:?}");
+        drop(engine);
+        assert_eq!(model.cache_pages().free, model.cache_pages().all, "{case}: all pages come back");
+    }
 }
 
 /// States go into files and come back: caches in pages, with a window, and with recurrent states beside them.
@@ -418,10 +469,13 @@ fn a_server_counts_drafts_and_pages() {
     let plan = model.plan();
     let each = plan.state_bytes + 4 * plan.vocab;
     // A full context has 4 pages, all texts together no more than 5.
-    assert_eq!(eight - one, 7 * each + plan.page_bytes, "{one} {eight}");
-    assert_eq!(ready(true, 1 << 30, 8).unwrap(), 2 * eight);
-    let refused = |draft: bool| ready(draft, 2 * eight - 1, 8).unwrap_err();
-    assert!(ready(false, 2 * eight - 1, 8).is_ok());
+    let kept = |sequences| mlcc_serve::kept_states(&model, sequences) as u64 * (each + 4 * plan.vocab);
+    assert_eq!(eight - one, 7 * each + plan.page_bytes + kept(8) - kept(1), "{one} {eight}");
+    // Nothing is kept of the model that drafts.
+    let both = 2 * eight - kept(8);
+    assert_eq!(ready(true, 1 << 30, 8).unwrap(), both);
+    let refused = |draft: bool| ready(draft, both - 1, 8).unwrap_err();
+    assert!(ready(false, both - 1, 8).is_ok());
     let text = refused(true);
     for part in ["8 sequences of", "caches of", "--cache-tokens", "+ for drafts ", "--memory is"] {
         assert!(text.contains(part), "{part}: {text}");

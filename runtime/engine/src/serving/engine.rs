@@ -22,7 +22,9 @@ pub struct EngineOptions {
     pub max_queue: usize,
     /// Longest time between two tokens of a text while prompts are read, in decode steps.
     pub gap: f64,
-    /// States behind prompts that are kept of a model that cannot drop tokens.
+    /// States that are kept beside those of the sequences: of texts whose places others have taken, and, of a model that cannot go back,
+    /// copies behind prompts, where turns begin, and inside of long prompts. The pages of their caches are no more than full contexts of
+    /// the sequences have.
     pub kept: usize,
 }
 

@@ -13,6 +13,7 @@
 //! 64  tokens i32, logits f32
 //! ```
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -20,6 +21,7 @@ use mlcc_files::unfinished;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::serving::keeper::{Keeper, Parcel, Report};
+use crate::serving::radix::Radix;
 use crate::serving::step::Limits;
 use crate::tokenizer::TokenId;
 
@@ -112,7 +114,10 @@ pub(super) struct Shelf {
     limits: Limits,
     /// Whether the model can drop tokens, so that the begin of a state is as good.
     rewinds: bool,
-    entries: Vec<Entry>,
+    entries: BTreeMap<u64, Entry>,
+    /// Of their tokens.
+    tree: Radix,
+    next: u64,
     /// `None` if it could not be started.
     keeper: Option<Keeper>,
 }
@@ -131,7 +136,8 @@ impl Shelf {
         if let Err(error) = &keeper {
             (files.warn)(&format!("no thread to write states to files: {error}; none are written"));
         }
-        let mut shelf = Shelf { files, identity, limits, rewinds, entries: Vec::new(), keeper: keeper.ok() };
+        let (entries, tree, keeper) = (BTreeMap::new(), Radix::default(), keeper.ok());
+        let mut shelf = Shelf { files, identity, limits, rewinds, entries, tree, next: 0, keeper };
         unfinished::remove_leftovers(&shelf.files.folder, |name| is_ours(Path::new(name)));
         let begin = format!("mlcc-{identity:032x}-");
         let mut found: Vec<PathBuf> = match std::fs::read_dir(&shelf.files.folder) {
@@ -151,13 +157,25 @@ impl Shelf {
                 match shelf.read(&path) {
                     Ok((tokens, logits)) => {
                         let (logits, stem) = (logits.len(), path.with_extension(""));
-                        shelf.entries.push(Entry { tokens, logits, stem });
+                        shelf.add(Entry { tokens, logits, stem });
                     }
                     Err(why) => shelf.warn(&path, &why),
                 }
             }
         }
         shelf
+    }
+
+    fn add(&mut self, entry: Entry) {
+        self.tree.insert(&entry.tokens, self.next);
+        self.entries.insert(self.next, entry);
+        self.next += 1;
+    }
+
+    fn remove(&mut self, index: u64) -> Option<Entry> {
+        let entry = self.entries.remove(&index)?;
+        self.tree.remove(&entry.tokens, index);
+        Some(entry)
     }
 
     fn warn(&self, path: &Path, why: &str) {
@@ -203,22 +221,23 @@ impl Shelf {
 
     /// The state that has most of a prompt, by its number, and how much. `most` tokens may be there before; a model that does not
     /// rewind goes on from a whole state, and from that of the whole prompt with its logits.
-    pub fn best(&self, prompt: &[TokenId], most: usize) -> Option<(usize, usize)> {
-        let shared = |entry: &Entry| {
-            let common = entry.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-            if self.rewinds {
-                return common.min(most);
-            }
-            let usable = common <= most || entry.logits > 0 && common == prompt.len() && most > 0;
-            if usable && common == entry.tokens.len() { common } else { 0 }
+    pub fn best(&self, prompt: &[TokenId], most: usize) -> Option<(u64, usize)> {
+        if self.rewinds {
+            let nearest = self.tree.nearest(prompt).next();
+            return nearest
+                .map(|(tokens, index)| (index, tokens.min(most)))
+                .filter(|&(_, tokens)| tokens > 0);
+        }
+        let has_logits = |index: u64| self.entries.get(&index).is_some_and(|entry| entry.logits > 0);
+        let usable = |&(tokens, index): &(usize, u64)| {
+            tokens > 0 && (tokens <= most || has_logits(index) && tokens == prompt.len() && most > 0)
         };
-        let all = self.entries.iter().enumerate().map(|(index, entry)| (index, shared(entry)));
-        all.max_by_key(|&(_, tokens)| tokens).filter(|&(_, tokens)| tokens > 0)
+        self.tree.begins(prompt).find(usable).map(|(tokens, index)| (index, tokens))
     }
 
     /// What belongs to a state; `None` with a warning if that is gone. From now on it is one that was just used.
-    pub fn take(&mut self, index: usize) -> Option<Wanted> {
-        let entry = self.entries.get(index)?;
+    pub fn take(&mut self, index: u64) -> Option<Wanted> {
+        let entry = self.entries.get(&index)?;
         let read = self.read(&entry.prefix());
         match read {
             Ok((tokens, logits)) if tokens == entry.tokens => {
@@ -231,9 +250,8 @@ impl Shelf {
     }
 
     /// Looks no more at a state.
-    pub fn refuse<T>(&mut self, index: usize, why: &str) -> Option<T> {
-        if index < self.entries.len() {
-            let entry = self.entries.remove(index);
+    pub fn refuse<T>(&mut self, index: u64, why: &str) -> Option<T> {
+        if let Some(entry) = self.remove(index) {
             self.warn(&entry.state(), why);
         }
         None
@@ -251,13 +269,12 @@ impl Shelf {
 
     /// Whether a state has no files. What begins a longer one needs none where the model rewinds.
     pub fn lacks(&self, tokens: &[TokenId]) -> bool {
-        let has = |entry: &Entry| entry.tokens == tokens || self.rewinds && entry.tokens.starts_with(tokens);
-        !self.entries.iter().any(has)
+        self.tree.exactly(tokens).is_empty() && !(self.rewinds && self.tree.has_beyond(tokens))
     }
 
     /// The state of these tokens is used now, if it is there.
     pub fn touch(&self, tokens: &[TokenId]) {
-        self.entries.iter().filter(|entry| entry.tokens == tokens).for_each(Entry::touch);
+        self.tree.exactly(tokens).iter().filter_map(|index| self.entries.get(index)).for_each(Entry::touch);
     }
 
     /// Keeps a state, `state` being what its file will have: another thread writes it, which must be free.
@@ -266,8 +283,8 @@ impl Shelf {
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
         let stem = format!("mlcc-{:032x}-{:032x}", self.identity, xxh3_128(&bytes));
         let stem = self.files.folder.join(stem);
-        let begins = |old: &&Entry| self.rewinds && tokens.starts_with(&old.tokens);
-        let replaces: Vec<Entry> = self.entries.iter().filter(begins).cloned().collect();
+        let begins = self.tree.begins(tokens).filter_map(|(_, index)| self.entries.get(&index));
+        let replaces: Vec<Entry> = begins.filter(|_| self.rewinds).cloned().collect();
         let prefix = prefix(self.identity, tokens.len(), bytes, logits);
         let entry = Entry { tokens: tokens.to_vec(), logits: logits.len(), stem };
         keeper.give(Parcel { entry, prefix, state, replaces });
@@ -278,12 +295,14 @@ impl Shelf {
         let report = self.keeper.as_mut().and_then(|keeper| keeper.report(wait));
         let Some(Report { entry, written, gone }) = report else { return };
         match written {
-            Ok(()) => self.entries.push(entry),
+            Ok(()) => self.add(entry),
             Err(why) => {
                 (self.files.warn)(&format!("{}: {why}; the state is not kept", entry.stem.display()));
             }
         }
-        self.entries.retain(|entry| !gone.contains(&entry.stem));
+        let gone = self.entries.iter().filter(|(_, entry)| gone.contains(&entry.stem));
+        let gone: Vec<u64> = gone.map(|(&index, _)| index).collect();
+        gone.into_iter().for_each(|index| drop(self.remove(index)));
     }
 
     /// A state cannot be copied for its file.
@@ -343,7 +362,15 @@ mod tests {
     const IDENTITY: u128 = 0xabc;
 
     fn limits() -> Limits {
-        Limits { vocab: 10, context: Some(100), prompt: None, chunk: 8, rows: 8, rewinds: true }
+        Limits {
+            vocab: 10,
+            context: Some(100),
+            prompt: None,
+            chunk: 8,
+            rows: 8,
+            rewinds: true,
+            truncates: true,
+        }
     }
 
     fn shelf(folder: &Path, most_bytes: u64, rewinds: bool) -> Shelf {
@@ -449,7 +476,7 @@ mod tests {
             add(&mut shelf, &[token], &[]);
         }
         assert_eq!(names(folder.path()), 5, "two states and what is not ours");
-        let left: Vec<&[TokenId]> = shelf.entries.iter().map(|entry| &entry.tokens[..]).collect();
+        let left: Vec<&[TokenId]> = shelf.entries.values().map(|entry| &entry.tokens[..]).collect();
         assert_eq!(left, [[4], [5]]);
     }
 

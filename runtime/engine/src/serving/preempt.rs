@@ -10,6 +10,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
     /// Plans the next step, and makes sure that there is memory for the rows that it has, and for no others.
     pub fn plan_with_room(&mut self) {
         let before = self.round.turn();
+        self.slots.trim(&self.model);
         loop {
             self.plan();
             if self.make_room() {
@@ -31,7 +32,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             match (self.model.reserve(sequence, row.count), row.id) {
                 (Ok(true), _) => continue,
                 (Ok(false), id) => {
-                    if !self.slots.drop_idle() {
+                    if !self.slots.drop_idle(&self.model) {
                         self.put_newest_back(id);
                     }
                 }

@@ -1,21 +1,23 @@
 //! States of earlier texts, from which a new prompt can go on.
 //!
-//! A slot keeps the state of its last text until another needs the slot. A model with caches takes the longest common prefix:
-//! it drops rows, or copies a state first where another text would lose more than it shares. A recurrent model cannot go back, so
-//! it goes on where a state is a begin of the new prompt: that of a slot, or a snapshot that was taken when a prompt had been
-//! read.
+//! A slot keeps the state of its last text until another needs the slot; then that goes to the others that are [kept](super::kept). A model
+//! with caches takes the longest common prefix: it drops rows, or copies a state first where another text would lose more than it
+//! shares. A model that cannot go back, since it is recurrent or its window has dropped rows, goes on where a state is a begin of the new
+//! prompt. So it keeps copies of states: behind each prompt, where a turn begins, where prompts were seen to part, and inside of long
+//! ones.
 
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use crate::generate::{LanguageModel, RewindModel};
 use crate::serving::files::{Shelf, WORTH_A_FILE};
+use crate::serving::kept::Store;
+use crate::serving::radix::common;
 use crate::serving::step::{Step, StepError};
 use crate::tokenizer::TokenId;
 
 /// Tokens for which it is worth to copy a state.
-const WORTH_A_COPY: usize = 32;
+pub(super) const WORTH_A_COPY: usize = 32;
 
 /// A place for one running text.
 pub(super) struct Slot<S> {
@@ -37,22 +39,12 @@ impl<S> Slot<S> {
     }
 }
 
-/// A recurrent state behind a prompt.
-pub(super) struct Kept<S: RewindModel> {
-    pub tokens: Vec<TokenId>,
-    pub snapshot: S::Snapshot,
-    pub logits: Vec<f32>,
-    /// As of a slot.
-    pub rests: Option<Instant>,
-}
-
 pub(super) struct Slots<M: Step> {
     pub slots: Vec<Slot<M::Sequence>>,
-    /// Used longest ago first.
-    pub(super) kept: VecDeque<Kept<M::Sequence>>,
-    /// Most of them.
-    most_kept: usize,
-    admissions: u64,
+    pub(super) kept: Store<M::Sequence>,
+    /// Whether a state can go back to any number of its tokens.
+    pub(super) truncates: bool,
+    pub(super) admissions: u64,
     /// States that outlive the process.
     pub(super) files: Option<Shelf>,
     /// How often a state could not be kept or restored, and why it could not the last time.
@@ -67,6 +59,8 @@ pub(super) struct Start {
     pub cached: usize,
     /// If that is all of them: the logits behind them.
     pub logits: Option<Vec<f32>>,
+    /// Most tokens that the prompt has in common with any text: others may part from them there too.
+    pub parting: usize,
 }
 
 /// Where a state comes from.
@@ -79,19 +73,48 @@ enum Source {
         from: usize,
         tokens: usize,
     },
-    Kept(usize),
+    /// One of those that no slot has, with so many tokens.
+    Kept {
+        id: u64,
+        tokens: usize,
+    },
     /// A file, by its number.
-    File(usize),
+    File(u64),
 }
 
-fn common(a: &[TokenId], b: &[TokenId]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+impl Source {
+    fn tokens(&self) -> usize {
+        match *self {
+            Source::Own(tokens) | Source::Copy { tokens, .. } | Source::Kept { tokens, .. } => tokens,
+            Source::Nothing | Source::File(_) => 0,
+        }
+    }
+}
+
+/// What is wanted of a state: at most `most` tokens of a prompt, or all of them with the logits behind them.
+struct Wanted<'p> {
+    prompt: &'p [TokenId],
+    most: usize,
+}
+
+impl Wanted<'_> {
+    /// How much of a state of `tokens` tokens can be used, of which the prompt shares `shared`.
+    fn usable<S: RewindModel>(&self, sequence: &S, tokens: usize, shared: usize, logits: bool) -> usize {
+        let is_whole = shared == tokens && tokens == self.prompt.len() && self.most > 0;
+        if logits && is_whole {
+            return tokens;
+        }
+        let wanted = shared.min(self.most);
+        if wanted > 0 && sequence.can_truncate_to(wanted) { wanted } else { 0 }
+    }
 }
 
 impl<M: Step> Slots<M> {
-    pub fn new(count: usize, most_kept: usize, files: Option<Shelf>) -> Self {
+    /// `kept` states beside those of the slots; `truncates`: as of [`Limits`](super::step::Limits).
+    pub fn new(count: usize, kept: usize, truncates: bool, files: Option<Shelf>) -> Self {
         let slots = (0..count).map(|_| Slot::empty()).collect();
-        Slots { slots, kept: VecDeque::new(), most_kept, admissions: 0, files, lost: 0, lost_because: None }
+        let kept = Store::new(kept);
+        Slots { slots, kept, truncates, admissions: 0, files, lost: 0, lost_because: None }
     }
 
     pub fn has_free(&self) -> bool {
@@ -110,10 +133,14 @@ impl<M: Step> Slots<M> {
         if let Some(files) = &mut self.files {
             files.settle(false);
         }
+        let parting = if self.truncates || most == 0 { 0 } else { self.parting(prompt) };
         let (slot, logits) = loop {
             let Some((slot, source)) = self.choose(prompt, most) else { return Ok(None) };
+            if let Source::Kept { id, .. } = source {
+                self.touch(id);
+            }
             if !matches!(source, Source::Own(_)) {
-                self.save_before_loss(model, slot);
+                self.retire(model, slot);
             }
             if let Source::File(index) = source {
                 match self.take_file(model, slot, index, prompt, most) {
@@ -126,7 +153,7 @@ impl<M: Step> Slots<M> {
                 Ok(logits) => break (slot, logits),
                 Err(error) => {
                     self.lose(slot);
-                    if !(model.lacks_memory(&error) && self.drop_idle()) {
+                    if !(model.lacks_memory(&error) && self.drop_idle(model)) {
                         return Err(error);
                     }
                 }
@@ -134,17 +161,25 @@ impl<M: Step> Slots<M> {
         };
         self.take(slot, id);
         let cached = self.slots[slot].fed.len();
-        Ok(Some(Start { slot, cached, logits: logits.filter(|_| cached == prompt.len()) }))
+        let logits = logits.filter(|_| cached == prompt.len());
+        Ok(Some(Start { slot, cached, logits, parting }))
     }
 
     /// A free slot for the copy of another text's state.
     pub fn admit_twin(&mut self, model: &M, id: u64) -> Option<usize> {
         let slot = self.oldest_free(None)?;
-        self.save_before_loss(model, slot);
+        self.retire(model, slot);
         // Its state will be replaced, and until then takes memory.
         self.lose(slot);
         self.take(slot, id);
         Some(slot)
+    }
+
+    /// Most tokens that a prompt has in common with any text.
+    fn parting(&self, prompt: &[TokenId]) -> usize {
+        let in_slots = self.slots.iter().map(|slot| common(&slot.fed, prompt));
+        let kept = self.kept.tree().nearest(prompt).next().map(|(tokens, _)| tokens);
+        in_slots.chain(kept).max().unwrap_or(0)
     }
 
     /// A text runs in a slot from now on.
@@ -177,16 +212,6 @@ impl<M: Step> Slots<M> {
         Ok(())
     }
 
-    /// Drops the state that was used longest ago of those that no text runs in. False if there is none.
-    pub fn drop_idle(&mut self) -> bool {
-        let idle = self.slots.iter().enumerate().filter(|(_, s)| s.running.is_none() && !s.fed.is_empty());
-        match idle.min_by_key(|(_, slot)| slot.used).map(|(index, _)| index) {
-            Some(index) => self.lose(index),
-            None => return false,
-        }
-        true
-    }
-
     /// Copies a state, also of a running text.
     pub fn copy(&mut self, model: &M, from: usize, to: usize) -> Result<(), StepError<M>> {
         // What was there goes first, so that both need no memory at the same time.
@@ -211,25 +236,7 @@ impl<M: Step> Slots<M> {
         self.slots[slot] = Slot { used, ..Slot::empty() };
     }
 
-    /// Keeps the state behind a prompt, of a model that could not come back to it. Without it the next prompt is read again.
-    pub fn keep(&mut self, slot: usize, logits: &[f32]) {
-        let Slot { sequence: Some(sequence), fed, .. } = &self.slots[slot] else { return };
-        if sequence.can_truncate() || self.most_kept == 0 {
-            return;
-        }
-        let snapshot = match sequence.snapshot() {
-            Ok(snapshot) => snapshot,
-            Err(error) => return self.lost(&error),
-        };
-        self.kept.retain(|kept| kept.tokens != *fed);
-        if self.kept.len() >= self.most_kept {
-            self.kept.pop_front();
-        }
-        let (tokens, logits) = (fed.clone(), logits.to_vec());
-        self.kept.push_back(Kept { tokens, snapshot, logits, rests: Some(Instant::now()) });
-    }
-
-    fn lost(&mut self, error: &StepError<M>) {
+    pub(super) fn lost(&mut self, error: &StepError<M>) {
         self.lost += 1;
         self.lost_because = Some(error.to_string());
     }
@@ -242,17 +249,12 @@ impl<M: Step> Slots<M> {
 
     fn choose(&self, prompt: &[TokenId], most: usize) -> Option<(usize, Source)> {
         let fresh = self.oldest_free(None)?;
-        let rewinds = self.slots.iter().flat_map(|s| &s.sequence).next().is_some_and(|s| s.can_truncate());
-        let found =
-            if rewinds { self.longest_prefix(prompt, most) } else { self.longest_begin(prompt, most) };
-        let (slot, source) = found.unwrap_or((fresh, Source::Nothing));
-        let known = match source {
-            Source::Own(tokens) | Source::Copy { tokens, .. } => tokens,
-            Source::Kept(index) => self.kept.get(index).map_or(0, |kept| kept.tokens.len()),
-            Source::Nothing | Source::File(_) => 0,
-        };
+        let wanted = Wanted { prompt, most };
+        let (slot, source) = self.best_slot(&wanted).unwrap_or((fresh, Source::Nothing));
+        let kept = self.best_kept(&wanted).filter(|kept| kept.tokens() > source.tokens());
+        let (slot, source) = kept.map_or((slot, source), |kept| (fresh, kept));
         let file = self.files.as_ref().and_then(|files| files.best(prompt, most));
-        match file.filter(|&(_, tokens)| tokens >= known + WORTH_A_FILE) {
+        match file.filter(|&(_, tokens)| tokens >= source.tokens() + WORTH_A_FILE) {
             Some((index, _)) => Some((fresh, Source::File(index))),
             None => Some((slot, source)),
         }
@@ -264,7 +266,7 @@ impl<M: Step> Slots<M> {
         &mut self,
         model: &M,
         slot: usize,
-        index: usize,
+        index: u64,
         prompt: &[TokenId],
         most: usize,
     ) -> Option<Option<Vec<f32>>> {
@@ -299,14 +301,14 @@ impl<M: Step> Slots<M> {
         }
     }
 
-    /// For models that drop tokens.
-    fn longest_prefix(&self, prompt: &[TokenId], most: usize) -> Option<(usize, Source)> {
-        let shared = |slot: &Slot<M::Sequence>| {
-            let tokens = common(&slot.fed, prompt).min(most);
-            let sequence = slot.sequence.as_ref()?;
-            (tokens > 0 && sequence.can_truncate_to(tokens)).then_some(tokens)
+    /// The state of a slot that has most of a prompt.
+    fn best_slot(&self, wanted: &Wanted<'_>) -> Option<(usize, Source)> {
+        let usable = |slot: &Slot<M::Sequence>| {
+            let shared = common(&slot.fed, wanted.prompt);
+            let tokens = wanted.usable(slot.sequence.as_ref()?, slot.fed.len(), shared, false);
+            (tokens > 0).then_some(tokens)
         };
-        let found = self.slots.iter().enumerate().filter_map(|(i, slot)| Some((i, shared(slot)?)));
+        let found = self.slots.iter().enumerate().filter_map(|(i, slot)| Some((i, usable(slot)?)));
         let (from, tokens) = found.max_by_key(|&(i, tokens)| (tokens, self.slots[i].running.is_none()))?;
         let idle = self.slots[from].running.is_none();
         let lost = self.slots[from].fed.len() - tokens;
@@ -320,50 +322,83 @@ impl<M: Step> Slots<M> {
         }
     }
 
-    /// For models that go on only. A state that is the whole prompt has logits if it was kept.
-    fn longest_begin(&self, prompt: &[TokenId], most: usize) -> Option<(usize, Source)> {
-        let begins = |tokens: &[TokenId]| !tokens.is_empty() && prompt.starts_with(tokens);
-        let free = self.slots.iter().enumerate().filter(|(_, s)| s.running.is_none() && s.sequence.is_some());
-        let own =
-            free.filter(|(_, s)| begins(&s.fed) && s.fed.len() <= most).max_by_key(|(_, s)| s.fed.len());
-        let usable = |tokens: usize| tokens <= most || tokens == prompt.len() && most > 0;
-        let kept = self.kept.iter().enumerate();
-        let kept = kept.filter(|(_, k)| begins(&k.tokens) && usable(k.tokens.len()));
-        let kept = kept.max_by_key(|(_, k)| k.tokens.len());
-        match (own, kept) {
-            (Some((slot, s)), Some((_, k))) if s.fed.len() >= k.tokens.len() => {
-                Some((slot, Source::Own(s.fed.len())))
+    /// The same of those that no slot has.
+    fn best_kept(&self, wanted: &Wanted<'_>) -> Option<Source> {
+        let usable = |(shared, id): (usize, u64)| {
+            let kept = self.kept.get(id)?;
+            let has_logits = !kept.logits.is_empty();
+            let tokens = wanted.usable(&kept.sequence, kept.tokens.len(), shared, has_logits);
+            (tokens > 0).then_some(Source::Kept { id, tokens })
+        };
+        let goes_back = self.kept.iter().next().is_some_and(|(_, kept)| kept.sequence.can_truncate());
+        let tree = self.kept.tree();
+        let found = match goes_back {
+            true => tree.nearest(wanted.prompt).find_map(usable),
+            false => tree.begins(wanted.prompt).find_map(usable),
+        };
+        found.filter(|source| match *source {
+            Source::Kept { id, tokens } => {
+                !self.truncates || tokens >= WORTH_A_COPY || self.moves(id, tokens)
             }
-            (_, Some((index, _))) => Some((self.oldest_free(None)?, Source::Kept(index))),
-            (Some((slot, s)), None) => Some((slot, Source::Own(s.fed.len()))),
-            (None, None) => None,
-        }
+            _ => true,
+        })
+    }
+
+    /// Whether a state becomes that of a slot, instead of a copy of it: it loses no more than what it shares.
+    fn moves(&self, id: u64, tokens: usize) -> bool {
+        self.truncates && self.kept.get(id).is_some_and(|kept| kept.tokens.len() - tokens <= tokens)
     }
 
     fn prepare(&mut self, model: &M, slot: usize, source: Source) -> Result<Option<Vec<f32>>, StepError<M>> {
         match source {
-            Source::Own(tokens) => self.truncate(slot, tokens)?,
+            Source::Own(tokens) => {
+                if tokens >= WORTH_A_COPY {
+                    // A turn begins here.
+                    self.keep(model, slot, &[], false);
+                }
+                self.truncate(slot, tokens)?;
+            }
             Source::Copy { from, tokens } => {
                 self.copy(model, from, slot)?;
                 self.truncate(slot, tokens)?;
             }
+            Source::Kept { id, tokens } => return self.take_kept(model, slot, id, tokens),
             Source::Nothing | Source::File(_) => self.clear(model, slot)?,
-            Source::Kept(index) => {
-                let Some(kept) = self.kept.remove(index) else { return Ok(None) };
-                let restored = self.fresh(model, slot)?.restore(&kept.snapshot);
-                let (tokens, logits) = (kept.tokens.clone(), kept.logits.clone());
-                self.kept.push_back(kept);
-                if let Err(error) = restored {
-                    // There may be no memory for its rows. What makes room for new ones does so when they are read.
-                    self.lost(&error);
-                    self.renew(model, slot)?;
-                    return Ok(None);
-                }
-                self.slots[slot].fed = tokens;
-                return Ok(Some(logits));
-            }
         }
         Ok(None)
+    }
+
+    /// Takes a state that no slot has, or a copy of it, into a slot; the logits behind it if there are.
+    fn take_kept(
+        &mut self,
+        model: &M,
+        slot: usize,
+        id: u64,
+        tokens: usize,
+    ) -> Result<Option<Vec<f32>>, StepError<M>> {
+        if self.moves(id, tokens)
+            && let Some(kept) = self.kept.remove(id)
+        {
+            (self.slots[slot].sequence, self.slots[slot].fed) = (Some(kept.sequence), kept.tokens);
+            self.truncate(slot, tokens)?;
+            return Ok(None);
+        }
+        let copy = self.kept.get(id).map(|kept| model.fork(&kept.sequence));
+        match (copy, self.kept.get(id)) {
+            (Some(Ok(sequence)), Some(kept)) => {
+                let logits = kept.logits.clone();
+                (self.slots[slot].sequence, self.slots[slot].fed) = (Some(sequence), kept.tokens.clone());
+                self.truncate(slot, tokens)?;
+                Ok(Some(logits).filter(|logits| !logits.is_empty()))
+            }
+            (copy, _) => {
+                if let Some(Err(error)) = copy {
+                    self.lost(&error);
+                }
+                self.renew(model, slot)?;
+                Ok(None)
+            }
+        }
     }
 
     fn fresh(&mut self, model: &M, slot: usize) -> Result<&mut M::Sequence, StepError<M>> {

@@ -44,6 +44,9 @@ pub struct TextRequest {
     pub deadline: Option<Instant>,
     /// Whether states of earlier texts may stand for the begin of the prompt.
     pub reuse: bool,
+    /// Numbers of tokens of the prompt with which others may begin, as those before a turn: of a model that cannot go back the states
+    /// there are kept. Those that are not inside of the prompt mean nothing.
+    pub borders: Vec<usize>,
 }
 
 impl TextRequest {
@@ -64,6 +67,7 @@ impl TextRequest {
             client: 0,
             deadline: None,
             reuse: true,
+            borders: Vec::new(),
         }
     }
 

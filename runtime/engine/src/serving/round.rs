@@ -237,7 +237,13 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         let left = to_read - fed;
         let count = match slot.sequence.as_ref()?.chunk() {
             usize::MAX => left,
-            chunk => piece(left, budget.min(self.limits.chunk), ends_alone(to_read, chunk)),
+            chunk => {
+                let budget = budget.min(self.limits.chunk);
+                match writer.marks.next(fed, to_read) {
+                    Some(mark) => piece(mark - fed, budget, false),
+                    None => piece(left, budget, ends_alone(to_read, chunk)),
+                }
+            }
         };
         let first = count == left && writer.is_new();
         let want = match writer.scores() {
@@ -323,6 +329,9 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             writer.score(logits.chunks_exact(self.limits.vocab), row.fed, top);
         }
         if fed < writer.to_read() {
+            if let Some(inner) = writer.marks.pass(fed) {
+                self.slots.keep(&self.model, row.slot, &[], inner);
+            }
             return Ok(());
         }
         if !writer.is_new() {
@@ -330,7 +339,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             return Ok(());
         }
         let last = logits.len() - self.limits.vocab;
-        self.slots.keep(row.slot, &logits[last..]);
+        self.slots.keep(&self.model, row.slot, &logits[last..], false);
         self.prompt_is_read(row.id, range.start + last..range.end);
         Ok(())
     }

@@ -3,10 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use crate::generate::RewindModel;
 use crate::serving::files::{Shelf, WORTH_A_FILE};
-use crate::serving::prefixes::{Kept, Slot, Slots};
-use crate::serving::step::{Step, StepError};
+use crate::serving::prefixes::{Slot, Slots};
+use crate::serving::step::Step;
 
 /// Tokens of a state that is written before another text takes its slot, though it has not rested. Shorter ones are read again soon.
 const LONG: usize = 512;
@@ -15,9 +14,10 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Where a state is.
 #[derive(Clone, Copy)]
-enum Place {
+pub(super) enum Place {
     Slot(usize),
-    Kept(usize),
+    /// One that no slot has, by its number.
+    Kept(u64),
 }
 
 impl<M: Step> Slots<M> {
@@ -27,7 +27,7 @@ impl<M: Step> Slots<M> {
         let files = self.files.as_mut()?;
         files.settle(false);
         let slots = self.slots.iter().enumerate().filter_map(|(at, s)| Some((s.rests?, Place::Slot(at))));
-        let kept = self.kept.iter().enumerate().filter_map(|(at, k)| Some((k.rests?, Place::Kept(at))));
+        let kept = self.kept.iter().filter_map(|(id, k)| Some((k.rests?, Place::Kept(id))));
         let (since, place) = slots.chain(kept).min_by_key(|&(since, _)| since)?;
         let due = since + files.rest();
         if due > now {
@@ -40,12 +40,15 @@ impl<M: Step> Slots<M> {
         Some(now)
     }
 
-    /// A slot is about to get another state.
-    pub fn save_before_loss(&mut self, model: &M, slot: usize) {
-        let Slot { fed, rests, .. } = &self.slots[slot];
+    /// A state is about to go.
+    pub fn save_before_loss(&mut self, model: &M, place: Place) {
+        let (rests, tokens) = match place {
+            Place::Slot(at) => (self.slots[at].rests, self.slots[at].fed.len()),
+            Place::Kept(id) => self.kept.get(id).map_or((None, 0), |kept| (kept.rests, kept.tokens.len())),
+        };
         let free = self.files.as_ref().is_some_and(Shelf::is_free);
-        if free && rests.is_some() && fed.len() >= LONG {
-            self.save(model, Place::Slot(slot));
+        if free && rests.is_some() && tokens >= LONG {
+            self.save(model, place);
         }
     }
 
@@ -57,7 +60,11 @@ impl<M: Step> Slots<M> {
         let mut slots: Vec<usize> = (0..self.slots.len()).collect();
         slots.sort_by_key(|&at| self.slots[at].used);
         let slots = slots.into_iter().map(Place::Slot);
-        for place in slots.chain((0..self.kept.len()).map(Place::Kept)) {
+        // Those inside of prompts that nobody has asked for are not worth it.
+        let mut kept: Vec<(u64, u64)> =
+            self.kept.iter().filter(|(_, k)| !k.inner).map(|(id, k)| (k.used, id)).collect();
+        kept.sort_unstable();
+        for place in slots.chain(kept.into_iter().map(|(_, id)| Place::Kept(id))) {
             self.save(model, place);
             if let Some(files) = &mut self.files {
                 files.settle(true);
@@ -72,13 +79,17 @@ impl<M: Step> Slots<M> {
     /// Copies a state for its files, if it is worth them and has none. Nothing else is being written.
     fn save(&mut self, model: &M, place: Place) {
         let Slots { slots, kept, files: Some(files), .. } = self else { return };
-        match place {
-            Place::Slot(at) => slots[at].rests = None,
-            Place::Kept(at) => kept[at].rests = None,
-        }
-        let (tokens, logits) = match place {
-            Place::Slot(at) => (&slots[at].fed, &[][..]),
-            Place::Kept(at) => (&kept[at].tokens, &kept[at].logits[..]),
+        let (tokens, logits, sequence) = match place {
+            Place::Slot(at) => {
+                let Slot { fed, rests, sequence, .. } = &mut slots[at];
+                *rests = None;
+                (&*fed, &[][..], sequence.as_ref())
+            }
+            Place::Kept(id) => {
+                let Some(kept) = kept.get_mut(id) else { return };
+                kept.rests = None;
+                (&kept.tokens, &kept.logits[..], Some(&kept.sequence))
+            }
         };
         if tokens.len() < WORTH_A_FILE {
             return;
@@ -86,10 +97,7 @@ impl<M: Step> Slots<M> {
         if !files.lacks(tokens) {
             return files.touch(tokens);
         }
-        let copy = || match place {
-            Place::Slot(at) => slots[at].sequence.as_ref().map(|sequence| model.save(sequence)).transpose(),
-            Place::Kept(at) => copy_of(model, &kept[at]).map(Some),
-        };
+        let copy = || sequence.map(|sequence| model.save(sequence)).transpose();
         // A model that panics here has not lost a text.
         match catch_unwind(AssertUnwindSafe(copy)) {
             Ok(Ok(Some(state))) => files.keep(tokens, logits, state),
@@ -98,10 +106,4 @@ impl<M: Step> Slots<M> {
             Err(_) => files.cannot_keep("the model failed with it"),
         }
     }
-}
-
-fn copy_of<M: Step>(model: &M, kept: &Kept<M::Sequence>) -> Result<Vec<u8>, StepError<M>> {
-    let mut sequence = model.sequence()?;
-    sequence.restore(&kept.snapshot)?;
-    model.save(&sequence)
 }

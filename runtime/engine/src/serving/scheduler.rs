@@ -3,9 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use crate::generate::{FinishReason, RewindModel};
+use crate::generate::FinishReason;
 use crate::serving::engine::{EngineOptions, Extras, Warn};
 use crate::serving::files::{PrefixFiles, Shelf};
+use crate::serving::marks::Marks;
 use crate::serving::pace::Pace;
 use crate::serving::prefixes::{Slot, Slots};
 use crate::serving::queue::{CacheUse, Job, Queue, SlotInfo};
@@ -28,17 +29,17 @@ pub(super) fn run<M: Step + 'static>(
     let Extras { drafter, files, warn } = extras;
     let _end = AtEnd(queue);
     let shelf = |files: PrefixFiles| {
-        let identity = model.identity()?;
-        let rewinds = model.sequence().is_ok_and(|sequence| sequence.can_truncate());
-        Some(Shelf::open(files, identity, model.limits(), rewinds))
+        let (identity, limits) = (model.identity()?, model.limits());
+        Some(Shelf::open(files, identity, limits, limits.truncates))
     };
     let files = files.and_then(shelf);
+    let limits = model.limits();
     let mut scheduler = Scheduler {
-        limits: model.limits(),
+        limits,
         model,
         tokenizer,
         queue,
-        slots: Slots::new(options.sequences, options.kept, files),
+        slots: Slots::new(options.sequences, options.kept, limits.truncates, files),
         writers: Vec::new(),
         parked: Vec::new(),
         has_left: false,
@@ -184,15 +185,19 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             && let Some(slot) = self.slots.admit_twin(&self.model, job.id)
         {
             let cached = job.request.prompt.len();
-            self.add_writer(job, slot, Phase::Waiting { twin }, cached);
+            self.add_writer(job, slot, Phase::Waiting { twin }, cached, Marks::default());
             return;
         }
         let id = job.id;
         let most = self.most_cached(&job.request, job.request.prompt.len());
         let start = self.slots.admit(&self.model, id, &job.request.prompt, most);
-        let (slot, cached) =
-            start.as_ref().ok().and_then(Option::as_ref).map_or((0, 0), |s| (s.slot, s.cached));
-        self.add_writer(job, slot, Phase::Reading, cached);
+        let begun = start.as_ref().ok().and_then(Option::as_ref);
+        let (slot, cached) = begun.map_or((0, 0), |start| (start.slot, start.cached));
+        let marks = match begun.filter(|_| most > 0 && !self.limits.truncates) {
+            Some(start) => Marks::new(start, &job.request, self.limits.chunk),
+            None => Marks::default(),
+        };
+        self.add_writer(job, slot, Phase::Reading, cached, marks);
         match start {
             Ok(Some(start)) => {
                 self.queue.update(|stats| stats.cached_tokens += start.cached as u64);
@@ -207,8 +212,8 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         }
     }
 
-    fn add_writer(&mut self, job: Job, slot: usize, phase: Phase, cached: usize) {
-        self.writers.push(Writer::new(job, slot, phase, cached, self.tokenizer, &self.limits));
+    fn add_writer(&mut self, job: Job, slot: usize, phase: Phase, cached: usize, marks: Marks) {
+        self.writers.push(Writer::new(job, slot, phase, cached, marks, self.tokenizer, &self.limits));
     }
 
     /// How much of so many tokens earlier states may stand for. What is left is read in pieces like those of the whole prompt.

@@ -51,6 +51,8 @@ pub struct Limits {
     pub rows: usize,
     /// Whether drafts can be checked beside next tokens and taken back.
     pub rewinds: bool,
+    /// Whether a state can go back to any number of its tokens. Where it cannot, copies of earlier ones are kept.
+    pub truncates: bool,
 }
 
 /// Memory for the caches of all sequences, in blocks of equally many tokens.
@@ -236,6 +238,7 @@ impl Step for ModelStep {
             chunk: chunk as usize,
             rows: self.model.max_step_tokens(),
             rewinds: self.takes_drafts,
+            truncates: table.recurrent_state().is_none() && window.is_none(),
         }
     }
 

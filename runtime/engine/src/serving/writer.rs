@@ -7,6 +7,7 @@ use compact_str::CompactString;
 
 use crate::generate::{ChoiceError, Continuation, Ends, FinishReason, Shown, TextOut};
 use crate::sampler::{Logprobs, SampleError, logprobs};
+use crate::serving::marks::Marks;
 use crate::serving::queue::Job;
 use crate::serving::request::{Chosen, Event, Failure, Finished, Piece, Sink, TextRequest};
 use crate::serving::step::Limits;
@@ -33,6 +34,8 @@ pub(super) struct Writer<'t> {
     pub request: TextRequest,
     pub phase: Phase,
     pub cached: usize,
+    /// Where states inside of its prompt are kept.
+    pub marks: Marks,
     prompt_logprobs: Vec<Option<Logprobs>>,
     /// What its sequence is to be fed, or was, and what comes next.
     pub text: Continuation<'t>,
@@ -69,6 +72,7 @@ impl<'t> Writer<'t> {
         slot: usize,
         phase: Phase,
         cached: usize,
+        marks: Marks,
         tokenizer: &'t Tokenizer,
         limits: &Limits,
     ) -> Self {
@@ -84,6 +88,7 @@ impl<'t> Writer<'t> {
             slot,
             phase,
             cached,
+            marks,
             prompt_logprobs: Vec::new(),
             text: Continuation::new(tokens, ends, job.sampler, request.grammar.take(), text),
             prompt,

@@ -11,6 +11,7 @@ mod readers;
 mod serving;
 mod serving_choice;
 mod serving_files;
+mod serving_prefixes;
 mod tokenizer;
 mod tokenizer_goldens;
 mod toy;

@@ -35,7 +35,10 @@ enum Drafts {
 }
 
 fn drafting(toy: &Toy, sequences: usize, max_queue: usize, drafts: Drafts) -> Engine {
-    let options = EngineOptions { sequences, max_queue, ..EngineOptions::default() };
+    keeping(toy, EngineOptions { sequences, max_queue, ..EngineOptions::default() }, drafts)
+}
+
+fn keeping(toy: &Toy, options: EngineOptions, drafts: Drafts) -> Engine {
     let small = Toy::new(false, toy.context);
     let make: Option<MakeDrafter> = match drafts {
         Drafts::None => None,
@@ -128,18 +131,30 @@ fn plan() -> impl Strategy<Value = Plan> {
     });
     let stop = proptest::collection::vec("[a-j]{2,3}", 0..3);
     let leave = proptest::option::weighted(0.2, 0..6usize);
-    let order = (0..3u64, -2..3i64);
+    let order = (0..3u64, -2..3i64, proptest::collection::vec(0..90usize, 0..3));
     (prompt, any::<u64>(), 0..30usize, stop, 0..3usize, leave, 0..3usize, any::<bool>(), order).prop_map(
-        |(prompt, seed, max_tokens, stop, twins, leave_after, wait_for, reuse, (client, priority))| {
-            let request = TextRequest { stop, reuse, client, priority, ..request(&prompt, seed, max_tokens) };
+        |(
+            prompt,
+            seed,
+            max_tokens,
+            stop,
+            twins,
+            leave_after,
+            wait_for,
+            reuse,
+            (client, priority, borders),
+        )| {
+            let request = request(&prompt, seed, max_tokens);
+            let request = TextRequest { stop, reuse, client, priority, borders, ..request };
             Plan { request, twins, leave_after, wait_for }
         },
     )
 }
 
 /// Launches all, reads what is not given up, and compares.
-fn check_schedule(toy: &Toy, sequences: usize, drafts: Drafts, plans: &[Plan]) {
-    let engine = drafting(toy, sequences, 1000, drafts);
+fn check_schedule(toy: &Toy, sequences: usize, kept: usize, drafts: Drafts, plans: &[Plan]) {
+    let options = EngineOptions { sequences, kept, max_queue: 1000, ..EngineOptions::default() };
+    let engine = keeping(toy, options, drafts);
     let mut open: Vec<(TextRequest, Handle)> = Vec::new();
     let finish = |(request, handle): (TextRequest, Handle)| {
         let (text, finished) = read(handle);
@@ -175,19 +190,22 @@ fn check_schedule(toy: &Toy, sequences: usize, drafts: Drafts, plans: &[Plan]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
     fn schedules_change_no_text(
-        recurrent in any::<bool>(),
+        (recurrent, window) in prop_oneof![Just((true, None)), Just((false, None)), (9..40usize).prop_map(|w| (false, Some(w)))],
         sequences in 1usize..5,
+        kept in 0usize..7,
         plans in proptest::collection::vec(plan(), 1..12),
         // Room for the longest text at least.
         memory in prop_oneof![Just(usize::MAX), 110..400usize],
         drafts in prop_oneof![Just(Drafts::None), Just(Drafts::Ngrams), Just(Drafts::Model), Just(Drafts::Wild)],
     ) {
-        let toy = Toy::new(recurrent, (!recurrent).then_some(90)).with_memory(memory);
-        check_schedule(&toy, sequences, drafts, &plans);
+        let endless = recurrent || window.is_some();
+        let toy = Toy::new(recurrent, (!endless).then_some(90)).with_memory(memory);
+        let toy = window.into_iter().fold(toy, Toy::with_window);
+        check_schedule(&toy, sequences, kept, drafts, &plans);
         assert_eq!(toy.used(), 0, "memory is given back");
     }
 }
@@ -233,22 +251,22 @@ fn prompts_that_wait_for_a_step_take_no_memory() {
 }
 
 #[test]
-fn states_that_cannot_be_restored_are_told_and_read_again() {
+fn states_that_cannot_be_copied_are_told_and_read_again() {
     let toy = Toy::new(true, None);
     let engine = engine(&toy, 2, 8);
     let texts = ["a b c d e f g", "h i j k l m n"].map(|prompt| request(prompt, 1, 12));
     for text in &texts {
         assert_eq!(read(engine.launch(text.clone()).unwrap()).0, alone(&toy, text).0);
     }
-    toy.restores.store(false, Ordering::Relaxed);
+    toy.copies.store(false, Ordering::Relaxed);
     let before = toy.read.load(Ordering::Relaxed);
     let (text, finished) = read(engine.launch(texts[0].clone()).unwrap());
     assert_eq!((finished.cached_tokens, toy.read.load(Ordering::Relaxed) - before), (0, 13 + 11));
     assert_eq!(text, alone(&toy, &texts[0]).0);
     let stats = engine.stats();
     assert_eq!((stats.states_lost, stats.failed), (1, 0));
-    assert_eq!(stats.state_lost_because.as_deref(), Some("the snapshot is refused"));
-    toy.restores.store(true, Ordering::Relaxed);
+    assert_eq!(stats.state_lost_because.as_deref(), Some("the copy is refused"));
+    toy.copies.store(true, Ordering::Relaxed);
     assert_eq!(read(engine.launch(texts[0].clone()).unwrap()).1.cached_tokens, 13);
     assert_eq!(engine.stats().states_lost, 1);
 }

@@ -16,15 +16,15 @@ static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// An engine whose states outlive it.
 fn with_files(toy: &Toy, folder: &Path) -> Engine {
-    saving_after(HOUR, 2, toy, folder)
+    saving_after(HOUR, (2, 8), toy, folder)
 }
 
-/// One with so many slots, which writes states that were not used for a while.
-fn saving_after(rest: Duration, sequences: usize, toy: &Toy, folder: &Path) -> Engine {
+/// One with so many slots and states beside them, which writes states that were not used for a while.
+fn saving_after(rest: Duration, (sequences, kept): (usize, usize), toy: &Toy, folder: &Path) -> Engine {
     let warn = |what: &str| WARNINGS.lock().unwrap().push(what.to_owned());
     let files = PrefixFiles { folder: folder.to_path_buf(), most_bytes: 1 << 20, rest, warn };
     let extras = Extras { files: Some(files), ..Extras::default() };
-    let options = EngineOptions { sequences, max_queue: 16, ..EngineOptions::default() };
+    let options = EngineOptions { sequences, max_queue: 16, kept, ..EngineOptions::default() };
     Engine::start_with(toy.clone(), Arc::new(tokenizer()), options, extras).unwrap()
 }
 
@@ -104,7 +104,7 @@ fn states_that_rest_are_in_files_while_the_engine_runs() {
         let folder = tempfile::tempdir().unwrap();
         let toy = Toy::new(recurrent, None);
         let prompts = ["abcdefghij".repeat(8), "jihgfedcba".repeat(8)];
-        let engine = saving_after(Duration::ZERO, 2, &toy, folder.path());
+        let engine = saving_after(Duration::ZERO, (2, 8), &toy, folder.path());
         for (at, prompt) in prompts.iter().enumerate() {
             let (text, _) = read(engine.launch(request(prompt, 3, 20)).unwrap());
             assert_eq!(text, alone(&toy, &request(prompt, 3, 20)).0);
@@ -124,7 +124,7 @@ fn states_that_rest_are_in_files_while_the_engine_runs() {
 fn a_long_state_is_written_before_another_text_takes_its_slot() {
     let folder = tempfile::tempdir().unwrap();
     let toy = Toy::new(false, None);
-    let engine = saving_after(HOUR, 1, &toy, folder.path());
+    let engine = saving_after(HOUR, (1, 0), &toy, folder.path());
     let (long, short) = ("abcdefghij".repeat(60), "jihgfedcba".repeat(8));
     for prompt in [&long, &short] {
         read(engine.launch(request(prompt, 3, 4)).unwrap());

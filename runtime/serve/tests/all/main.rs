@@ -8,6 +8,7 @@ mod http;
 mod models;
 mod openapi;
 mod page;
+mod prefixes;
 mod responses;
 mod robust;
 mod seeds;

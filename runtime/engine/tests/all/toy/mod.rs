@@ -22,8 +22,8 @@ pub enum Refused {
     Token,
     #[error("a recurrent state cannot go back")]
     Truncate,
-    #[error("the snapshot is refused")]
-    Restore,
+    #[error("the copy is refused")]
+    Copy,
     #[error("the file is refused")]
     File,
 }
@@ -31,6 +31,9 @@ pub enum Refused {
 #[derive(Clone)]
 pub struct ToySequence {
     recurrent: bool,
+    window: Option<usize>,
+    /// Tokens that a window has dropped.
+    dropped: usize,
     context: Option<usize>,
     fed: Vec<TokenId>,
     logits: Vec<f32>,
@@ -38,7 +41,6 @@ pub struct ToySequence {
     rows: Vec<f32>,
     read: Arc<AtomicUsize>,
     held: Held,
-    restores: Arc<AtomicBool>,
 }
 
 /// Memory for tokens of all sequences.
@@ -82,6 +84,11 @@ impl ToySequence {
         if self.held.tokens < self.fed.len() + tokens.len() {
             self.held.set(self.fed.len() + tokens.len());
         }
+        if let Some(window) = self.window
+            && self.fed.len() - self.dropped + tokens.len() > 2 * window
+        {
+            self.dropped = self.fed.len() - window;
+        }
         for &token in tokens {
             assert_ne!(token, PANICS, "the toy was told to panic");
             if token == FAILS {
@@ -124,6 +131,7 @@ impl LanguageModel for ToySequence {
 
     fn reset(&mut self) -> Result<(), Refused> {
         self.fed.clear();
+        self.dropped = 0;
         self.held.set(0);
         Ok(())
     }
@@ -169,7 +177,9 @@ impl RewindModel for ToySequence {
     }
 
     fn can_truncate_to(&self, past: usize) -> bool {
-        past == 0 || past == self.fed.len() || past < self.fed.len() && !self.recurrent
+        let has_window =
+            self.dropped == 0 || self.window.is_some_and(|window| past + 1 >= self.dropped + window);
+        past == 0 || past == self.fed.len() || past < self.fed.len() && !self.recurrent && has_window
     }
 
     fn truncate(&mut self, past: usize) -> Result<(), Refused> {
@@ -177,6 +187,7 @@ impl RewindModel for ToySequence {
             return Err(Refused::Truncate);
         }
         self.fed.truncate(past);
+        self.dropped = self.dropped.min(past);
         self.held.set(past);
         self.logits.fill(0.0);
         Ok(())
@@ -187,10 +198,8 @@ impl RewindModel for ToySequence {
     }
 
     fn restore(&mut self, snapshot: &Vec<TokenId>) -> Result<(), Refused> {
-        if !self.restores.load(Ordering::Relaxed) {
-            return Err(Refused::Restore);
-        }
         self.fed.clone_from(snapshot);
+        self.dropped = self.window.map_or(0, |window| self.fed.len().saturating_sub(window));
         self.held.set(self.fed.len());
         self.logits.fill(0.0);
         Ok(())
@@ -201,6 +210,8 @@ impl RewindModel for ToySequence {
 #[derive(Clone)]
 pub struct Toy {
     pub recurrent: bool,
+    /// How many newest tokens it has to have to go back.
+    pub window: Option<usize>,
     pub context: Option<usize>,
     pub read: Arc<AtomicUsize>,
     pool: Pool,
@@ -208,8 +219,8 @@ pub struct Toy {
     rows: Vec<f32>,
     /// Most sequences that a step has had.
     pub together: Arc<AtomicUsize>,
-    /// Whether snapshots can be restored.
-    pub restores: Arc<AtomicBool>,
+    /// Whether sequences can be copied.
+    pub copies: Arc<AtomicBool>,
     /// Whether work is dealt out to threads, whose begin allocates.
     pub threads: bool,
     /// The most that was dealt out together.
@@ -221,15 +232,21 @@ impl Toy {
         let pool = Pool { most: usize::MAX, used: Arc::default() };
         Toy {
             recurrent,
+            window: None,
             context,
             read: Arc::default(),
             pool,
             rows: Vec::new(),
             together: Arc::default(),
-            restores: Arc::new(AtomicBool::new(true)),
+            copies: Arc::new(AtomicBool::new(true)),
             threads: true,
             dealt: Arc::default(),
         }
+    }
+
+    /// One that drops all but so many newest tokens, now and then.
+    pub fn with_window(self, window: usize) -> Self {
+        Toy { window: Some(window), ..self }
     }
 
     /// With memory for so many tokens of all sequences together.
@@ -243,17 +260,18 @@ impl Toy {
     }
 
     pub fn one(&self) -> ToySequence {
-        let Toy { recurrent, context, read, pool, restores, .. } = self.clone();
+        let Toy { recurrent, window, context, read, pool, .. } = self.clone();
         let held = Held { pool, tokens: 0 };
         ToySequence {
             recurrent,
+            window,
+            dropped: 0,
             context,
             fed: Vec::with_capacity(256),
             logits: vec![0.0; VOCAB],
             rows: Vec::new(),
             read,
             held,
-            restores,
         }
     }
 }
@@ -268,7 +286,8 @@ impl Step for Toy {
             prompt: None,
             chunk: CHUNK,
             rows: 2 * CHUNK,
-            rewinds: !self.recurrent,
+            rewinds: !self.recurrent && self.window.is_none(),
+            truncates: !self.recurrent && self.window.is_none(),
         }
     }
 
@@ -277,7 +296,8 @@ impl Step for Toy {
     }
 
     fn fork(&self, sequence: &ToySequence) -> Result<ToySequence, Refused> {
-        Ok(sequence.clone())
+        let copies = self.copies.load(Ordering::Relaxed);
+        copies.then(|| sequence.clone()).ok_or(Refused::Copy)
     }
 
     fn reserve(&mut self, sequence: &mut ToySequence, tokens: usize) -> Result<bool, Refused> {

@@ -1,0 +1,196 @@
+//! States that no slot has: those of texts whose slots others have taken, and of models that cannot go back copies of earlier states, at
+//! the borders of turns and inside of long prompts. They are copies that share the pages of caches. There is a bounded number of them;
+//! what was used longest ago goes first.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use crate::serving::prefixes::{Slot, Slots, WORTH_A_COPY};
+use crate::serving::radix::Radix;
+use crate::serving::saving::Place;
+use crate::serving::step::{CacheBlocks, Step};
+use crate::tokenizer::TokenId;
+
+pub(super) struct Kept<S> {
+    pub tokens: Vec<TokenId>,
+    pub sequence: S,
+    /// Behind the tokens, if they are a whole prompt; else none.
+    pub logits: Vec<f32>,
+    /// When it was used last, in admissions.
+    pub used: u64,
+    /// Taken somewhere inside of a prompt, with nothing that speaks for this place.
+    pub inner: bool,
+    /// As of a slot.
+    pub rests: Option<Instant>,
+}
+
+pub(super) struct Store<S> {
+    all: BTreeMap<u64, Kept<S>>,
+    tree: Radix,
+    /// Most of them.
+    most: usize,
+    next: u64,
+}
+
+impl<S> Store<S> {
+    pub fn new(most: usize) -> Self {
+        Store { all: BTreeMap::new(), tree: Radix::default(), most, next: 0 }
+    }
+
+    pub fn takes_any(&self) -> bool {
+        self.most > 0
+    }
+
+    pub fn tree(&self) -> &Radix {
+        &self.tree
+    }
+
+    pub fn get(&self, id: u64) -> Option<&Kept<S>> {
+        self.all.get(&id)
+    }
+
+    pub fn get_mut(&mut self, id: u64) -> Option<&mut Kept<S>> {
+        self.all.get_mut(&id)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &Kept<S>)> {
+        self.all.iter().map(|(&id, kept)| (id, kept))
+    }
+
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// The state of exactly these tokens.
+    pub fn of(&mut self, tokens: &[TokenId]) -> Option<&mut Kept<S>> {
+        let id = *self.tree.exactly(tokens).first()?;
+        self.all.get_mut(&id)
+    }
+
+    /// Which one goes first, and when it was used. Inner ones take no more than half of the room, and go first of equally old ones.
+    pub fn oldest(&self) -> Option<(u64, u64)> {
+        let too_many = 2 * self.all.values().filter(|kept| kept.inner).count() > self.most;
+        let all = self.all.iter().filter(|(_, kept)| kept.inner || !too_many);
+        all.map(|(&id, kept)| (kept.used, !kept.inner, id)).min().map(|(used, _, id)| (used, id))
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.all.len() >= self.most
+    }
+
+    pub fn insert(&mut self, kept: Kept<S>) {
+        self.tree.insert(&kept.tokens, self.next);
+        self.all.insert(self.next, kept);
+        self.next += 1;
+    }
+
+    pub fn remove(&mut self, id: u64) -> Option<Kept<S>> {
+        let kept = self.all.remove(&id)?;
+        self.tree.remove(&kept.tokens, id);
+        Some(kept)
+    }
+}
+
+impl<M: Step> Slots<M> {
+    /// Drops the state that was used longest ago of those that no text runs in. False if there is none.
+    pub fn drop_idle(&mut self, model: &M) -> bool {
+        let idle = self.slots.iter().enumerate().filter(|(_, s)| s.running.is_none() && !s.fed.is_empty());
+        let slot = idle.map(|(index, slot)| (slot.used, index)).min();
+        match (slot, self.kept.oldest()) {
+            (Some((used, _)), Some((kept, id))) if kept <= used => self.evict(model, id),
+            (Some((_, index)), _) => self.lose(index),
+            (None, Some((_, id))) => self.evict(model, id),
+            (None, None) => return false,
+        }
+        true
+    }
+
+    /// States that no text runs in go where all states together have used up the pages that full contexts of the slots have: more memory
+    /// was not asked for.
+    pub fn trim(&mut self, model: &M) {
+        while self.kept.len() > 0
+            && let Some(CacheBlocks { all, free, sequence, .. }) = model.cache_blocks()
+            && all - free + self.slots.len() > all.min(sequence.saturating_mul(self.slots.len()))
+            && let Some((_, id)) = self.kept.oldest()
+        {
+            self.evict(model, id);
+        }
+    }
+
+    /// Keeps a copy of the state of a slot, of a model that could not come back to it, with the logits if it is that of a whole prompt.
+    /// Without it the next prompt is read again.
+    pub fn keep(&mut self, model: &M, slot: usize, logits: &[f32], inner: bool) {
+        let Slot { sequence: Some(sequence), fed, .. } = &self.slots[slot] else { return };
+        if self.truncates || !self.kept.takes_any() {
+            return;
+        }
+        let used = self.admissions;
+        if let Some(same) = self.kept.of(fed) {
+            same.used = used;
+            if same.logits.is_empty() {
+                same.logits = logits.to_vec();
+            }
+            return;
+        }
+        let rests = (!inner).then(Instant::now);
+        match model.fork(sequence) {
+            Ok(sequence) => {
+                let (tokens, logits) = (fed.clone(), logits.to_vec());
+                self.put(model, Kept { tokens, sequence, logits, used, inner, rests });
+            }
+            Err(error) => self.lost(&error),
+        }
+    }
+
+    /// The state of a slot that another text needs joins those that no slot has, if that is worth it.
+    pub fn retire(&mut self, model: &M, slot: usize) {
+        let Slot { sequence, fed, used, .. } = &mut self.slots[slot];
+        let used = *used;
+        if fed.len() >= WORTH_A_COPY
+            && self.kept.takes_any()
+            && let Some(sequence) = sequence.take()
+        {
+            let tokens = std::mem::take(fed);
+            let rests = self.slots[slot].rests;
+            self.lose(slot);
+            self.put(model, Kept { tokens, sequence, logits: Vec::new(), used, inner: false, rests });
+        } else {
+            self.save_before_loss(model, Place::Slot(slot));
+        }
+    }
+
+    /// Adds a state to those that no slot has.
+    fn put(&mut self, model: &M, kept: Kept<M::Sequence>) {
+        if self.truncates {
+            if self.kept.tree().has_beyond(&kept.tokens) {
+                return;
+            }
+            let begins: Vec<u64> = self.kept.tree().begins(&kept.tokens).map(|(_, id)| id).collect();
+            begins.into_iter().for_each(|id| drop(self.kept.remove(id)));
+        } else if let Some(same) = self.kept.of(&kept.tokens) {
+            same.used = same.used.max(kept.used);
+            return;
+        }
+        while self.kept.is_full()
+            && let Some((oldest, id)) = self.kept.oldest()
+        {
+            if oldest > kept.used {
+                return;
+            }
+            self.evict(model, id);
+        }
+        self.kept.insert(kept);
+    }
+
+    fn evict(&mut self, model: &M, id: u64) {
+        self.save_before_loss(model, Place::Kept(id));
+        self.kept.remove(id);
+    }
+
+    /// A state is used now, so something speaks for it.
+    pub fn touch(&mut self, id: u64) {
+        if let Some(kept) = self.kept.get_mut(id) {
+            (kept.used, kept.inner, kept.rests) = (self.admissions + 1, false, Some(Instant::now()));
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! A radix tree over texts: which of many share how much with a prompt. A look costs as many steps as the prompt has tokens that are
+//! known, however many texts there are.
+
+use std::collections::BTreeMap;
+
+use crate::tokenizer::TokenId;
+
+const ROOT: usize = 0;
+
+/// Texts by their tokens, each with a number of its owner's.
+pub(super) struct Radix {
+    /// Those that are free have no parent's edge to them.
+    nodes: Vec<Node>,
+    free: Vec<usize>,
+}
+
+#[derive(Default)]
+struct Node {
+    parent: usize,
+    /// Tokens from its parent to it; none of the root alone.
+    edge: Vec<TokenId>,
+    /// By the first tokens of their edges.
+    children: BTreeMap<TokenId, usize>,
+    /// Texts that end here.
+    ids: Vec<u64>,
+}
+
+/// A node on the way of a prompt.
+struct Passed {
+    node: usize,
+    /// How much of the prompt is shared up to here.
+    tokens: usize,
+    /// Whether that is all of the node's edge.
+    whole: bool,
+}
+
+pub(super) fn common(a: &[TokenId], b: &[TokenId]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+impl Default for Radix {
+    fn default() -> Self {
+        Radix { nodes: vec![Node::default()], free: Vec::new() }
+    }
+}
+
+impl Radix {
+    pub fn insert(&mut self, tokens: &[TokenId], id: u64) {
+        let (mut node, mut rest) = (ROOT, tokens);
+        while let Some(first) = rest.first() {
+            let Some(&child) = self.nodes[node].children.get(first) else {
+                node = self.add(node, rest.to_vec());
+                break;
+            };
+            let shared = common(&self.nodes[child].edge, rest);
+            node = if shared < self.nodes[child].edge.len() { self.split(child, shared) } else { child };
+            rest = &rest[shared..];
+        }
+        self.nodes[node].ids.push(id);
+    }
+
+    /// Forgets a text, which is there.
+    pub fn remove(&mut self, tokens: &[TokenId], id: u64) {
+        let Some(mut node) = self.find(tokens) else { return };
+        self.nodes[node].ids.retain(|&other| other != id);
+        while node != ROOT && self.nodes[node].ids.is_empty() && self.nodes[node].children.is_empty() {
+            let Node { parent, edge, .. } = std::mem::take(&mut self.nodes[node]);
+            self.nodes[parent].children.remove(&edge[0]);
+            self.free.push(node);
+            node = parent;
+        }
+        self.join(node);
+    }
+
+    /// Texts that are begins of a prompt, the longest first, with their lengths.
+    pub fn begins(&self, prompt: &[TokenId]) -> impl Iterator<Item = (usize, u64)> {
+        let whole = self.path(prompt).into_iter().rev().filter(|passed| passed.whole);
+        whole.flat_map(|Passed { node, tokens, .. }| self.nodes[node].ids.iter().map(move |&id| (tokens, id)))
+    }
+
+    /// Texts that share a begin with a prompt, those that share most first, with how many tokens that is.
+    pub fn nearest(&self, prompt: &[TokenId]) -> Nearest<'_> {
+        Nearest {
+            tree: self,
+            path: self.path(prompt),
+            seen: ROOT,
+            below: Vec::new(),
+            tokens: 0,
+            ids: [].iter(),
+        }
+    }
+
+    /// The texts of exactly these tokens.
+    pub fn exactly(&self, tokens: &[TokenId]) -> &[u64] {
+        self.find(tokens).map_or(&[], |node| &self.nodes[node].ids)
+    }
+
+    /// Whether some text begins with these tokens.
+    pub fn has_beyond(&self, tokens: &[TokenId]) -> bool {
+        self.nearest(tokens).next().is_some_and(|(shared, _)| shared == tokens.len())
+    }
+
+    /// From the root on, the nodes whose edges a prompt shares, the last one perhaps in part; and how much it shares up to there.
+    fn path(&self, prompt: &[TokenId]) -> Vec<Passed> {
+        let (mut node, mut tokens) = (ROOT, 0);
+        let mut path = vec![Passed { node, tokens, whole: true }];
+        while let Some(&child) = prompt.get(tokens).and_then(|first| self.nodes[node].children.get(first)) {
+            let edge = &self.nodes[child].edge;
+            let shared = common(edge, &prompt[tokens..]);
+            tokens += shared;
+            let whole = shared == edge.len();
+            path.push(Passed { node: child, tokens, whole });
+            if !whole {
+                break;
+            }
+            node = child;
+        }
+        path
+    }
+
+    fn find(&self, tokens: &[TokenId]) -> Option<usize> {
+        let last = self.path(tokens).pop().filter(|passed| passed.whole && passed.tokens == tokens.len());
+        last.map(|passed| passed.node)
+    }
+
+    fn add(&mut self, parent: usize, edge: Vec<TokenId>) -> usize {
+        let first = edge[0];
+        let node = Node { parent, edge, ..Node::default() };
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.nodes[at] = node;
+                at
+            }
+            None => {
+                self.nodes.push(node);
+                self.nodes.len() - 1
+            }
+        };
+        self.nodes[parent].children.insert(first, at);
+        at
+    }
+
+    /// Puts a node behind the first `shared` tokens of the edge to `child`.
+    fn split(&mut self, child: usize, shared: usize) -> usize {
+        let (parent, edge) = (self.nodes[child].parent, self.nodes[child].edge[..shared].to_vec());
+        let middle = self.add(parent, edge);
+        self.nodes[child].edge.drain(..shared);
+        self.nodes[child].parent = middle;
+        let first = self.nodes[child].edge[0];
+        self.nodes[middle].children.insert(first, child);
+        middle
+    }
+
+    /// Makes one of a node without texts and its only child.
+    fn join(&mut self, node: usize) {
+        let is_needless = node != ROOT && self.nodes[node].ids.is_empty();
+        if !is_needless || self.nodes[node].children.len() != 1 {
+            return;
+        }
+        let Node { parent, edge, children, .. } = std::mem::take(&mut self.nodes[node]);
+        self.free.push(node);
+        for child in children.into_values() {
+            self.nodes[parent].children.insert(edge[0], child);
+            self.nodes[child].parent = parent;
+            self.nodes[child].edge.splice(0..0, edge.iter().copied());
+        }
+    }
+}
+
+/// See [`Radix::nearest`].
+pub(super) struct Nearest<'r> {
+    tree: &'r Radix,
+    /// What is left of the path to the prompt.
+    path: Vec<Passed>,
+    /// The node of the path that came before: all below it have been given.
+    seen: usize,
+    /// Nodes that share as much as the one of the path above them.
+    below: Vec<usize>,
+    tokens: usize,
+    ids: std::slice::Iter<'r, u64>,
+}
+
+impl Iterator for Nearest<'_> {
+    type Item = (usize, u64);
+
+    fn next(&mut self) -> Option<(usize, u64)> {
+        loop {
+            if let Some(&id) = self.ids.next() {
+                return Some((self.tokens, id));
+            }
+            let (node, seen) = match self.below.pop() {
+                Some(node) => (node, ROOT),
+                None => {
+                    let Passed { node, tokens, .. } = self.path.pop().filter(|passed| passed.tokens > 0)?;
+                    self.tokens = tokens;
+                    (node, std::mem::replace(&mut self.seen, node))
+                }
+            };
+            let Node { children, ids, .. } = &self.tree.nodes[node];
+            self.below.extend(children.values().rev().filter(|&&child| child != seen));
+            self.ids = ids.iter();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tokens() -> impl Strategy<Value = Vec<TokenId>> {
+        proptest::collection::vec(0..3, 0..9)
+    }
+
+    /// Edges fit together, and nothing is there without a reason.
+    fn check(tree: &Radix, texts: usize) {
+        let mut seen = 0;
+        let mut nodes = vec![ROOT];
+        while let Some(at) = nodes.pop() {
+            let node = &tree.nodes[at];
+            seen += node.ids.len();
+            assert!(at == ROOT || !node.ids.is_empty() || node.children.len() > 1);
+            for (first, &child) in &node.children {
+                assert_eq!((tree.nodes[child].parent, tree.nodes[child].edge.first()), (at, Some(first)));
+                nodes.push(child);
+            }
+        }
+        assert_eq!(seen, texts);
+        assert!(texts > 0 || tree.nodes.len() == 1 + tree.free.len());
+    }
+
+    proptest! {
+        /// The tree says what a look at each text says.
+        #[test]
+        fn looks_find_what_a_search_finds(
+            changes in proptest::collection::vec((tokens(), any::<proptest::sample::Index>(), 0..3usize), 0..60),
+            prompt in tokens(),
+        ) {
+            let (mut tree, mut texts) = (Radix::default(), Vec::<(Vec<TokenId>, u64)>::new());
+            for (id, (text, which, what)) in changes.into_iter().enumerate() {
+                if what == 0 && !texts.is_empty() {
+                    let (text, id) = texts.swap_remove(which.index(texts.len()));
+                    tree.remove(&text, id);
+                } else {
+                    tree.insert(&text, id as u64);
+                    texts.push((text, id as u64));
+                }
+                check(&tree, texts.len());
+            }
+            for prompt in texts.iter().map(|(text, _)| text).chain([&prompt]) {
+                let in_order = |mut all: Vec<(usize, u64)>| {
+                    assert!(all.is_sorted_by(|a, b| a.0 >= b.0));
+                    all.sort_unstable();
+                    all
+                };
+                let search = |of: &dyn Fn(&[TokenId]) -> Option<usize>| {
+                    let mut all: Vec<_> = texts.iter().filter_map(|(t, id)| Some((of(t)?, *id))).collect();
+                    all.sort_unstable();
+                    all
+                };
+                let shared = |text: &[TokenId]| Some(common(text, prompt)).filter(|&tokens| tokens > 0);
+                assert_eq!(in_order(tree.nearest(prompt).collect()), search(&shared));
+                let begins = |text: &[TokenId]| prompt.starts_with(text).then_some(text.len());
+                assert_eq!(in_order(tree.begins(prompt).collect()), search(&begins));
+                let mut same: Vec<u64> = tree.exactly(prompt).to_vec();
+                same.sort_unstable();
+                let all = search(&|text| (text == &prompt[..]).then_some(0));
+                assert_eq!(same, all.into_iter().map(|(_, id)| id).collect::<Vec<_>>());
+                let beyond = texts.iter().any(|(text, _)| text.starts_with(prompt));
+                assert_eq!(tree.has_beyond(prompt), beyond && !prompt.is_empty());
+            }
+        }
+    }
+
+    /// Edges of a text that nobody shares are one node.
+    #[test]
+    fn nodes_are_as_many_as_begins_differ() {
+        let mut tree = Radix::default();
+        let texts: Vec<Vec<TokenId>> =
+            (0..500).map(|at| vec![7; 100].into_iter().chain([at; 50]).collect()).collect();
+        for (id, text) in texts.iter().enumerate() {
+            tree.insert(text, id as u64);
+        }
+        assert_eq!(tree.nodes.len(), 1 + 1 + 500);
+        assert_eq!(tree.nearest(&texts[321]).next(), Some((150, 321)));
+        assert_eq!(tree.nearest(&texts[321][..120]).next(), Some((120, 321)));
+    }
+}

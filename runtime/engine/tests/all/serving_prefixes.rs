@@ -1,0 +1,190 @@
+//! What of a prompt is not read again: the states that an engine keeps, of models that can go back and of those that cannot.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use mlcc_engine::TokenId;
+use mlcc_engine::serving::{Engine, EngineOptions, TextRequest};
+
+use crate::serving::{alone, read, request, tokenizer};
+use crate::toy::{CHUNK, Toy};
+
+/// An engine that counts what it is fed.
+struct Counted {
+    toy: Toy,
+    engine: Engine,
+}
+
+impl Counted {
+    fn new(toy: &Toy, sequences: usize, kept: usize) -> Self {
+        let options = EngineOptions { sequences, kept, max_queue: 16, ..EngineOptions::default() };
+        let engine = Engine::start(toy.clone(), Arc::new(tokenizer()), options).unwrap();
+        Counted { toy: toy.clone(), engine }
+    }
+
+    /// The tokens of a text, and how many of its prompt were read; the others were known.
+    fn ask(&self, request: &TextRequest) -> (Vec<TokenId>, usize) {
+        let before = self.toy.read.load(Ordering::Relaxed);
+        let (text, finished) = read(self.engine.launch(request.clone()).unwrap());
+        assert_eq!(text, alone(&self.toy, request).0, "{request:?}");
+        let fed = self.toy.read.load(Ordering::Relaxed) - before;
+        let of_prompt = fed - (finished.completion_tokens - 1);
+        assert_eq!(of_prompt, finished.prompt_tokens - finished.cached_tokens);
+        (tokenizer().encode(&text).unwrap(), of_prompt)
+    }
+
+    fn read_of(&self, request: &TextRequest) -> usize {
+        self.ask(request).1
+    }
+}
+
+/// With a text of `length` tokens, different for each `seed`.
+fn long(seed: usize, length: usize) -> String {
+    (0..length).map(|at| char::from(b'a' + ((seed * 7 + at * at + at / 3) % 17) as u8)).collect()
+}
+
+fn after(before: &[TokenId], said: &str, seed: u64) -> TextRequest {
+    let mut next = request(said, seed, 6);
+    next.eos = Vec::new();
+    next.prompt.splice(0..0, before.iter().copied());
+    next
+}
+
+/// Those that cannot go back.
+fn checkpointed() -> [Toy; 2] {
+    [Toy::new(true, None), Toy::new(false, None).with_window(24)]
+}
+
+#[test]
+fn an_edited_turn_is_read_from_its_begin() {
+    for toy in checkpointed() {
+        let engine = Counted::new(&toy, 1, 16);
+        let first = after(&[], &long(1, 60), 1);
+        let (said, of_prompt) = engine.ask(&first);
+        assert_eq!(of_prompt, 60);
+        let turn = [first.prompt.clone(), said].concat();
+        // The last token of an answer was chosen, but not fed.
+        let second = after(&turn, &long(2, 40), 2);
+        let (said, of_prompt) = engine.ask(&second);
+        assert_eq!(of_prompt, 41);
+        for edited in 3..6 {
+            assert_eq!(engine.read_of(&after(&turn, &long(edited, 50), 3)), 51, "{edited}");
+        }
+        // Also before an answer, and where it went on.
+        let third = [second.prompt.clone(), said].concat();
+        assert_eq!(engine.read_of(&after(&third, &long(6, 45), 4)), 46);
+        assert_eq!(engine.read_of(&after(&first.prompt, &long(7, 33), 5)), 33);
+    }
+}
+
+#[test]
+fn a_shared_begin_is_read_once_if_its_end_is_known() {
+    let system = long(1, 300);
+    for toy in checkpointed() {
+        let engine = Counted::new(&toy, 2, 8);
+        let with_border =
+            TextRequest { borders: vec![300], ..after(&[], &(system.clone() + &long(2, 50)), 1) };
+        assert_eq!(engine.read_of(&with_border), 350);
+        for seed in 3..8 {
+            assert_eq!(engine.read_of(&after(&[], &(system.clone() + &long(seed, 50)), 1)), 50, "{seed}");
+        }
+    }
+}
+
+/// Nobody says where the shared begin ends: the second prompt is read from a state inside of it, and from then on the end is known.
+#[test]
+fn where_prompts_part_is_seen() {
+    let system = long(1, 300);
+    for toy in checkpointed() {
+        let engine = Counted::new(&toy, 2, 8);
+        let prompt = |seed| after(&[], &(system.clone() + &long(seed, 100)), 1);
+        assert_eq!(engine.read_of(&prompt(2)), 400);
+        let second = engine.read_of(&prompt(3));
+        assert!((100..100 + 400 / 4 + CHUNK).contains(&second), "{second}");
+        for seed in 4..8 {
+            assert_eq!(engine.read_of(&prompt(seed)), 100, "{seed}");
+        }
+    }
+}
+
+/// A request that wants no known states leaves pieces as they are.
+#[test]
+fn prompts_that_are_to_be_read_whole_are() {
+    let toy = Toy::new(true, None);
+    let engine = Counted::new(&toy, 2, 8);
+    let fresh = TextRequest { reuse: false, borders: vec![100], ..after(&[], &long(1, 200), 1) };
+    for _ in 0..2 {
+        assert_eq!(engine.read_of(&fresh), 200);
+    }
+    assert_eq!(engine.read_of(&after(&[], &(long(1, 200) + "abcabc"), 1)), 6);
+    assert_eq!(engine.read_of(&after(&[], &(long(1, 100) + "abcabc"), 1)), 106);
+}
+
+/// More conversations than slots: their states wait beside these.
+#[test]
+fn conversations_take_turns_in_a_slot() {
+    for toy in [Toy::new(false, None), Toy::new(true, None), Toy::new(false, None).with_window(24)] {
+        let engine = Counted::new(&toy, 1, 20);
+        let mut talks: Vec<Vec<TokenId>> = (0..5).map(|seed| after(&[], &long(seed, 60), 1).prompt).collect();
+        for turn in 0..4 {
+            for talk in &mut talks {
+                let next = after(talk, &long(turn, 40), 1);
+                let (said, of_prompt) = engine.ask(&next);
+                assert_eq!(of_prompt, if turn == 0 { 100 } else { 41 });
+                *talk = [next.prompt, said].concat();
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_used_longest_ago_goes_first() {
+    // Of a model that can go back one state for each text, of others those behind its prompt and inside of it too.
+    for (toy, each) in [(Toy::new(false, None), 1), (Toy::new(true, None), 3)] {
+        let engine = Counted::new(&toy, 1, 4 * each);
+        let prompt = |seed| after(&[], &long(seed, 60), 1);
+        for seed in 0..8 {
+            assert_eq!(engine.read_of(&prompt(seed)), 60);
+            assert!(toy.used() <= (1 + 4 * each) * 66, "{} tokens have memory", toy.used());
+        }
+        // One is used again, and those beside it go.
+        let again = if toy.recurrent { 0 } else { 2 };
+        assert_eq!(engine.read_of(&prompt(4)), again);
+        for seed in [10, 11] {
+            assert_eq!(engine.read_of(&prompt(seed)), 60);
+        }
+        assert_eq!([4, 7].map(|seed| engine.read_of(&prompt(seed))), [again; 2]);
+        assert_eq!(engine.read_of(&prompt(5)), 60);
+        drop(engine);
+        assert_eq!(toy.used(), 0);
+    }
+}
+
+/// Those inside of prompts, which nobody has asked for, take no more than half of the room.
+#[test]
+fn long_prompts_leave_room_for_others() {
+    let toy = Toy::new(true, None);
+    let engine = Counted::new(&toy, 1, 10);
+    let first = after(&[], &long(1, 60), 1);
+    assert_eq!(engine.read_of(&first), 60);
+    // Each leaves three states inside, that behind it and that of its text.
+    for seed in 2..4 {
+        assert_eq!(engine.read_of(&after(&[], &long(seed, 600), 1)), 600);
+    }
+    assert_eq!(engine.read_of(&first), 0);
+}
+
+/// States that nobody runs in give way to texts.
+#[test]
+fn kept_states_make_room_for_texts() {
+    for recurrent in [false, true] {
+        let toy = Toy::new(recurrent, None).with_memory(200);
+        let engine = Counted::new(&toy, 1, 20);
+        for seed in 0..6 {
+            assert_eq!(engine.read_of(&after(&[], &long(seed, 60), 1)), 60);
+        }
+        assert_eq!(engine.read_of(&after(&[], &long(9, 180), 1)), 180);
+        let stats = engine.engine.stats();
+        assert_eq!((stats.failed, stats.preempted), (0, 0));
+    }
+}
