@@ -55,6 +55,10 @@ impl Hosted {
         });
         let extras = Extras { drafter, files: server.options.prefixes.clone(), warn };
         let engine = start(Arc::clone(&tokenizer), options, extras)?;
+        // Before anybody is told that it is there. A model that cannot do a step tells each request so.
+        if let (Err(failure), Some(warn)) = (engine.warm_up(), server.options.warn) {
+            warn(&format!("{name}: {failure}"));
+        }
         let ends = format.as_ref().map(|format| format.end_tokens(&tokenizer)).unwrap_or_default();
         let syntax = format.as_ref().map(ChatFormat::answer_syntax).unwrap_or_default();
         Ok(Hosted {

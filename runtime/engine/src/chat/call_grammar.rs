@@ -95,18 +95,30 @@ fn tagged(
             value["enum"].as_array().cloned().or_else(|| value.get("const").map(|v| vec![v.clone()]));
         let close = fixed(&tags.close, tokenizer);
         let inside = match (ValueKind::of(schema, name), choices) {
-            (ValueKind::Text, Some(choices)) => {
-                let choices: Vec<String> = choices.iter().map(Json::to_string).collect();
+            (ValueKind::Text | ValueKind::TextOrNull, Some(choices)) => {
+                // What is no string is `null`, which stands in a tag as it is.
+                let has = |choice: Json| choices.contains(&choice);
+                if ValueKind::of(schema, name) == ValueKind::TextOrNull
+                    && has("null".into())
+                    && !has(Json::Null)
+                {
+                    return Err(format!(
+                        "the argument `{name}` may be the text `null`, which in a tag is null"
+                    ));
+                }
+                let quoted = |choice: &Json| match choice {
+                    Json::Null => json!("null").to_string(),
+                    text => text.to_string(),
+                };
+                let choices: Vec<String> = choices.iter().map(quoted).collect();
                 format!("({}) {close}", choices.join(" | "))
             }
-            (ValueKind::Text, None) => {
+            // A text `null` is no text; any other one is.
+            (ValueKind::Text | ValueKind::TextOrNull, None) => {
                 let held = held_to(value).map_err(|why| format!("the argument `{name}`: {why}"))?;
                 let (inside, more) = text_in_tag(tags, &own, &held, tokenizer);
                 rules += &more;
                 inside
-            }
-            (ValueKind::TextOrNull, _) => {
-                return Err(format!("the argument `{name}`, a text or null in a tag, cannot be enforced"));
             }
             (ValueKind::Json, _) => format!("%json {value} {close}"),
         };

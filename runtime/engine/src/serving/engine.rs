@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::serving::files::PrefixFiles;
 use crate::serving::queue::{Job, Queue, Stats};
-use crate::serving::request::{Event, LaunchError, Sink, TextRequest};
+use crate::serving::request::{Event, Failure, LaunchError, Sink, TextRequest};
 use crate::serving::scheduler;
 use crate::serving::step::{Limits, Step};
 use crate::speculate::MakeDrafter;
@@ -182,6 +182,15 @@ impl Engine {
         let tickets = jobs.iter().map(|job| Ticket { cancel: Arc::clone(&job.cancel) }).collect();
         self.queue.push(jobs)?;
         Ok(tickets)
+    }
+
+    /// Does a small step for nobody, between two others, and waits for it: what a first step pays, as reading the weights from their file,
+    /// memory that is touched for the first time and threads that have to be woken, is paid then. Nothing is counted or kept of it.
+    ///
+    /// Fails as the model does; without an error if the engine is closed.
+    pub fn warm_up(&self) -> Result<(), Failure> {
+        let done = self.queue.ask_warm_up();
+        done.and_then(|done| done.recv().ok()).unwrap_or(Ok(()))
     }
 
     /// Whether the thread is alive.

@@ -102,10 +102,8 @@ impl<M: Step + 'static> Scheduler<'_, M> {
                         writer.phase = Phase::Writing;
                     }
                     self.writers.push(writer);
-                    if let Some(logits) = start.logits.filter(|_| is_new) {
-                        self.begin_writing(id, &logits);
-                        self.end_all();
-                    }
+                    let logits = start.logits.filter(|_| is_new);
+                    self.round.known.extend(logits.map(|logits| (id, logits)));
                 }
                 Ok(None) => {
                     self.parked.push(writer);

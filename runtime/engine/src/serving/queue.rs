@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::sampler::Sampler;
-use crate::serving::request::{LaunchError, Sink, TextRequest};
+use crate::serving::request::{Failure, LaunchError, Sink, TextRequest};
 use crate::stop::StopMatcher;
 
 /// A request that has waited so long is as urgent as one of the next lower priority.
@@ -99,6 +100,8 @@ struct State {
     closed: bool,
     /// All texts are to end.
     abandoned: bool,
+    /// Who waits for a warm-up.
+    warm_ups: Vec<Sender<Result<(), Failure>>>,
     stats: Stats,
 }
 
@@ -169,10 +172,33 @@ impl Queue {
         Ok(())
     }
 
-    /// The next job. With `wait` it waits for one; `None` then means that none will come.
+    /// Asks for a warm-up; `None` if the thread is gone.
+    pub fn ask_warm_up(&self) -> Option<Receiver<Result<(), Failure>>> {
+        let (sender, receiver) = channel();
+        let mut state = self.lock();
+        if state.closed {
+            return None;
+        }
+        state.warm_ups.push(sender);
+        drop(state);
+        self.changed.notify_all();
+        Some(receiver)
+    }
+
+    pub fn take_warm_ups(&self) -> Vec<Sender<Result<(), Failure>>> {
+        std::mem::take(&mut self.lock().warm_ups)
+    }
+
+    /// Whether nothing will come any more.
+    pub fn is_over(&self) -> bool {
+        let state = self.lock();
+        state.closed && state.jobs.is_empty() && state.warm_ups.is_empty()
+    }
+
+    /// The next job. With `wait` it waits for one, or for something else to do.
     pub fn pop(&self, wait: bool) -> Option<Job> {
         let mut state = self.lock();
-        while wait && state.jobs.is_empty() && !state.closed {
+        while wait && state.jobs.is_empty() && state.warm_ups.is_empty() && !state.closed {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.take_next(Instant::now())
@@ -182,7 +208,7 @@ impl Queue {
     pub fn wait_for_work(&self, until: Instant) -> bool {
         let mut state = self.lock();
         loop {
-            if !state.jobs.is_empty() || state.closed {
+            if !state.jobs.is_empty() || !state.warm_ups.is_empty() || state.closed {
                 return true;
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -264,6 +290,7 @@ impl Queue {
         let mut state = self.lock();
         state.closed = true;
         state.in_flight = 0;
+        state.warm_ups.clear();
         let jobs = std::mem::take(&mut state.jobs);
         drop(state);
         // Dropped sinks tell their receivers.

@@ -24,6 +24,8 @@ pub(super) struct Round<S: 'static> {
     choices: Vec<Mutex<Choice<'static, 'static>>>,
     /// Of the texts that choose a token, with what ends these.
     grammars: Vec<(u64, Grammar, Vec<TokenId>)>,
+    /// Texts the prompts of which were known as a whole, with the logits behind them.
+    pub known: Vec<(u64, Vec<f32>)>,
     /// Texts that have ended in the step.
     pub ended: Vec<(u64, End)>,
     /// Tokens chosen since that was told last, those of drafts and the right ones of these.
@@ -41,6 +43,7 @@ impl<S> Default for Round<S> {
             feeds: Vec::new(),
             choices: Vec::new(),
             grammars: Vec::new(),
+            known: Vec::new(),
             ended: Vec::new(),
             written: 0,
             drafted: 0,
@@ -364,10 +367,18 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         self.park_all(&without_memory);
     }
 
-    /// The same where the logits behind a prompt were known.
-    pub fn begin_writing(&mut self, id: u64, logits: &[f32]) {
-        self.prompt_is_read(id, 0..logits.len());
-        self.choose(Some(logits));
+    /// The same of texts the prompts of which were known as a whole; they are dealt out together.
+    pub fn choose_known(&mut self) {
+        let mut all: Vec<f32> = Vec::new();
+        for (id, logits) in std::mem::take(&mut self.round.known) {
+            let begin = all.len();
+            all.extend(logits);
+            self.prompt_is_read(id, begin..all.len());
+        }
+        if !all.is_empty() {
+            self.choose(Some(&all));
+            self.end_all();
+        }
     }
 
     /// Chooses the next tokens, texts dealt out to workers: each has a sampler of its own. Without `logits` they are the model's.

@@ -12,7 +12,7 @@ use crate::serving::prefixes::{Slot, Slots};
 use crate::serving::queue::{CacheUse, Job, Queue, SlotInfo};
 use crate::serving::request::{Failure, TextRequest};
 use crate::serving::round::Round;
-use crate::serving::step::{CacheBlocks, Limits, Step};
+use crate::serving::step::{CacheBlocks, Feed, Limits, Step, StepError, Want};
 use crate::serving::writer::{Phase, Writer, end_unread};
 use crate::speculate::Drafter;
 use crate::tokenizer::Tokenizer;
@@ -113,6 +113,10 @@ pub(super) fn model_failure(error: impl std::fmt::Display) -> Failure {
 impl<M: Step + 'static> Scheduler<'_, M> {
     /// One step with what comes before and after it. False when there is nothing to do any more.
     fn turn(&mut self) -> bool {
+        for waiting in self.queue.take_warm_ups() {
+            // Who has gone does not want to know.
+            let _ = waiting.send(warm_up(&mut self.model, &self.limits));
+        }
         self.end_unwanted();
         self.resume();
         self.slots.save_resting(&self.model, Instant::now());
@@ -122,10 +126,11 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             }
             match self.queue.pop(self.writers.is_empty()) {
                 Some(job) => self.admit(job),
-                None if self.writers.is_empty() => return false,
+                None if self.writers.is_empty() => return !self.queue.is_over(),
                 None => break,
             }
         }
+        self.choose_known();
         let begin = Instant::now();
         self.step();
         self.tell_notice();
@@ -201,10 +206,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         match start {
             Ok(Some(start)) => {
                 self.queue.update(|stats| stats.cached_tokens += start.cached as u64);
-                if let Some(logits) = start.logits {
-                    self.begin_writing(id, &logits);
-                    self.end_all();
-                }
+                self.round.known.extend(start.logits.map(|logits| (id, logits)));
             }
             Ok(None) => self.drop_writer(id, Err(Failure::Model("no slot is free".into()))),
             Err(error) if self.model.lacks_memory(&error) && self.is_another_active(id) => self.put_off(),
@@ -325,6 +327,26 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         // Sequences share blocks.
         Some(CacheUse { block: tokens, blocks, used: used.min(all - free).min(blocks) })
     }
+}
+
+/// Tokens of a piece that makes weights and scratch memory come.
+const WARM_UP: usize = 16;
+
+/// Feeds a piece of a prompt and a next token to a sequence that nobody has.
+fn warm_up<M: Step>(model: &mut M, limits: &Limits) -> Result<(), Failure> {
+    let most = limits.chunk.min(limits.rows).min(limits.context.map_or(usize::MAX, |context| context - 1));
+    let (tokens, want) = ([0; WARM_UP], Want::Last);
+    of_model(|| {
+        let mut sequence = model.sequence()?;
+        for tokens in [&tokens[..most.clamp(1, WARM_UP)], &tokens[..1]] {
+            // Who has all the memory is warm.
+            if model.reserve(&mut sequence, tokens.len())? {
+                model.step(&mut [Feed { sequence: &mut sequence, tokens, want }])?;
+            }
+        }
+        model.deal(2, &|_| {});
+        Ok::<_, StepError<M>>(())
+    })
 }
 
 /// Whether the last piece of a prompt is a single row when it is read in pieces of `chunk`.

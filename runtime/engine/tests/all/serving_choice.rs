@@ -8,6 +8,52 @@ use mlcc_engine::serving::{Engine, EngineOptions};
 use crate::serving::{alone, read, request, tokenizer};
 use crate::toy::Toy;
 
+/// A burst of prompts that are known as a whole: there is no step beside which their first tokens could be chosen.
+#[test]
+fn first_tokens_of_known_prompts_are_dealt_out_together() {
+    let toy = Toy::new(true, None);
+    let options = EngineOptions { sequences: 4, kept: 16, ..EngineOptions::default() };
+    let engine = Engine::start(toy.clone(), Arc::new(tokenizer()), options).unwrap();
+    let prompts = ["abcd", "bcde", "cdef", "defg"];
+    for prompt in prompts {
+        read(engine.launch(request(prompt, 1, 1)).unwrap());
+    }
+    assert_eq!(toy.dealt.load(Ordering::Relaxed), 1);
+    let before = toy.read.load(Ordering::Relaxed);
+    // All but the last have no other token; and equal ones.
+    for prompts in [prompts, ["abcd"; 4]] {
+        let requests = (0..4).map(|at| request(prompts[at], 5 + at as u64, 1 + at / 3)).collect::<Vec<_>>();
+        toy.dealt.store(0, Ordering::Relaxed);
+        let handles = engine.launch_all(requests.clone()).unwrap();
+        for (handle, request) in handles.into_iter().zip(&requests) {
+            let (text, finished) = read(handle);
+            assert_eq!((text, finished.cached_tokens), (alone(&toy, request).0, 4));
+        }
+        assert_eq!(toy.dealt.load(Ordering::Relaxed), 4);
+    }
+    assert_eq!(toy.read.load(Ordering::Relaxed) - before, 2);
+}
+
+#[test]
+fn a_warm_up_leaves_nothing() {
+    for recurrent in [false, true] {
+        let toy = Toy::new(recurrent, (!recurrent).then_some(90)).with_memory(100);
+        let engine = Engine::start(toy.clone(), Arc::new(tokenizer()), EngineOptions::default()).unwrap();
+        engine.warm_up().unwrap();
+        let read_by_it = toy.read.load(Ordering::Relaxed);
+        assert!(read_by_it > 1 && toy.used() == 0);
+        let stats = engine.stats();
+        assert_eq!((stats.finished, stats.prompt_tokens, stats.written_tokens, stats.steps), (0, 0, 0, 0));
+        // Beside a text, too.
+        let text = request("and then", 1, 40);
+        let handle = engine.launch(text.clone()).unwrap();
+        engine.warm_up().unwrap();
+        assert_eq!(read(handle).0, alone(&toy, &text).0);
+        engine.close();
+        engine.warm_up().unwrap();
+    }
+}
+
 #[test]
 fn first_tokens_are_dealt_out_together() {
     // Prompts that one step reads together, and equal ones, which wait for the first of them.

@@ -54,6 +54,7 @@ fn arguments_stand_in_tags_where_the_template_has_them_there() {
         ("pattern", json!({"enum": ["a", "b"], "pattern": "^a"})),
         ("pattern", json!({"type": ["string", "null"], "pattern": "^a"})),
         ("format", json!({"type": "string", "format": "date"})),
+        ("null", json!({"type": ["string", "null"], "enum": ["a", "null"]})),
         ("minLength", json!({"type": "string", "minLength": 3, "maxLength": 2})),
         ("maxLength", json!({"type": "string", "maxLength": 100_000})),
         ("maxLength", json!({"enum": ["a"], "maxLength": 3})),
@@ -67,6 +68,20 @@ fn arguments_stand_in_tags_where_the_template_has_them_there() {
         assert_eq!(refused.error(), (400, "invalid_grammar".into(), "tools".into()), "{what}");
         let names = refused.body.contains(&format!("`{what}`")) || what == "pattern";
         assert!(names, "{what}: {}", refused.body);
+    }
+    // A text or null.
+    for (value, allowed) in [
+        (json!({"type": ["string", "null"], "enum": ["a", null]}), vec![json!("a"), Value::Null]),
+        (json!({"type": ["null", "string"], "enum": ["b"]}), vec![json!("b")]),
+    ] {
+        let mut strict =
+            request(json!({"tool_choice": {"type": "function", "function": {"name": "alpha"}}, "n": 4}));
+        strict["tools"][0]["function"]["parameters"]["properties"]["value"] = value;
+        for choice in server.ask("/v1/chat/completions", &strict)["choices"].as_array().unwrap() {
+            let arguments = &choice["message"]["tool_calls"][0]["function"]["arguments"];
+            let arguments: Value = serde_json::from_str(arguments.as_str().unwrap()).unwrap();
+            assert!(allowed.contains(&arguments["value"]), "{choice}");
+        }
     }
     // A text is held to nothing; the toy writes it until it may write no more.
     let mut open = request(
