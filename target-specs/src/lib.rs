@@ -16,7 +16,7 @@ pub use fields::{FIELDS, Field, Kind};
 pub use gpus::{GpuModel, Lanes, Latency, Mma, gpus};
 pub use host::detected_features;
 pub use model::{Host, Model, detected_model};
-pub use spec::{Arch, Device, DeviceScope, Gpu, Level, MatrixTile, Spec, SpecError};
+pub use spec::{Arch, AttentionTile, Device, DeviceScope, Gpu, Level, MatrixTile, Spec, SpecError};
 pub use tune::{
     Attentions, Cache, Division, KeyBlock, Products, Quantizers, Scans, Shares, Stream, Streams, TallTile,
     Tile, Tiles, Tune,

@@ -46,6 +46,31 @@ pub struct Gpu {
     pub device: Device,
     /// How products of many rows use tensor cores; none without `mma.sync`.
     pub product: Option<MatrixTile>,
+    /// How attention does.
+    pub attention: Option<AttentionTile>,
+}
+
+/// What a block computes of an attention on tensor cores.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionTile {
+    /// Most warps of a block: each has 16 rows, or with few rows some of the keys.
+    pub warps: u32,
+    /// Most keys of a tile in shared memory.
+    pub keys: u32,
+    /// Most bytes of shared memory: what every machine gives that runs code of the level.
+    pub shared_bytes: u32,
+}
+
+impl AttentionTile {
+    /// What is wrong with it, for blocks of at most `max_threads` threads.
+    fn fault(&self, max_threads: u32) -> Option<String> {
+        match self {
+            _ if self.warps == 0 || 32 * self.warps > max_threads => Some(format!("{} warps", self.warps)),
+            _ if !matches!(self.keys, 16 | 32 | 64) => Some("tiles are of 16, 32 or 64 keys".into()),
+            _ => None,
+        }
+    }
 }
 
 /// What a block computes of a product on tensor cores, and how.
@@ -184,6 +209,8 @@ pub enum SpecError {
     Gpu { file: String, level: String },
     #[error("target spec {file}: the product table of level `{level}`: {fault}")]
     Product { file: String, level: String, fault: String },
+    #[error("target spec {file}: the attention table of level `{level}`: {fault}")]
+    Attention { file: String, level: String, fault: String },
     #[error("target spec {file}: the tune table of level `{level}`: {message}")]
     Tune { file: String, level: String, message: String },
     #[error(
@@ -286,6 +313,10 @@ fn read_level(file: &str, arch: Arch, before: &[Read], entry: LevelEntry) -> Res
     if let Some(fault) = product.and_then(|(tile, threads)| tile.fault(threads)) {
         return Err(SpecError::Product { file, level, fault });
     }
+    let attention = entry.gpu.as_ref().and_then(|gpu| gpu.attention?.fault(gpu.max_threads));
+    if let Some(fault) = attention {
+        return Err(SpecError::Attention { file, level, fault });
+    }
     let tune = match arch {
         Arch::Nvptx if tables.is_empty() => None,
         Arch::Nvptx => return Err(wrong("is for CPUs".into())),
@@ -363,6 +394,22 @@ mod tests {
         assert!(fault("rows = 64, columns = 16, warps = [4, 1], stages = 2").contains("128 threads"));
         assert!(fault("rows = 32, columns = 16, warps = [2, 1], stages = 1").contains("stages"));
         assert!(fault("rows = 32, columns = 16, warps = [0, 1], stages = 2").contains("rows"));
+    }
+
+    #[test]
+    fn tiles_of_attention_are_pages_or_parts() {
+        let fault = |attention: &str| {
+            let gpu = format!(
+                "gpu = {{ sm = 80, ptx = 70, shared_bytes = 1, max_threads = 128, attention = {{ {attention} }}, {DEVICE} }}"
+            );
+            let head = "name = 'g'\narch = 'nvptx'\ntriple = 't'\ndefault = ['x']\n";
+            let text = format!("{head}[[level]]\nname = 'x'\nllvm_cpu = 'sm_80'\nvector_bits = 128\n{gpu}\n");
+            Spec::parse("g", &text).map_or_else(|e| e.to_string(), |_| String::new())
+        };
+        assert_eq!(fault("warps = 4, keys = 32, shared_bytes = 1000"), "");
+        assert!(fault("warps = 5, keys = 32, shared_bytes = 1000").contains("`x`: 5 warps"));
+        assert!(fault("warps = 0, keys = 32, shared_bytes = 1000").contains("0 warps"));
+        assert!(fault("warps = 4, keys = 48, shared_bytes = 1000").contains("16, 32 or 64 keys"));
     }
 
     /// The tables of a level of the x86-64 spec.

@@ -3,7 +3,7 @@
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::math::Quotient;
-use mlcc_target::{Arch, Division, Level, MatrixTile, Tune};
+use mlcc_target::{Arch, AttentionTile, Division, Level, MatrixTile, Tune};
 use std::collections::BTreeSet;
 
 /// What a generator needs to know of a machine.
@@ -21,6 +21,8 @@ pub struct KernelTarget {
     pub batch_invariant: bool,
     /// How products of many rows use tensor cores, where there are some.
     pub matrix: Option<MatrixTile>,
+    /// How attention does.
+    pub attention: Option<AttentionTile>,
 }
 
 impl KernelTarget {
@@ -28,8 +30,9 @@ impl KernelTarget {
         let features = level.features.iter().cloned().collect();
         let tune = level.tune.clone().unwrap_or_default();
         let matrix = level.gpu.as_ref().and_then(|gpu| gpu.product);
+        let attention = level.gpu.as_ref().and_then(|gpu| gpu.attention);
         let vector_bits = level.vector_bits;
-        KernelTarget { arch, features, vector_bits, tune, batch_invariant: false, matrix }
+        KernelTarget { arch, features, vector_bits, tune, batch_invariant: false, matrix, attention }
     }
 
     /// Lanes of an f32 vector.

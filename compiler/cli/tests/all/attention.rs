@@ -49,6 +49,42 @@ fn interpreted_kernels_equal_the_definition() {
     }
 }
 
+/// Tiles of fragments on a GPU: every type of a cache, rows of several heads, all kinds of attention; fewer keys than a tile, and several
+/// tiles and slices. Other sizes of heads have none.
+#[test]
+fn tensor_cores_interpreted() {
+    let target = target_of("sm_80").0;
+    let sized = |cache, kv, group, size, value_size| Case { cache, value_size, ..Case::new(kv, group, size) };
+    let mut all = vec![
+        sized(DType::F32, 2, 2, 32, 32),
+        sized(DType::F16, 1, 3, 48, 32),
+        sized(DType::BF16, 2, 1, 16, 64),
+        sized(DType::F16, 1, 6, 32, 16),
+        sized(DType::F16, 1, 20, 128, 128),
+        sized(DType::F16, 1, 2, 256, 256),
+    ];
+    all.extend(kinds().into_iter().map(|op| Case { op, ..sized(DType::F16, 1, 2, 16, 32) }));
+    for (c, case) in all.into_iter().enumerate() {
+        let lengths: &[(usize, usize)] =
+            if case.size > 64 { &[(1, 70), (5, 66)] } else { &[(1, 0), (1, 150), (70, 0), (9, 130)] };
+        for &(n, past) in lengths {
+            let inputs = case.inputs(n, past);
+            let expected = case.reference(&inputs, n, past);
+            let sizes = SymValues { n: n as i64, b: 1, past: past as i64 };
+            let kernels = case.kernels(n == 1 && c % 2 == 0, &target);
+            assert!(has_one_of(&kernels[0], &FRAGMENTS), "{case:?}");
+            let found = interpreted(&kernels, &inputs, &sizes, 1);
+            assert_close(&format!("{case:?}, n = {n}, past = {past}"), &expected, &found, 1e-5);
+        }
+    }
+    for (size, value_size) in [(24, 16), (16, 8), (272, 16)] {
+        let kernels = sized(DType::F16, 1, 2, size, value_size).kernels(false, &target);
+        assert!(!has_one_of(&kernels[0], &FRAGMENTS), "{size} {value_size}");
+    }
+    let codes = sized(DType::I8, 1, 2, 32, 32).kernels(false, &target);
+    assert!(!has_one_of(&codes[0], &FRAGMENTS), "codes");
+}
+
 /// Dot instructions that take unsigned bytes, and signed ones; and products of words.
 #[test]
 fn integer_products_interpreted() {

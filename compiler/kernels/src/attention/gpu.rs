@@ -1,12 +1,16 @@
 //! Attention on a GPU: a thread block takes some query rows of a key head (positions times heads of its group) against
 //! tiles of keys and values in shared memory. With one query the cache is cut into slices for more blocks, and a second
-//! kernel joins their unfinished sums, as in [`super::decode`].
+//! kernel joins their unfinished sums, as in [`super::decode`]. Where there are tensor cores, [`matrix`] computes the products.
+
+mod halves;
+mod matrix;
 
 use super::merge::unfinished;
 use super::plan::{GpuPlan, shared_floats};
 use super::problem::{MASKED, Problem, ScoreIndex};
 use super::shares::SLICE_KEYS;
 use crate::inline::Page;
+use matrix::MatrixBlock;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::BufId;
 use mlcc_kernel_lang::{Recorder, Team, Val, View};
@@ -52,8 +56,13 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, out: BufId) {
             false => k.dim(&a.n.ceil_div(plan.positions)),
         };
         k.blocks("tile", 0, tiles, |tile| {
-            k.blocks("heads", 1, a.heads() / plan.heads, |heads| {
-                ThreadBlock::new(k, a, plan, tile, heads).run(tile, out);
+            k.blocks("heads", 1, a.heads() / plan.heads, |heads| match plan.matrix {
+                None => ThreadBlock::new(k, a, plan, tile, heads).run(tile, out),
+                Some(warps) => {
+                    let first = if plan.single { k.int(0) } else { (tiles - tile + -1) * plan.positions };
+                    let block = MatrixBlock::new(k, a, (plan, warps), first.named("first"), heads);
+                    block.run(tile, out);
+                }
             });
         });
     });
@@ -96,7 +105,7 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
 
     fn run(self, tile: Val<'k>, out: BufId) {
         let (k, a) = (self.k, self.a);
-        let (start, end) = self.keys_seen(tile);
+        let (start, end) = keys_seen(a, self.plan, [tile, self.first, self.n, self.past], self.prefix);
         self.clear(tile);
         if let Some(sinks) = a.sinks() {
             let single = self.plan.single;
@@ -107,21 +116,6 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
         }
         self.keys(start, end);
         self.store(tile, out);
-    }
-
-    /// The first key of the block, and where its keys end.
-    fn keys_seen(self, tile: Val<'k>) -> (Val<'k>, Val<'k>) {
-        let (k, a) = (self.k, self.a);
-        let p = self.past + self.first;
-        let start = self.plan.tile_of(a.first_key(p));
-        if !self.plan.single {
-            let end = a.end_key(p + (self.n - self.first).min(self.plan.positions) + -1);
-            return (start, self.prefix.map_or(end, |prefix| end.max(prefix)));
-        }
-        let t = k.dim(&a.t);
-        let (_, part) = slices(start, t, self.plan);
-        let start = start + tile * part;
-        (start, (start + part).min(t))
     }
 
     /// Adds the keys `start..end`; `start` begins a tile.
@@ -282,11 +276,30 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
     }
 }
 
+/// The first key of a block, and where its keys end.
+fn keys_seen<'k>(
+    a: &Problem,
+    plan: GpuPlan,
+    [tile, first, n, past]: [Val<'k>; 4],
+    prefix: Option<Val<'k>>,
+) -> (Val<'k>, Val<'k>) {
+    let p = past + first;
+    let start = plan.tile_of(a.first_key(p));
+    if !plan.single {
+        let end = a.end_key(p + (n - first).min(plan.positions) + -1);
+        return (start, prefix.map_or(end, |prefix| end.max(prefix)));
+    }
+    let t = tile.recorder().dim(&a.t);
+    let [_, part] = slices(plan, start, t);
+    let start = start + tile * part;
+    (start, (start + part).min(t))
+}
+
 /// How many slices are in use, and the keys of each (a multiple of those of a tile), for keys `first .. t`.
-fn slices<'k>(first: Val<'k>, t: Val<'k>, plan: GpuPlan) -> (Val<'k>, Val<'k>) {
+fn slices<'k>(plan: GpuPlan, first: Val<'k>, t: Val<'k>) -> [Val<'k>; 2] {
     let count = t - first;
     let used = count.div_ceil(SLICE_KEYS).min(plan.slices).named("slices");
-    (used, (count.div_ceil(used).div_ceil(plan.keys) * plan.keys).named("slice_keys"))
+    [used, (count.div_ceil(used).div_ceil(plan.keys) * plan.keys).named("slice_keys")]
 }
 
 /// Joins the unfinished sums of all slices: a thread per value.
@@ -294,13 +307,13 @@ pub fn emit_merge(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, partial: B
     Recorder::within(kb, |k| {
         let (partial, out) = (unfinished(k, a, partial), k.view(out, [a.heads() * a.value_size]));
         let t = k.dim(&a.t);
-        let (used, _) = slices(plan.tile_of(a.first_key(t + -1)), t, plan);
+        let [used, _] = slices(plan, plan.tile_of(a.first_key(t + -1)), t);
         let (team, count) = (Team::new(k, THREADS), a.heads() * a.value_size);
         k.blocks("block", 0, team.share(count), |block| {
             team.run(|thread| {
                 team.guarded(block * THREADS + thread, count, |at| {
                     let (head, c) = (at / a.value_size, at % a.value_size);
-                    out.set([at], joined(k, a, partial, used, head, c));
+                    out.set([at], joined((k, a, plan), partial, used, head, c));
                 });
             });
         });
@@ -309,8 +322,7 @@ pub fn emit_merge(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, partial: B
 
 /// One value of the result, from its column in all slices.
 fn joined<'k>(
-    k: &'k Recorder,
-    a: &Problem,
+    (k, a, plan): (&'k Recorder, &Problem, GpuPlan),
     partial: View<'k, 3>,
     used: Val<'k>,
     head: Val<'k>,
@@ -320,7 +332,7 @@ fn joined<'k>(
     let max = k.fold("slice", used, MASKED, |slice, max| partial.at((slice, head, max_at)).max(max));
     let (total, sum) = (k.reg("total", k.float(0.0)), k.reg("sum", k.float(0.0)));
     k.serial("slice", used, |slice| {
-        let weight = (partial.at((slice, head, max_at)) - max).exp().named("weight");
+        let weight = plan.weight(partial.at((slice, head, max_at)) - max).named("weight");
         total.set(weight.fma(partial.at((slice, head, total_at)), total.get()));
         sum.set(weight.fma(partial.at((slice, head, c)), sum.get()));
     });

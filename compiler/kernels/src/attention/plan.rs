@@ -1,6 +1,7 @@
 //! The schedule of an attention: plain data, chosen from the target without tuning.
 
 mod display;
+mod gpu;
 
 use super::problem::{CacheRows, Problem};
 use crate::params::{IntDot, KernelTarget, PairDot};
@@ -9,6 +10,9 @@ use mlcc_ir::step::PAGE_ROWS;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Val, View};
 use mlcc_target::{Arch, KeyBlock};
+
+pub use gpu::{GpuPlan, Halves, Warps};
+pub(super) use gpu::{PAD, SIDE, shared_floats};
 
 /// The schedule for a machine and a shape.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,7 +25,7 @@ pub enum Plan {
 impl Plan {
     pub fn choose(a: &Problem, target: &KernelTarget) -> Plan {
         match target.arch {
-            Arch::Nvptx => Plan::Gpu(GpuPlan::choose(a)),
+            Arch::Nvptx => Plan::Gpu(GpuPlan::choose(a, target.attention)),
             Arch::X86_64 | Arch::Aarch64 if a.n.as_const() == Some(1) && !target.batch_invariant => {
                 Plan::Decode(DecodePlan::choose(a, target))
             }
@@ -35,6 +39,14 @@ impl Plan {
             Plan::Decode(_) => SLICES,
             Plan::Prefill(_) => 1,
             Plan::Gpu(plan) => plan.slices,
+        }
+    }
+
+    /// Weights are powers of two ([`Problem::in_powers_of_two`]).
+    pub fn in_powers_of_two(&self) -> bool {
+        match self {
+            Plan::Decode(_) | Plan::Prefill(_) => true,
+            Plan::Gpu(plan) => plan.in_powers_of_two(),
         }
     }
 
@@ -410,59 +422,6 @@ impl PrefillPlan {
     pub fn sets(&self, a: &Problem) -> i64 {
         (self.positions * a.group + self.set - 1) / self.set
     }
-}
-
-/// Rows of queries that a GPU block takes at most.
-const GPU_ROWS: i64 = 16;
-/// Static shared memory of a block, on every GPU.
-const SHARED_BYTES: i64 = 48 << 10;
-/// Items of work that one query should give.
-const ITEMS: i64 = 256;
-
-/// Attention on a GPU, see [`super::gpu`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GpuPlan {
-    /// Positions and heads of a group that a block takes.
-    pub positions: i64,
-    pub heads: i64,
-    /// Keys of a tile.
-    pub keys: i64,
-    /// Most slices of the cache; more than one only with one query.
-    pub slices: i64,
-    /// Every block has one position and a slice of the cache.
-    pub single: bool,
-}
-
-impl GpuPlan {
-    fn choose(a: &Problem) -> GpuPlan {
-        let longest = a.size.max(a.value_size);
-        let (mut rows, mut keys) = (GPU_ROWS, if longest > 128 { 16 } else { 32 });
-        while shared_floats(a, rows, keys).iter().sum::<i64>() * 4 > SHARED_BYTES && (rows, keys) != (1, 1) {
-            if keys >= rows { keys /= 2 } else { rows /= 2 }
-        }
-        let heads = (1..=a.group.min(rows)).rev().find(|h| a.group % h == 0).unwrap_or(1);
-        let single = a.n.as_const() == Some(1);
-        GpuPlan {
-            positions: if single { 1 } else { rows / heads },
-            heads,
-            keys,
-            slices: if single { (ITEMS / (a.kv * a.group / heads)).clamp(1, SLICES) } else { 1 },
-            single,
-        }
-    }
-    pub fn rows(&self) -> i64 {
-        self.positions * self.heads
-    }
-
-    /// The first key of the tile that has key `key`. Tiles begin at multiples of their size, so that each lies in one page.
-    pub(super) fn tile_of<'k>(&self, key: Val<'k>) -> Val<'k> {
-        key / self.keys * self.keys
-    }
-}
-
-/// Sizes of the shared buffers of a GPU block: queries, a tile of keys or values, scores, and three numbers per row.
-pub(super) fn shared_floats(a: &Problem, rows: i64, keys: i64) -> [i64; 6] {
-    [rows * a.size, keys * (a.size.max(a.value_size) + 1), rows * keys, rows, rows, rows]
 }
 
 /// The widest power of two up to `most` that divides a size.

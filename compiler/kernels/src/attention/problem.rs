@@ -148,6 +148,18 @@ impl<'a> Problem<'a> {
         }
     }
 
+    /// Where keys and values lie as rows of 16-bit floats that no more than a cast makes operands of.
+    pub(super) fn halves(&self) -> [Option<CacheRows>; 2] {
+        [self.k, self.v].map(|v| self.halves_of(v))
+    }
+    fn halves_of(&self, v: ValueId) -> Option<CacheRows> {
+        if self.inliner.bindings.contains_key(&v) {
+            return self.rows_of(v).filter(|rows| matches!(rows.dtype, DType::F16 | DType::BF16));
+        }
+        let node = self.inliner.f.def(v).filter(|node| node.op == Op::Cast(DType::F32))?;
+        self.halves_of(node.inputs[0])
+    }
+
     /// The buffer of scales of rows, `[t, kv]` in f32, through a change of shape.
     pub(super) fn scales(&self, v: ValueId) -> Option<CacheRows> {
         let ty = self.inliner.f.ty(v);
@@ -268,6 +280,22 @@ impl<'a> Problem<'a> {
             0 => p + 1,
             Attention::ALL => p.recorder().dim(&self.t),
             ahead => (p + (1 + ahead as i64)).min(p.recorder().dim(&self.t)),
+        }
+    }
+
+    /// Whether the mask shows the keys `j .. to` to all queries at positions `from ..= last`, and `to` is not beyond `end`.
+    pub(super) fn all_seen<'k>(
+        &self,
+        [from, last]: [Val<'k>; 2],
+        j: Val<'k>,
+        (to, end): (Val<'k>, Val<'k>),
+    ) -> Val<'k> {
+        let seen = to.le(end) & to.le(self.end_key(from));
+        match (self.keys, self.op.window) {
+            // Not all queries have left each of them.
+            (Keys::Sinks, _) => seen & last.lt(0),
+            (Keys::Visible, 0) => seen,
+            (Keys::Visible, window) => seen & (last - window as i64).lt(j),
         }
     }
 

@@ -84,13 +84,12 @@ pub(super) fn attention_group(
         return Err(unfit());
     }
     let a = Problem::new(node, inliner).ok_or_else(unfit)?;
-    // A GPU has an instruction for either.
-    let a = if target.arch == Arch::Nvptx { a } else { a.in_powers_of_two() };
     let arg = |access| ArgContract { access, partition: None, in_place: vec![] };
     let params = kb.kernel().params.clone();
     let inputs = params.iter().map(|&p| arg(kb.kernel().bufs[p].access));
     let args: Vec<ArgContract> = inputs.chain([arg(Access::Out)]).collect();
     let plan = Plan::choose(&a, target);
+    let a = if plan.in_powers_of_two() { a.in_powers_of_two() } else { a };
     let emitted = |args| Emitted { args, generator: plan.generator(), plan: plan.to_string() };
     let elements = f.ty(f.outputs[0]).elements();
     let out_name = result_name(f, f.outputs[0]);

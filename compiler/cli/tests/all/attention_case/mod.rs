@@ -278,6 +278,9 @@ pub const SIGNED: [&str; 1] = ["sdot_128"];
 pub const PAIRS: [&str; 5] =
     ["vpdpwssd_512", "vpdpwssd_256", "vpdpwssd_avx_256", "vpmaddwd_256", "pmaddwd_128"];
 
+/// Products of fragments.
+pub const FRAGMENTS: [&str; 2] = ["mma_m16n8k16_f16", "mma_m16n8k16_bf16"];
+
 /// True if the kernel calls one of the instructions.
 pub fn has_one_of(kernel: &Kernel, names: &[&str]) -> bool {
     let calls = |expr: &Expr| matches!(expr, Expr::Instr(instr, _) if names.contains(&instr.def().name));

@@ -1,6 +1,6 @@
 //! Plans in words, for `--explain-passes`.
 
-use super::{DecodePlan, GpuPlan, Plan, PrefillPlan, Products, SLICES};
+use super::{DecodePlan, GpuPlan, Plan, PrefillPlan, Products, SLICES, Warps};
 use std::fmt;
 
 impl fmt::Display for Plan {
@@ -68,6 +68,9 @@ impl fmt::Display for GpuPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let GpuPlan { positions, heads, keys, slices, .. } = self;
         write!(f, "blocks of {positions} positions x {heads} heads, tiles of {keys} keys in shared memory")?;
+        if let Some(Warps { rows, keys, key, value }) = &self.matrix {
+            write!(f, "; tensor cores, {rows} x {keys} warps, keys of {key}, values of {value}")?;
+        }
         match slices {
             1 => Ok(()),
             _ => write!(f, "; at most {slices} slices, because one query alone gives too few blocks"),

@@ -1,0 +1,511 @@
+//! Attention on tensor cores: a block has rows of queries (positions times heads of a group) in shared memory and meets tiles of keys, then of
+//! values there. Scores and weights stay in the registers of a warp, whose sums of scores are the first factor of the product with
+//! values (Dao, FlashAttention-2, 2023). While one of both tiles is multiplied the other is on its way. With one query the rows are the
+//! heads of a group, and the warps of a block share the keys of a tile.
+//!
+//! Numbers are those of f32: queries and weights are the sums of two 16-bit floats of the type of the cache; of f32
+//! all are three bf16 ([`super::halves`]). Rows of queries that meet f16 are scaled by a power of two, so that
+//! they have its range.
+
+use super::halves::{Factor, Factors, Matrix, side_by_side};
+use super::keys_seen;
+use crate::attention::merge::unfinished;
+use crate::attention::plan::{GpuPlan, SIDE, Warps};
+use crate::attention::problem::{CacheRows, MASKED, Problem, ScoreIndex};
+use crate::inline::Page;
+use mlcc_ir::fragment::M16N8K16;
+use mlcc_ir::kernel::{BinOp, BufId, Ty};
+use mlcc_ir::types::DType;
+use mlcc_kernel_lang::matrix::place;
+use mlcc_kernel_lang::{Recorder, Team, Val, View, WARP};
+
+/// Bytes of a copy.
+const CHUNK: i64 = 16;
+/// Columns of a fragment of sums, and elements of it that a lane has: two neighbours of two rows, so far apart.
+const COLUMNS: i64 = 8;
+const OF_LANE: i64 = 4;
+const APART: i64 = 8;
+
+/// A tile of keys or of values, and where its rows lie if they are stored as they are needed.
+#[derive(Clone, Copy)]
+struct Tile<'k> {
+    to: Matrix<'k>,
+    rows: Option<CacheRows>,
+    size: i64,
+    values: bool,
+}
+
+/// Attention of one thread block.
+#[derive(Clone, Copy)]
+pub(super) struct MatrixBlock<'k, 'a> {
+    k: &'k Recorder,
+    a: &'k Problem<'a>,
+    plan: GpuPlan,
+    warps: Warps,
+    team: Team<'k>,
+    q: Matrix<'k>,
+    /// What the products of each row have to be multiplied by, where queries are scaled.
+    scales: Option<View<'k, 1>>,
+    keys: Tile<'k>,
+    values: Tile<'k>,
+    /// In the registers of a warp: scores, then weights `[keys / 8, 4]`; sums `[columns / 8, 4]`; of each of two rows the running
+    /// maximum and the lane's share of the sum of weights.
+    s: View<'k, 2>,
+    sums: View<'k, 2>,
+    max: View<'k, 1>,
+    total: View<'k, 1>,
+    /// Key head, first query head, first position among the queries.
+    head: Val<'k>,
+    first_head: Val<'k>,
+    first: Val<'k>,
+    n: Val<'k>,
+    past: Val<'k>,
+    last: Val<'k>,
+    prefix: Option<Val<'k>>,
+}
+
+/// What a thread has of a tile.
+#[derive(Clone, Copy)]
+struct Part<'k> {
+    lane: Val<'k>,
+    /// First row of the warp, and of the lane's two.
+    row: Val<'k>,
+    group: Val<'k>,
+    /// First key of the warp in the tile, and first of the lane's columns of a fragment.
+    key: Val<'k>,
+    column: Val<'k>,
+    /// Number of the warp along the keys.
+    along: Val<'k>,
+}
+
+impl<'k, 'a> MatrixBlock<'k, 'a> {
+    pub fn new(
+        k: &'k Recorder,
+        a: &'k Problem<'a>,
+        (plan, warps): (GpuPlan, Warps),
+        first: Val<'k>,
+        heads: Val<'k>,
+    ) -> MatrixBlock<'k, 'a> {
+        let (n, t) = (k.dim(&a.n), k.dim(&a.t));
+        let rows = SIDE * warps.rows;
+        let [key_rows, value_rows] = a.halves();
+        let tile = |name, halves, rows, size, values| Tile {
+            to: Matrix::new(k, name, halves, plan.keys, size),
+            rows,
+            size,
+            values,
+        };
+        let first_head = heads * plan.heads;
+        MatrixBlock {
+            k,
+            a,
+            plan,
+            warps,
+            team: Team::new(k, WARP * warps.rows * warps.keys),
+            q: Matrix::new(k, "q", warps.key.other(), rows, a.size),
+            scales: (warps.key.dtype == DType::F16).then(|| k.shared("scales", [rows])),
+            keys: tile("key_tile", warps.key, key_rows, a.size, false),
+            values: tile("value_tile", warps.value, value_rows, a.value_size, true),
+            s: k.registers("s", [plan.keys / warps.keys / COLUMNS, OF_LANE]),
+            sums: k.registers("sums", [a.value_size / COLUMNS, OF_LANE]),
+            max: k.registers("max", [2]),
+            total: k.registers("total", [2]),
+            head: first_head / a.group,
+            first_head,
+            first,
+            n,
+            past: t - n,
+            last: t + -1,
+            prefix: a.prefix(k),
+        }
+    }
+
+    pub fn run(self, tile: Val<'k>, out: BufId) {
+        let (k, a, single) = (self.k, self.a, self.plan.single);
+        let (start, end) = keys_seen(a, self.plan, [tile, self.first, self.n, self.past], self.prefix);
+        let (start, end) = (start.named("start"), end.named("end"));
+        let first_slice = single.then(|| tile.equals(0));
+        self.clear(first_slice);
+        if let Some(sinks) = a.sinks() {
+            let all = a.sinks_left(if single { self.last } else { end + -1 });
+            let count = first_slice.map_or(all, |first| first.select(all, k.int(0)));
+            MatrixBlock { a: &sinks, ..self }.keys(k.int(0), count.named("sinks"));
+        }
+        self.keys(start, end);
+        self.store(tile, out);
+    }
+
+    fn part(self, thread: Val<'k>) -> Part<'k> {
+        let (warp, lane) = (thread / WARP, (thread % WARP).named("lane"));
+        let [group, column] = place(&M16N8K16.sums, lane, 0);
+        let (along, warp) = match self.warps.keys {
+            1 => (self.k.int(0), warp),
+            count => (warp % count, warp / count),
+        };
+        let key = along * (self.plan.keys / self.warps.keys);
+        let row = if self.warps.rows == 1 { self.k.int(0) } else { warp * SIDE };
+        Part { lane, row, group, key, column, along }
+    }
+
+    /// Position among the queries and query head of a row; positions after the last query stand for it.
+    fn query_of(self, row: Val<'k>) -> (Val<'k>, Val<'k>) {
+        let heads = self.plan.heads;
+        // More rows than queries and heads repeat the first ones.
+        let row = if self.plan.single { row % heads } else { row };
+        ((self.first + row / heads).min(self.n + -1), self.first_head + row % heads)
+    }
+
+    /// Of the two rows of a lane.
+    fn rows_of(self, part: &Part<'k>) -> [(Val<'k>, Val<'k>); 2] {
+        [0, APART].map(|apart| self.query_of(part.row + part.group + apart))
+    }
+
+    /// No keys seen yet but that without a value, which `first` sees: one of several slices, and of several warps.
+    fn clear(self, first: Option<Val<'k>>) {
+        let k = self.k;
+        self.team.run(|thread| {
+            let part = self.part(thread);
+            let among_warps = (self.warps.keys > 1).then(|| part.along.equals(0));
+            let sees = first.into_iter().chain(among_warps).reduce(|a, b| a & b);
+            for (i, (_, head)) in self.rows_of(&part).into_iter().enumerate() {
+                let (mut max, mut total) = (k.float(MASKED), k.float(0.0));
+                if let Some(logit) = self.a.null_logit(head) {
+                    max = sees.map_or(logit, |sees| sees.select(logit, MASKED));
+                    let counts = part.column.equals(0);
+                    total = sees.map_or(counts, |sees| sees & counts).select(k.float(self.unit()), 0.0);
+                }
+                self.max.set([i as i64], max);
+                self.total.set([i as i64], total);
+            }
+            let zero = k.zeros(DType::F32, OF_LANE as u32);
+            k.unrolled("i", self.a.value_size / COLUMNS, |i| self.sums.set((i, 0), zero));
+        });
+    }
+
+    /// The weight of the largest score: of f16 the small ones then have as many bits.
+    fn unit(self) -> f64 {
+        if self.warps.value.dtype == DType::F16 { 32768.0 } else { 1.0 }
+    }
+
+    // ---- what comes into shared memory
+
+    /// Two lanes have a row of queries.
+    fn load_queries(self) {
+        let (k, rows) = (self.k, SIDE * self.warps.rows);
+        self.team.run(|thread| {
+            let its = (thread / 2).named("row");
+            if self.warps.keys == 1 {
+                return self.load_query(its, thread % 2);
+            }
+            k.when(its.lt(rows), || self.load_query(its, thread % 2));
+        });
+        k.barrier();
+    }
+
+    /// The first or second half of a row.
+    fn load_query(self, row: Val<'k>, half: Val<'k>) {
+        let (k, length) = (self.k, self.a.size / 2);
+        let (position, head) = self.query_of(row);
+        let pieces = length / COLUMNS;
+        let column = |piece: Val<'k>| half * length + piece * COLUMNS;
+        let load =
+            |piece: Val<'k>| self.a.query([position, head, column(piece)], COLUMNS as u32).named("query");
+        let factor = self.scales.map(|scales| {
+            let most = k.fold("piece", pieces, 0.0, |piece, most| {
+                most.max(load(piece).abs().reduce_lanes(BinOp::Max))
+            });
+            let [factor, back] = powers(most.max(of_lane(most, 1)).named("most"));
+            k.when(half.equals(0), || scales.set([row], back));
+            factor
+        });
+        k.serial("piece", pieces, |piece| {
+            let query = load(piece);
+            self.q.set(
+                [row, column(piece)],
+                factor.map_or(query, |factor| query * factor.splat(COLUMNS as u32)),
+            );
+        });
+    }
+
+    /// Begins to fill a tile with the rows from `j` on; the last row stands in for those after it.
+    fn fill(self, tile: &Tile<'k>, j: Val<'k>) {
+        let (k, a) = (self.k, self.a);
+        let page = a.page(j).map(Page::named);
+        let row_at = |i: Val<'k>| (j + i).min(self.last);
+        let (Some(rows), Some(to)) = (tile.rows, tile.to.stored()) else {
+            let lanes = OF_LANE;
+            return self.team.each(self.plan.keys * (tile.size / lanes), |i| {
+                let (row, c) = (i / (tile.size / lanes), i % (tile.size / lanes) * lanes);
+                let at = [row_at(row), self.head, c];
+                let floats =
+                    if tile.values { a.value(page, at, lanes as u32) } else { a.key(page, at, lanes as u32) };
+                tile.to.set([row, c], floats);
+            });
+        };
+        let view = rows.in_page(k.view(rows.buf, [1, a.kv, tile.size]), page);
+        let elements = CHUNK / rows.dtype.bytes().unwrap_or(1) as i64;
+        let parts = tile.size / elements;
+        self.team.each(self.plan.keys * parts, |i| {
+            let (row, c) = (i / parts, i % parts * elements);
+            to.copy((row, c), CHUNK as u32, view, (row_at(row), self.head, c));
+        });
+    }
+
+    // ---- the products
+
+    /// Adds the keys `start..end`; `start` begins a tile.
+    fn keys(self, start: Val<'k>, end: Val<'k>) {
+        let (k, step) = (self.k, self.plan.keys);
+        self.load_queries();
+        let tiles = (end - start).max(0).div_ceil(step).named("tiles");
+        k.when(k.int(0).lt(tiles), || self.fill(&self.keys, start));
+        k.commit();
+        k.serial("tile", tiles, |i| {
+            let j = (start + i * step).named("j");
+            self.fill(&self.values, j);
+            k.commit();
+            // The keys have landed.
+            k.wait(1);
+            k.barrier();
+            self.team.run(|thread| self.scores(thread));
+            k.barrier();
+            k.when((i + 1).lt(tiles), || self.fill(&self.keys, j + step));
+            k.commit();
+            self.team.run(|thread| self.weights(thread, j, end));
+            // So have the values.
+            k.wait(1);
+            k.barrier();
+            self.team.run(|thread| self.mix(thread));
+            k.barrier();
+        });
+        k.wait(0);
+    }
+
+    /// Keys of a warp in a tile.
+    fn keys_of_warp(self) -> i64 {
+        self.plan.keys / self.warps.keys
+    }
+
+    /// Products of queries and keys.
+    fn scores(self, thread: Val<'k>) {
+        let (k, part) = (self.k, self.part(thread));
+        let zero = k.zeros(DType::F32, OF_LANE as u32);
+        k.unrolled("i", self.keys_of_warp() / COLUMNS, |i| self.s.set((i, 0), zero));
+        k.serial("c", self.a.size / SIDE, |c| {
+            let c = c * SIDE;
+            let queries = self.q.load([part.row, c], part.lane, Factor::First);
+            k.unrolled("i", self.keys_of_warp() / SIDE, |i| {
+                let keys = self.keys.to.load([part.key + i * SIDE, c], part.lane, Factor::Second);
+                for second in [false, true] {
+                    let at = (i * 2 + i64::from(second), 0);
+                    let sums = self.s.load(at, OF_LANE as u32);
+                    self.s.set(at, queries.add_to(sums, keys.half(second)));
+                }
+            });
+        });
+    }
+
+    /// Products to scores, and these to weights with the new maxima; older sums change by what that makes of them.
+    fn weights(self, thread: Val<'k>, j: Val<'k>, end: Val<'k>) {
+        let (k, part) = (self.k, self.part(thread));
+        if let Some(scales) = self.scales {
+            let scale = pair([0, APART].map(|apart| scales.at([part.row + part.group + apart])));
+            k.unrolled("i", self.keys_of_warp() / COLUMNS, |i| {
+                self.s.set((i, 0), self.s.load((i, 0), OF_LANE as u32) * scale);
+            });
+        }
+        // Most tiles lie before all queries, and nothing of them is masked.
+        let to = (self.first + (self.plan.positions - 1)).min(self.n + -1);
+        let seen = [self.past + self.first, self.past + to];
+        k.branch(self.a.all_seen(seen, j, (j + self.plan.keys, end)), |all| {
+            self.mask(&part, j, (!all).then_some(end));
+        });
+        let rows = [0, 1].map(|i| self.max_of_row(i));
+        let (max, factor) = (pair(rows.map(|row| row.0)), pair(rows.map(|row| row.1)));
+        let sum = k.reg("sum", k.zeros(DType::F32, OF_LANE as u32));
+        k.unrolled("i", self.keys_of_warp() / COLUMNS, |i| {
+            let weight = self.plan.weight(self.s.load((i, 0), OF_LANE as u32) - max);
+            let weight = if self.unit() == 1.0 { weight } else { weight * self.unit() }.named("weight");
+            self.s.set((i, 0), weight);
+            sum.set(sum.get() + weight);
+        });
+        let sum = sum.get().named("sum");
+        for i in 0..2 {
+            let its = sum.shuffle([2 * i]) + sum.shuffle([2 * i + 1]);
+            let i = i64::from(i);
+            self.total.set([i], self.total.at([i]).fma(rows[i as usize].1, its));
+        }
+        k.unrolled("i", self.a.value_size / COLUMNS, |i| {
+            self.sums.set((i, 0), self.sums.load((i, 0), OF_LANE as u32) * factor);
+        });
+    }
+
+    /// Soft cap, bias and mask; all keys are seen without `end`.
+    fn mask(self, part: &Part<'k>, j: Val<'k>, end: Option<Val<'k>>) {
+        let (k, a) = (self.k, self.a);
+        let queries = self.rows_of(part);
+        let slopes = queries.map(|(_, head)| a.slope(head));
+        let slope = slopes[0].zip(slopes[1]).map(|(upper, lower)| pair([upper, lower]).named("slopes"));
+        let p = pair(queries.map(|(position, _)| (self.past + position).cast(DType::I32))).named("p");
+        let first = (j + part.key + part.column).cast(DType::I32);
+        let neighbours = first.ramp(1, 2).shuffle([0, 1, 0, 1]).named("j");
+        k.unrolled("i", self.keys_of_warp() / COLUMNS, |i| {
+            let index = ScoreIndex {
+                p,
+                j: neighbours + (i * COLUMNS).cast(DType::I32).splat(OF_LANE as u32),
+                slope,
+                prefix: self.prefix,
+                end: end.filter(|_| self.plan.slices > 1),
+                visible: end.is_none(),
+            };
+            self.s.set((i, 0), a.score(self.s.load((i, 0), OF_LANE as u32), &index));
+        });
+    }
+
+    /// The new maximum of one of a lane's rows, and what it makes of older sums.
+    fn max_of_row(self, i: u32) -> (Val<'k>, Val<'k>) {
+        let (k, at) = (self.k, [i64::from(i)]);
+        let old = self.max.at(at).named("old");
+        let most = k.reg("most", old);
+        k.unrolled("i", self.keys_of_warp() / COLUMNS, |block| {
+            let s = self.s.load((block, 0), OF_LANE as u32).shuffle([2 * i, 2 * i + 1]);
+            most.set(most.get().max(s.reduce_lanes(BinOp::Max)));
+        });
+        // Four lanes have a row.
+        let max = most.get().named("most");
+        let max = max.max(of_lane(max, 1)).named("most");
+        let max = max.max(of_lane(max, 2)).named("max");
+        self.max.set(at, max);
+        (max, self.plan.weight(old - max).named("factor"))
+    }
+
+    /// `sums += weights . values`.
+    fn mix(self, thread: Val<'k>) {
+        let (k, part) = (self.k, self.part(thread));
+        k.unrolled("i", self.keys_of_warp() / SIDE, |i| {
+            let weights = [0, 1].map(|half| self.s.load((i * 2 + half, 0), OF_LANE as u32));
+            let weights = Factors::of(side_by_side(weights), self.warps.value.other());
+            k.unrolled("c", self.a.value_size / SIDE, |c| {
+                let at = [part.key + i * SIDE, c * SIDE];
+                let values = self.values.to.load(at, part.lane, Factor::SecondTransposed);
+                for second in [false, true] {
+                    let at = (c * 2 + i64::from(second), 0);
+                    let sums = self.sums.load(at, OF_LANE as u32);
+                    self.sums.set(at, weights.add_to(sums, values.half(second)));
+                }
+            });
+        });
+    }
+
+    // ---- the results
+
+    /// `slice`: of unfinished sums, where there are several.
+    fn store(self, slice: Val<'k>, out: BufId) {
+        let (k, a) = (self.k, self.a);
+        self.team.run(|thread| {
+            let part = self.part(thread);
+            for i in 0..2 {
+                let at = [i64::from(i)];
+                let total = self.total.at(at);
+                let total = total + of_lane(total, 1);
+                self.total.set(at, total + of_lane(total.named("total"), 2));
+            }
+            if self.warps.keys > 1 {
+                return;
+            }
+            let out = k.view(out, [1, a.heads(), a.value_size]);
+            self.each_row(&part, |i, row| {
+                let (position, head) =
+                    (self.first + row / self.plan.heads, self.first_head + row % self.plan.heads);
+                let total = self.total.at([i64::from(i)]).named("total");
+                k.when(position.lt(self.n), || {
+                    self.each_pair(&part, i, |c, pair| out.set([position, head, c], pair / total.splat(2)));
+                });
+            });
+        });
+        if self.warps.keys > 1 {
+            self.join(slice, out);
+        }
+    }
+
+    /// `body(which, row)` for those of a lane's two rows that are wanted.
+    fn each_row(self, part: &Part<'k>, body: impl Fn(u32, Val<'k>)) {
+        for i in 0..2 {
+            let row = (part.row + part.group + i64::from(i) * APART).named("row");
+            if self.plan.rows() == SIDE * self.warps.rows {
+                body(i, row);
+            } else {
+                self.k.when(row.lt(self.plan.rows()), || body(i, row));
+            }
+        }
+    }
+
+    /// `body(column, sums of two neighbours)` of one of a lane's rows.
+    fn each_pair(self, part: &Part<'k>, i: u32, body: impl Fn(Val<'k>, Val<'k>)) {
+        self.k.unrolled("c", self.a.value_size / COLUMNS, |c| {
+            let sums = self.sums.load((c, 0), OF_LANE as u32);
+            body(c * COLUMNS + part.column, sums.shuffle([2 * i, 2 * i + 1]));
+        });
+    }
+
+    /// Joins the sums of warps that had other keys.
+    fn join(self, slice: Val<'k>, out: BufId) {
+        let (k, a, rows) = (self.k, self.a, self.plan.rows());
+        let size = a.value_size;
+        let [max_at, total_at] = [size, size + 1];
+        let of_warps = k.shared("of_warps", [self.warps.keys, rows, size + 2]);
+        self.team.run(|thread| {
+            let part = self.part(thread);
+            self.each_row(&part, |i, row| {
+                self.each_pair(&part, i, |c, pair| of_warps.set([part.along, row, c], pair));
+                k.when(part.column.equals(0), || {
+                    of_warps.set((part.along, row, max_at), self.max.at([i64::from(i)]));
+                    of_warps.set((part.along, row, total_at), self.total.at([i64::from(i)]));
+                });
+            });
+        });
+        k.barrier();
+        let (out, unfinished) = (k.view(out, [1, a.heads(), size]), unfinished(k, a, out));
+        self.team.each(rows * size, |at| {
+            let (row, c) = (at / size, at % size);
+            let of = |warp: i64, c: Val<'k>| of_warps.at((warp, row, c));
+            let all = 0..self.warps.keys;
+            let max =
+                all.clone().fold(k.float(MASKED), |max, warp| max.max(of(warp, k.int(max_at)))).named("max");
+            let (mut sum, mut total) = (k.float(0.0), k.float(0.0));
+            for warp in all {
+                let weight = self.plan.weight(of(warp, k.int(max_at)) - max).named("weight");
+                sum = weight.fma(of(warp, c), sum).named("sum");
+                total = weight.fma(of(warp, k.int(total_at)), total).named("total");
+            }
+            let head = self.first_head + row;
+            if self.plan.slices == 1 {
+                return out.set((0, head, c), sum / total);
+            }
+            unfinished.set([slice, head, c], sum);
+            k.when(c.equals(0), || {
+                unfinished.set((slice, head, max_at), max);
+                unfinished.set((slice, head, total_at), total);
+            });
+        });
+    }
+}
+
+/// A number of each of two rows, as elements of a fragment of sums are.
+fn pair<'k>([upper, lower]: [Val<'k>; 2]) -> Val<'k> {
+    upper.splat(2).shuffle_with(lower.splat(2), 0..OF_LANE as u32)
+}
+
+/// The value of another lane of the warp.
+fn of_lane<'k>(value: Val<'k>, distance: i64) -> Val<'k> {
+    let distance = value.recorder().int32(distance);
+    value.instr("shfl_xor_f32", &[distance]).named("other")
+}
+
+/// The power of two that brings a number that is not negative between 2^14 and 2^15, and its inverse.
+fn powers<'k>(number: Val<'k>) -> [Val<'k>; 2] {
+    let exponent = (number.bits_as(Ty::scalar(DType::I32)) >> 23).max(15).min(254).named("exponent");
+    let float = |exponent: Val<'k>| (exponent << 23).bits_as(Ty::F32).named("power");
+    // Exponents are stored with 127 more.
+    [float(-(exponent + -(2 * 127 + 14))), float(exponent + -14)]
+}

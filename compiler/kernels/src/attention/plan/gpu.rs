@@ -1,0 +1,175 @@
+//! Attention on a GPU.
+
+use super::SLICES;
+use crate::attention::problem::{CacheRows, Problem};
+use mlcc_ir::types::DType;
+use mlcc_kernel_lang::Val;
+use mlcc_kernel_lang::math::exp2_below_zero;
+use mlcc_target::AttentionTile;
+use std::fmt;
+
+/// Rows of queries that a block takes at most without tensor cores.
+const ROWS: i64 = 16;
+/// Static shared memory of a block, on every GPU.
+const SHARED_BYTES: i64 = 48 << 10;
+/// Items of work that one query should give.
+const ITEMS: i64 = 256;
+/// Rows of a fragment of sums, and keys or columns of two side by side.
+pub(in super::super) const SIDE: i64 = 16;
+/// Longest rows whose sums fit the registers of a warp.
+const LONGEST: i64 = 256;
+
+/// Elements between rows beyond those of a row: 8 rows of 16 bytes, which `ldmatrix` reads at once, begin in different banks.
+pub(in super::super) const PAD: i64 = 8;
+
+/// Attention on a GPU, see [`crate::attention::gpu`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GpuPlan {
+    /// Positions and heads of a group that a block takes.
+    pub positions: i64,
+    pub heads: i64,
+    /// Keys of a tile.
+    pub keys: i64,
+    /// Most slices of the cache; more than one only with one query.
+    pub slices: i64,
+    /// Every block has one position and a slice of the cache.
+    pub single: bool,
+    /// How warps share a tile on tensor cores.
+    pub matrix: Option<Warps>,
+}
+
+/// Warps of a block, and what the operands are in shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Warps {
+    /// Along the rows, of which each has 16.
+    pub rows: i64,
+    /// Along the keys of a tile; their sums are joined in the end.
+    pub keys: i64,
+    pub key: Halves,
+    pub value: Halves,
+}
+
+/// How numbers are made of 16-bit floats.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Halves {
+    /// f16 or bf16.
+    pub dtype: DType,
+    /// Numbers are the sums of so many: f32 as two f16 keep 22 bits, as two bf16 17, as three all of them.
+    pub parts: u32,
+}
+
+impl Halves {
+    /// Of keys or values: what is stored in 16 bits is one, f32 and what is computed are three.
+    fn of(rows: Option<CacheRows>) -> Halves {
+        match rows {
+            Some(rows) => Halves { dtype: rows.dtype, parts: 1 },
+            None => Halves { dtype: DType::BF16, parts: 3 },
+        }
+    }
+
+    /// Of what they are multiplied with, which is f32.
+    pub fn other(self) -> Halves {
+        Halves { parts: self.parts.max(2), ..self }
+    }
+
+    /// Bytes of a number.
+    fn bytes(self) -> i64 {
+        2 * i64::from(self.parts)
+    }
+}
+
+impl fmt::Display for Halves {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", ["one", "two", "three"][self.parts as usize - 1], self.dtype)
+    }
+}
+
+impl GpuPlan {
+    pub(super) fn choose(a: &Problem, tile: Option<AttentionTile>) -> GpuPlan {
+        let single = a.n.as_const() == Some(1);
+        match tile.and_then(|tile| GpuPlan::on_tensor_cores(a, tile, single)) {
+            Some(plan) => plan,
+            None => GpuPlan::scalar(a, single),
+        }
+    }
+
+    fn scalar(a: &Problem, single: bool) -> GpuPlan {
+        let longest = a.size.max(a.value_size);
+        let (mut rows, mut keys) = (ROWS, if longest > 128 { 16 } else { 32 });
+        while shared_floats(a, rows, keys).iter().sum::<i64>() * 4 > SHARED_BYTES && (rows, keys) != (1, 1) {
+            if keys >= rows { keys /= 2 } else { rows /= 2 }
+        }
+        GpuPlan::of(a, single, (rows, keys), None)
+    }
+
+    /// Rows are whole fragments; a block has as many warps and keys as the shared memory has room for, more than 32 keys last.
+    fn on_tensor_cores(a: &Problem, tile: AttentionTile, single: bool) -> Option<GpuPlan> {
+        let fits = |size: i64| size % SIDE == 0 && size <= LONGEST;
+        if !fits(a.size) || !fits(a.value_size) || a.has_codes() {
+            return None;
+        }
+        let [key, value] = a.halves().map(Halves::of);
+        let (mut warps, mut keys) = (i64::from(tile.warps), i64::from(tile.keys));
+        loop {
+            let along_keys = if single { warps.min(keys / SIDE) } else { 1 };
+            let plan = Warps { rows: if single { 1 } else { warps }, keys: along_keys, key, value };
+            if plan.shared_bytes(a, keys) <= i64::from(tile.shared_bytes) {
+                let rows = SIDE * plan.rows;
+                return Some(GpuPlan::of(a, single, (rows, keys), Some(plan)));
+            }
+            match (keys, warps) {
+                (33.., _) => keys /= 2,
+                (_, 3..) if !single => warps = 2,
+                (17.., _) => keys /= 2,
+                _ => return None,
+            }
+        }
+    }
+
+    fn of(a: &Problem, single: bool, (rows, keys): (i64, i64), matrix: Option<Warps>) -> GpuPlan {
+        let heads = (1..=a.group.min(rows)).rev().find(|h| a.group % h == 0).unwrap_or(1);
+        GpuPlan {
+            positions: if single { 1 } else { rows / heads },
+            heads,
+            keys,
+            slices: if single { (ITEMS / (a.kv * a.group / heads)).clamp(1, SLICES) } else { 1 },
+            single,
+            matrix,
+        }
+    }
+
+    pub fn rows(&self) -> i64 {
+        self.positions * self.heads
+    }
+
+    /// The first key of the tile that has key `key`. Tiles begin at multiples of their size, so that each lies in one page.
+    pub(in super::super) fn tile_of<'k>(&self, key: Val<'k>) -> Val<'k> {
+        key / self.keys * self.keys
+    }
+
+    /// The weight of a score that is so much below the largest one.
+    pub(in super::super) fn weight<'k>(&self, below: Val<'k>) -> Val<'k> {
+        if self.in_powers_of_two() { exp2_below_zero(below) } else { below.exp() }
+    }
+
+    /// Weights are powers of two ([`Problem::in_powers_of_two`]).
+    pub fn in_powers_of_two(&self) -> bool {
+        self.matrix.is_some()
+    }
+}
+
+impl Warps {
+    /// Bytes of queries with their scales, of tiles of keys and values, and of sums to join.
+    fn shared_bytes(&self, a: &Problem, keys: i64) -> i64 {
+        let rows = SIDE * self.rows;
+        let queries = rows * ((a.size + PAD) * self.key.other().bytes() + 4);
+        let tiles = (a.size + PAD) * self.key.bytes() + (a.value_size + PAD) * self.value.bytes();
+        let joined = if self.keys > 1 { self.keys * a.group.min(rows) * (a.value_size + 2) * 4 } else { 0 };
+        queries + keys * tiles + joined
+    }
+}
+
+/// Sizes of the shared buffers of a GPU block without tensor cores: queries, a tile of keys or values, scores, and three numbers per row.
+pub(in super::super) fn shared_floats(a: &Problem, rows: i64, keys: i64) -> [i64; 6] {
+    [rows * a.size, keys * (a.size.max(a.value_size) + 1), rows * keys, rows, rows, rows]
+}
