@@ -4,7 +4,10 @@
 //! that belongs to none of it, or has another shape, is an error. What PEFT computes and this does not is refused by name.
 
 mod config;
+mod factors;
 mod parts;
+
+pub use factors::{TensorFactors, factors};
 
 use crate::checkpoint::merged::{Change, Product};
 use crate::checkpoint::{Checkpoint, TensorInfo, WeightFiles};
@@ -13,6 +16,7 @@ use crate::error::{AdapterError, ConfigError, ModelError};
 use crate::expect::squeezed;
 use config::AdapterConfig;
 use parts::Module;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -132,20 +136,24 @@ impl Adapter {
         Ok(Adapter { file: file.display().to_string(), config, weights, scale: request.scale })
     }
 
+    /// What it has, by the modules of the base.
+    fn modules(&self) -> Result<BTreeMap<String, Module<'_>>, AdapterError> {
+        let modules =
+            parts::modules(self.weights.tensors()).map_err(|(info, what)| self.tensor(info, what))?;
+        match modules.is_empty() {
+            true => Err(AdapterError::NoAdapter { directory: self.file.clone(), what: "a tensor" }),
+            false => Ok(modules),
+        }
+    }
+
     /// What the adapter does to tensors of the base, by their canonical names.
     fn changes(
         &self,
         base: &Checkpoint,
         architecture: &Architecture,
     ) -> Result<Vec<(String, Change)>, ModelError> {
-        let modules =
-            parts::modules(self.weights.tensors()).map_err(|(info, what)| self.tensor(info, what))?;
-        if modules.is_empty() {
-            let directory = self.file.clone();
-            return Err(AdapterError::NoAdapter { directory, what: "a tensor" }.into());
-        }
         let mut changes = Vec::new();
-        for (path, module) in &modules {
+        for (path, module) in &self.modules()? {
             if self.config.keeps_ties && is_tied_head(architecture, path) {
                 continue;
             }
@@ -178,20 +186,7 @@ impl Adapter {
         else {
             return Ok(());
         };
-        let (&[rank, columns], &[rows, other]) = (a.shape.as_slice(), b.shape.as_slice()) else {
-            let what = format!(
-                "has shape {:?} and its partner {:?}; only adapters of matrices are merged",
-                a.shape, b.shape
-            );
-            return Err(self.tensor(a, what).into());
-        };
-        if rank != other || rank == 0 {
-            let what = format!(
-                "has shape {:?}, `{}` has {:?}: their ranks differ, or are none",
-                a.shape, b.name, b.shape
-            );
-            return Err(self.tensor(a, what).into());
-        }
+        let (rank, [rows, columns]) = self.ranks(a, b)?;
         let expected = if transposed { [columns, rows] } else { [rows, columns] };
         let target = self.target(base, architecture, &format!("{path}.weight"), a)?;
         if target.shape != expected {

@@ -39,6 +39,27 @@ pub struct EntrySpec<'a> {
     pub batching: Batching,
     /// Whole texts in, with no caches and states; this makes a vector of each in place of logits.
     pub texts: Option<&'a TextHead>,
+    /// Rows go through the adapter of their sequence too.
+    pub adapters: Option<AdapterSlots>,
+}
+
+/// Room for adapters (LoRA) that are chosen when the model runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AdapterSlots {
+    /// Adapters that fit beside each other.
+    pub slots: usize,
+    /// The most rank that one may have; a multiple of [`AdapterSlots::RANK_STEP`].
+    pub rank: usize,
+}
+
+impl AdapterSlots {
+    /// Ranks are filled up to a multiple of this, which kernels take together.
+    pub const RANK_STEP: usize = 16;
+
+    /// Matrices of each kind: those of slot 0, which stay zero, are for sequences without an adapter.
+    pub fn matrices(&self) -> usize {
+        self.slots + 1
+    }
 }
 
 impl EntrySpec<'_> {

@@ -25,10 +25,10 @@ pub mod resolve;
 pub mod text_head;
 pub mod transformer;
 
-pub use adapter::AdapterRequest;
+pub use adapter::{AdapterRequest, TensorFactors, factors as adapter_factors};
 pub use checkpoint::{Checkpoint, StoredType, TensorData, TensorInfo};
 pub use config::ModelConfig;
-pub use definition::{Architecture, Definition, EntrySpec, Logits, Stream};
+pub use definition::{AdapterSlots, Architecture, Definition, EntrySpec, Logits, Stream};
 pub use error::{
     AdapterError, CheckpointError, ConfigError, ModelError, ResolveError, StreamError, TensorMismatch,
 };

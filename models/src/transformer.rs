@@ -1,11 +1,15 @@
 //! What the definitions of transformers share: the frame around the layers, an entry function under construction, and how
 //! a definition becomes one.
 
+mod adapters;
 mod frame;
 
+pub use adapters::{ADAPTER_SLOT, FACTOR_A, FACTOR_B};
 pub use frame::Frame;
 
 use crate::checkpoint::Distribution;
+use adapters::Adapters;
+
 use crate::definition::{Definition, EntrySpec, Logits, Stream};
 use crate::text_head::TextHead;
 use mlcc_ir::dim::Dim;
@@ -225,6 +229,7 @@ fn tensors(model: &impl Transformer, texts: Option<&TextHead>) -> Vec<(String, V
         stream: None,
         batching: Batching::Single,
         texts,
+        adapters: None,
     };
     build(model, &mut GraphBuilder::new("tensors"), &entry, &mut tensors);
     let mut seen = BTreeSet::new();
@@ -248,9 +253,19 @@ fn build(
             let state = b.state(DROPPED_ROWS, TensorType::new(DType::I32, [1]), 0.0);
             b.read(state)
         });
-        let mut net =
-            Net { b, entry, inputs: inputs.to_vec(), rows, positions: rows, dropped, stream, tensors };
+        let mut net = Net {
+            b,
+            entry,
+            inputs: inputs.to_vec(),
+            rows,
+            positions: rows,
+            dropped,
+            stream,
+            tensors,
+            adapters: None,
+        };
         net.positions = net.position_of_row(rows);
+        net.adapters = entry.adapters.map(|slots| Adapters::of_rows(&mut net, slots));
         vec![forward(model, &mut net)]
     })
 }
@@ -270,7 +285,7 @@ pub fn is_buffer(name: &str) -> bool {
 }
 
 /// The name in the text model of a tensor of a larger model.
-fn text_name(name: &str) -> Cow<'_, str> {
+pub(crate) fn text_name(name: &str) -> Cow<'_, str> {
     if let Some(inner) = name.strip_prefix("model.language_model.") {
         return Cow::Owned(format!("model.{inner}"));
     }
@@ -320,6 +335,8 @@ pub struct Net<'a> {
     stream: Option<Stream>,
     /// Checkpoint tensors asked for so far.
     tensors: &'a mut Vec<(String, Vec<usize>)>,
+    /// Which adapter each row goes through, where there are slots for them.
+    adapters: Option<Adapters>,
 }
 
 impl Deref for Net<'_> {
@@ -479,6 +496,8 @@ impl Net<'_> {
 
     /// The rows of `x: [n, hidden]` whose logits are wanted.
     pub fn wanted_rows(&mut self, x: ValueId) -> ValueId {
+        // What follows is of fewer rows, and the head has no adapter.
+        self.adapters = None;
         self.entry.wanted_rows(self.b, x, &self.inputs)
     }
 

@@ -106,7 +106,7 @@ fn access(arg: &Arg, launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryPl
     let write = arg.access != Access::In;
     let constant = matches!(
         place.base,
-        Base::Weights | Base::PageTable | Base::Tokens | Base::Wanted | Base::Temperature
+        Base::Weights | Base::Adapters | Base::PageTable | Base::Tokens | Base::Wanted | Base::Temperature
     );
     let watched = !constant && place.per_worker == 0;
     let dense = place.per_past > 0 && place.per_page == 0;

@@ -27,9 +27,11 @@ const WORKER_GAP: u64 = 128;
 /// Addresses of everything, equal for all levels of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Offset and bytes of each parameter in the weights payload, by `ParamId`.
+    /// Offset and bytes of each parameter in the weights payload, or among the slots for adapters, by `ParamId`.
     pub params: Vec<(u64, u64)>,
     pub weights_bytes: u64,
+    /// Bytes of the slots for adapters.
+    pub adapter_bytes: u64,
     /// Offset and bytes of each state in the state block, by `StateId`; of a cache in pages, those of its rows in a page.
     pub states: Vec<(u64, u64)>,
     pub state_bytes: u64,
@@ -92,13 +94,14 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     let context = module.context();
     let bounds = Bounds { chunk: ctx.options.chunk, batch: ctx.options.batch, context };
     let sized = |bytes: Dim| worst(&bytes, &bounds);
-    let mut end = 0;
+    let (mut end, mut adapters) = (0, 0);
     let mut params = Vec::new();
     for param in module.params.values() {
         let bytes = sized(value_bytes(&param.ty, param.packing)?)?;
-        params.push((place(&mut end, bytes), bytes));
+        let end = if param.is_adapter() { &mut adapters } else { &mut end };
+        params.push((place(end, bytes), bytes));
     }
-    let weights_bytes = end;
+    let (weights_bytes, adapter_bytes) = (end, adapters);
     end = 0;
     let in_pages = |e: &Entry| e.buffers.values().any(|b| b.memory == Memory::PageTable);
     let layout = PageLayout::of(module).filter(|_| level.lowered.entries.iter().any(in_pages));
@@ -122,6 +125,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     let mut plan = MemoryPlan {
         params,
         weights_bytes,
+        adapter_bytes,
         states,
         state_bytes,
         page_bytes,
@@ -133,7 +137,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     };
     for entry in &level.lowered.entries {
         let chunk = most_rows(entry.batching, chunk, batch);
-        let planned = EntryPlanner::new(entry, &plan, &Bounds { chunk, ..bounds })?.run()?;
+        let planned = EntryPlanner::new(module, entry, &plan, &Bounds { chunk, ..bounds })?.run()?;
         ctx.note(format!("{}: arena {} bytes", planned.name, planned.arena_bytes));
         plan.entries.push(planned);
     }
@@ -219,6 +223,7 @@ impl SharedPlaces {
 }
 
 struct EntryPlanner<'a> {
+    module: &'a Module,
     entry: &'a Entry,
     plan: &'a MemoryPlan,
     /// Most bytes of each buffer.
@@ -229,7 +234,12 @@ struct EntryPlanner<'a> {
 }
 
 impl<'a> EntryPlanner<'a> {
-    fn new(entry: &'a Entry, plan: &'a MemoryPlan, bounds: &Bounds) -> Result<Self, PassError> {
+    fn new(
+        module: &'a Module,
+        entry: &'a Entry,
+        plan: &'a MemoryPlan,
+        bounds: &Bounds,
+    ) -> Result<Self, PassError> {
         let n = entry.buffers.len();
         let most = |bytes: &Dim| worst(bytes, &of_all_rows(entry.batching, bytes, bounds));
         let bytes = entry.buffers.values().map(|b| most(&b.bytes)).collect::<Result<_, _>>()?;
@@ -239,7 +249,7 @@ impl<'a> EntryPlanner<'a> {
                 copied[written.buffer.index()] = true;
             }
         }
-        Ok(EntryPlanner { entry, plan, bytes, shared: SharedPlaces::new(n), copied })
+        Ok(EntryPlanner { module, entry, plan, bytes, shared: SharedPlaces::new(n), copied })
     }
 
     fn run(mut self) -> Result<EntryPlan, PassError> {
@@ -447,7 +457,10 @@ impl<'a> EntryPlanner<'a> {
             return BufferRef { per_past, per_page, ..BufferRef::fixed(Base::Pages, offset, bytes) };
         }
         let (base, offset) = match self.entry.buffers[id].memory {
-            Memory::Param(p) => (Base::Weights, self.plan.params[p.index()].0),
+            Memory::Param(p) => {
+                let base = if self.module.params[p].is_adapter() { Base::Adapters } else { Base::Weights };
+                (base, self.plan.params[p.index()].0)
+            }
             Memory::State(s) | Memory::NewRows(s) => (Base::State, self.plan.states[s.index()].0),
             Memory::PageTable => (Base::PageTable, 0),
             Memory::Temp => (Base::Arena, 0),

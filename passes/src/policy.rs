@@ -103,6 +103,10 @@ impl QuantPolicy {
 
     /// Storage type and packing options of a parameter.
     pub fn choose(&self, scheme: &QuantScheme, param: &Param) -> (DType, PackOptions) {
+        if param.is_adapter() {
+            // The runtime fills it with numbers as they are.
+            return (DType::F32, PackOptions::default());
+        }
         let rule = self.rule(&param.name);
         let wanted = match (param.role, rule.and_then(|r| r.format)) {
             (ParamRole::Vector, _) | (_, None) => scheme.storage(param.role),

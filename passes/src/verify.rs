@@ -106,8 +106,16 @@ fn constant_bytes(ty: &TensorType, packing: Option<Packing>) -> Option<u64> {
 }
 
 fn verify_weights(module: &Module, plan: &MemoryPlan) -> Check {
-    let wanted = module.params.values().map(|p| (&p.name, constant_bytes(&p.ty, p.packing)));
-    verify_places("parameter", wanted.collect(), &plan.params, plan.weights_bytes)
+    if plan.params.len() != module.params.len() {
+        return wrong("memory", "has not as many places as the module has parameters");
+    }
+    for (of_slots, limit) in [(false, plan.weights_bytes), (true, plan.adapter_bytes)] {
+        let some = module.params.values().zip(&plan.params).filter(move |(p, _)| p.is_adapter() == of_slots);
+        let some = some.map(|(p, &place)| ((&p.name, constant_bytes(&p.ty, p.packing)), place));
+        let (wanted, places): (Vec<_>, Vec<_>) = some.unzip();
+        verify_places("parameter", wanted, &places, limit)?;
+    }
+    Ok(())
 }
 
 fn verify_states(module: &Module, plan: &MemoryPlan) -> Check {
@@ -190,6 +198,7 @@ fn verify_entry_plan(entry: &Entry, of_entry: &EntryPlan, plan: &MemoryPlan) -> 
 fn verify_place(place: &BufferRef, plan: &MemoryPlan, arena: u64, batching: Batching) -> Result<(), String> {
     let limit = match place.base {
         Base::Weights => plan.weights_bytes,
+        Base::Adapters => plan.adapter_bytes,
         Base::State => plan.state_bytes,
         Base::Pages => plan.page_bytes,
         Base::PageTable => plan.context.unwrap_or(0).div_ceil(PAGE_ROWS) * 4,
@@ -288,7 +297,8 @@ fn verify_exchange(
 
 fn long_enough(kernel: &Kernel, launch: &Launch, buffer: usize, bounds: &Bounds) -> Result<(), String> {
     let place = &launch.buffers[buffer];
-    let own = matches!(place.base, Base::Weights | Base::State | Base::Arena) && place.per_past == 0;
+    let own = matches!(place.base, Base::Weights | Base::Adapters | Base::State | Base::Arena)
+        && place.per_past == 0;
     if !own || launch.repeat.has_whole_sequences() {
         return Ok(());
     }

@@ -12,7 +12,7 @@ import platform
 import struct
 import sys
 
-MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 12
+MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 13
 PAGE_ROWS = 64
 WHOLE_PROMPTS, SEQUENCE_LENGTH = 1, 3  # a flag of the table, a kind of state
 PROBLEMS = {1: "a token is outside of the vocabulary", 3: "the context is full"}
@@ -41,7 +41,7 @@ class Ctx(c.Structure):
         + [(name, c.c_void_p) for name in ("trace", "trace_self", "sequences", "take", "take_self")]
         + [("b", c.c_int64), ("wanted", c.c_void_p), ("n_wanted", c.c_int64)]
         + [("pages", c.c_void_p), ("page_table", c.c_void_p)]
-        + [("exchange", c.c_void_p), ("exchange_self", c.c_void_p)]
+        + [("exchange", c.c_void_p), ("exchange_self", c.c_void_p), ("adapters", c.c_void_p)]
     )
 
 
@@ -53,7 +53,8 @@ class Variant(c.Structure):
         (name, c.c_void_p)
         for name in (
             "prefill", "decode", "prefill_logits", "decode_batch", "step", "create_kv_cache", "reset_kv_cache",
-            "softmax_with_temperature", "get_metadata",
+            "softmax_with_temperature", "get_metadata", "adapted_prefill", "adapted_decode", "adapted_prefill_logits",
+            "adapted_decode_batch", "adapted_step",
         )
     ]  # fmt: skip
 
@@ -76,7 +77,7 @@ class Model(c.Structure):
             (name, c.c_uint64)
             for name in (
                 "weights_bytes", "arena_bytes", "state_bytes", "alignment", "chunk", "context", "batch", "vocab",
-                "max_workers", "page_bytes", "text_width", "ranks",
+                "max_workers", "page_bytes", "text_width", "ranks", "adapter_slots", "adapter_rank", "adapter_bytes",
             )
         ]
         + [("reserved", c.c_uint64 * 4)]

@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 12u
+#define MLCC_ABI_VERSION 13u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_PAGE_ROWS 64u
 #define MLCC_SECTION_ALIGN 4096u
@@ -151,6 +151,7 @@ typedef struct mlcc_ctx {
    * rank reads part any longer. item: number of the item of the step. */
   void (*exchange)(void *self, uint32_t item, const uint8_t *part, uint8_t *all, uint64_t rows, uint64_t row_bytes);
   void *exchange_self;
+  const uint8_t *adapters; /* adapted_*: the matrices of the slots, adapter_bytes, aligned as tokens; those of slot 0 are zero */
 } mlcc_ctx;
 
 typedef int32_t (*mlcc_step)(mlcc_ctx *ctx, uint32_t worker, uint32_t workers);
@@ -166,6 +167,12 @@ typedef struct mlcc_entries {
   mlcc_step reset_kv_cache;           /* the same for a used one */
   mlcc_step softmax_with_temperature; /* probs = softmax(logits / temperature), n rows */
   mlcc_metadata_fn get_metadata;      /* JSON */
+  /* The same for calls in which some sequence has an adapter; NULL without slots. */
+  mlcc_step adapted_prefill;
+  mlcc_step adapted_decode;
+  mlcc_step adapted_prefill_logits;
+  mlcc_step adapted_decode_batch;
+  mlcc_step adapted_step;
 } mlcc_entries;
 
 /* The model's code for one level of CPU. */
@@ -181,9 +188,9 @@ typedef struct mlcc_param {
   mlcc_str format;  /* weight format, for example q4f16_1 */
   mlcc_str packing; /* order in memory; empty = row-major */
   uint32_t ndim;
-  uint32_t reserved;
+  uint32_t of_slots; /* 1: it lies in mlcc_ctx.adapters, with those of all slots one behind the other; 0: among the weights */
   uint64_t dims[4]; /* logical dims, slowest first */
-  uint64_t offset;  /* from the start of the weights payload */
+  uint64_t offset;  /* from the start of the weights payload, or of the adapters */
   uint64_t bytes;
 } mlcc_param;
 
@@ -199,6 +206,8 @@ typedef struct mlcc_param {
 /* One int32_t, zero at first, that the caller owns: tokens that the sequence will have when the prompt has ended that is
  * being fed in several calls. Written before the first of them, and set to zero by a caller that goes back. */
 #define MLCC_STATE_SEQUENCE_LENGTH 3u
+/* One int32_t, zero at first, that the caller owns: the slot of the adapter of the sequence, from 1 on; 0: it has none. */
+#define MLCC_STATE_ADAPTER_SLOT 4u
 
 /* One piece of the state block and how it begins. */
 typedef struct mlcc_state {
@@ -323,6 +332,9 @@ typedef struct mlcc_model_table {
   /* Ranks that the model is split among: each runs the same code with memory of its own and the weights of its own section,
    * MLCC_SECTION_WEIGHTS of rank 0, with ".1", ".2", ... behind it of the others. 0 and 1: it is whole. */
   uint64_t ranks;
+  uint64_t adapter_slots; /* adapters that fit beside each other; 0: there are no slots */
+  uint64_t adapter_rank;  /* the rank that each has room for */
+  uint64_t adapter_bytes; /* of the matrices of all slots */
   uint64_t reserved[4];
 } mlcc_model_table;
 

@@ -331,8 +331,9 @@ impl Batch {
         wanted: &[i32],
     ) -> Result<()> {
         self.sequences.clear();
-        let mut first = 0;
+        let (mut first, mut adapted) = (0, false);
         for (index, (session, rows)) in members.enumerate() {
+            adapted |= session.adapter().is_some();
             let member = session.join_batch(rows).map_err(|e| of_sequence(index, e))?;
             self.sequences.push(Sequence { first, ..member.sequence });
             first += rows as i64;
@@ -340,7 +341,8 @@ impl Batch {
         // Numbers of all rows: behind those that are wanted any.
         let filled = self.wanted.hold_with(tokens.len(), wanted);
         let n_wanted = if step == Step::DecodeBatch { tokens.len() } else { wanted.len().max(1) };
-        let call = |tokens| BatchCall { sequences: &self.sequences, tokens, wanted: filled, n_wanted };
+        let call =
+            |tokens| BatchCall { sequences: &self.sequences, tokens, wanted: filled, n_wanted, adapted };
         if let Some(device) = &mut self.on_device {
             return device.run(step, &call(tokens), &mut self.logits);
         }

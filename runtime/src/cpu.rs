@@ -137,8 +137,14 @@ impl CpuDevice {
         &self.workers.0
     }
 
-    pub fn entry(&self, step: Step) -> Option<StepFn> {
+    /// The code of a step; that for sequences with adapters, where some have one.
+    pub fn entry(&self, step: Step, adapted: bool) -> Option<StepFn> {
         match step {
+            Step::Prefill if adapted => self.entries.adapted_prefill,
+            Step::Decode if adapted => self.entries.adapted_decode,
+            Step::PrefillLogits if adapted => self.entries.adapted_prefill_logits,
+            Step::DecodeBatch if adapted => self.entries.adapted_decode_batch,
+            Step::Rows if adapted => self.entries.adapted_step,
             Step::Prefill => self.entries.prefill,
             Step::Decode => self.entries.decode,
             Step::PrefillLogits => self.entries.prefill_logits,
@@ -164,7 +170,7 @@ impl CpuDevice {
         logits: &mut Buffer,
         trace: Option<&mut Trace>,
     ) -> Result<()> {
-        let entry = self.entry(step).ok_or_else(|| missing(model, step))?;
+        let entry = self.entry(step, call.adapted).ok_or_else(|| missing(model, step))?;
         let mut ctx = Ctx {
             weights: model.weights().as_ptr(),
             arena: std::ptr::null_mut(),
@@ -190,6 +196,7 @@ impl CpuDevice {
             page_table: std::ptr::null(),
             exchange: None,
             exchange_self: std::ptr::null_mut(),
+            adapters: model.slots().map_or(std::ptr::null(), |slots| slots.as_ptr()),
         };
         // SAFETY: by contract.
         unsafe { self.run(model, step, entry, &mut ctx, trace) }?;
@@ -312,7 +319,7 @@ impl Device for CpuDevice {
     }
 
     fn has_batch(&self, step: Step) -> bool {
-        self.entry(step).is_some()
+        self.entry(step, false).is_some()
     }
 
     fn cache_pages(&self) -> CachePages {

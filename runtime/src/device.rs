@@ -168,6 +168,8 @@ pub(crate) struct BatchCall<'a> {
     /// As many numbers of rows as tokens, those that are wanted first.
     pub wanted: &'a [i32],
     pub n_wanted: usize,
+    /// Some sequence has an adapter.
+    pub adapted: bool,
 }
 
 /// What a batch needs of a session. The pointers are good while the session is borrowed.

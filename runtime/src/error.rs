@@ -152,6 +152,20 @@ pub enum Error {
         "{found} logits to write into, the model has {expected}: give some that were taken from a session of this model"
     )]
     ForeignLogits { found: usize, expected: usize },
+    #[error("{path} has no slots for adapters: build it with --lora-slots, or merge the adapter with --lora")]
+    NoSlots { path: PathBuf },
+    #[error(
+        "all {slots} slots for adapters are taken: drop one that no sequence has any more, or build with a larger --lora-slots"
+    )]
+    SlotsTaken { slots: usize },
+    #[error("adapter {adapter}, tensor {tensor}: {what}")]
+    AdapterTensor { adapter: String, tensor: String, what: String },
+    #[error("adapter {adapter} was loaded for another model: load it for this one")]
+    ForeignAdapter { adapter: String },
+    #[error(
+        "the sequence has {past} tokens already, which it has not seen with another adapter: choose the adapter of a new or reset session"
+    )]
+    AdapterTooLate { past: u64 },
     #[error("temperature must be a finite number above zero, not {0}")]
     Temperature(f32),
     #[error("entry point `{entry}` failed with status {status}")]

@@ -16,6 +16,7 @@
 //!
 //! In the steady state (`decode`) nothing is allocated; the only synchronisation is that of the worker pool.
 
+mod adapters;
 mod arena;
 pub mod artifact;
 mod batch;
@@ -49,6 +50,7 @@ mod topology;
 mod trace;
 mod workers;
 
+pub use adapters::{Adapter, Factors};
 pub use artifact::Artifact;
 pub use batch::{Batch, Rows, Want};
 pub use error::Error;

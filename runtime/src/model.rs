@@ -7,6 +7,7 @@ use std::sync::Arc;
 use memmap2::Mmap;
 use mlcc_abi::section;
 
+use crate::adapters::Slots;
 use crate::cpu::CpuDevice;
 use crate::device::Device;
 use crate::features::{self, HOST_TARGET, LEVEL_VARIABLE, Misfit};
@@ -67,6 +68,8 @@ struct Inner {
     artifact: Artifact,
     /// The weights, if the artifact has none and the CPU reads them.
     made: Option<Mmap>,
+    /// For adapters.
+    slots: Option<Arc<Slots>>,
     /// Weights that are not yet in huge pages.
     mover: Option<Mover>,
     /// Where these are to be, if that matters.
@@ -119,7 +122,8 @@ impl Model {
         if let Some(cpu) = device.cpu() {
             cpu.ready()?;
         }
-        Ok(Self(Arc::new(Inner { device, table, _library: library, artifact, made, mover, homes })))
+        let slots = Slots::of(&table)?;
+        Ok(Self(Arc::new(Inner { device, table, _library: library, artifact, made, slots, mover, homes })))
     }
 
     /// Of a process that was started together with others and is not the first: takes part in all steps of the first one, until that has no use
@@ -215,6 +219,10 @@ impl Model {
         &self.0.device
     }
 
+    pub(crate) fn slots(&self) -> Option<&Arc<Slots>> {
+        self.0.slots.as_ref()
+    }
+
     pub(crate) fn mover(&self) -> Option<&Mover> {
         self.0.mover.as_ref()
     }
@@ -257,6 +265,7 @@ impl Model {
                 (Some(cache), _) => (1, cache.row_bytes, 0),
                 (None, Some(window)) => (2, window.newest, window.sinks),
                 (None, None) if state.is_length => (3, state.bytes, 0),
+                (None, None) if state.is_slot => (4, state.bytes, 0),
                 (None, None) => (0, state.bytes, 0),
             };
             // Without sinks as artifacts were that knew of none.

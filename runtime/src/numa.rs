@@ -63,7 +63,8 @@ impl Homes {
         let of_workers: Vec<usize> =
             places.iter().filter_map(|place| nodes.binary_search(&place.node).ok()).collect();
         let each = (of_workers.len() / ranks.max(1)).max(1);
-        let mut matrices: Vec<Range<u64>> = params.iter().flat_map(matrices).collect();
+        let mut matrices: Vec<Range<u64>> =
+            params.iter().filter(|param| !param.of_slots).flat_map(matrices).collect();
         matrices.sort_by_key(|matrix| (matrix.start, matrix.end));
         let interleave = numa == Numa::Interleave;
         Some(Homes { nodes, of_workers, each, matrices, interleave, given: 0, read: 0, near: 0 })
@@ -139,7 +140,7 @@ mod tests {
 
     fn param(offset: u64, bytes: u64, dims: &[u64]) -> Param {
         let (name, format, packing) = Default::default();
-        Param { name, format, packing, dims: dims.to_vec(), offset, bytes }
+        Param { name, format, packing, dims: dims.to_vec(), of_slots: false, offset, bytes }
     }
 
     fn homes(homes: &mut Homes, piece: u64, pieces: u64) -> Vec<usize> {

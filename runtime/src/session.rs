@@ -12,7 +12,7 @@ use mlcc_abi::section;
 use crate::buffer::Buffer;
 use crate::device::{BatchMember, DeviceSession};
 use crate::table::Window;
-use crate::{Error, Model, Result, StepTimes};
+use crate::{Adapter, Error, Model, Result, StepTimes};
 
 pub use copies::Snapshot;
 pub use logits::Logits;
@@ -65,6 +65,8 @@ pub struct Session {
     dropped: u64,
     /// Once rows were dropped: the first row that is one of the window's. Those between the sinks and it mean nothing.
     window_row: u64,
+    /// What its rows go through beside the weights.
+    adapter: Option<Adapter>,
     /// Logits of all positions, for `prefill_logits`; grows with the longest window asked for.
     all_logits: Option<Buffer>,
 }
@@ -89,7 +91,8 @@ impl Session {
         }
         let memory = Arc::clone(model.device()).session(model)?;
         let model = model.clone();
-        let mut session = Self { model, memory, rows: 0, dropped: 0, window_row: 0, all_logits: None };
+        let mut session =
+            Self { model, memory, rows: 0, dropped: 0, window_row: 0, adapter: None, all_logits: None };
         session.initialise(Step::Create)?;
         Ok(session)
     }
@@ -428,7 +431,32 @@ impl Session {
 
     /// The state's initial values, by the model's own entry point where it has one, else by its table.
     fn initialise(&mut self, step: Step) -> Result<()> {
-        self.memory.initialise(&self.model, step)
+        self.memory.initialise(&self.model, step)?;
+        self.write_slot()
+    }
+
+    /// The adapter of the sequence, if it has one.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
+    /// Chooses the adapter of a sequence that has no tokens yet; it stays chosen when the session is reset. Others of the model, and those of
+    /// sessions in the same batch, do not matter.
+    pub fn set_adapter(&mut self, adapter: Option<&Adapter>) -> Result<()> {
+        if self.past() > 0 {
+            return Err(Error::AdapterTooLate { past: self.past() });
+        }
+        if let Some(adapter) = adapter.filter(|adapter| !adapter.is_of(&self.model)) {
+            return Err(Error::ForeignAdapter { adapter: adapter.name().to_string() });
+        }
+        self.adapter = adapter.cloned();
+        self.write_slot()
+    }
+
+    /// Tells the state which slot the adapter has.
+    fn write_slot(&mut self) -> Result<()> {
+        let Some(state) = self.model.table().slot() else { return Ok(()) };
+        self.memory.write_word(state, self.adapter.as_ref().map_or(0, Adapter::number))
     }
 }
 

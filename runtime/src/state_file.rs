@@ -109,7 +109,9 @@ pub(crate) fn load(path: &Path, identity: u128, table: &Table) -> Result<Saved> 
         return refuse("it is truncated");
     };
     if found != identity {
-        return refuse("it belongs to another model, or to another build of this one with other weights");
+        return refuse(
+            "it belongs to another model, to another build of this one with other weights, or to another adapter",
+        );
     }
     // Before the size, which is bounded by the context: so a file from a larger context gets the better message.
     let context = table.plan.context;
@@ -163,6 +165,7 @@ mod tests {
             cache,
             dropped_beyond: None,
             is_length: false,
+            is_slot: false,
         };
         let cache = Cache { rows: context.max(16), row_bytes: 3 };
         let states = vec![piece("h", 0, 8, None), piece("k", 64, cache.rows * 3, Some(cache))];
@@ -179,6 +182,9 @@ mod tests {
             ranks: 1,
             max_workers: 0,
             page_bytes: 0,
+            adapter_slots: 0,
+            adapter_rank: 0,
+            adapter_bytes: 0,
         };
         Table {
             target: String::new(),

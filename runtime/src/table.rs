@@ -35,6 +35,12 @@ pub struct Plan {
     pub text_width: u64,
     /// Ranks that the model is split among, at least 1. Weights, scratch and states are those of one, pages those of all.
     pub ranks: u64,
+    /// Adapters that fit beside each other; 0: there are no slots.
+    pub adapter_slots: u64,
+    /// The rank that each has room for.
+    pub adapter_rank: u64,
+    /// Bytes of the matrices of all slots.
+    pub adapter_bytes: u64,
 }
 
 impl Plan {
@@ -79,6 +85,8 @@ pub struct Param {
     /// Empty = row-major.
     pub packing: String,
     pub dims: Vec<u64>,
+    /// One of the matrices of slots for adapters; `offset` is that among these.
+    pub of_slots: bool,
     pub offset: u64,
     pub bytes: u64,
 }
@@ -98,6 +106,8 @@ pub struct State {
     pub dropped_beyond: Option<Window>,
     /// True for the number of tokens that the sequence will have after the prompt that is being fed.
     pub is_length: bool,
+    /// True for the slot of the sequence's adapter.
+    pub is_slot: bool,
 }
 
 /// The rows of the caches that a model sees, if it can go on without the others.
@@ -305,13 +315,20 @@ impl Table {
 
     /// A state that has no rows, so that the model cannot go back in a sequence.
     pub fn recurrent_state(&self) -> Option<&State> {
-        self.states.iter().find(|s| s.cache.is_none() && s.dropped_beyond.is_none() && !s.is_length)
+        self.states
+            .iter()
+            .find(|s| s.cache.is_none() && s.dropped_beyond.is_none() && !s.is_length && !s.is_slot)
     }
 
     /// The state that says how long the sequence will be after the prompt that is being fed, of a model that wants to
     /// know.
     pub fn length(&self) -> Option<&State> {
         self.states.iter().find(|s| s.is_length)
+    }
+
+    /// The state that says which slot the adapter of the sequence has, of a model with slots.
+    pub fn slot(&self) -> Option<&State> {
+        self.states.iter().find(|s| s.is_slot)
     }
 
     /// The rows that the model sees if it can go on without the others, and the state that counts those.
@@ -338,6 +355,9 @@ fn plan(t: &ModelTable) -> Plan {
         page_bytes: t.page_bytes,
         text_width: t.text_width,
         ranks: t.ranks.max(1),
+        adapter_slots: t.adapter_slots,
+        adapter_rank: t.adapter_rank,
+        adapter_bytes: t.adapter_bytes,
     }
 }
 
@@ -367,7 +387,12 @@ unsafe fn params(place: &Place<'_>, t: &ModelTable) -> Result<Vec<Param>> {
         let (name, format, packing) =
             unsafe { (place.name(p.name)?, place.name(p.format)?, place.name(p.packing)?) };
         let dims = p.dims[..p.ndim as usize].to_vec();
-        Ok(Param { name, format, packing, dims, offset: p.offset, bytes: p.bytes })
+        let of_slots = match p.of_slots {
+            0 => false,
+            1 => true,
+            other => return malformed(format!("parameter {name} lies in the unknown memory {other}")),
+        };
+        Ok(Param { name, format, packing, dims, of_slots, offset: p.offset, bytes: p.bytes })
     };
     list.iter().map(one).collect()
 }
@@ -387,13 +412,15 @@ unsafe fn states(place: &Place<'_>, t: &ModelTable) -> Result<Vec<State>> {
             abi::state_kind::DROPPED_ROWS => {
                 (None, Some(Window { newest: s.rows, sinks: u64::from(s.sinks) }))
             }
-            abi::state_kind::SEQUENCE_LENGTH => (None, None),
+            abi::state_kind::SEQUENCE_LENGTH | abi::state_kind::ADAPTER_SLOT => (None, None),
             other => return malformed(format!("a state is of the unknown kind {other}")),
         };
         // SAFETY: by contract.
         let (name, format) = unsafe { (place.name(s.name)?, place.name(s.format)?) };
         let is_length = s.kind == abi::state_kind::SEQUENCE_LENGTH;
-        Ok(State { name, offset: s.offset, bytes: s.bytes, fill, format, cache, dropped_beyond, is_length })
+        let is_slot = s.kind == abi::state_kind::ADAPTER_SLOT;
+        let (offset, bytes) = (s.offset, s.bytes);
+        Ok(State { name, offset, bytes, fill, format, cache, dropped_beyond, is_length, is_slot })
     };
     list.iter().map(one).collect()
 }
@@ -449,6 +476,9 @@ mod tests {
             page_bytes: 0,
             text_width: 0,
             ranks,
+            adapter_slots: 0,
+            adapter_rank: 0,
+            adapter_bytes: 0,
         };
         assert_eq!(plan(1).scratch_bytes(), 1000, "results belong to sessions");
         assert_eq!(plan(2).scratch_bytes(), 2 * 1024 + 128);

@@ -137,7 +137,7 @@ impl Texts {
         let (sequences, tokens) = (&self.sequences[..], self.tokens.hold(&self.fed));
         // One row of each text; behind that any.
         let wanted = self.wanted.hold_with(self.fed.len(), &self.last);
-        let call = BatchCall { sequences, tokens, wanted, n_wanted: texts.len() };
+        let call = BatchCall { sequences, tokens, wanted, n_wanted: texts.len(), adapted: false };
         // SAFETY: the code has no states and no pages (checked in the table), tokens and lengths are in range, there are as many
         // rows and texts as the plan permits, and there is room for a vector of each.
         unsafe { cpu.run_batch(&self.model, step, &call, &mut self.made, None)? };

@@ -173,7 +173,7 @@ fn describe(
     let field = |offset: usize| address(arg::CONTROL, offset as u64);
     let mut args = Vec::new();
     for buffer in &launch.buffers {
-        let (kind, base) = base_address(buffer.base);
+        let (kind, base) = base_address(buffer.base)?;
         args.push(address(kind, base + buffer.offset));
     }
     let placement = Placement::of(launch);
@@ -205,8 +205,9 @@ fn describe(
 }
 
 /// The kind of an address and where the base begins.
-fn base_address(base: Base) -> (u32, u64) {
-    match base {
+fn base_address(base: Base) -> Result<(u32, u64), Fault> {
+    Ok(match base {
+        Base::Adapters => return Err(Fault::new("reads slots for adapters, which there are on CPUs only")),
         Base::Weights => (arg::WEIGHTS, 0),
         Base::State => (arg::STATE, 0),
         Base::Arena => (arg::ARENA, 0),
@@ -217,7 +218,7 @@ fn base_address(base: Base) -> (u32, u64) {
         Base::Pages => (arg::PAGES, 0),
         Base::PageTable => (arg::PAGE_TABLE, 0),
         Base::Wanted => (arg::WANTED, 0),
-    }
+    })
 }
 
 /// Where a size lies in the control block.

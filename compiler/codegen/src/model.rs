@@ -97,7 +97,7 @@ pub enum Checks {
 
 impl Checks {
     pub fn of_step(name: &str) -> Checks {
-        match name {
+        match plain(name) {
             "prefill" | "decode" | "prefill_logits" => Checks::Tokens,
             BATCH_STEP => Checks::Sequences,
             RAGGED_STEP => Checks::Pieces,
@@ -107,10 +107,15 @@ impl Checks {
     }
 }
 
+/// The entry point that does the same without adapters.
+fn plain(step: &str) -> &str {
+    step.strip_prefix(mlcc_abi::ADAPTED).unwrap_or(step)
+}
+
 impl Limits {
     /// The most that `n` may be in a step.
     pub fn most(&self, step: &str) -> u64 {
-        match step {
+        match plain(step) {
             "decode" => 1,
             BATCH_STEP => self.batch,
             // So that all sequences may have one.
@@ -191,6 +196,8 @@ pub fn variant(input: &LevelInput<'_>) -> Result<VariantDesc, CodegenError> {
         reset_kv_cache: state,
         softmax_with_temperature: symbol("softmax_with_temperature"),
         get_metadata: Some(METADATA_FUNCTION.into()),
+        adapted: ["prefill", "decode", "prefill_logits", BATCH_STEP, RAGGED_STEP]
+            .map(|name| symbol(&format!("{}{name}", mlcc_abi::ADAPTED))),
     })
 }
 

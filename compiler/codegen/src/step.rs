@@ -43,6 +43,7 @@ struct Fields<V> {
     n_wanted: V,
     past: V,
     weights: V,
+    adapters: V,
     state: V,
     pages: V,
     page_table: V,
@@ -62,6 +63,7 @@ impl<V: Copy> Fields<V> {
             n_wanted: code.load_int(this, offset_of!(Ctx, n_wanted))?,
             past: code.load_int(this, offset_of!(Ctx, past))?,
             weights: code.load_address(this, offset_of!(Ctx, weights))?,
+            adapters: code.load_address(this, offset_of!(Ctx, adapters))?,
             state: code.load_address(this, offset_of!(Ctx, state))?,
             pages: code.load_address(this, offset_of!(Ctx, pages))?,
             page_table: code.load_address(this, offset_of!(Ctx, page_table))?,
@@ -116,6 +118,7 @@ impl<C: StepCode> Emitter<'_, C> {
     fn base(&mut self, base: Base) -> Result<C::Value> {
         Ok(match base {
             Base::Weights => self.fields.weights,
+            Base::Adapters => self.fields.adapters,
             Base::State => self.row.map_or(self.fields.state, |row| row.state),
             Base::Pages => self.fields.pages,
             Base::PageTable => self.row.map_or(self.fields.page_table, |row| row.page_table),

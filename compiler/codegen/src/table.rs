@@ -48,6 +48,9 @@ pub struct PlanDesc {
     pub text_width: u64,
     /// 0 stands for 1.
     pub ranks: u64,
+    pub adapter_slots: u64,
+    pub adapter_rank: u64,
+    pub adapter_bytes: u64,
 }
 
 /// One CPU level: symbol names of its entry points, `None` = absent.
@@ -65,6 +68,8 @@ pub struct VariantDesc {
     pub reset_kv_cache: Option<String>,
     pub softmax_with_temperature: Option<String>,
     pub get_metadata: Option<String>,
+    /// Those for calls with adapters: as `prefill`, `decode`, `prefill_logits`, `decode_batch` and `step`.
+    pub adapted: [Option<String>; 5],
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,6 +80,8 @@ pub struct ParamDesc {
     pub packing: String,
     /// At most four.
     pub dims: Vec<u64>,
+    /// It is one of the matrices of slots for adapters.
+    pub of_slots: bool,
     pub offset: u64,
     pub bytes: u64,
 }
@@ -94,6 +101,8 @@ pub struct StateDesc {
     pub dropped_beyond: Option<WindowDesc>,
     /// The number of tokens that the sequence will have after the prompt that is being fed.
     pub is_length: bool,
+    /// The slot of the sequence's adapter.
+    pub is_slot: bool,
 }
 
 /// The rows of the caches that a model sees.
@@ -307,7 +316,8 @@ impl TableDesc {
         let sizes = [p.weights_bytes, p.arena_bytes, p.state_bytes, alignment];
         let limits =
             [p.chunk, p.context, p.batch, p.vocab, p.max_workers, p.page_bytes, p.text_width, p.ranks];
-        sizes.into_iter().chain(limits).chain([0; 4]).for_each(|v| image.u64(v));
+        let adapters = [p.adapter_slots, p.adapter_rank, p.adapter_bytes];
+        sizes.into_iter().chain(limits).chain(adapters).chain([0; 4]).for_each(|v| image.u64(v));
         slots
     }
 
@@ -357,7 +367,7 @@ impl VariantDesc {
             &self.softmax_with_temperature,
             &self.get_metadata,
         ];
-        entries.into_iter().for_each(|name| image.function(name));
+        entries.into_iter().chain(&self.adapted).for_each(|name| image.function(name));
     }
 }
 
@@ -368,7 +378,7 @@ impl ParamDesc {
         strings.text(image, &self.format);
         strings.text(image, &self.packing);
         image.u32(self.dims.len() as u32);
-        image.u32(0);
+        image.u32(u32::from(self.of_slots));
         (0..4).for_each(|i| image.u64(self.dims.get(i).copied().unwrap_or(0)));
         image.u64(self.offset);
         image.u64(self.bytes);
@@ -387,6 +397,7 @@ impl StateDesc {
             (Some(cache), _) => (abi::state_kind::CACHE, cache.rows),
             (None, Some(window)) => (abi::state_kind::DROPPED_ROWS, window.newest),
             (None, None) if self.is_length => (abi::state_kind::SEQUENCE_LENGTH, 0),
+            (None, None) if self.is_slot => (abi::state_kind::ADAPTER_SLOT, 0),
             (None, None) => (abi::state_kind::RECURRENT, 0),
         };
         image.u32(kind);

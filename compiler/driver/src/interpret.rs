@@ -142,6 +142,7 @@ impl<'p> StepModel<'p> {
         let level = program.levels.get(level).ok_or_else(missing)?;
         let mut memory = Memory::default();
         *memory.block(Base::Weights) = weights(program, plan, checkpoint)?;
+        *memory.block(Base::Adapters) = vec![0; plan.adapter_bytes as usize];
         *memory.block(Base::Arena) = vec![0; plan.arena_bytes() as usize];
         let options = Options::workers(workers);
         let (vocab, whole_prompts) = (architecture.vocab(), architecture.needs_whole_prompts());
@@ -200,7 +201,7 @@ impl StepModel<'_> {
 /// The weights payload.
 fn weights(program: &Program, plan: &MemoryPlan, checkpoint: &Checkpoint) -> Result<Vec<u8>, InterpretError> {
     let mut blob = vec![0; plan.weights_bytes as usize];
-    for (id, param) in program.module.params.iter() {
+    for (id, param) in program.module.params.iter().filter(|(_, param)| !param.is_adapter()) {
         let (offset, _) = plan.params[id.index()];
         let mut at = offset as usize;
         let options = program.pack_options(&param.name);

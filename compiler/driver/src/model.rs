@@ -7,7 +7,7 @@ use mlcc_ir::module::Module;
 use mlcc_ir::ops::OpError;
 use mlcc_ir::sequences::Batching;
 use mlcc_ir::types::{DType, TensorType};
-use mlcc_models::{Architecture, EntrySpec, Logits};
+use mlcc_models::{AdapterSlots, Architecture, EntrySpec, Logits};
 use mlcc_passes::plan_memory::SOFTMAX;
 
 /// The entry function for rows of several sequences.
@@ -22,7 +22,19 @@ pub fn build_module(
     context: usize,
     batch: u32,
 ) -> Result<Module, OpError> {
-    build_with(GraphBuilder::new(name), architecture, context, batch)
+    build_with(GraphBuilder::new(name), architecture, context, batch, None)
+}
+
+/// [`build_module`] with slots for adapters: the entry functions that take tokens are there once more, with names that begin with
+/// `adapted_`, for calls in which some sequence has an adapter. The others are as they are without slots.
+pub fn build_module_with_slots(
+    name: &str,
+    architecture: &Architecture,
+    context: usize,
+    batch: u32,
+    adapters: AdapterSlots,
+) -> Result<Module, OpError> {
+    build_with(GraphBuilder::new(name), architecture, context, batch, Some(adapters))
 }
 
 /// [`build_module`], with entry functions that also return every layer's output.
@@ -32,7 +44,7 @@ pub fn build_module_with_taps(
     context: usize,
     batch: u32,
 ) -> Result<Module, OpError> {
-    build_with(GraphBuilder::with_taps(name), architecture, context, batch)
+    build_with(GraphBuilder::with_taps(name), architecture, context, batch, None)
 }
 
 fn build_with(
@@ -40,12 +52,15 @@ fn build_with(
     architecture: &Architecture,
     context: usize,
     batch: u32,
+    slots: Option<AdapterSlots>,
 ) -> Result<Module, OpError> {
     let (n, one) = (Dim::sym(Sym::N), Dim::from(1));
     let (stream, texts) = (architecture.stream(), architecture.texts());
     if texts.is_some() {
         let (name, logits, batching) = (STEP, Logits::Wanted, Batching::Ragged);
-        architecture.build(&mut b, &EntrySpec { name, n, logits, context, stream, batching, texts });
+        let adapters = None;
+        architecture
+            .build(&mut b, &EntrySpec { name, n, logits, context, stream, batching, texts, adapters });
         return b.finish();
     }
     let entries = [
@@ -55,12 +70,22 @@ fn build_with(
         ("decode_batch", &n, Logits::All, Batching::OneEach),
         (STEP, &n, Logits::Wanted, Batching::Ragged),
     ];
-    for (name, n, logits, batching) in entries {
-        if batching.is_batched() && batch <= 1 {
-            continue;
+    for adapters in std::iter::once(None).chain(slots.map(Some)) {
+        for (name, n, logits, batching) in entries {
+            if batching.is_batched() && batch <= 1 {
+                continue;
+            }
+            let (n, name) = (
+                n.clone(),
+                match adapters {
+                    None => name.to_string(),
+                    Some(_) => format!("{}{name}", mlcc_abi::ADAPTED),
+                },
+            );
+            let name = name.as_str();
+            architecture
+                .build(&mut b, &EntrySpec { name, n, logits, context, stream, batching, texts, adapters });
         }
-        let n = n.clone();
-        architecture.build(&mut b, &EntrySpec { name, n, logits, context, stream, batching, texts });
     }
     b.set_batching(Batching::Single);
     softmax_with_temperature(&mut b, architecture.vocab());

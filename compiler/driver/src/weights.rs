@@ -158,6 +158,7 @@ enum Reader<'a> {
     Columns { order: Vec<usize>, inner: Box<Reader<'a>> },
     UnitRows { inner: Box<Reader<'a>>, k: usize },
     Whole { values: Vec<f32>, k: usize },
+    Zeros,
     Transpose(Transposed<'a>),
 }
 
@@ -225,6 +226,8 @@ impl<'a> Reader<'a> {
                 Reader::UnitRows { inner: Box::new(Reader::open(checkpoint, inner, k)?), k }
             }
             ParamSource::Values(values) => Reader::Whole { values: values.clone(), k },
+            // Empty until the runtime fills it.
+            ParamSource::Adapter => Reader::Zeros,
             // Parts of ranks stand in no other source, and `whole_source` has refused them.
             ParamSource::Concat(parts) | ParamSource::Ranks(parts) => {
                 let open = |part| {
@@ -256,6 +259,7 @@ impl<'a> Reader<'a> {
                 blocks.rows().unwrap_or(0) * width
             }
             Reader::Whole { values, .. } => values.len(),
+            Reader::Zeros => 0,
             Reader::Transpose(transposed) => transposed.rows * transposed.k,
         }
     }
@@ -268,6 +272,7 @@ impl<'a> Reader<'a> {
             Reader::Rows { blocks, .. } => blocks.rows().unwrap_or(0),
             Reader::UnitRows { inner, .. } | Reader::Columns { inner, .. } => inner.rows(k),
             Reader::Whole { values, .. } => values.len().checked_div(k).unwrap_or(0),
+            Reader::Zeros => 0,
             Reader::Transpose(Transposed { rows, k: own, .. }) => (rows * own).checked_div(k).unwrap_or(0),
         }
     }
@@ -314,6 +319,10 @@ impl<'a> Reader<'a> {
                 out.copy_from_slice(&values[row * k..row * k + out.len()]);
                 Ok(())
             }
+            Reader::Zeros => {
+                out.fill(0.0);
+                Ok(())
+            }
             Reader::Transpose(transposed) => transposed.read(row, out),
         }
     }
@@ -351,6 +360,7 @@ impl<'a> Reader<'a> {
             | Reader::UnitRows { k, .. } => Some(*k),
             Reader::Map { inner, .. } => inner.width(),
             Reader::Columns { order, .. } => Some(order.len()),
+            Reader::Zeros => None,
             Reader::Concat(parts) => parts.iter().find_map(|(_, r)| r.width()),
         }
     }

@@ -79,7 +79,10 @@ impl RandomWeights {
         for param in module.params.values() {
             let dims: Vec<usize> =
                 param.ty.dims.iter().map(|d| d.as_const().unwrap_or(1).max(0) as usize).collect();
-            weights.add(&param.source, dims, seed);
+            match param.is_adapter() {
+                true => weights.add(&ParamSource::Tensor(param.name.clone()), dims, seed),
+                false => weights.add(&param.source, dims, seed),
+            }
         }
         weights
     }
@@ -103,7 +106,7 @@ impl RandomWeights {
                 self.add(s, dims, seed);
             }
             // Those of the whole module make the tensors.
-            ParamSource::Values(_) | ParamSource::Ranks(_) => {}
+            ParamSource::Values(_) | ParamSource::Ranks(_) | ParamSource::Adapter => {}
             ParamSource::Transpose(s) => {
                 dims.reverse();
                 self.add(s, dims, seed);

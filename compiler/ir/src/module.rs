@@ -41,6 +41,8 @@ pub enum ParamSource {
     UnitRows(Box<ParamSource>),
     /// A table that the model definition computes (rotary frequencies, ALiBi slopes); one axis.
     Values(Vec<f32>),
+    /// Nothing of the checkpoint: matrices of the slots for adapters, one behind the other, which the runtime fills. Only a whole source.
+    Adapter,
     /// One source for each rank of a model that is split. Only a whole source may be one, none inside of another.
     Ranks(Vec<ParamSource>),
 }
@@ -89,7 +91,7 @@ impl ParamSource {
             ParamSource::Concat(parts) | ParamSource::Ranks(parts) => {
                 parts.iter().flat_map(|p| p.tensors()).collect()
             }
-            ParamSource::Values(_) => vec![],
+            ParamSource::Values(_) | ParamSource::Adapter => vec![],
         }
     }
 
@@ -142,6 +144,13 @@ pub struct Param {
     pub source: ParamSource,
     /// Set when the kernels that read it have been chosen.
     pub packing: Option<Packing>,
+}
+
+impl Param {
+    /// Whether it belongs to the slots for adapters, and so lies in memory that the runtime fills, not in the payload.
+    pub fn is_adapter(&self) -> bool {
+        self.source == ParamSource::Adapter
+    }
 }
 
 /// A tensor that lives from step to step.

@@ -12,6 +12,8 @@ pub const PAGE_ROWS: u64 = 64;
 pub enum Base {
     /// The weights payload (read only).
     Weights,
+    /// Matrices of the slots for adapters ([`crate::module::ParamSource::Adapter`]).
+    Adapters,
     /// State of one sequence: recurrent states, and caches where they are dense.
     State,
     /// Pages with rows of the caches of all sequences. A buffer is the same part of every page.
@@ -33,8 +35,9 @@ pub enum Base {
 }
 
 impl Base {
-    pub const ALL: [Base; 10] = [
+    pub const ALL: [Base; 11] = [
         Base::Weights,
+        Base::Adapters,
         Base::State,
         Base::Pages,
         Base::PageTable,
@@ -48,6 +51,7 @@ impl Base {
     pub fn name(self) -> &'static str {
         match self {
             Base::Weights => "weights",
+            Base::Adapters => "adapters",
             Base::State => "state",
             Base::Pages => "pages",
             Base::PageTable => "page_table",

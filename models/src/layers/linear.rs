@@ -47,6 +47,11 @@ impl<'a> Linear<'a> {
         Linear { role: ParamRole::Vector, ..self }
     }
 
+    /// Whether there are slots for adapters beside it: of tensors as a checkpoint has them, neither parts nor transposed.
+    fn takes_adapters(&self) -> bool {
+        self.role == ParamRole::Linear && self.part.is_none() && !self.transposed
+    }
+
     /// `[n, in]` to `[n, out]`, or to the width of the part.
     pub fn apply(&self, net: &mut Net, x: ValueId) -> ValueId {
         let input = net.width(x);
@@ -56,7 +61,10 @@ impl<'a> Linear<'a> {
             source = ParamSource::Transpose(Box::new(source));
         }
         let weight = self.param(net, "weight", source, self.role, Some(input));
-        let y = linear(net, x, weight);
+        let mut y = linear(net, x, weight);
+        if self.takes_adapters() {
+            y = net.adapted(&format!("{}.weight", self.name), x, y);
+        }
         if !self.bias {
             return y;
         }

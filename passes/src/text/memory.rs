@@ -22,7 +22,9 @@ pub(super) fn print(module: &Module, plan: &MemoryPlan) -> String {
     let (weights, state) = (plan.weights_bytes, plan.state_bytes);
     let mut out = format!("memory chunk {} batch {}{context}", plan.chunk, plan.batch);
     let pages = if plan.page_bytes > 0 { format!(" page {}", plan.page_bytes) } else { String::new() };
-    out.push_str(&format!(" weights {weights} state {state}{pages} {{\n"));
+    let adapters =
+        if plan.adapter_bytes > 0 { format!(" adapters {}", plan.adapter_bytes) } else { String::new() };
+    out.push_str(&format!(" weights {weights}{adapters} state {state}{pages} {{\n"));
     for (param, (at, bytes)) in module.params.values().zip(&plan.params) {
         out.push_str(&format!("  param {} at {at} bytes {bytes}\n", print_name('@', &param.name)));
     }
@@ -53,12 +55,18 @@ pub(super) fn parse(lexer: &mut Lexer, module: &Module) -> Result<MemoryPlan, Pa
     };
     lexer.expect_keyword("weights")?;
     let weights_bytes = lexer.uint("the bytes of all weights")?;
+    let adapter_bytes = if lexer.accept_keyword("adapters") {
+        lexer.uint("the bytes of the slots for adapters")?
+    } else {
+        0
+    };
     lexer.expect_keyword("state")?;
     let state_bytes = lexer.uint("the bytes of the state")?;
     let page_bytes = if lexer.accept_keyword("page") { lexer.uint("the bytes of a page")? } else { 0 };
     let mut plan = MemoryPlan {
         params: Vec::new(),
         weights_bytes,
+        adapter_bytes,
         states: Vec::new(),
         state_bytes,
         page_bytes,

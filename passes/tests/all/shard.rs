@@ -50,7 +50,16 @@ impl Model {
             ("step", n, Logits::Wanted, Batching::Ragged),
         ];
         for (name, n, logits, batching) in entries {
-            let spec = EntrySpec { name, n, logits, context: 24, stream: None, batching, texts: None };
+            let spec = EntrySpec {
+                name,
+                n,
+                logits,
+                context: 24,
+                stream: None,
+                batching,
+                texts: None,
+                adapters: None,
+            };
             architecture.build(&mut b, &spec);
         }
         let tensors = architecture.tensors().into_iter().map(|(name, shape)| {

@@ -23,7 +23,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 12;
+pub const ABI_VERSION: u32 = 13;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Rows of every cache in a page.
@@ -154,6 +154,9 @@ pub struct Ctx {
     pub exchange: Option<ExchangeFn>,
     /// First argument of `exchange`.
     pub exchange_self: *mut c_void,
+    /// For the entry points of [`Entries`] that begin with `adapted_`: the matrices of the slots, [`ModelTable::adapter_bytes`], aligned like
+    /// all buffers. Those of slot 0 are zero.
+    pub adapters: *const u8,
 }
 
 /// `exchange(self, item, part, all, rows, row_bytes)`: item number `item` of the step. `part` has `rows` rows of `row_bytes` bytes, those of
@@ -213,10 +216,17 @@ pub struct Entries {
     /// `probs = softmax(logits / temperature)` for each of `n` rows.
     pub softmax_with_temperature: Option<StepFn>,
     pub get_metadata: Option<MetadataFn>,
+    /// As the entry points of the same name, for calls in which some sequence has an adapter (its state of the kind
+    /// [`state_kind::ADAPTER_SLOT`] is not 0). There where [`ModelTable::adapter_slots`] is more than 0.
+    pub adapted_prefill: Option<StepFn>,
+    pub adapted_decode: Option<StepFn>,
+    pub adapted_prefill_logits: Option<StepFn>,
+    pub adapted_decode_batch: Option<StepFn>,
+    pub adapted_step: Option<StepFn>,
 }
 
 /// Names of the entry points in the order of [`Entries`]; device entries carry the same names.
-pub const ENTRY_NAMES: [&str; 9] = [
+pub const ENTRY_NAMES: [&str; 14] = [
     "prefill",
     "decode",
     "prefill_logits",
@@ -226,7 +236,15 @@ pub const ENTRY_NAMES: [&str; 9] = [
     "reset_kv_cache",
     "softmax_with_temperature",
     "get_metadata",
+    "adapted_prefill",
+    "adapted_decode",
+    "adapted_prefill_logits",
+    "adapted_decode_batch",
+    "adapted_step",
 ];
+
+/// What the names of entry points begin with that are for calls with adapters.
+pub const ADAPTED: &str = "adapted_";
 
 /// The model's code for one level of CPU.
 #[repr(C)]
@@ -250,10 +268,12 @@ pub struct Param {
     /// Order in memory, for example `rows16`; empty = row-major.
     pub packing: Str,
     pub ndim: u32,
-    pub reserved: u32,
+    /// 0: it lies in the weights payload. 1: it is one of the matrices of slots for adapters ([`Ctx::adapters`]), that of all slots, one
+    /// behind the other.
+    pub of_slots: u32,
     /// Logical dims, slowest first; unused ones are 0.
     pub dims: [u64; 4],
-    /// From the start of the weights payload.
+    /// From the start of the weights payload, or of the matrices of slots.
     pub offset: u64,
     pub bytes: u64,
 }
@@ -281,6 +301,8 @@ pub mod state_kind {
     /// being fed in several calls. The model takes this length, or that after a call if it is larger; so a caller writes
     /// it before the first call of a prompt, and zero when it goes back in the sequence.
     pub const SEQUENCE_LENGTH: u32 = 3;
+    /// One `i32`, zero at first, that the caller owns: the slot of the adapter of the sequence, 0: it has none.
+    pub const ADAPTER_SLOT: u32 = 4;
 }
 
 /// One piece of the state block.
@@ -486,9 +508,15 @@ pub struct ModelTable {
     /// ([`section::WEIGHTS`] of rank 0, [`section::WEIGHTS`] with `.1`, `.2`, ... behind it of the others), which are of `weights_bytes`
     /// each. 0 and 1: it is whole.
     pub ranks: u64,
+    /// Adapters that fit beside each other, in slots from 1 on; 0: there are no slots.
+    pub adapter_slots: u64,
+    /// The rank that each slot has room for.
+    pub adapter_rank: u64,
+    /// Bytes of the matrices of all slots.
+    pub adapter_bytes: u64,
     /// Must be zero.
     pub reserved: [u64; 4],
 }
 
 const _: () = assert!(size_of::<usize>() == 8 && cfg!(target_endian = "little"));
-const _: () = assert!(size_of::<Ctx>() == 184);
+const _: () = assert!(size_of::<Ctx>() == 192);

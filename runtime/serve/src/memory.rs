@@ -119,9 +119,10 @@ fn weights(model: &Model) -> u64 {
     if model.section(section::WEIGHTS).is_some() { all_weights(model) } else { 0 }
 }
 
-/// Of all ranks.
+/// Of all ranks, and of slots for adapters.
 fn all_weights(model: &Model) -> u64 {
-    model.plan().weights_bytes.saturating_mul(model.plan().ranks)
+    let plan = model.plan();
+    plan.weights_bytes.saturating_mul(plan.ranks).saturating_add(plan.adapter_bytes)
 }
 
 /// Of the program itself: code, tokenizer, requests on their way, the allocator. 15 to 54 MiB were seen (docs/serve.md).

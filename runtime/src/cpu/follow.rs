@@ -169,7 +169,7 @@ impl Follower<'_> {
     fn step(&mut self, mut reader: Reader<'_>) -> Result<()> {
         let read = self.fed.read(&mut reader, self.model, &self.states);
         let Some(Told { step, past, batch, n, n_wanted }) = read else { return Err(Error::RankMessage) };
-        let entry = self.device.entry(step).ok_or_else(|| missing(self.model, step))?;
+        let entry = self.device.entry(step, false).ok_or_else(|| missing(self.model, step))?;
         let plan = self.model.plan();
         let rows = match step {
             Step::PrefillLogits => n,
@@ -206,6 +206,8 @@ impl Follower<'_> {
             page_table: one.map_or(std::ptr::null(), |one| one.page_table),
             exchange: None,
             exchange_self: std::ptr::null_mut(),
+            // A model of several ranks has no slots.
+            adapters: std::ptr::null(),
         };
         // SAFETY: what rank 0 may give to this step by its contract: the same tokens, rows and pages, whose numbers were looked at, and states
         // of the same size.

@@ -74,7 +74,8 @@ impl CpuSession {
     }
 
     fn call(&mut self, model: &Model, call: &Call<'_>) -> Result<()> {
-        let step = self.device.entry(call.step).ok_or_else(|| missing(model, call.step))?;
+        let adapted = model.table().slot().is_some_and(|slot| self.state.read(slot).iter().any(|&b| b != 0));
+        let step = self.device.entry(call.step, adapted).ok_or_else(|| missing(model, call.step))?;
         let logits = match (&mut self.chunk_logits, call.step) {
             (Some(all), Step::PrefillLogits) => all.as_mut_ptr(),
             _ => self.logits.as_mut_ptr(),
@@ -104,6 +105,7 @@ impl CpuSession {
             page_table: self.page_table(),
             exchange: None,
             exchange_self: std::ptr::null_mut(),
+            adapters: model.slots().map_or(std::ptr::null(), |slots| slots.as_ptr()),
         };
         // SAFETY: the buffers have the sizes and alignment of the plan, the tokens are in range.
         unsafe { self.device.run(model, call.step, step, &mut ctx, self.trace.as_deref_mut()) }
@@ -112,7 +114,7 @@ impl CpuSession {
 
 impl DeviceSession for CpuSession {
     fn has(&self, step: Step) -> bool {
-        self.device.entry(step).is_some()
+        self.device.entry(step, false).is_some()
     }
 
     fn reserve(&mut self, model: &Model, past: u64, n: u64) -> Result<()> {

@@ -20,18 +20,24 @@ impl Session {
     pub fn fork(&self) -> Result<Self> {
         let memory = self.memory.twin(&self.model, self.rows)?;
         let (rows, dropped, window_row) = (self.rows, self.dropped, self.window_row);
-        Ok(Self { model: self.model.clone(), memory, rows, dropped, window_row, all_logits: None })
+        let (model, adapter) = (self.model.clone(), self.adapter.clone());
+        Ok(Self { model, memory, rows, dropped, window_row, adapter, all_logits: None })
     }
 
     /// Writes position, recurrent states and the cache rows in use to a file (not the logits: feed a token after
     /// loading).
     pub fn save_state(&self, path: impl AsRef<Path>) -> Result<()> {
-        state_file::save(path.as_ref(), self.model.state_identity(), self.rows, &self.live()?)
+        state_file::save(path.as_ref(), self.identity(), self.rows, &self.live()?)
     }
 
     /// What [`Session::save_state`] would write, for somebody else to write it.
     pub fn state_file(&self) -> Result<Vec<u8>> {
-        Ok(state_file::bytes(self.model.state_identity(), self.rows, &self.live()?))
+        Ok(state_file::bytes(self.identity(), self.rows, &self.live()?))
+    }
+
+    /// Differs where states are no numbers of this sequence: of another model, or computed with another adapter.
+    fn identity(&self) -> u128 {
+        self.model.state_identity() ^ self.adapter.as_ref().map_or(0, crate::Adapter::identity)
     }
 
     /// The live bytes of each state, in the order of the table.
@@ -43,7 +49,7 @@ impl Session {
     /// is no hindrance as long as the tokens fit. When the file is refused the session is as before.
     pub fn load_state(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let table = self.model.table();
-        let saved = state_file::load(path.as_ref(), self.model.state_identity(), table)?;
+        let saved = state_file::load(path.as_ref(), self.identity(), table)?;
         let mut rest = saved.state();
         let piece = |s| {
             let (bytes, tail) = rest.split_at(State::live_bytes(s, saved.past) as usize);
@@ -57,14 +63,14 @@ impl Session {
     /// Position, recurrent states and the cache rows in use, to go back to later.
     pub fn snapshot(&self) -> Result<Snapshot> {
         let pieces = self.live()?.into_iter().map(Cow::into_owned).collect();
-        Ok(Snapshot { identity: self.model.state_identity(), rows: self.rows, pieces })
+        Ok(Snapshot { identity: self.identity(), rows: self.rows, pieces })
     }
 
     /// Goes back, or ahead, to a snapshot of a session of the same model. Feed a token next.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         let context = self.model.plan().context;
         let fits = context == 0 || snapshot.rows <= context;
-        if snapshot.identity != self.model.state_identity() || !fits {
+        if snapshot.identity != self.identity() || !fits {
             return Err(Error::ForeignSnapshot);
         }
         let pieces: Vec<_> = snapshot.pieces.iter().map(Vec::as_slice).collect();
@@ -84,6 +90,7 @@ impl Session {
         // What was dropped is not known, but that whole pages are the most.
         self.window_row = self.sink_rows();
         self.shrink();
-        Ok(())
+        // Its adapter may be in another slot than when the state was taken.
+        self.write_slot()
     }
 }

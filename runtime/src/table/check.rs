@@ -2,12 +2,15 @@
 
 use mlcc_abi::{self as abi, Control, LaunchArg, PAGE_ROWS, arg};
 
-use super::{Launch, MAX_LAUNCH_ARGS, Plan, Repeat, Result, State, Table, Window, malformed};
+use super::{Launch, MAX_LAUNCH_ARGS, Param, Plan, Repeat, Result, State, Table, Variant, Window, malformed};
+use crate::adapters::is_of_slots;
 use crate::json;
 use crate::ranks::MOST_RANKS;
 
 /// Most threads of a block on any GPU.
 const MOST_BLOCK_THREADS: u64 = 1024;
+/// Most adapters beside each other.
+const MOST_SLOTS: u64 = 1 << 16;
 /// More dynamic shared memory than any GPU has.
 const MOST_SHARED_BYTES: u32 = 1 << 20;
 
@@ -15,10 +18,11 @@ impl Table {
     pub(super) fn check(&self) -> Result<()> {
         self.check_plan()?;
         self.check_metadata()?;
-        let weights = self.plan.weights_bytes;
-        if let Some(param) = self.params.iter().find(|x| !inside(x.offset, x.bytes, weights)) {
+        let limit = |x: &Param| if x.of_slots { self.plan.adapter_bytes } else { self.plan.weights_bytes };
+        if let Some(param) = self.params.iter().find(|x| !inside(x.offset, x.bytes, limit(x))) {
             return malformed(format!("parameter {} lies outside of the weights", param.name));
         }
+        self.check_slots()?;
         self.check_states()?;
         for image in &self.images {
             if image.kind != "ptx" && image.kind != "cubin" {
@@ -78,6 +82,9 @@ impl Table {
             ("page_bytes", p.page_bytes),
             ("text_width", p.text_width),
             ("ranks", p.ranks),
+            ("adapter_slots", p.adapter_slots),
+            ("adapter_rank", p.adapter_rank),
+            ("adapter_bytes", p.adapter_bytes),
         ];
         for (name, here) in numbers {
             match json::find(&self.metadata, &["memory", name]) {
@@ -88,6 +95,37 @@ impl Table {
             }
         }
         Ok(())
+    }
+
+    /// Slots for adapters: code, matrices and the state that chooses one are there together.
+    fn check_slots(&self) -> Result<()> {
+        let slots = self.plan.adapter_slots;
+        let entries = |v: &Variant| {
+            let e = &v.entries;
+            let pairs = [
+                (e.prefill, e.adapted_prefill),
+                (e.decode, e.adapted_decode),
+                (e.prefill_logits, e.adapted_prefill_logits),
+                (e.decode_batch, e.adapted_decode_batch),
+                (e.step, e.adapted_step),
+            ];
+            pairs.iter().all(|(plain, adapted)| adapted.is_some() == (slots > 0 && plain.is_some()))
+        };
+        let choice = self.states.iter().filter(|s| s.is_slot);
+        let matrices = self.params.iter().filter(|p| p.of_slots);
+        let right = if slots == 0 {
+            choice.count() == 0 && matrices.count() == 0 && self.plan.adapter_bytes == 0
+        } else {
+            self.plan.ranks == 1
+                && slots <= MOST_SLOTS
+                && choice.clone().count() == 1
+                && choice.clone().all(|s| s.bytes == 4 && s.fill.is_none() && s.cache.is_none())
+                && matrices.clone().all(|p| is_of_slots(p, slots))
+        };
+        match right && self.variants.iter().all(entries) {
+            true => Ok(()),
+            false => malformed("its slots for adapters are not usable"),
+        }
     }
 
     fn check_states(&self) -> Result<()> {

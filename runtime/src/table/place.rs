@@ -72,7 +72,9 @@ impl<'a> Place<'a> {
     /// Every entry point of a variant is code, and of that name.
     pub fn check_entries(&self, variant: &str, entries: &Entries) -> Result<()> {
         let level = variant.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
-        let [prefill, decode, logits, batch, step, create, reset, softmax, metadata] = abi::ENTRY_NAMES;
+        let [prefill, decode, logits, batch, step, create, reset, softmax, metadata, adapted @ ..] =
+            abi::ENTRY_NAMES;
+        let [with_prefill, with_decode, with_logits, with_batch, with_step] = adapted;
         let steps = [
             (prefill, entries.prefill),
             (decode, entries.decode),
@@ -82,6 +84,11 @@ impl<'a> Place<'a> {
             (create, entries.create_kv_cache),
             (reset, entries.reset_kv_cache),
             (softmax, entries.softmax_with_temperature),
+            (with_prefill, entries.adapted_prefill),
+            (with_decode, entries.adapted_decode),
+            (with_logits, entries.adapted_prefill_logits),
+            (with_batch, entries.adapted_decode_batch),
+            (with_step, entries.adapted_step),
         ];
         let steps =
             steps.map(|(name, step)| (name, step.map(|f| f as *const ()), format!("mlcc_{name}_{level}")));

@@ -56,6 +56,7 @@ impl Case {
                     stream: None,
                     batching: Batching::Single,
                     texts: None,
+                    adapters: None,
                 },
             );
         }

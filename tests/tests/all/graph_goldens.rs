@@ -37,6 +37,7 @@ fn load(directory: &str) -> Case {
                 stream: None,
                 batching: Batching::Single,
                 texts: None,
+                adapters: None,
             },
         );
     }

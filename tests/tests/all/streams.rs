@@ -28,6 +28,7 @@ fn angles_stay_exact() {
             stream,
             batching: Batching::Single,
             texts: None,
+            adapters: None,
         },
     );
     let module = b.finish().unwrap();

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use clap::ValueEnum;
 use mlcc_codegen::cache::ObjectCache;
 use mlcc_models::text_head::POOLINGS;
-use mlcc_models::{AdapterRequest, DownloadEvent, DownloadListener, ModelRequest, Pooling};
+use mlcc_models::{AdapterRequest, AdapterSlots, DownloadEvent, DownloadListener, ModelRequest, Pooling};
 use mlcc_passes::CacheType;
 use mlcc_passes::pipeline::{PIPELINE, find};
 use mlcc_passes::policy::QuantPolicy;
@@ -44,6 +44,12 @@ pub struct Args {
     /// LoRA adapter in PEFT's form that is merged into the weights, times a scale (repeatable; several add up)
     #[arg(long, value_name = "DIR[=SCALE]", conflicts_with = "weights_on_load")]
     lora: Vec<AdapterRequest>,
+    /// Leave room for so many LoRA adapters, of which a sequence chooses one when the artifact runs (`--lora` of run and chat)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), conflicts_with = "weights_on_load")]
+    lora_slots: Option<u32>,
+    /// The most rank that such an adapter may have; filled up to a multiple of 16 [default: 16]
+    #[arg(long, value_name = "R", requires = "lora_slots", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    lora_rank: Option<u32>,
     /// Tokenizer file, in place of the one beside the model
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
@@ -284,6 +290,10 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         batch: args.max_batch,
         ranks: args.tensor_parallel.map_or(1, |n| n as usize),
         batch_invariant: args.batch_invariant,
+        adapters: args.lora_slots.map(|slots| AdapterSlots {
+            slots: slots as usize,
+            rank: (args.lora_rank.unwrap_or(16) as usize).next_multiple_of(AdapterSlots::RANK_STEP),
+        }),
         context: args.ctx_size,
         sliding_window: args.sliding_window.map(|n| n as usize),
         attention_sinks: args.attention_sinks.map(|n| n as usize),

@@ -59,6 +59,9 @@ pub struct Args {
     /// Tokenizer file, in place of the one in the artifact
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
+    /// LoRA adapter in PEFT's form, times a scale: of an artifact that was built with --lora-slots
+    #[arg(long, value_name = "DIR[=SCALE]")]
+    lora: Option<mlcc_models::AdapterRequest>,
     /// Begin with a conversation that /save wrote
     #[arg(long, value_name = "FILE")]
     load: Option<PathBuf>,
@@ -77,7 +80,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         stop: args.stop.clone(),
     };
     settings.check().map_err(CliError::usage)?;
-    let mut conversation = Conversation::new(model.session()?, format, args.system.as_deref(), &tokenizer);
+    let session = run::adapted_session(&model, args.lora.as_ref())?;
+    let mut conversation = Conversation::new(session, format, args.system.as_deref(), &tokenizer);
     if let Some(drafts) = args.speculation.drafter(&model, &tokenizer, &args.threads)? {
         conversation.draft_with((drafts.make)());
     }

@@ -205,6 +205,15 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
             ["from".into(), format!("hf:{}@{}", get("/source/repository"), get("/source/commit"))],
         );
     }
+    if let Some(slots) = metadata.pointer("/memory/adapter_slots").and_then(Value::as_u64).filter(|&n| n > 0)
+    {
+        let row = rows.iter().position(|[name, _]| name == "state").unwrap_or(rows.len());
+        let (rank, bytes) = (get("/memory/adapter_rank"), size("/memory/adapter_bytes"));
+        rows.insert(
+            row,
+            ["adapters".into(), format!("{slots} slots of rank {rank}, {bytes} once all are filled")],
+        );
+    }
     let adapters = metadata.pointer("/source/adapters").and_then(Value::as_array);
     for adapter in adapters.into_iter().flatten() {
         let name = adapter["name"].as_str().unwrap_or("-");

@@ -1,5 +1,6 @@
 //! `mlcc run`: text from a prompt. Text goes to standard output as it comes, statistics to standard error.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,8 @@ use std::time::Duration;
 use clap::builder::NonEmptyStringValueParser;
 use mlcc_engine::generate::{FinishReason, Generation, Generator, Request};
 use mlcc_engine::{SamplingOverrides, SamplingParams, Tokenizer, TokenizerFile, carried};
-use mlcc_runtime::{Model, Session, Topology};
+use mlcc_models::AdapterRequest;
+use mlcc_runtime::{Adapter, Factors, Model, Session, Topology};
 use serde_json::Value;
 
 use crate::commands::speculation::Speculation;
@@ -60,6 +62,9 @@ pub struct Args {
     /// Tokenizer file, in place of the one in the artifact
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
+    /// LoRA adapter in PEFT's form, times a scale: of an artifact that was built with --lora-slots
+    #[arg(long, value_name = "DIR[=SCALE]")]
+    lora: Option<AdapterRequest>,
     /// Begin with the state of this file
     #[arg(long, value_name = "FILE")]
     load_state: Option<PathBuf>,
@@ -149,7 +154,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let tokenizer = tokenizer(&model, args.tokenizer.as_deref())?;
     tokenizer.check_vocab(model.vocab())?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
-    let session = session(&model, args.load_state.as_deref())?;
+    let session = session(&model, args.lora.as_ref(), args.load_state.as_deref())?;
     let loaded = ui.started.elapsed();
     // A loaded state has its begin already.
     let ids = match session.past() {
@@ -265,8 +270,34 @@ pub(crate) fn tokenizer(model: &Model, file: Option<&Path>) -> Result<Tokenizer,
     Ok(carried::tokenizer(model)?)
 }
 
-fn session(model: &Model, state: Option<&Path>) -> Result<Session, CliError> {
+/// A session with an adapter, if one is asked for.
+pub(crate) fn adapted_session(model: &Model, adapter: Option<&AdapterRequest>) -> Result<Session, CliError> {
     let mut session = model.session()?;
+    if let Some(request) = adapter {
+        session.set_adapter(Some(&load_adapter(model, request)?))?;
+    }
+    Ok(session)
+}
+
+/// Puts an adapter into a slot of the model.
+pub(crate) fn load_adapter(model: &Model, request: &AdapterRequest) -> Result<Adapter, CliError> {
+    // Before its tensors are looked for in slots that are not there.
+    if model.adapter_slots() == 0 {
+        return Ok(model.load_adapter(&request.name(), &[])?);
+    }
+    let slots: BTreeSet<&str> = model.adapter_tensors().collect();
+    let found = mlcc_models::adapter_factors(request, |tensor| slots.contains(tensor))?;
+    let factors: Vec<Factors> =
+        found.iter().map(|f| Factors { tensor: &f.tensor, rank: f.rank, a: &f.a, b: &f.b }).collect();
+    Ok(model.load_adapter(&request.name(), &factors)?)
+}
+
+fn session(
+    model: &Model,
+    adapter: Option<&AdapterRequest>,
+    state: Option<&Path>,
+) -> Result<Session, CliError> {
+    let mut session = adapted_session(model, adapter)?;
     if let Some(path) = state {
         session.load_state(path)?;
     }

@@ -36,6 +36,7 @@ mod kernel_check;
 mod layers;
 mod long_context;
 mod lora;
+mod lora_slots;
 mod matrix;
 mod model_table;
 mod perplexity;

@@ -134,6 +134,7 @@ fn entry_points_refuse_bad_arguments() {
             page_table: std::ptr::null(),
             exchange: None,
             exchange_self: std::ptr::null_mut(),
+            adapters: std::ptr::null(),
         };
         // SAFETY: every buffer is as large as the plan says.
         unsafe { step(&mut ctx, 0, 1) }

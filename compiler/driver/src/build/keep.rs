@@ -158,7 +158,8 @@ pub(super) fn kept(source: &Source, program: &Program) -> Option<Kept> {
     if program.module.params.values().any(quantized) {
         return None;
     }
-    let matrices = || program.module.params.values().filter(|param| param.role != ParamRole::Vector);
+    let weights = || program.module.params.values().filter(|param| !param.is_adapter());
+    let matrices = || weights().filter(|param| param.role != ParamRole::Vector);
     let dequantized = |param: &Param| {
         let stored = stored_type(source, &param.source);
         matches!(stored, Some(StoredType::Packed(_))) && !param.ty.dtype.is_packed()
@@ -171,7 +172,7 @@ pub(super) fn kept(source: &Source, program: &Program) -> Option<Kept> {
         types: types.into_iter().map(StoredType::name).collect(),
         random: matches!(source.model.weights, Weights::Random { .. }),
         bytes: memory.weights_bytes,
-        smaller_bytes: program.module.params.values().map(|param| bytes_in(&scheme, param)).sum(),
+        smaller_bytes: weights().map(|param| bytes_in(&scheme, param)).sum(),
     })
 }
 

@@ -37,6 +37,7 @@ use std::time::Instant;
 
 use mlcc_codegen::artifact::ArtifactError;
 use mlcc_codegen::{CodegenError, Input, Jobs, LevelInput};
+use mlcc_ir::module::{Module, Param};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_models::resolve::Weights;
 use mlcc_passes::pipeline::{Control, Pass};
@@ -158,6 +159,7 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
     let source = Source::open(options)?;
     texts_fit(&source, &target, options)?;
     ranks_fit(&source, &target, options)?;
+    slots_fit(&source, &target, options)?;
     let options = &options.for_source(&source);
     let agreed = source.text.as_ref().map(|text| text.agree(options, &target)).transpose()?;
     let options = agreed.as_ref().unwrap_or(options);
@@ -220,6 +222,42 @@ fn ranks_fit(source: &Source, target: &Target, options: &BuildOptions) -> Result
         () => return Ok(()),
     };
     Err(BuildError::Unsupported(format!("--tensor-parallel {} does not go with {what}", options.ranks)))
+}
+
+/// Refuses what slots for adapters are not built with.
+fn slots_fit(source: &Source, target: &Target, options: &BuildOptions) -> Result<(), BuildError> {
+    let what = match () {
+        () if options.adapters.is_none() => return Ok(()),
+        () if target.arch == Arch::Nvptx => {
+            "--target cuda: adapters are chosen at run time on CPUs only; merge them with --lora"
+        }
+        () if options.ranks > 1 => {
+            "--tensor-parallel: slots are not split among ranks; merge adapters with --lora"
+        }
+        () if source.text.is_some() => {
+            "--model FILE.mlc: slots are made when a model is built from its weights"
+        }
+        () if source.model.config.architecture.texts().is_some() => {
+            "models of texts (embeddings, rerankers), which have no slots yet; merge adapters with --lora"
+        }
+        () if options.debug_taps => {
+            "--debug-taps: layers are compared without slots; leave one of the two out"
+        }
+        () => return Ok(()),
+    };
+    Err(BuildError::Unsupported(format!("--lora-slots does not go with {what}")))
+}
+
+/// Refuses slots for a model that has no product beside which there could be one.
+fn adapters_fit(module: &Module) -> Result<(), BuildError> {
+    match module.params.values().any(Param::is_adapter) {
+        true => Ok(()),
+        false => Err(BuildError::Unsupported(
+            "--lora-slots: this family has no product that takes an adapter when it runs (only fused, transposed or recurrent ones); \
+             merge adapters with --lora"
+                .into(),
+        )),
+    }
 }
 
 /// Refuses outputs in the place of files that are read.
@@ -325,6 +363,12 @@ pub fn compile(
     }
     let mut program = match (&source.text, options.debug_taps) {
         (Some(text), _) => text.program.clone(),
+        (None, false) if let Some(slots) = options.adapters => {
+            let module =
+                crate::model::build_module_with_slots(name, architecture, source.context, batch, slots)?;
+            adapters_fit(&module)?;
+            Program::new(module)
+        }
         (None, false) => Program::new(crate::model::build_module(name, architecture, source.context, batch)?),
         (None, true) => {
             Program::new(crate::model::build_module_with_taps(name, architecture, source.context, batch)?)
@@ -391,7 +435,9 @@ fn check_budget(
 ) -> Result<(), BuildError> {
     // Those of all ranks; their pages lie together.
     let pages = memory.sequence_bytes() - memory.state_bytes;
-    let (weights, arena) = (ranks * memory.weights_bytes, ranks * memory.arena_bytes());
+    // With the slots for adapters, once they are filled.
+    let weights = ranks * memory.weights_bytes + memory.adapter_bytes;
+    let arena = ranks * memory.arena_bytes();
     let state = ranks * memory.state_bytes + pages;
     let needed = weights + state + arena;
     match options.memory_budget {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use mlcc_codegen::cache::ObjectCache;
 use mlcc_engine::ChatSource;
 use mlcc_ir::types::DType;
-use mlcc_models::{AdapterRequest, ModelRequest};
+use mlcc_models::{AdapterRequest, AdapterSlots, ModelRequest};
 use mlcc_passes::CacheType;
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
@@ -59,6 +59,8 @@ pub struct BuildOptions {
     pub ranks: usize,
     /// The logits of a row have the same bits alone and beside others ([`KernelTarget::batch_invariant`](mlcc_kernels::params::KernelTarget)).
     pub batch_invariant: bool,
+    /// Room for adapters that are chosen when the artifact runs.
+    pub adapters: Option<AdapterSlots>,
     /// Most tokens of one sequence; `None` = no limit (recurrent models).
     pub context: Option<u64>,
     /// Tokens that are seen together, so that sequences may be longer than the context; `None`: what the model has.
@@ -129,6 +131,7 @@ impl BuildOptions {
             batch: None,
             ranks: 1,
             batch_invariant: false,
+            adapters: None,
             context: None,
             sliding_window: None,
             attention_sinks: None,

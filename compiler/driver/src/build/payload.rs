@@ -82,7 +82,7 @@ pub(super) fn split_path(output: &Path) -> PathBuf {
 
 /// Parameters in the order of the payload.
 fn split_tensors(program: &Program, memory: &MemoryPlan) -> Vec<SplitTensor> {
-    let params = program.module.params.values().zip(&memory.params);
+    let params = program.module.params.values().zip(&memory.params).filter(|(p, _)| !p.is_adapter());
     params.map(|(p, &(offset, _))| SplitTensor { name: p.name.clone(), offset }).collect()
 }
 
@@ -99,7 +99,7 @@ fn write_weights(
     let total = bytes_of_rank * program.module.ranks() as u64;
     let before = bytes_of_rank * rank as u64;
     let mut done = 0;
-    for (id, param) in program.module.params.iter() {
+    for (id, param) in program.module.params.iter().filter(|(_, param)| !param.is_adapter()) {
         let (offset, bytes) = memory.params[id.index()];
         pad(writer, &mut done, offset)?;
         (hooks.event)(Event::Weights { done: before + done, total, name: &param.name });

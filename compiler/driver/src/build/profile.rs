@@ -75,7 +75,7 @@ fn info(name: &str, cost: &Cost, launch: Option<&Launch>) -> KernelInfo {
     for (i, bytes) in cost.bytes.iter().enumerate() {
         let base = launch.and_then(|l| l.buffers.get(i)).map(|b| b.base);
         match base {
-            Some(Base::Weights | Base::State | Base::Pages) => memory = memory.add(bytes),
+            Some(Base::Weights | Base::Adapters | Base::State | Base::Pages) => memory = memory.add(bytes),
             _ => values = values.add(bytes),
         }
     }

@@ -26,7 +26,7 @@ pub(super) fn of(
     hooks: &mut Hooks<'_>,
 ) -> Result<Recipe, BuildError> {
     let mut entries = Vec::new();
-    for (id, param) in program.module.params.iter() {
+    for (id, param) in program.module.params.iter().filter(|(_, param)| !param.is_adapter()) {
         hooks.check()?;
         let (offset, _) = memory.params[id.index()];
         match drawn(source, seed, param, offset)? {
@@ -157,6 +157,10 @@ fn spread(source: &Source, of: &ParamSource, k: usize) -> Option<Spread> {
             let first = *spreads.first()?;
             spreads.iter().all(|&other| other == first).then_some(first)
         }
-        ParamSource::NegExp(_) | ParamSource::Exp(_) | ParamSource::Values(_) | ParamSource::Ranks(_) => None,
+        ParamSource::NegExp(_)
+        | ParamSource::Exp(_)
+        | ParamSource::Values(_)
+        | ParamSource::Ranks(_)
+        | ParamSource::Adapter => None,
     }
 }

@@ -204,7 +204,8 @@ pub(super) fn elements(param: &Param) -> u64 {
 
 /// Number of weights. What several ranks have counts once.
 pub fn parameters(program: &Program) -> u64 {
-    program.module.params.values().map(|param| parts(param) * elements(param)).sum()
+    let weights = program.module.params.values().filter(|param| !param.is_adapter());
+    weights.map(|param| parts(param) * elements(param)).sum()
 }
 
 /// How many different parts of a parameter there are on the ranks.
@@ -216,7 +217,7 @@ fn parts(param: &Param) -> u64 {
 /// Parameters by format, in the order of first use.
 pub fn formats(program: &Program, memory: Option<&MemoryPlan>) -> Vec<FormatRow> {
     let mut rows: Vec<FormatRow> = Vec::new();
-    for (id, param) in program.module.params.iter() {
+    for (id, param) in program.module.params.iter().filter(|(_, param)| !param.is_adapter()) {
         let format = param.ty.dtype.name();
         let bytes = memory.map_or(0, |m| parts(param) * m.params[id.index()].1);
         let at = match rows.iter().position(|r| r.format == format) {
@@ -280,7 +281,7 @@ impl Traffic {
         let state = 2 * ranks * recurrent.sum::<u64>() + cache.map_or(0, |c| c.bytes_per_token);
         let mut traffic = Traffic { bytes: state, state_bytes: state, ..Traffic::default() };
         let (tied, products) = (tied_head(program), products(program));
-        for (id, param) in program.module.params.iter() {
+        for (id, param) in program.module.params.iter().filter(|(_, param)| !param.is_adapter()) {
             let bytes = ranks * memory.params[id.index()].1;
             let role = match param.role {
                 ParamRole::Embedding if tied == Some(id) => ParamRole::Head,

@@ -3,7 +3,7 @@
 use mlcc_codegen::table::{CacheDesc, ParamDesc, PlanDesc, StateDesc, TableDesc, WindowDesc};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::types::{Packing, TensorType};
-use mlcc_models::transformer::{DROPPED_ROWS, SEQUENCE_LENGTH};
+use mlcc_models::transformer::{ADAPTER_SLOT, DROPPED_ROWS, SEQUENCE_LENGTH};
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_target::{Arch, Target};
@@ -50,6 +50,9 @@ pub fn describe(
             page_bytes: memory.page_bytes,
             text_width: source.model.config.architecture.text_width().unwrap_or(0) as u64,
             ranks: program.module.ranks() as u64,
+            adapter_slots: options.adapters.map_or(0, |slots| slots.slots as u64),
+            adapter_rank: options.adapters.map_or(0, |slots| slots.rank as u64),
+            adapter_bytes: memory.adapter_bytes,
         },
         whole_prompts: source.model.config.architecture.needs_whole_prompts(),
         ..TableDesc::default()
@@ -67,6 +70,7 @@ fn params(program: &Program, memory: &MemoryPlan) -> Vec<ParamDesc> {
                 Some(packing) => packing.name().into(),
             },
             dims: dims(&param.ty),
+            of_slots: param.is_adapter(),
             offset,
             bytes,
         })
@@ -93,6 +97,7 @@ fn states(source: &Source, program: &Program, memory: &MemoryPlan) -> Vec<StateD
                 cache,
                 dropped_beyond: window.filter(|_| state.name == DROPPED_ROWS),
                 is_length: state.name == SEQUENCE_LENGTH,
+                is_slot: state.name == ADAPTER_SLOT,
             }
         })
         .collect()

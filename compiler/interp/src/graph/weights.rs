@@ -78,6 +78,12 @@ fn evaluate(
             Ok(map(evaluate(param, s, tensor)?, &|v| (f64::from(v) + term) as f32))
         }
         ParamSource::Values(values) => Ok(Tensor::f32(&[values.len()], values)),
+        // Slots that nobody has filled are empty.
+        ParamSource::Adapter => Ok(tensor(&param.name).unwrap_or_else(|| {
+            let dims: Vec<usize> =
+                param.ty.dims.iter().filter_map(|d| usize::try_from(d.as_const()?).ok()).collect();
+            Tensor::f32(&dims, &vec![0.0; dims.iter().product()])
+        })),
         ParamSource::Rows(blocks, s) => {
             let mut t = evaluate(param, s, tensor)?;
             if let [leading @ .., last] = t.dims.as_slice()

@@ -131,6 +131,7 @@ impl Generator {
                     let columns = ty.dims.last().and_then(Dim::as_const).unwrap_or(1).max(1) as usize;
                     ParamSource::Columns((0..columns).rev().collect(), Box::new(part("a")))
                 }
+                9 => ParamSource::Adapter,
                 _ => source,
             };
             if self.rng.chance(4) {

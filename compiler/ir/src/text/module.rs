@@ -69,6 +69,7 @@ fn print_source(source: &ParamSource) -> String {
         ParamSource::Columns(order, s) => {
             format!("columns({}, {})", print_source(s), join(order.iter().map(usize::to_string)))
         }
+        ParamSource::Adapter => "adapter()".into(),
         ParamSource::UnitRows(s) => format!("unit_rows({})", print_source(s)),
         ParamSource::Ranks(parts) => format!("ranks({})", join(parts.iter().map(print_source))),
         ParamSource::Values(values) => {
@@ -208,8 +209,7 @@ fn parse_taps(lexer: &mut Lexer) -> Result<Taps, ParseError> {
 }
 
 /// What a source may be.
-const SOURCES: &str =
-    "tensor, scale, neg_exp, exp, transpose, concat, offset, rows, columns, unit_rows, values or ranks";
+const SOURCES: &str = "tensor, scale, neg_exp, exp, transpose, concat, offset, rows, columns, unit_rows, values, adapter or ranks";
 
 fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
     lexer.enter()?;
@@ -259,6 +259,7 @@ fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
             lexer.leave();
             return Ok(ParamSource::Columns(order, source));
         }
+        "adapter" => ParamSource::Adapter,
         "unit_rows" => ParamSource::UnitRows(Box::new(parse_source(lexer)?)),
         "values" => {
             let values = lexer.list(")", |lexer| lexer.float("a value"))?;

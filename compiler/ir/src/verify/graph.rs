@@ -81,7 +81,7 @@ fn verify_param(param: &Param) -> Result<(), VerifyError> {
 /// What is wrong with a source, if anything is.
 fn source_fault(source: &ParamSource) -> Option<String> {
     match source {
-        ParamSource::Tensor(_) | ParamSource::Values(_) => None,
+        ParamSource::Tensor(_) | ParamSource::Values(_) | ParamSource::Adapter => None,
         ParamSource::Scale(_, s)
         | ParamSource::NegExp(s)
         | ParamSource::Exp(s)

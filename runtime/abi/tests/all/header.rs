@@ -49,7 +49,8 @@ fn layouts(out: &mut String) {
         pages,
         page_table,
         exchange,
-        exchange_self
+        exchange_self,
+        adapters
     );
     layout!(out, Sequence, "mlcc_sequence", state, page_table, past, first, rows);
     layout!(
@@ -64,10 +65,15 @@ fn layouts(out: &mut String) {
         create_kv_cache,
         reset_kv_cache,
         softmax_with_temperature,
-        get_metadata
+        get_metadata,
+        adapted_prefill,
+        adapted_decode,
+        adapted_prefill_logits,
+        adapted_decode_batch,
+        adapted_step
     );
     layout!(out, Variant, "mlcc_variant", name, features, entries);
-    layout!(out, Param, "mlcc_param", name, format, packing, ndim, reserved, dims, offset, bytes);
+    layout!(out, Param, "mlcc_param", name, format, packing, ndim, of_slots, dims, offset, bytes);
     layout!(out, State, "mlcc_state", name, offset, bytes, init, fill, format, kind, sinks, rows, row_bytes);
     layout!(out, DeviceImage, "mlcc_device_image", kind, sm, scope, ptr, len);
     layout!(out, DimExpr, "mlcc_dim_expr", coef_n, coef_past, constant, div);
@@ -108,6 +114,9 @@ fn layouts(out: &mut String) {
         page_bytes,
         text_width,
         ranks,
+        adapter_slots,
+        adapter_rank,
+        adapter_bytes,
         reserved
     );
 }
@@ -130,6 +139,7 @@ fn constants(out: &mut String) {
     constant(out, "MLCC_STATE_CACHE", u64::from(state_kind::CACHE));
     constant(out, "MLCC_STATE_DROPPED_ROWS", u64::from(state_kind::DROPPED_ROWS));
     constant(out, "MLCC_STATE_SEQUENCE_LENGTH", u64::from(state_kind::SEQUENCE_LENGTH));
+    constant(out, "MLCC_STATE_ADAPTER_SLOT", u64::from(state_kind::ADAPTER_SLOT));
     constant(out, "MLCC_DEVICE_LATER", u64::from(device_scope::LATER));
     constant(out, "MLCC_DEVICE_EXACT", u64::from(device_scope::EXACT));
     constant(out, "MLCC_DEVICE_FAMILY", u64::from(device_scope::FAMILY));

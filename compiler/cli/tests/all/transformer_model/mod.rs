@@ -379,6 +379,7 @@ pub fn artifact(
             page_bytes: plan.page_bytes,
             text_width: 0,
             ranks: 1,
+            ..PlanDesc::default()
         },
         ..TableDesc::default()
     };

@@ -1,0 +1,351 @@
+//! Adapters in slots: a sequence that has one gives what the merged model gives, one that has none what it gives without slots.
+
+use std::path::{Path, PathBuf};
+
+use mlcc_driver::build::BuildOptions;
+use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
+use mlcc_ir::dim::SymValues;
+use mlcc_models::golden::Golden;
+use mlcc_models::{AdapterRequest, AdapterSlots, TensorFactors, adapter_factors};
+use mlcc_runtime::{Adapter, Error, Factors, Model, Rows, Session, Want};
+
+use crate::cases::{artifact, assert_close, backends, feed, ids, load, options};
+use crate::program::{case, fails_with, mlcc, text};
+use crate::step::Random;
+
+const SLOTS: AdapterSlots = AdapterSlots { slots: 2, rank: 16 };
+
+fn of_lora(quant: &str) -> BuildOptions {
+    let mut options = options("lora", quant);
+    options.request.model = case("lora").join("base").display().to_string();
+    options.batch = Some(4);
+    options
+}
+
+fn with_slots(options: &BuildOptions) -> BuildOptions {
+    BuildOptions { adapters: Some(SLOTS), ..options.clone() }
+}
+
+fn merged(options: &BuildOptions, adapter: &AdapterRequest) -> BuildOptions {
+    let mut options = options.clone();
+    options.request.adapters = vec![adapter.clone()];
+    options
+}
+
+fn peft(scale: f64) -> AdapterRequest {
+    AdapterRequest { directory: case("lora").join("adapter"), scale }
+}
+
+fn given(found: &[TensorFactors]) -> Vec<Factors<'_>> {
+    found.iter().map(|f| Factors { tensor: &f.tensor, rank: f.rank, a: &f.a, b: &f.b }).collect()
+}
+
+fn loaded(model: &Model, request: &AdapterRequest) -> Adapter {
+    let known: Vec<&str> = model.adapter_tensors().collect();
+    let found = adapter_factors(request, |tensor| known.contains(&tensor)).unwrap();
+    model.load_adapter(&request.name(), &given(&found)).unwrap()
+}
+
+fn session(model: &Model, adapter: Option<&Adapter>) -> Session {
+    let mut session = model.session().unwrap();
+    session.set_adapter(adapter).unwrap();
+    session
+}
+
+/// A file of tensors whose values are small and differ.
+fn adapter(folder: &Path, name: &str, tensors: &[(String, [usize; 2])], config: &str) -> AdapterRequest {
+    let directory = folder.join(name);
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(directory.join("adapter_config.json"), config).unwrap();
+    let (mut header, mut data, mut random) = (Vec::new(), Vec::new(), Random(7));
+    for (name, [rows, columns]) in tensors {
+        let begin = data.len();
+        for _ in 0..rows * columns {
+            data.extend((random.below(2001) as f32 / 10_000.0 - 0.1).to_le_bytes());
+        }
+        let offsets = format!("[{begin}, {}]", data.len());
+        header.push(format!(
+            r#""base_model.model.{name}": {{"dtype": "F32", "shape": [{rows}, {columns}], "data_offsets": {offsets}}}"#
+        ));
+    }
+    let header = format!("{{{}}}", header.join(", "));
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    std::fs::write(directory.join("adapter_model.safetensors"), file).unwrap();
+    AdapterRequest { directory, scale: 1.0 }
+}
+
+/// Factors of all tensors that slots are for.
+fn of_all(folder: &Path, model: &Model, rank: usize) -> AdapterRequest {
+    let tensors = model.adapter_tensors().flat_map(|tensor| {
+        let dims = |end: &str| {
+            let name = format!("{tensor}{end}");
+            model.table().params.iter().find(|p| p.name == name).map(|p| p.dims.clone()).unwrap()
+        };
+        let input = dims(".lora_A")[1] as usize;
+        let out = dims(".lora_B")[0] as usize / (SLOTS.slots + 1);
+        let module = tensor.strip_suffix(".weight").unwrap();
+        [(format!("{module}.lora_A.weight"), [rank, input]), (format!("{module}.lora_B.weight"), [out, rank])]
+    });
+    adapter(folder, "all", &tensors.collect::<Vec<_>>(), r#"{"peft_type": "LORA", "lora_alpha": 3, "r": 3}"#)
+}
+
+#[test]
+fn a_sequence_with_the_adapter_gives_what_peft_gives() {
+    let golden = Golden::read(&case("lora").join("golden.json")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for backend in backends() {
+        let options = BuildOptions { backend, ..with_slots(&of_lora("f32")) };
+        let path = artifact(&options, folder.path(), &format!("{backend:?}.so")).0;
+        let model = load(&path, None, 2);
+        assert_eq!((model.adapter_slots(), model.adapter_rank()), (2, 16));
+        let adapter = loaded(&model, &peft(1.0));
+        let mut session = session(&model, Some(&adapter));
+        for prompt in &golden.prompts {
+            let ids = ids(prompt);
+            for piece in [ids.len(), 1, 3] {
+                let found = feed(&mut session, &ids, piece);
+                assert_close("the adapter", &prompt.logits_last, &found, 1e-4);
+            }
+            let mut text = Vec::new();
+            for _ in 0..prompt.binding_greedy(1e-4).len() {
+                text.push(crate::cases::argmax(session.logits()));
+                session.decode(text[text.len() - 1] as i32).unwrap();
+            }
+            assert_eq!(text, prompt.binding_greedy(1e-4));
+            session.reset().unwrap();
+            let all = session.prefill_logits(&ids).unwrap();
+            assert_close("all rows", &prompt.logits_last, &all[all.len() - model.vocab()..], 1e-4);
+        }
+    }
+}
+
+/// The graph itself, with the factors in the matrices that a sequence takes at first.
+#[test]
+fn the_graph_with_factors_gives_what_peft_gives() {
+    let options = with_slots(&of_lora("f32"));
+    let source = mlcc_driver::build::Source::open(&options).unwrap();
+    let architecture = &source.model.config.architecture;
+    let module = mlcc_driver::model::build_module_with_slots("lora", architecture, 64, 1, SLOTS).unwrap();
+    let found = adapter_factors(&peft(1.0), |_| true).unwrap();
+    let tensor = |name: &str| {
+        if let Some(end) = [".lora_A", ".lora_B"].into_iter().find(|end| name.ends_with(end)) {
+            let of = found.iter().find(|f| Some(f.tensor.as_str()) == name.strip_suffix(end))?;
+            let (rows, all) = (SLOTS.slots + 1, if end == ".lora_A" { &of.a } else { &of.b });
+            let out = of.b.len() / of.rank;
+            let columns = if end == ".lora_A" { of.a.len() / of.rank } else { SLOTS.rank };
+            let rows = rows * if end == ".lora_A" { SLOTS.rank } else { out };
+            let mut values = vec![0.0; rows * columns];
+            let own = if end == ".lora_A" { columns } else { of.rank };
+            for (to, from) in values.chunks_mut(columns).zip(all.chunks(own)) {
+                to[..own].copy_from_slice(from);
+            }
+            return Some(Tensor::f32(&[rows, columns], &values));
+        }
+        let data = source.checkpoint.read(name).ok()?;
+        Some(Tensor::f32(data.shape(), &data.to_f32().ok()?))
+    };
+    let interpreter = Interpreter::new(&module, |id| param_value(&module.params[id], &tensor).unwrap());
+    let golden = Golden::read(&case("lora").join("golden.json")).unwrap();
+    let prompt = golden.prompts.iter().min_by_key(|prompt| prompt.input_ids.len()).unwrap();
+    let (ids, mut states) = (ids(prompt), States::new(&module).unwrap());
+    let sizes = SymValues::tokens(ids.len() as i64);
+    let out = interpreter.run_named("adapted_prefill", &[Tensor::ids(&ids)], &mut states, sizes).unwrap();
+    assert_close("the graph", &prompt.logits_last, &out[0].to_f32(), 1e-4);
+}
+
+/// Several adapters in one step, and a sequence without one: each as alone, and the last to the bit as without slots.
+#[test]
+fn sequences_of_a_batch_have_adapters_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let texts: [&[i32]; 3] = [&[5, 9, 200, 31, 7, 8], &[250, 3, 3, 17], &[60, 61, 62, 5, 9]];
+    for quant in ["f32", "q8i8"] {
+        let plain = BuildOptions { chunk: Some(16), ..of_lora(quant) };
+        let path = |options: &BuildOptions, name: &str| artifact(options, folder.path(), name).0;
+        let model = load(&path(&with_slots(&plain), &format!("{quant}.so")), None, 2);
+        let without = load(&path(&plain, &format!("{quant}-plain.so")), None, 2);
+        let adapters = [loaded(&model, &peft(1.0)), loaded(&model, &peft(-2.0))];
+        let chosen = [Some(&adapters[0]), None, Some(&adapters[1])];
+        let run = |model: &Model, chosen: [Option<&Adapter>; 3]| {
+            let mut sessions = chosen.map(|adapter| session(model, adapter));
+            let mut batch = model.batch(3).unwrap();
+            let mut rows: Vec<Rows> = sessions
+                .iter_mut()
+                .zip(texts)
+                .map(|(session, tokens)| Rows { session, tokens, want: Want::All })
+                .collect();
+            let mut logits = batch.step(&mut rows).unwrap().to_vec();
+            drop(rows);
+            // One token of each, by the code for that.
+            let [a, b, c] = &mut sessions;
+            logits.extend(batch.decode(&mut [a, b, c], &[1, 2, 3]).unwrap());
+            logits
+        };
+        let rows = |logits: &[f32], text: usize| {
+            let (before, vocab) = (texts[..text].iter().map(|t| t.len()).sum::<usize>(), model.vocab());
+            let all: usize = texts.iter().map(|t| t.len()).sum();
+            let of_step = &logits[before * vocab..(before + texts[text].len()) * vocab];
+            [of_step, &logits[(all + text) * vocab..][..vocab]].concat()
+        };
+        let together = run(&model, chosen);
+        assert_eq!(
+            rows(&together, 1),
+            rows(&run(&without, [None; 3]), 1),
+            "{quant}: the one without an adapter"
+        );
+        // Weights of 8 bits are quantized with the adapter in them, so those of a merged model are others.
+        if quant != "f32" {
+            continue;
+        }
+        for (text, request) in [(0, peft(1.0)), (2, peft(-2.0))] {
+            let name = format!("{quant}-{text}.so");
+            let alone = load(&path(&merged(&plain, &request), &name), None, 2);
+            let expected = rows(&run(&alone, [None; 3]), text);
+            assert_close(&name, &expected, &rows(&together, text), 1e-5);
+        }
+    }
+}
+
+/// Other families, with tensors of odd sizes; and a session that has none gives the bits of an artifact without slots.
+#[test]
+fn products_of_other_families_take_adapters() {
+    for name in ["qwen2", "lfm2"] {
+        let folder = tempfile::tempdir().unwrap();
+        let plain = options(name, "f32");
+        let model = load(&artifact(&with_slots(&plain), folder.path(), "slots.so").0, None, 2);
+        let request = of_all(folder.path(), &model, 3);
+        let adapter = loaded(&model, &request);
+        let alone = load(&artifact(&merged(&plain, &request), folder.path(), "merged.so").0, None, 2);
+        let without = load(&artifact(&plain, folder.path(), "plain.so").0, None, 2);
+        let tokens = [3, 40, 17, 5, 5, 21, 60];
+        let expected = feed(&mut alone.session().unwrap(), &tokens, 4);
+        assert_close(name, &expected, &feed(&mut session(&model, Some(&adapter)), &tokens, 4), 1e-5);
+        let bits = feed(&mut without.session().unwrap(), &tokens, 4);
+        assert_eq!(bits, feed(&mut session(&model, None), &tokens, 4), "{name} without an adapter");
+        assert_ne!(expected, bits, "{name}: the adapter changes something");
+    }
+}
+
+#[test]
+fn copies_of_a_sequence_keep_its_adapter() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = load(&artifact(&with_slots(&of_lora("f32")), folder.path(), "a.so").0, None, 2);
+    let (one, other) = (loaded(&model, &peft(1.0)), loaded(&model, &peft(3.0)));
+    let mut first = session(&model, Some(&other));
+    let expected = feed(&mut first, &[4, 5, 6, 7, 8], 5);
+    let saved = folder.path().join("state");
+    feed(&mut first, &[4, 5, 6], 3);
+    first.save_state(&saved).unwrap();
+    let snapshot = first.snapshot().unwrap();
+    let mut twin = first.fork().unwrap();
+    assert_close("a fork", &expected, twin.prefill(&[7, 8]).unwrap(), 1e-5);
+    assert!(matches!(twin.set_adapter(None), Err(Error::AdapterTooLate { past: 5 })));
+    // The same adapter in another slot: what stands in the file is not the number of a slot.
+    drop((first, twin, other));
+    let moved = {
+        let taken = loaded(&model, &peft(5.0));
+        drop(one);
+        let moved = loaded(&model, &peft(3.0));
+        drop(taken);
+        moved
+    };
+    let mut second = session(&model, Some(&moved));
+    second.load_state(&saved).unwrap();
+    assert_close("a file", &expected, second.prefill(&[7, 8]).unwrap(), 1e-5);
+    second.restore(&snapshot).unwrap();
+    assert_close("a snapshot", &expected, second.prefill(&[7, 8]).unwrap(), 1e-5);
+    let mut none = session(&model, None);
+    assert!(matches!(none.load_state(&saved), Err(Error::StateFile { .. })));
+    assert!(matches!(none.restore(&snapshot), Err(Error::ForeignSnapshot)));
+}
+
+#[test]
+fn adapters_that_do_not_fit_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = load(&artifact(&with_slots(&of_lora("f32")), folder.path(), "a.so").0, None, 1);
+    let q = "model.layers.0.self_attn.q_proj";
+    let known: Vec<&str> = model.adapter_tensors().collect();
+    let config = r#"{"peft_type": "LORA", "lora_alpha": 2, "r": 2}"#;
+    let pair = |module: &str, out: usize, input: usize| {
+        let name = |end: &str| format!("{module}.lora_{end}.weight");
+        vec![(name("A"), [2, input]), (name("B"), [out, 2])]
+    };
+    let refused = |name: &str, tensors: &[(String, [usize; 2])], parts: &[&str]| {
+        let request = adapter(folder.path(), name, tensors, config);
+        let error = adapter_factors(&request, |tensor| known.contains(&tensor)).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    };
+    refused("head", &pair("lm_head", 288, 64), &["lm_head", "no slot", "--lora"]);
+    let magnitude = (format!("{q}.lora_magnitude_vector"), [64, 1]);
+    refused("dora", &[pair(q, 64, 64), vec![magnitude]].concat(), &["magnitude", "DoRA"]);
+    let saved = ("model.norm.weight".to_string(), [1, 64]);
+    refused("saved", &[pair(q, 64, 64), vec![saved]].concat(), &["model.norm.weight", "modules_to_save"]);
+
+    let tensor = format!("{q}.weight");
+    let fit = |rank: usize, input: usize| {
+        let (a, b) = (vec![0.5; rank * input], vec![0.5; 64 * rank]);
+        model.load_adapter("a", &[Factors { tensor: &tensor, rank, a: &a, b: &b }])
+    };
+    let error = |result: Result<Adapter, Error>| result.unwrap_err().to_string();
+    assert!(error(fit(17, 64)).contains("--lora-rank 17"));
+    assert!(error(fit(2, 65)).contains("another base"));
+    let kept = [fit(16, 64).unwrap(), fit(1, 64).unwrap()];
+    assert!(error(fit(2, 64)).contains("all 2 slots"));
+    drop(kept);
+    let adapter = fit(2, 64).unwrap();
+    let other = load(model.artifact().path(), None, 1);
+    let foreign = other.session().unwrap().set_adapter(Some(&adapter));
+    assert!(matches!(foreign, Err(Error::ForeignAdapter { .. })));
+}
+
+#[test]
+fn flags_of_slots_are_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = case("lora").join("base");
+    let build = |model: &PathBuf, flags: &[&str]| {
+        let mut command = mlcc();
+        command.arg("build").arg("-m").arg(model).args(flags).arg("-o").arg(folder.path().join("a.so"));
+        command
+    };
+    build(&base, &["--lora-rank", "4"]).assert().code(2);
+    build(&base, &["--lora-slots", "0"]).assert().code(2);
+    fails_with(&mut build(&base, &["--lora-slots", "2", "--target", "cuda"]), &["--lora-slots", "CPUs only"]);
+    fails_with(&mut build(&base, &["--lora-slots", "2", "--tensor-parallel", "2"]), &["--tensor-parallel"]);
+    fails_with(&mut build(&base, &["--lora-slots", "2", "--debug-taps"]), &["--debug-taps"]);
+    fails_with(&mut build(&case("rwkv4-hf"), &["--lora-slots", "2"]), &["--lora-slots", "no product"]);
+}
+
+/// A tokenizer whose tokens are the bytes, in tiktoken's form.
+fn bytes(folder: &Path) -> PathBuf {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let digit = |value: usize| DIGITS[value] as char;
+    let line = |byte: usize| format!("{}{}== {byte}\n", digit(byte >> 2), digit((byte & 3) << 4));
+    let path = folder.join("bytes.tiktoken");
+    std::fs::write(&path, (0..256).map(line).collect::<String>()).unwrap();
+    path
+}
+
+#[test]
+fn run_and_chat_choose_an_adapter() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = of_lora("f32");
+    let path = |options: &BuildOptions, name: &str| artifact(options, folder.path(), name).0;
+    let (slots, adapter) = (path(&with_slots(&plain), "slots.so"), peft(1.0).directory);
+    let (tokenizer, adapter) = (bytes(folder.path()), adapter.to_str().unwrap());
+    let run = |artifact: &Path, flags: &[&str]| {
+        let mut command = mlcc();
+        command.arg("run").arg(artifact).arg("--tokenizer").arg(&tokenizer);
+        command.args(["-p", "some text", "-n", "8", "--greedy"]).args(flags);
+        command
+    };
+    let merged = path(&merged(&plain, &peft(1.0)), "merged.so");
+    let of =
+        |artifact: &Path, flags: &[&str]| run(artifact, flags).assert().success().get_output().stdout.clone();
+    assert_eq!(of(&slots, &["--lora", adapter]), of(&merged, &[]));
+    let without = path(&plain, "plain.so");
+    assert_eq!(of(&slots, &[]), of(&without, &[]));
+    fails_with(&mut run(&without, &["--lora", adapter]), &["plain.so", "--lora-slots"]);
+    let mut chat = mlcc();
+    chat.arg("chat").arg(&without).arg("--tokenizer").arg(&tokenizer).args(["--template", "plain"]);
+    fails_with(chat.args(["--lora", adapter]), &["plain.so", "--lora-slots"]);
+    assert!(text(mlcc().arg("inspect").arg(&slots)).contains("2 slots of rank 16"));
+}
