@@ -233,6 +233,21 @@ fn presets_have_the_published_sizes() {
         ("mamba-2.8b", "2.768e9"),
         ("olmo-hybrid-7b", "7.431e9"),
         ("mistral-small-4-119b", "1.190e11"),
+        // Text models alone, without towers and draft heads. Sizes: Qwen 3.5 from configurations of fine-tuned copies on huggingface.co
+        // (KnowledgeXLab/ComActor-9B, coderofpears/ClankerCode-Checkpoint1) and of Qwen/Qwen3.5-0.8B itself; Gemma 4 from keras-hub and
+        // Ollama's metadata of gemma4:26b (the card: 25.2B); LFM2-8B-A1B from vLLM's configs (8.3B); Granite from Ollama's metadata of
+        // granite4:tiny-h (7B); Nemotron from nemotron3_jax (31.6B); Ministral from baidu/ERNIE-Image, which has its decoder (3.4B); Kimi
+        // from its config.json as vllm.cpp cites it (49B).
+        ("qwen3.5-0.8b", "7.524e8"),
+        ("qwen3.5-4b", "4.206e9"),
+        ("qwen3.5-9b", "8.954e9"),
+        ("gemma-4-e2b", "4.629e9"),
+        ("gemma-4-26b-a4b", "2.523e10"),
+        ("lfm2-8b-a1b", "8.340e9"),
+        ("granite-4.0-h-tiny", "6.939e9"),
+        ("nemotron-3-nano-30b-a3b", "3.158e10"),
+        ("ministral-3-3b", "3.429e9"),
+        ("kimi-linear-48b-a3b", "4.912e10"),
     ];
     for (name, parameters) in published {
         let tensors = Preset::find(name).unwrap().config().architecture.tensors();
