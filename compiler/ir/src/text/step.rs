@@ -268,7 +268,7 @@ mod tests {
             (
                 "weights+64",
                 "heap+64",
-                "2:29: unknown memory `heap`; known: weights, state, pages, page_table, arena, tokens, wanted, logits, probs, temperature",
+                "2:29: unknown memory `heap`; known: weights, adapters, state, pages, page_table, arena, tokens, wanted, logits, probs, temperature",
             ),
             ("barrier", "fence", "3:3: expected `launch`, `exchange`, `barrier` or `}`, found `fence`"),
             ("[32, 1, 1]", "[32, 1]", "2:85: expected three block extents and three thread extents"),
