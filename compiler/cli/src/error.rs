@@ -44,6 +44,8 @@ pub enum CliError {
     #[error(transparent)]
     Serve(#[from] mlcc_serve::ServeError),
     #[error(transparent)]
+    Traces(#[from] mlcc_serve::TracesError),
+    #[error(transparent)]
     Eval(#[from] mlcc_engine::eval::EvalError),
     #[error(transparent)]
     EngineConfig(#[from] EngineConfigError),

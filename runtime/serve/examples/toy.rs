@@ -84,6 +84,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         read_timeout: Duration::from_secs(60),
         timeout: None,
         drain_timeout: Duration::from_secs(1),
+        traces: mlcc_serve::Traces::from_environment(Some(|what| eprintln!("{what}")))?,
     };
     let step = Paced { toy: toy::Toy::new(false, Some(4000)), step: Duration::from_millis(step) };
     let models = vec![("toy".to_owned(), Ready::step(step, served, 4))];

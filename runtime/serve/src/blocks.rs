@@ -16,14 +16,15 @@ use crate::anthropic::{Asked, error_body};
 use crate::error::{ApiError, json_type};
 use crate::hosted::Hosted;
 use crate::texts::{Client, KEEP_ALIVE, Running};
+use crate::traces::RequestSpan;
 
 /// Answers a request.
-pub async fn answer(hosted: Arc<Hosted>, client: Client, asked: Asked) -> Response {
+pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, asked: Asked) -> Response {
     let Asked { prepared, stops } = asked;
     let mut text = prepared.work;
     text.client = client.0;
     let prompt = text.prompt.len();
-    let mut running = match Running::launch(&hosted, vec![text]) {
+    let mut running = match Running::launch(&hosted, vec![text], 1, span) {
         Ok(running) => running,
         Err(error) => return refused(&error),
     };

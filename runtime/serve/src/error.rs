@@ -9,6 +9,10 @@ use serde_json::{Value, json};
 /// Seconds after which a client may try again when the queue is full.
 const RETRY_AFTER: u64 = 1;
 
+/// The code of an error, which goes with its answer to who counts and traces it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Code(pub &'static str);
+
 /// An answer that is an error: `{"error":{"message","type","param","code"}}`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApiError {
@@ -174,6 +178,7 @@ impl From<Failure> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, json_type(), self.body().to_string()).into_response();
+        response.extensions_mut().insert(Code(self.code.unwrap_or(self.kind)));
         if self.status == StatusCode::TOO_MANY_REQUESTS {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER));
         }

@@ -17,13 +17,14 @@ use crate::error::{ApiError, json_type};
 use crate::hosted::Hosted;
 use crate::responses::Asked;
 use crate::texts::{Client, KEEP_ALIVE, Running};
+use crate::traces::RequestSpan;
 
 /// Answers a request.
-pub async fn answer(hosted: Arc<Hosted>, client: Client, asked: Asked) -> Response {
+pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, asked: Asked) -> Response {
     let Asked { prepared, messages, repeated, store } = asked;
     let mut text = prepared.work;
     text.client = client.0;
-    let running = match Running::launch(&hosted, vec![text]) {
+    let running = match Running::launch(&hosted, vec![text], 1, span) {
         Ok(running) => running,
         Err(error) => return error.into_response(),
     };

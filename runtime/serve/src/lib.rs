@@ -33,9 +33,11 @@ mod shape;
 mod texts;
 mod tokens;
 mod tools;
+mod traces;
 
 pub use application::Application;
 pub use hosted::Hosted;
 pub use library::{Library, LoadError, NoLibrary, Ready, Served, need_of_texts};
 pub use memory::{ContainerMemory, container_memory, kept_states};
 pub use serve::{ServeError, ServeOptions, Stopped, serve, serve_with};
+pub use traces::{Traces, TracesError};

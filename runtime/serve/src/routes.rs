@@ -20,6 +20,7 @@ use crate::error::{ApiError, json_type};
 use crate::fields::Fields;
 use crate::hosted::Hosted;
 use crate::texts::{Client, Work, answer};
+use crate::traces::RequestSpan;
 use crate::{
     anthropic, blocks, chat, completions, embeddings as vectors, info, items, page, responses, tokens,
 };
@@ -106,16 +107,20 @@ type Shared = State<Arc<App>>;
 type Who = Extension<Client>;
 type Body = Sent;
 
-/// A body, or why there is none.
-struct Sent(Result<Bytes, ApiError>);
+/// A body, or why there is none, and the span of its request.
+struct Sent {
+    bytes: Result<Bytes, ApiError>,
+    span: RequestSpan,
+}
 
 impl FromRequest<Arc<App>> for Sent {
     type Rejection = Infallible;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Sent, Infallible> {
         let patience = app.server.options.read_timeout;
+        let span = request.extensions().get::<RequestSpan>().cloned().unwrap_or_default();
         let whole = tokio::time::timeout(patience, Bytes::from_request(request, app)).await;
-        Ok(Sent(whole.map_err(|_| ApiError::too_slow()).and_then(bytes)))
+        Ok(Sent { bytes: whole.map_err(|_| ApiError::too_slow()).and_then(bytes), span })
     }
 }
 
@@ -126,6 +131,8 @@ async fn guard(State(app): Shared, mut request: Request, next: Next) -> Response
     request.extensions_mut().insert(client);
     let matched = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let path = matched.unwrap_or_else(|| "other".into());
+    let span = app.server.options.traces.begin(&request, &path, &id);
+    request.extensions_mut().insert(span.clone());
     let open = path == "/health" || path == "/v1/health" || page::is_route(&path);
     let changes = path.ends_with("/models/load") || path.ends_with("/models/unload");
     let method = request.method().clone();
@@ -138,6 +145,7 @@ async fn guard(State(app): Shared, mut request: Request, next: Next) -> Response
     };
     let status = response.status().as_u16();
     app.server.metrics.count_answer(&path, status);
+    span.answered(status, response.extensions().get().copied());
     if let Some(log) = app.server.options.log {
         // Neither texts nor keys. A stream goes on after its head.
         let (client, ms) = (format!("{:016x}", client.0), begin.elapsed().as_secs_f64() * 1e3);
@@ -207,7 +215,7 @@ async fn aside<T: Send + 'static>(
     body: Body,
     work: impl FnOnce(&App, Fields) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let (app, body) = (Arc::clone(app), body.0?);
+    let (app, body) = (Arc::clone(app), body.bytes?);
     let done = tokio::task::spawn_blocking(move || work(&app, Fields::parse(&body)?)).await;
     done.unwrap_or_else(|_| Err(ApiError::internal("internal error while the request was read")))
 }
@@ -218,9 +226,11 @@ async fn of_model<T: Send + 'static>(
     body: Body,
     work: impl FnOnce(&Hosted, Fields) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<(Arc<Hosted>, T), ApiError> {
+    let span = body.span.clone();
     let work = move |app: &App, mut fields: Fields| {
         let name: Option<String> = fields.take("model", "the name of the model")?;
         let hosted = app.models.find(name.as_deref())?;
+        span.asks_for(&hosted.name);
         work(&hosted, fields).map(|done| (hosted, done))
     };
     aside(app, body, work).await
@@ -239,8 +249,9 @@ async fn texts(
     body: Body,
     prepare: fn(&Hosted, Fields) -> Result<Work, ApiError>,
 ) -> Response {
+    let span = body.span.clone();
     match of_model(&app, body, prepare).await {
-        Ok((hosted, work)) => answer(hosted, client, work).await,
+        Ok((hosted, work)) => answer(hosted, client, span, work).await,
         Err(error) => error.into_response(),
     }
 }
@@ -254,16 +265,18 @@ async fn text_completions(State(app): Shared, Extension(client): Who, body: Body
 }
 
 async fn messages(State(app): Shared, Extension(client): Who, body: Body) -> Response {
+    let span = body.span.clone();
     match of_model(&app, body, anthropic::prepare).await {
-        Ok((hosted, asked)) => blocks::answer(hosted, client, asked).await,
+        Ok((hosted, asked)) => blocks::answer(hosted, client, span, asked).await,
         Err(error) => blocks::refused(&error),
     }
 }
 
 async fn responses(State(app): Shared, Extension(client): Who, body: Body) -> Response {
     let prepare = move |hosted: &Hosted, fields: Fields| responses::prepare(hosted, client, fields);
+    let span = body.span.clone();
     match of_model(&app, body, prepare).await {
-        Ok((hosted, asked)) => items::answer(hosted, client, asked).await,
+        Ok((hosted, asked)) => items::answer(hosted, client, span, asked).await,
         Err(error) => error.into_response(),
     }
 }
@@ -303,12 +316,23 @@ async fn apply_template(State(app): Shared, body: Body) -> Response {
     value_of_model(app, body, chat::apply_template).await
 }
 
+/// Asks a model of texts, which the answer names.
+async fn of_texts(app: &Arc<App>, body: Body, work: fn(&App, Fields) -> Result<Value, ApiError>) -> Response {
+    let span = body.span.clone();
+    let done = aside(app, body, work).await;
+    if let Ok(done) = &done {
+        span.asks_for(done["model"].as_str().unwrap_or_default());
+        span.embedded(done["usage"]["prompt_tokens"].as_u64());
+    }
+    as_json(done)
+}
+
 async fn embeddings(State(app): Shared, body: Body) -> Response {
-    as_json(aside(&app, body, vectors::embed).await)
+    of_texts(&app, body, vectors::embed).await
 }
 
 async fn rerank(State(app): Shared, body: Body) -> Response {
-    as_json(aside(&app, body, vectors::rerank).await)
+    of_texts(&app, body, vectors::rerank).await
 }
 
 async fn load(State(app): Shared, body: Body) -> Response {

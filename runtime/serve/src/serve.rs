@@ -16,6 +16,7 @@ use crate::hosted::Hosted;
 use crate::library::{Library, Ready};
 use crate::listen::listen;
 use crate::routes::router;
+use crate::traces::Traces;
 
 /// How often the end is looked for.
 const LOOK: Duration = Duration::from_millis(20);
@@ -49,6 +50,8 @@ pub struct ServeOptions {
     pub timeout: Option<Duration>,
     /// How long texts may go on when the server is told to stop.
     pub drain_timeout: Duration,
+    /// Where traces of requests go.
+    pub traces: Traces,
 }
 
 impl Default for ServeOptions {
@@ -68,6 +71,7 @@ impl Default for ServeOptions {
             read_timeout: Duration::from_secs(60),
             timeout: None,
             drain_timeout: Duration::from_secs(30),
+            traces: Traces::default(),
         }
     }
 }
@@ -157,6 +161,7 @@ pub fn serve_with(
             std::thread::sleep(LOOK);
         }
     }
+    options.traces.finish();
     stopped
 }
 

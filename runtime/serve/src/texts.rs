@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use crate::error::{ApiError, json_type};
 use crate::hosted::Hosted;
 use crate::shape::Shape;
+use crate::traces::RequestSpan;
 
 /// Events of one text that may wait for a slow reader; one who is slower loses the text.
 const EVENTS: usize = 4096;
@@ -48,10 +49,17 @@ pub struct Running {
     /// Dropping them ends the texts.
     _tickets: Vec<Ticket>,
     left: usize,
+    span: RequestSpan,
 }
 
 impl Running {
-    pub fn launch(hosted: &Hosted, requests: Vec<TextRequest>) -> Result<Running, ApiError> {
+    /// `choices` texts of each prompt, one after the other.
+    pub fn launch(
+        hosted: &Hosted,
+        requests: Vec<TextRequest>,
+        choices: usize,
+        span: RequestSpan,
+    ) -> Result<Running, ApiError> {
         hosted.ready()?;
         let count = requests.len();
         let most = hosted.sequences + hosted.server.options.max_queue;
@@ -60,11 +68,14 @@ impl Running {
                 format!("the request asks for {count} texts, this server takes at most {most} at a time");
             return Err(ApiError::request("too_many_texts", message));
         }
+        span.launches(&requests, choices);
         let (sender, events) = mpsc::channel(EVENTS.saturating_mul(count.max(1)).min(1 << 20));
         let with_sinks = requests.into_iter().enumerate().map(|(index, request)| {
             let (sender, mut watch) = (sender.clone(), hosted.server.metrics.watch(&hosted.name));
+            let mut span = span.text(index);
             let sink: Sink = Box::new(move |event| {
                 watch.see(&event);
+                span.see(&event);
                 match sender.try_send((index, event)) {
                     Ok(()) => ControlFlow::Continue(()),
                     Err(_) => ControlFlow::Break(()),
@@ -73,11 +84,19 @@ impl Running {
             (request, sink)
         });
         let tickets = hosted.engine.launch_with(with_sinks.collect())?;
-        Ok(Running { events, _tickets: tickets, left: count })
+        Ok(Running { events, _tickets: tickets, left: count, span })
     }
 
     /// The next event with the number of its text; `None` when all have ended.
     pub async fn next(&mut self) -> Result<Option<(usize, Event)>, ApiError> {
+        let next = self.receive().await;
+        if let Err(error) = &next {
+            self.span.failed(error);
+        }
+        next
+    }
+
+    async fn receive(&mut self) -> Result<Option<(usize, Event)>, ApiError> {
         if self.left == 0 {
             return Ok(None);
         }
@@ -100,9 +119,9 @@ impl Running {
 pub struct Client(pub u64);
 
 /// Answers a request.
-pub async fn answer(hosted: Arc<Hosted>, client: Client, mut work: Work) -> Response {
+pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, mut work: Work) -> Response {
     work.requests.iter_mut().for_each(|request| request.client = client.0);
-    let running = match Running::launch(&hosted, work.requests) {
+    let running = match Running::launch(&hosted, work.requests, work.choices, span) {
         Ok(running) => running,
         Err(error) => return error.into_response(),
     };

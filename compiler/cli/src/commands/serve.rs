@@ -11,7 +11,7 @@ use clap::builder::NonEmptyStringValueParser;
 use mlcc_engine::serving::PrefixFiles;
 use mlcc_engine::texts::TextModel;
 use mlcc_runtime::Workers;
-use mlcc_serve::{Library, LoadError, Ready, ServeOptions, Served, Stopped};
+use mlcc_serve::{Library, LoadError, Ready, ServeOptions, Served, Stopped, Traces};
 use serde_json::{Value, json};
 
 use crate::commands::build::parse_bytes;
@@ -258,6 +258,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         read_timeout: Duration::from_secs(args.read_timeout),
         timeout: args.timeout.map(Duration::from_secs),
         drain_timeout: Duration::from_secs(u64::from(args.drain_timeout)),
+        traces: Traces::from_environment(Some(warn))?,
     };
     let named = names(args)?;
     let shelf =

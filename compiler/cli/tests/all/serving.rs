@@ -462,6 +462,7 @@ fn a_server_counts_drafts_and_pages() {
             read_timeout: Duration::from_secs(1),
             timeout: None,
             drain_timeout: Duration::ZERO,
+            traces: mlcc_serve::Traces::default(),
         };
         Ready::model(&model, served, &options, 0).map(|ready| ready.need()).map_err(|error| error.to_string())
     };

@@ -17,6 +17,8 @@ mod tools;
 #[allow(dead_code, reason = "the engine's tests use all of it")]
 #[path = "../../../engine/tests/all/toy/mod.rs"]
 mod toy;
+#[cfg(feature = "otel")]
+mod traces;
 #[allow(dead_code, reason = "the engine's tests use all of it")]
 #[path = "../../../engine/tests/all/common/mod.rs"]
 mod vocabularies;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::{ChatTemplate, SamplingParams};
-use mlcc_serve::{Library, NoLibrary, Ready, ServeError, ServeOptions, Served, Stopped, serve};
+use mlcc_serve::{Library, NoLibrary, Ready, ServeError, ServeOptions, Served, Stopped, Traces, serve};
 
 pub use crate::http::Answer;
 use crate::http::Client;
@@ -31,6 +31,7 @@ pub fn options() -> ServeOptions {
         read_timeout: Duration::from_secs(60),
         timeout: None,
         drain_timeout: Duration::from_secs(60),
+        traces: Traces::default(),
     }
 }
 

@@ -1,0 +1,54 @@
+//! No traces.
+
+use mlcc_engine::serving::{Event, TextRequest};
+
+use axum::extract::Request;
+
+use crate::error::{ApiError, Code};
+use crate::traces::{ENDPOINTS, TracesError, variable};
+
+/// Where traces go: nowhere, since this was built without the feature `otel`.
+#[derive(Debug, Clone, Default)]
+pub struct Traces;
+
+impl Traces {
+    /// Tells `warn` if traces are wanted.
+    pub fn from_environment(warn: Option<fn(&str)>) -> Result<Traces, TracesError> {
+        let wanted = ENDPOINTS.into_iter().find(|name| variable(name).is_some());
+        if let (Some(name), Some(warn)) = (wanted, warn) {
+            warn(&format!("{name} is set, but this program was built without traces (`--features otel`)"));
+        }
+        Ok(Traces)
+    }
+
+    pub(crate) fn begin(&self, _: &Request, _: &str, _: &str) -> RequestSpan {
+        RequestSpan
+    }
+
+    pub(crate) fn finish(&self) {}
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct RequestSpan;
+
+impl RequestSpan {
+    pub fn asks_for(&self, _: &str) {}
+
+    pub fn launches(&self, _: &[TextRequest], _: usize) {}
+
+    pub fn text(&self, _: usize) -> TextSpan {
+        TextSpan
+    }
+
+    pub fn embedded(&self, _: Option<u64>) {}
+
+    pub fn failed(&self, _: &ApiError) {}
+
+    pub fn answered(&self, _: u16, _: Option<Code>) {}
+}
+
+pub(crate) struct TextSpan;
+
+impl TextSpan {
+    pub fn see(&mut self, _: &Event) {}
+}
