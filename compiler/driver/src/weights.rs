@@ -2,7 +2,7 @@
 //! memory stays near the size of one tensor.
 
 use mlcc_interp::graph::Tensor;
-use mlcc_ir::module::{Param, ParamSource, RowBlocks};
+use mlcc_ir::module::{ColumnRange, Param, ParamSource, RowBlocks};
 use mlcc_ir::types::Packing;
 use mlcc_models::checkpoint::FiniteCheck;
 use mlcc_models::{Checkpoint, CheckpointError, TensorData};
@@ -156,6 +156,7 @@ enum Reader<'a> {
     Concat(Vec<(usize, Reader<'a>)>),
     Rows { blocks: RowBlocks, inner: Box<Reader<'a>>, k: usize },
     Columns { order: Vec<usize>, inner: Box<Reader<'a>> },
+    ColumnRange { range: ColumnRange, inner: Box<Reader<'a>> },
     UnitRows { inner: Box<Reader<'a>>, k: usize },
     Whole { values: Vec<f32>, k: usize },
     Zeros,
@@ -222,6 +223,11 @@ impl<'a> Reader<'a> {
             ParamSource::Columns(order, inner) => {
                 Reader::Columns { order: order.clone(), inner: Box::new(Reader::open(checkpoint, inner, k)?) }
             }
+            // Rows of the source are longer.
+            ParamSource::ColumnRange(range, inner) => Reader::ColumnRange {
+                range: *range,
+                inner: Box::new(Reader::open(checkpoint, inner, range.of)?),
+            },
             ParamSource::UnitRows(inner) => {
                 Reader::UnitRows { inner: Box::new(Reader::open(checkpoint, inner, k)?), k }
             }
@@ -258,6 +264,7 @@ impl<'a> Reader<'a> {
                 let width = inner.elements().checked_div(blocks.of).unwrap_or(0);
                 blocks.rows().unwrap_or(0) * width
             }
+            Reader::ColumnRange { range, inner } => inner.rows(range.of) * range.len,
             Reader::Whole { values, .. } => values.len(),
             Reader::Zeros => 0,
             Reader::Transpose(transposed) => transposed.rows * transposed.k,
@@ -271,6 +278,7 @@ impl<'a> Reader<'a> {
             Reader::Concat(parts) => parts.iter().map(|(rows, _)| rows).sum(),
             Reader::Rows { blocks, .. } => blocks.rows().unwrap_or(0),
             Reader::UnitRows { inner, .. } | Reader::Columns { inner, .. } => inner.rows(k),
+            Reader::ColumnRange { range, inner } => inner.rows(range.of),
             Reader::Whole { values, .. } => values.len().checked_div(k).unwrap_or(0),
             Reader::Zeros => 0,
             Reader::Transpose(Transposed { rows, k: own, .. }) => (rows * own).checked_div(k).unwrap_or(0),
@@ -307,6 +315,15 @@ impl<'a> Reader<'a> {
                 for row in out.chunks_exact_mut(order.len().max(1)) {
                     line.copy_from_slice(row);
                     row.iter_mut().zip(order).for_each(|(x, &at)| *x = line[at]);
+                }
+                Ok(())
+            }
+            Reader::ColumnRange { range, inner } => {
+                let mut lines = vec![0.0; out.len() / range.len.max(1) * range.of];
+                inner.read(row, &mut lines)?;
+                let lines = lines.chunks_exact(range.of.max(1));
+                for (to, line) in out.chunks_exact_mut(range.len.max(1)).zip(lines) {
+                    to.copy_from_slice(&line[range.columns().unwrap_or(0..0)]);
                 }
                 Ok(())
             }
@@ -360,6 +377,7 @@ impl<'a> Reader<'a> {
             | Reader::UnitRows { k, .. } => Some(*k),
             Reader::Map { inner, .. } => inner.width(),
             Reader::Columns { order, .. } => Some(order.len()),
+            Reader::ColumnRange { range, .. } => Some(range.len),
             Reader::Zeros => None,
             Reader::Concat(parts) => parts.iter().find_map(|(_, r)| r.width()),
         }

@@ -105,6 +105,12 @@ impl RandomWeights {
                 }
                 self.add(s, dims, seed);
             }
+            ParamSource::ColumnRange(range, s) => {
+                if let Some(columns) = dims.last_mut() {
+                    *columns = range.of;
+                }
+                self.add(s, dims, seed);
+            }
             // Those of the whole module make the tensors.
             ParamSource::Values(_) | ParamSource::Ranks(_) | ParamSource::Adapter => {}
             ParamSource::Transpose(s) => {

@@ -37,6 +37,8 @@ pub enum ParamSource {
     Rows(RowBlocks, Box<ParamSource>),
     /// Columns in another order: column `j` is column `order[j]` of the source (weights whose groups are no neighbours).
     Columns(Vec<usize>, Box<ParamSource>),
+    /// Some of the columns (indices of the last axis; parts of ranks).
+    ColumnRange(ColumnRange, Box<ParamSource>),
     /// Rows scaled to Euclidean length 1 (normalised heads).
     UnitRows(Box<ParamSource>),
     /// A table that the model definition computes (rotary frequencies, ALiBi slopes); one axis.
@@ -75,6 +77,22 @@ impl RowBlocks {
     }
 }
 
+/// `len` columns from `start` on, of `of`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ColumnRange {
+    pub start: usize,
+    pub len: usize,
+    pub of: usize,
+}
+
+impl ColumnRange {
+    /// Their numbers; `None` where there are none, or one of them is behind the last column.
+    pub fn columns(&self) -> Option<std::ops::Range<usize>> {
+        let end = self.start.checked_add(self.len)?;
+        (self.len > 0 && end <= self.of).then_some(self.start..end)
+    }
+}
+
 impl ParamSource {
     /// Checkpoint tensors that it reads, in order.
     pub fn tensors(&self) -> Vec<&str> {
@@ -87,6 +105,7 @@ impl ParamSource {
             | ParamSource::Offset(_, s)
             | ParamSource::Rows(_, s)
             | ParamSource::Columns(_, s)
+            | ParamSource::ColumnRange(_, s)
             | ParamSource::UnitRows(s) => s.tensors(),
             ParamSource::Concat(parts) | ParamSource::Ranks(parts) => {
                 parts.iter().flat_map(|p| p.tensors()).collect()

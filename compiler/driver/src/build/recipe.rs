@@ -145,9 +145,10 @@ fn spread(source: &Source, of: &ParamSource, k: usize) -> Option<Spread> {
             map(inner, &|x| x * factor, &|deviation| deviation * factor.abs())
         }
         ParamSource::Offset(term, inner) => map(inner, &|x| x + *term as f32, &|deviation| deviation),
-        ParamSource::Rows(_, inner) | ParamSource::Columns(_, inner) | ParamSource::Transpose(inner) => {
-            spread(source, inner, k)
-        }
+        ParamSource::Rows(_, inner)
+        | ParamSource::Columns(_, inner)
+        | ParamSource::ColumnRange(_, inner)
+        | ParamSource::Transpose(inner) => spread(source, inner, k),
         ParamSource::UnitRows(_) => {
             Some(Spread::Normal { mean: 0.0, deviation: 1.0 / (k.max(1) as f32).sqrt() })
         }

@@ -123,6 +123,18 @@ fn evaluate(
             t.data = rows.flat_map(|row| order.iter().map(|&at| row[at])).collect();
             Ok(t)
         }
+        ParamSource::ColumnRange(range, s) => {
+            let mut t = evaluate(param, s, tensor)?;
+            let (Some(columns), Some(last)) = (range.columns(), t.dims.last_mut()) else {
+                return Err(shape(format!("takes columns of {}", t.describe())));
+            };
+            if *last != range.of {
+                return Err(shape(format!("takes columns of {last}, of which there should be {}", range.of)));
+            }
+            *last = range.len;
+            t.data = t.data.chunks(range.of).flat_map(|row| row[columns.clone()].iter().copied()).collect();
+            Ok(t)
+        }
         ParamSource::UnitRows(s) => {
             let mut t = evaluate(param, s, tensor)?;
             let width = t.dims.last().copied().unwrap_or(1).max(1);

@@ -8,7 +8,7 @@ use crate::compute::RedOp;
 use crate::dim::{Dim, Sym, SymValues};
 use crate::graph::{Function, FunctionKind, ValueId};
 use crate::kernel::{BinOp, UnOp};
-use crate::module::{FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, State};
+use crate::module::{ColumnRange, FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, State};
 use crate::ops::Op;
 use crate::types::{DType, Format, TensorType};
 
@@ -114,7 +114,7 @@ impl Generator {
         let mut source = ParamSource::Tensor(name.clone());
         if self.options.sources {
             let part = |suffix: &str| ParamSource::Tensor(format!("{name}.{suffix}"));
-            source = match self.rng.below(12) {
+            source = match self.rng.below(13) {
                 0 => ParamSource::Scale(0.5, Box::new(part("a"))),
                 1 => ParamSource::NegExp(Box::new(ParamSource::Scale(-1.25e-3, Box::new(part("a"))))),
                 2 => ParamSource::Concat(vec![part("a"), part("b")]),
@@ -132,6 +132,11 @@ impl Generator {
                     ParamSource::Columns((0..columns).rev().collect(), Box::new(part("a")))
                 }
                 9 => ParamSource::Adapter,
+                10 => {
+                    let len = ty.dims.last().and_then(Dim::as_const).unwrap_or(1).max(1) as usize;
+                    let range = ColumnRange { start: 2, len, of: len + 3 };
+                    ParamSource::ColumnRange(range, Box::new(part("a")))
+                }
                 _ => source,
             };
             if self.rng.chance(4) {

@@ -5,7 +5,7 @@ use super::graph_print::{join, print_function};
 use super::lexer::{Lexer, ParseError, Token, print_float, print_name, print_string};
 use super::{parse_kernel, parse_step, print_kernel, print_step};
 use crate::entity::EntityId;
-use crate::module::{FuncId, Module, Param, ParamRole, ParamSource, RowBlocks, State, Taps};
+use crate::module::{ColumnRange, FuncId, Module, Param, ParamRole, ParamSource, RowBlocks, State, Taps};
 use crate::types::Packing;
 use std::collections::HashMap;
 
@@ -68,6 +68,9 @@ fn print_source(source: &ParamSource) -> String {
         }
         ParamSource::Columns(order, s) => {
             format!("columns({}, {})", print_source(s), join(order.iter().map(usize::to_string)))
+        }
+        ParamSource::ColumnRange(ColumnRange { start, len, of }, s) => {
+            format!("column_range({start}, {len}, {of}, {})", print_source(s))
         }
         ParamSource::Adapter => "adapter()".into(),
         ParamSource::UnitRows(s) => format!("unit_rows({})", print_source(s)),
@@ -209,7 +212,15 @@ fn parse_taps(lexer: &mut Lexer) -> Result<Taps, ParseError> {
 }
 
 /// What a source may be.
-const SOURCES: &str = "tensor, scale, neg_exp, exp, transpose, concat, offset, rows, columns, unit_rows, values, adapter or ranks";
+const SOURCES: &str = "tensor, scale, neg_exp, exp, transpose, concat, offset, rows, columns, column_range, unit_rows, values, adapter or ranks";
+
+/// A number and the comma behind it.
+fn parse_size(lexer: &mut Lexer, expected: &str, fault: &str) -> Result<usize, ParseError> {
+    let pos = lexer.pos();
+    let value = lexer.int(expected)?;
+    lexer.expect(",")?;
+    usize::try_from(value).map_err(|_| Lexer::error_at(pos, format!("{value} is {fault}")))
+}
 
 fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
     lexer.enter()?;
@@ -237,13 +248,7 @@ fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
             ParamSource::Offset(term, Box::new(parse_source(lexer)?))
         }
         "rows" => {
-            let mut size = || -> Result<usize, ParseError> {
-                let pos = lexer.pos();
-                let value = lexer.int("a number of rows")?;
-                lexer.expect(",")?;
-                usize::try_from(value)
-                    .map_err(|_| Lexer::error_at(pos, format!("{value} is no number of rows")))
-            };
+            let mut size = || parse_size(lexer, "a number of rows", "no number of rows");
             let blocks =
                 RowBlocks { start: size()?, len: size()?, stride: size()?, count: size()?, of: size()? };
             ParamSource::Rows(blocks, Box::new(parse_source(lexer)?))
@@ -258,6 +263,11 @@ fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
             })?;
             lexer.leave();
             return Ok(ParamSource::Columns(order, source));
+        }
+        "column_range" => {
+            let mut size = || parse_size(lexer, "a number of columns", "no number of columns");
+            let range = ColumnRange { start: size()?, len: size()?, of: size()? };
+            ParamSource::ColumnRange(range, Box::new(parse_source(lexer)?))
         }
         "adapter" => ParamSource::Adapter,
         "unit_rows" => ParamSource::UnitRows(Box::new(parse_source(lexer)?)),

@@ -98,7 +98,10 @@ fn source_fault(source: &ParamSource) -> Option<String> {
         ParamSource::Columns(order, _) if !is_permutation(order) => {
             Some("its source takes columns in an order that has not each of them once".into())
         }
-        ParamSource::Columns(_, s) => source_fault(s),
+        ParamSource::ColumnRange(range, _) if range.columns().is_none() => {
+            Some(format!("its source takes {} columns from {} on, of {}", range.len, range.start, range.of))
+        }
+        ParamSource::Columns(_, s) | ParamSource::ColumnRange(_, s) => source_fault(s),
     }
 }
 

@@ -4,7 +4,9 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::graph::{Function, FunctionKind, NodeId, ValueId};
 use mlcc_ir::kernel::{Access, BinOp, BufDecl, BufId, ForKind, Kernel, Space, UnOp};
-use mlcc_ir::module::{FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, State, StateId};
+use mlcc_ir::module::{
+    ColumnRange, FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, State, StateId,
+};
 use mlcc_ir::ops::Op;
 use mlcc_ir::step::{Base, BufferRef, Grid, Launch, Repeat, Sequences, Shares, Step, StepItem};
 use mlcc_ir::types::{DType, Format, Packing, TensorType};
@@ -98,6 +100,12 @@ fn parameters_and_states_have_usable_types() {
     assert_eq!(rows(RowBlocks::range(4, 2, 5)), outside);
     assert_eq!(rows(RowBlocks { start: 0, len: 1, stride: usize::MAX, count: 3, of: 5 }), outside);
     assert_eq!(rows(RowBlocks { start: 0, len: 2, stride: 1, count: 2, of: 5 }), outside);
+    let columns = complaint(|m| {
+        let range = ColumnRange { start: 4, len: 2, of: 5 };
+        m.params[ParamId(0)].source =
+            ParamSource::ColumnRange(range, Box::new(ParamSource::Tensor("w".into())));
+    });
+    assert_eq!(columns, "parameter @w: its source takes 2 columns from 4 on, of 5");
     let state = complaint(|m| m.states[StateId(0)].ty = TensorType::new(DType::F32, [Sym::N]));
     assert_eq!(state, "state @s: its type f32[n] is not plain with constant sizes");
 }
