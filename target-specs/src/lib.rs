@@ -16,7 +16,9 @@ pub use fields::{FIELDS, Field, Kind};
 pub use gpus::{GpuModel, Lanes, Latency, Mma, gpus};
 pub use host::detected_features;
 pub use model::{Host, Model, detected_model};
-pub use spec::{Arch, AttentionTile, Device, DeviceScope, Gpu, Level, MatrixTile, Spec, SpecError};
+pub use spec::{
+    Arch, AttentionTile, Device, DeviceScope, ExchangeCost, Gpu, Level, MatrixTile, Spec, SpecError,
+};
 pub use tune::{
     Attentions, Cache, Division, KeyBlock, Products, Quantizers, Scans, Shares, Stream, Streams, TallTile,
     Tile, Tiles, Tune,
@@ -80,6 +82,11 @@ pub fn names() -> Result<Vec<String>, SpecError> {
 /// The level of this name.
 pub fn level(name: &str) -> Result<Option<Level>, SpecError> {
     Ok(specs()?.iter().flat_map(|s| s.all_levels()).find(|l| l.name == name).cloned())
+}
+
+/// What exchanges between ranks cost on machines of an architecture; `None` where models are not split.
+pub fn exchange_cost(arch: Arch) -> Result<Option<ExchangeCost>, SpecError> {
+    Ok(specs()?.iter().find(|s| s.arch == arch).and_then(|s| s.exchange))
 }
 
 impl Level {
@@ -200,6 +207,17 @@ mod tests {
         for name in names().unwrap() {
             let target = resolve(&name).unwrap();
             assert!(!target.levels.is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn exchanges_have_a_cost_where_models_are_split() {
+        let cost = |arch| exchange_cost(arch).unwrap();
+        assert_eq!(cost(Arch::Nvptx), None);
+        for arch in [Arch::X86_64, Arch::Aarch64] {
+            let cost = cost(arch).unwrap();
+            assert!(cost.nanoseconds(2, 0) == 2.0 * f64::from(cost.latency_ns));
+            assert!(cost.nanoseconds(0, 1_000_000) == 1e9 / f64::from(cost.mbytes_per_s), "{cost:?}");
         }
     }
 

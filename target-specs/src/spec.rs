@@ -140,6 +140,24 @@ pub struct Device {
     pub f16_gflops: u32,
 }
 
+/// What it costs ranks of a model to exchange what they have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExchangeCost {
+    /// Until the first byte has come: 10^-9 seconds.
+    pub latency_ns: u32,
+    /// 10^6 bytes per second that a rank gets.
+    pub mbytes_per_s: u32,
+}
+
+impl ExchangeCost {
+    /// 10^-9 seconds of so many exchanges in which a rank gets so many bytes.
+    pub fn nanoseconds(self, exchanges: u64, bytes: u64) -> f64 {
+        let per_byte = 1e3 / f64::from(self.mbytes_per_s.max(1));
+        exchanges as f64 * f64::from(self.latency_ns) + bytes as f64 * per_byte
+    }
+}
+
 /// One feature level.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Level {
@@ -194,6 +212,8 @@ pub struct Spec {
     pub levels: Vec<Level>,
     /// Levels that are tuned for processors, in the order of the levels that they extend.
     pub machines: Vec<Level>,
+    /// Of ranks on such machines; `None` where models are not split.
+    pub exchange: Option<ExchangeCost>,
     default: Vec<usize>,
 }
 
@@ -228,6 +248,7 @@ struct File {
     arch: Arch,
     triple: String,
     default: Vec<String>,
+    exchange: Option<ExchangeCost>,
     level: Vec<LevelEntry>,
 }
 
@@ -272,7 +293,8 @@ impl Spec {
         if default.is_empty() {
             return Err(SpecError::NoDefault { file: file.into() });
         }
-        Ok(Spec { name: raw.name, arch: raw.arch, triple: raw.triple, levels, machines, default })
+        let File { name, arch, triple, exchange, .. } = raw;
+        Ok(Spec { name, arch, triple, levels, machines, exchange, default })
     }
 
     /// Levels of instructions, then those for processors.
