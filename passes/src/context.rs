@@ -4,10 +4,11 @@ use crate::dynamic_shares::PieceWork;
 use crate::policy::{PolicyError, QuantPolicy};
 use crate::quantize_cache::CacheType;
 use crate::scheme::QuantScheme;
-use crate::shard::ShardError;
+use crate::shard::{ShardError, TpMode};
 use mlcc_ir::ops::OpError;
 use mlcc_kernels::lower::LowerError;
 use mlcc_kernels::params::KernelTarget;
+use mlcc_target::ExchangeCost;
 
 /// Facts about the build that passes need.
 #[derive(Clone, Debug)]
@@ -27,6 +28,10 @@ pub struct Options {
     pub pieces: Option<PieceWork>,
     /// Among how many ranks the model is split; 1: it is not.
     pub ranks: usize,
+    /// How products that follow each other are split.
+    pub tp_mode: TpMode,
+    /// What exchanges cost, for [`TpMode::Auto`].
+    pub exchange: ExchangeCost,
 }
 
 impl Options {
@@ -34,7 +39,19 @@ impl Options {
     pub fn new(levels: Vec<(String, KernelTarget)>, chunk: i64) -> Options {
         let (quant, policy) = (QuantScheme::default(), QuantPolicy::default());
         let kv_cache = CacheType::default();
-        Options { levels, chunk, batch: 1, quant, policy, kv_cache, pieces: None, ranks: 1 }
+        let (tp_mode, exchange) = (TpMode::Gather, ExchangeCost { latency_ns: 2000, mbytes_per_s: 10_000 });
+        Options {
+            levels,
+            chunk,
+            batch: 1,
+            quant,
+            policy,
+            kv_cache,
+            pieces: None,
+            ranks: 1,
+            tp_mode,
+            exchange,
+        }
     }
 }
 

@@ -41,7 +41,7 @@ pub use pipeline::{PIPELINE, Pass, run_pass, run_passes, run_pipeline};
 pub use policy::QuantPolicy;
 pub use quantize_cache::CacheType;
 pub use scheme::QuantScheme;
-pub use shard::ShardError;
+pub use shard::{ShardError, TpMode};
 
 use mlcc_ir::module::Module;
 use mlcc_ir::step::Step;

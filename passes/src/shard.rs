@@ -6,20 +6,29 @@
 //! they are gathered first. What parameters and constants make is computed where it is needed, whole or in parts (`held`).
 //! So no sum crosses ranks, and each rank computes elements of the whole model with their bits.
 //!
+//! That is [`TpMode::Gather`]. With [`TpMode::Reduce`] a product of values that are held in parts is split by columns of its
+//! weight: each rank has a term of a sum, which all ranks add in their order (`terms`), so its bits depend on the number of ranks.
+//!
 //! All ranks run the same functions. What differs lies in parameters alone, whose source has a part for each rank.
 //!
 //! How states are held, and products that are not split like others (keys of fewer heads than ranks), is found out on the
 //! way: then the pass begins again with what it has learned ([`Plan`]).
 
 mod held;
+mod mode;
 mod ops;
 mod products;
+mod terms;
+
+pub use mode::TpMode;
 
 use crate::{Context, Options, PassError, Program, dce};
 use held::Split;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, FunctionKind};
-use mlcc_ir::module::{FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, StateId};
+use mlcc_ir::module::{
+    ColumnRange, FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, StateId,
+};
 use mlcc_ir::ops::OpError;
 use mlcc_ir::types::{DType, TensorType};
 use std::collections::{BTreeMap, BTreeSet};
@@ -86,6 +95,8 @@ impl From<OpError> for Stop {
 /// What is known before the functions are rebuilt.
 struct Plan {
     ranks: usize,
+    /// Whether products of parts are split by columns.
+    sums: bool,
     /// Into how many parts products are split, where it is not by the rule for all.
     products: BTreeMap<ParamId, usize>,
     /// How states are held that a round was wrong about; `None`: whole.
@@ -117,6 +128,8 @@ struct Splitter<'a> {
     plan: &'a mut Plan,
     /// Parameters that have taken the place of others, and what they are made of, in order of declaration.
     params: BTreeMap<(ParamId, RowCut), ParamId>,
+    /// The same of parameters that have some of the columns, as many parts as ranks.
+    columns: BTreeMap<ParamId, ParamId>,
     /// New bodies of scans, with the cuts of their outputs, by the old body and the cuts of the inputs.
     bodies: BTreeMap<(FuncId, Vec<Option<Cut>>), Body>,
     /// Old bodies whose place a new one has taken.
@@ -147,15 +160,17 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     if ranks <= 1 || program.module.ranks() > 1 {
         return Ok(0);
     }
-    let sharded = match shard(&program.module, ranks)? {
+    let (module, options) = (&program.module, &ctx.options);
+    let (sharded, why) = match mode::shard(module, ranks, options)? {
         Ok(sharded) => sharded,
         Err(ShardError::Divide { what, ranks, .. }) => {
-            let works = |&n: &usize| n != ranks && matches!(shard(&program.module, n), Ok(Ok(_)));
+            let works = |&n: &usize| n != ranks && matches!(mode::shard(module, n, options), Ok(Ok(_)));
             let works = Works(TRIED.filter(works).collect());
             return Err(ShardError::Divide { what, ranks, works }.into());
         }
         Err(error) => return Err(error.into()),
     };
+    why.into_iter().for_each(|line| ctx.note(line));
     for (part, whole) in &sharded.parts {
         if let Some(options) = program.pack_options.get(whole).copied() {
             program.pack_options.insert(part.clone(), options);
@@ -169,10 +184,10 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     Ok(parts)
 }
 
-/// The module for a number of ranks.
-fn shard(module: &Module, ranks: usize) -> Result<Result<Sharded, ShardError>, PassError> {
+/// The module for a number of ranks, with sums over ranks or without.
+fn shard(module: &Module, ranks: usize, sums: bool) -> Result<Result<Sharded, ShardError>, PassError> {
     let (products, states) = (BTreeMap::new(), BTreeMap::new());
-    let mut plan = Plan { ranks, products, states, wrong: BTreeMap::new() };
+    let mut plan = Plan { ranks, sums, products, states, wrong: BTreeMap::new() };
     for _ in 0..ROUNDS {
         match Splitter::new(module, &mut plan).run() {
             Ok(sharded) => return Ok(Ok(sharded)),
@@ -191,9 +206,10 @@ impl<'a> Splitter<'a> {
         for (&state, cut) in &plan.states {
             cut_type(&mut new.states[state].ty, *cut);
         }
-        let (params, bodies, replaced) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let (params, columns) = (BTreeMap::new(), BTreeMap::new());
+        let (bodies, replaced) = (BTreeMap::new(), BTreeSet::new());
         let states = plan.states.clone();
-        Splitter { old, new, plan, params, bodies, replaced, states, again: false, exchanges: 0 }
+        Splitter { old, new, plan, params, columns, bodies, replaced, states, again: false, exchanges: 0 }
     }
 
     fn run(mut self) -> Result<Sharded, Stop> {
@@ -207,7 +223,9 @@ impl<'a> Splitter<'a> {
             self.new.functions[id] = made?.0;
         }
         let name = |id: ParamId| self.new.params[id].name.clone();
-        let parts = self.params.iter().map(|(&(whole, _), &part)| (name(part), name(whole))).collect();
+        let parts = self.params.iter().map(|(&(whole, _), &part)| (whole, part));
+        let parts = parts.chain(self.columns.iter().map(|(&whole, &part)| (whole, part)));
+        let parts = parts.map(|(whole, part)| (name(part), name(whole))).collect();
         Ok(Sharded { parts, exchanges: self.exchanges, module: self.new })
     }
 
@@ -292,6 +310,27 @@ impl<'a> Splitter<'a> {
         let name = self.unused(name);
         let part = self.new.params.push(Param { name, ty, source, ..param.clone() });
         self.params.insert((whole, cut), part);
+        part
+    }
+
+    /// The parameter that has the rank's columns of a matrix; its columns divide.
+    fn columns_of(&mut self, whole: ParamId) -> ParamId {
+        if let Some(&part) = self.columns.get(&whole) {
+            return part;
+        }
+        let (param, ranks) = (&self.old.params[whole], self.plan.ranks);
+        let mut ty = param.ty.clone();
+        cut_type(&mut ty, Some(Cut { axis: 1, parts: ranks }));
+        let of = param.ty.dims[1].as_const().unwrap_or(0) as usize;
+        let len = of / ranks;
+        let of_rank = |rank: usize| {
+            let range = ColumnRange { start: rank * len, len, of };
+            ParamSource::ColumnRange(range, Box::new(param.source.clone()))
+        };
+        let source = ParamSource::Ranks((0..ranks).map(of_rank).collect());
+        let name = self.unused(format!("{}.columns", param.name));
+        let part = self.new.params.push(Param { name, ty, source, ..param.clone() });
+        self.columns.insert(whole, part);
         part
     }
 

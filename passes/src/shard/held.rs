@@ -15,6 +15,8 @@ pub(super) enum Held {
     Whole(ValueId),
     /// In parts.
     Part(ValueId, Cut),
+    /// As the sum of what the ranks have, each a term of its size.
+    Term(ValueId),
     /// Made from parameters, constants and states where it is needed.
     Free,
 }
@@ -25,6 +27,8 @@ pub(super) struct Split<'s, 'a> {
     pub f: &'a Function,
     pub out: Function,
     held: Vec<Option<Held>>,
+    /// By value: how many inputs and outputs read it.
+    pub uses: Vec<usize>,
     wholes: BTreeMap<ValueId, ValueId>,
     parts: BTreeMap<(ValueId, Cut), ValueId>,
 }
@@ -39,7 +43,10 @@ impl<'s, 'a> Split<'s, 'a> {
             let input = out.add_input(ty);
             held[v.index()] = Some(cut.map_or(Held::Whole(input), |cut| Held::Part(input, cut)));
         }
-        Split { s, f, out, held, wholes: BTreeMap::new(), parts: BTreeMap::new() }
+        let mut uses = vec![0; f.values.len()];
+        let inputs = f.live().flat_map(|(_, node)| &node.inputs);
+        inputs.chain(&f.outputs).for_each(|v| uses[v.index()] += 1);
+        Split { s, f, out, held, uses, wholes: BTreeMap::new(), parts: BTreeMap::new() }
     }
 
     pub fn ranks(&self) -> usize {
@@ -81,6 +88,7 @@ impl<'s, 'a> Split<'s, 'a> {
         let whole = match self.held(v) {
             Held::Whole(whole) => whole,
             Held::Part(part, cut) => self.gather(part, cut)?,
+            Held::Term(term) => self.sum(term)?,
             Held::Free => self.free_whole(v)?,
         };
         self.wholes.insert(v, whole);
@@ -115,6 +123,7 @@ impl<'s, 'a> Split<'s, 'a> {
         let part = match self.held(v) {
             Held::Part(part, own) => return Ok((own == cut).then_some(part)),
             Held::Whole(_) => self.fewer_copies(v, cut, emit)?,
+            Held::Term(_) => None,
             Held::Free => self.free_part(v, cut, emit)?,
         };
         if let (Some(part), true) = (part, emit) {

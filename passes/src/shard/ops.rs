@@ -14,6 +14,9 @@ impl Split<'_, '_> {
             self.hold(node.outputs[0], Held::Free);
             return Ok(());
         }
+        if self.of_terms(node)? {
+            return Ok(());
+        }
         match &node.op {
             Op::StateRead(state) => {
                 // The cut of this state is known.
@@ -282,6 +285,7 @@ impl Split<'_, '_> {
         }
         let made = match self.s.body(body, &cuts) {
             Ok(made) => made,
+            Err(Stop::Gathers) if self.demand_of_terms(&node.inputs) => return self.replicated(node),
             Err(Stop::Gathers) => {
                 let why = "a step needs values of all ranks";
                 return Err(self.s.plan.unsupported(self.label(id), why));

@@ -1,6 +1,7 @@
 //! Products and tables: what has weights.
 
 use super::held::{Held, Split};
+use super::terms::Factors;
 use super::{Cut, RowCut, Stop, divides};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
@@ -52,6 +53,20 @@ impl Split<'_, '_> {
 
     /// Asks that the products which values are computed from be split so; false if all of them have been asked before.
     pub fn demand(&mut self, values: &[ValueId], parts: usize) -> bool {
+        self.demand_of(values, parts, |_, _| true)
+    }
+
+    /// The same of products that are held as terms: somebody wants parts.
+    pub fn demand_of_terms(&mut self, values: &[ValueId]) -> bool {
+        self.demand_of(values, self.ranks(), |split, product| matches!(split.held(product), Held::Term(_)))
+    }
+
+    fn demand_of(
+        &mut self,
+        values: &[ValueId],
+        parts: usize,
+        which: impl Fn(&Self, ValueId) -> bool,
+    ) -> bool {
         let mut changed = false;
         let (mut open, mut seen) = (values.to_vec(), BTreeSet::new());
         while let Some(v) = open.pop() {
@@ -65,7 +80,9 @@ impl Split<'_, '_> {
             };
             match weight {
                 // Once: two values that ask for different parts of one product would ask forever.
-                Some(weight) if !self.s.plan.products.contains_key(&weight) => {
+                Some(weight)
+                    if !self.s.plan.products.contains_key(&weight) && which(self, node.outputs[0]) =>
+                {
                     self.s.plan.products.insert(weight, parts);
                     changed = true;
                 }
@@ -90,6 +107,12 @@ impl Split<'_, '_> {
             return Ok(());
         }
         let (rows, columns) = if transposed { (0, 1) } else { (1, 0) };
+        let factors = Factors { x, weight: w, columns };
+        // What others want in parts is none of terms.
+        let demanded = self.s.plan.products.contains_key(&weight);
+        if !demanded && self.product_of_columns(id, node, &factors, |x, w| vec![x, w])? {
+            return Ok(());
+        }
         let dims = self.dims(w);
         let parts = self.parts(weight, &dims[rows], &dims[columns]);
         if parts == 1 {
@@ -136,6 +159,12 @@ impl Split<'_, '_> {
         let Some((weight, stored)) = weight else {
             return Err(self.s.plan.unsupported(self.label(id), "its weight is not a parameter"));
         };
+        let factors = Factors { x, weight: w, columns: 1 };
+        if let Held::Whole(ids) = self.held(ids)
+            && self.product_of_columns(id, node, &factors, |x, w| vec![x, w, ids])?
+        {
+            return Ok(());
+        }
         // Of packed weights, products in integers take whole tiles alone: a part is to be computed as the whole is.
         let tile = if stored && divides(&rows, TILE) { TILE } else { 1 };
         if !divides(&rows, parts * tile) {

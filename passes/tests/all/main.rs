@@ -8,3 +8,4 @@ mod program_text;
 mod quantize;
 mod replicate;
 mod shard;
+mod shard_sums;

@@ -3,11 +3,12 @@
 //! random weights.
 
 use mlcc_interp::graph::{
-    GraphError, Interpreter, Piece, Ranks, States, Tensor, param_value, param_value_of_rank,
+    GraphError, Interpreter, Piece, RankError, Ranks, States, Tamper, Tensor, param_value,
+    param_value_of_rank,
 };
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::graph_builder::GraphBuilder;
-use mlcc_ir::module::{Module, ParamSource};
+use mlcc_ir::module::{Module, Param, ParamSource};
 use mlcc_ir::ops::Op;
 use mlcc_ir::sequences::Batching;
 use mlcc_ir::text::{parse_module, print_module};
@@ -19,14 +20,14 @@ use mlcc_passes::{Context, Options, PIPELINE, PassError, Program, QuantScheme, S
 use serde_json::{Value, json};
 
 /// A family with sizes that are chosen here.
-struct Model {
-    module: Module,
+pub(crate) struct Model {
+    pub module: Module,
     checkpoint: Checkpoint,
     vocab: i32,
 }
 
 /// The configuration of a reference case, with other values of some fields.
-fn architecture(case: &str, fields: &Value) -> Architecture {
+pub(crate) fn architecture(case: &str, fields: &Value) -> Architecture {
     let path = format!("{}/../tests/goldens/{case}/config.json", env!("CARGO_MANIFEST_DIR"));
     let mut json = std::fs::read(&path).unwrap();
     // Some have infinite numbers, which only the reader of configurations takes.
@@ -39,7 +40,7 @@ fn architecture(case: &str, fields: &Value) -> Architecture {
 }
 
 impl Model {
-    fn new(case: &str, fields: Value) -> Model {
+    pub fn new(case: &str, fields: Value) -> Model {
         let architecture = architecture(case, &fields);
         let mut b = GraphBuilder::new(case);
         let n = Dim::sym(Sym::N);
@@ -71,9 +72,14 @@ impl Model {
     }
 
     /// The module behind all graph passes but those in `off`.
-    fn compiled(&self, ranks: usize, quant: &str, off: &[&str]) -> Result<Module, PassError> {
+    pub fn compiled(&self, ranks: usize, quant: &str, off: &[&str]) -> Result<Module, PassError> {
         let mut options = Options::new(vec![], 16);
         (options.quant, options.ranks) = (QuantScheme::find(quant).unwrap().0, ranks);
+        Ok(self.with_notes(options, off)?.0)
+    }
+
+    /// The module that comes of these options, and what the passes say of it.
+    pub fn with_notes(&self, options: Options, off: &[&str]) -> Result<(Module, Vec<String>), PassError> {
         let mut program = Program::new(self.module.clone());
         let control = Control {
             disabled: off.iter().map(ToString::to_string).collect(),
@@ -81,8 +87,10 @@ impl Model {
             verify: true,
             ..Control::default()
         };
-        run_pipeline(&mut program, &mut Context::new(options), control)?;
-        Ok(program.module)
+        let mut context = Context::new(options);
+        run_pipeline(&mut program, &mut context, control)?;
+        let notes = context.notes.into_iter().filter(|(pass, _)| *pass == "shard");
+        Ok((program.module, notes.map(|(_, line)| line).collect()))
     }
 
     fn tensor(&self, name: &str) -> Option<Tensor> {
@@ -90,18 +98,34 @@ impl Model {
         Some(Tensor::f32(data.shape(), &data.to_f32().ok()?))
     }
 
-    fn values(&self, module: &Module, rank: usize) -> Vec<Tensor> {
+    /// The value of a parameter on a rank.
+    pub fn value(&self, param: &Param, rank: usize) -> Tensor {
         let tensor = |name: &str| self.tensor(name);
-        let value = |p| param_value_of_rank(p, rank, &tensor).unwrap_or_else(|e| panic!("{e}"));
-        module.params.values().map(value).collect()
+        param_value_of_rank(param, rank, &tensor).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn values(&self, module: &Module, rank: usize) -> Vec<Tensor> {
+        module.params.values().map(|param| self.value(param, rank)).collect()
     }
 
     /// The results of all calls, by rank.
-    fn results(&self, module: &Module, ranks: usize) -> Vec<Vec<Vec<f32>>> {
-        let all = Ranks::new((0..ranks).map(|rank| (module, self.values(module, rank))).collect());
+    pub fn results(&self, module: &Module, ranks: usize) -> Vec<Vec<Vec<f32>>> {
+        self.results_with(module, ranks, None).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// The same, with messages that become others on their way.
+    pub fn results_with(
+        &self,
+        module: &Module,
+        ranks: usize,
+        tamper: Option<&Tamper<'_>>,
+    ) -> Result<Vec<Vec<Vec<f32>>>, RankError> {
+        let mut all = Ranks::new((0..ranks).map(|rank| (module, self.values(module, rank))).collect());
+        if let Some(tamper) = tamper {
+            all = all.with_tamper(tamper);
+        }
         let mut states = vec![vec![States::new(module).unwrap(); 2]; ranks];
         all.run(&mut states, |interpreter, states| calls(interpreter, states, self.vocab))
-            .unwrap_or_else(|e| panic!("{e}"))
     }
 }
 
@@ -129,11 +153,11 @@ fn calls(
     Ok(results.into_iter().map(|outputs| outputs[0].to_f32()).collect())
 }
 
-fn bits(results: &[Vec<f32>]) -> Vec<Vec<u32>> {
+pub(crate) fn bits(results: &[Vec<f32>]) -> Vec<Vec<u32>> {
     results.iter().map(|all| all.iter().map(|x| x.to_bits()).collect()).collect()
 }
 
-fn exchanges(module: &Module, function: &str) -> usize {
+pub(crate) fn exchanges(module: &Module, function: &str) -> usize {
     let (_, f) = module.function(function).unwrap();
     f.live().filter(|(_, node)| matches!(node.op, Op::Exchange { .. })).count()
 }
@@ -162,19 +186,19 @@ fn check(what: &str, model: &Model, quants: &[&str], ranks: &[usize], off: &[&st
 /// Bytes of parameters for each rank, over those of one.
 fn share(model: &Model, split: &Module) -> f64 {
     let elements = |module: &Module| {
-        let count = |p: &mlcc_ir::module::Param| p.ty.dims.iter().filter_map(Dim::as_const).product::<i64>();
+        let count = |p: &Param| p.ty.dims.iter().filter_map(Dim::as_const).product::<i64>();
         module.params.values().map(count).sum::<i64>() as f64
     };
     elements(split) / elements(&model.compiled(1, "f32", &[]).unwrap())
 }
 
-fn llama() -> Model {
+pub(crate) fn llama() -> Model {
     let fields =
         json!({"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 128, "head_dim": 16});
     Model::new("llama3-gqa-tied", fields)
 }
 
-fn rwkv7() -> Model {
+pub(crate) fn rwkv7() -> Model {
     Model::new("rwkv7-hf", json!({"head_dim": 32, "num_heads": 4}))
 }
 
@@ -323,22 +347,25 @@ fn what_does_not_divide_is_told_with_what_does() {
     assert!(error.ends_with("no number of ranks up to 16 works"), "{error}");
 }
 
-/// Every family of the reference cases on two ranks: how many exchanges a token takes, or why it is refused.
-#[test]
-fn families() {
+/// The reference cases of models that generate.
+pub(crate) fn cases() -> Vec<String> {
     let root = format!("{}/../tests/goldens", env!("CARGO_MANIFEST_DIR"));
     let mut cases: Vec<String> = std::fs::read_dir(root)
         .unwrap()
         .map(|entry| entry.unwrap())
         .filter(|entry| entry.path().join("config.json").exists())
         .map(|entry| entry.file_name().into_string().unwrap())
+        .filter(|case| architecture(case, &json!({})).texts().is_none())
         .collect();
     cases.sort();
+    cases
+}
+
+/// Every family of the reference cases on two ranks: how many exchanges a token takes, or why it is refused.
+#[test]
+fn families() {
     let mut found = String::new();
-    for case in cases {
-        if architecture(&case, &json!({})).texts().is_some() {
-            continue;
-        }
+    for case in cases() {
         let model = Model::new(&case, json!({}));
         let outcome = match model.compiled(2, "f32", &[]) {
             Ok(_) => {

@@ -8,10 +8,10 @@ use clap::ValueEnum;
 use mlcc_codegen::cache::ObjectCache;
 use mlcc_models::text_head::POOLINGS;
 use mlcc_models::{AdapterRequest, AdapterSlots, DownloadEvent, DownloadListener, ModelRequest, Pooling};
-use mlcc_passes::CacheType;
 use mlcc_passes::pipeline::{PIPELINE, find};
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
+use mlcc_passes::{CacheType, TpMode};
 use mlcc_target::Arch;
 
 use crate::commands::{print, print_json};
@@ -89,6 +89,10 @@ pub struct Args {
     /// they compute; see docs/tensor-parallel.md. For CPUs [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     tensor_parallel: Option<u32>,
+    /// What ranks exchange: gather (parts of values; the bits of one rank), reduce (also terms of sums: fewer exchanges, other
+    /// roundings), or auto (what costs less; --explain-passes says why) [default: gather]
+    #[arg(long, value_name = "MODE", requires = "tensor_parallel", value_parser = parse_tp_mode)]
+    tp_mode: Option<TpMode>,
     /// Logits have the same bits whatever is computed beside them: for 8-bit activations, see docs/same-bits.md. Attention of single
     /// tokens is slower. For CPUs
     #[arg(long)]
@@ -289,6 +293,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         chunk: args.chunk,
         batch: args.max_batch,
         ranks: args.tensor_parallel.map_or(1, |n| n as usize),
+        tp_mode: args.tp_mode.unwrap_or_default(),
         batch_invariant: args.batch_invariant,
         adapters: args.lora_slots.map(|slots| AdapterSlots {
             slots: slots as usize,
@@ -353,6 +358,12 @@ pub(super) fn download_listener(ui: &Ui) -> DownloadListener {
 pub(super) fn parse_cache(name: &str) -> Result<CacheType, String> {
     let known = CacheType::ALL.map(CacheType::name).join(", ");
     CacheType::find(&name.to_lowercase()).ok_or_else(|| format!("unknown cache type; known are {known}"))
+}
+
+fn parse_tp_mode(name: &str) -> Result<TpMode, String> {
+    let known = TpMode::ALL.map(TpMode::name);
+    let found = TpMode::ALL.into_iter().find(|mode| mode.name() == name.to_lowercase());
+    found.ok_or_else(|| format!("unknown mode; known are {}", known.join(", ")))
 }
 
 fn parse_pooling(name: &str) -> Result<Pooling, String> {

@@ -13,8 +13,8 @@ use mlcc_interp::steps::{Call, Rank, Schedule, StepError, run_ranks, run_ranks_i
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::step::{Base, Step, StepItem};
 use mlcc_ir::text::{parse_module, print_module};
-use mlcc_passes::Program;
 use mlcc_passes::text::{parse_program, print_program};
+use mlcc_passes::{Program, TpMode};
 use mlcc_runtime::{Error, LoadOptions, Model, Workers};
 
 /// Key heads that are fewer than ranks, experts, and states that are matrices.
@@ -171,6 +171,46 @@ fn programs_of_ranks_print_and_parse() {
         mlcc_passes::verify::verify_program(&parsed).unwrap();
         let module = print_module(&split.module);
         assert!(print_module(&parse_module(&module).unwrap()) == module, "{case}: the module changes");
+    }
+}
+
+/// Sums over ranks: kernels with workers apart between barriers and artifacts give what one rank gives, within the tolerance, and every
+/// rank and number of threads the same bits.
+#[test]
+fn sums_over_ranks_are_close_to_one() {
+    let folder = tempfile::tempdir().unwrap();
+    for case in ["llama3-gqa-tied", "qwen3-moe"] {
+        let Some(dir) = find(case) else { continue };
+        let of = |ranks| {
+            let options = options(&dir, "f32", first_backend(), ranks);
+            BuildOptions { tp_mode: TpMode::Reduce, target: "x86-64-v3".into(), ..options }
+        };
+        let prompt = ids(&golden(case).prompts[1])[..3].to_vec();
+        let ((one, source), (split, _)) = (program(&of(1), None), program(&of(2), None));
+        let apart = |program: &Program, schedule: &Schedule| {
+            let kernels = &program.levels[0].lowered.kernels;
+            logits(program, &source, &prompt, |step, ranks, call| {
+                run_ranks_interleaved(step, kernels, ranks, call, schedule)
+            })
+        };
+        let schedules = Schedule::all(2);
+        let (first, last) = (schedules[0], schedules[schedules.len() - 1]);
+        let found = apart(&split, &first);
+        assert!(found[0] == found[1] && apart(&split, &last) == found, "{case}: ranks or schedules differ");
+        assert_close(case, &floats(&apart(&one, &first)[0]), &floats(&found[0]), F32);
+
+        let build = |ranks: usize| {
+            let options = BuildOptions { target: "cpu".into(), ..of(ranks) };
+            artifact(&options, folder.path(), &format!("{case}-sums-{ranks}.so")).0
+        };
+        let prompt: Vec<i32> = golden(case).prompts.iter().flat_map(ids).cycle().take(12).collect();
+        let wanted = texts(&load(&build(1), None, 1), &prompt);
+        let split = build(2);
+        let found = [2, 4].map(|threads| texts(&load(&split, None, threads), &prompt));
+        assert!(bits(&found[0]) == bits(&found[1]), "{case}: threads change bits");
+        for (number, (one, ranks)) in wanted.iter().zip(&found[0]).enumerate() {
+            assert_close(&format!("{case}, call {number}"), one, ranks, F32);
+        }
     }
 }
 

@@ -408,7 +408,11 @@ pub fn pass_options(source: &Source, target: &Target, options: &BuildOptions) ->
     pass_options.quant = options.quant;
     pass_options.policy = options.policy.clone();
     pass_options.kv_cache = options.cache_type();
-    pass_options.ranks = options.ranks;
+    (pass_options.ranks, pass_options.tp_mode) = (options.ranks, options.tp_mode);
+    // The specs were read before, for the target.
+    if let Ok(Some(cost)) = mlcc_target::exchange_cost(target.arch) {
+        pass_options.exchange = cost;
+    }
     pass_options
 }
 

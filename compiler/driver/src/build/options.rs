@@ -9,7 +9,7 @@ use mlcc_models::{AdapterRequest, AdapterSlots, ModelRequest};
 use mlcc_passes::CacheType;
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
-use mlcc_passes::{PIPELINE, Pass};
+use mlcc_passes::{PIPELINE, Pass, TpMode};
 use mlcc_target::{Arch, Target};
 
 use super::{Backend, TuningFile};
@@ -57,6 +57,8 @@ pub struct BuildOptions {
     pub batch: Option<u32>,
     /// Among how many ranks the model is split; 1: it is whole.
     pub ranks: usize,
+    /// How it is split.
+    pub tp_mode: TpMode,
     /// The logits of a row have the same bits alone and beside others ([`KernelTarget::batch_invariant`](mlcc_kernels::params::KernelTarget)).
     pub batch_invariant: bool,
     /// Room for adapters that are chosen when the artifact runs.
@@ -130,6 +132,7 @@ impl BuildOptions {
             chunk: None,
             batch: None,
             ranks: 1,
+            tp_mode: TpMode::Gather,
             batch_invariant: false,
             adapters: None,
             context: None,

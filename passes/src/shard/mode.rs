@@ -1,0 +1,123 @@
+//! How products that follow each other are split, and which way costs less.
+
+use super::{ShardError, Sharded};
+use crate::{Options, PassError};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::module::Module;
+use mlcc_ir::ops::Op;
+use mlcc_target::ExchangeCost;
+
+/// How products that follow each other are split.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TpMode {
+    /// By rows of the weight, all of them: what ranks have is gathered, and has the bits of one rank.
+    #[default]
+    Gather,
+    /// By rows, and the products of what ranks have then by columns: terms of sums, which are added in the order of the ranks.
+    Reduce,
+    /// That of the two whose exchanges cost less; a model that one of them cannot split is split by the other.
+    Auto,
+}
+
+impl TpMode {
+    pub const ALL: [TpMode; 3] = [TpMode::Gather, TpMode::Reduce, TpMode::Auto];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            TpMode::Gather => "gather",
+            TpMode::Reduce => "reduce",
+            TpMode::Auto => "auto",
+        }
+    }
+}
+
+/// The module for a number of ranks, and lines that say why it is split so.
+pub(super) fn shard(
+    module: &Module,
+    ranks: usize,
+    options: &Options,
+) -> Result<Result<(Sharded, Vec<String>), ShardError>, PassError> {
+    let alone = |sums| Ok(super::shard(module, ranks, sums)?.map(|sharded| (sharded, Vec::new())));
+    match options.tp_mode {
+        TpMode::Gather => alone(false),
+        TpMode::Reduce => alone(true),
+        TpMode::Auto => {
+            let [gather, reduce] = [super::shard(module, ranks, false)?, super::shard(module, ranks, true)?];
+            Ok(match (gather, reduce) {
+                (Ok(gather), Ok(reduce)) => Ok(cheaper(gather, reduce, options)),
+                (Ok(gather), Err(error)) => {
+                    Ok((gather, vec![format!("auto: gather, since for reduce {error}")]))
+                }
+                (Err(error), Ok(reduce)) => {
+                    Ok((reduce, vec![format!("auto: reduce, since for gather {error}")]))
+                }
+                (Err(error), Err(_)) => Err(error),
+            })
+        }
+    }
+}
+
+/// What the exchanges of an entry function come to, for each token.
+struct Cost {
+    entry: &'static str,
+    tokens: i64,
+    exchanges: u64,
+    /// That a rank gets.
+    bytes: u64,
+}
+
+impl Cost {
+    fn of(module: &Module, entry: &'static str, tokens: i64) -> Option<Cost> {
+        let (_, f) = module.function(entry)?;
+        let sizes = SymValues::tokens(tokens);
+        let (mut exchanges, mut bytes) = (0, 0);
+        for (_, node) in f.live() {
+            let Op::Exchange { ranks } = node.op else { continue };
+            let ty = f.ty(node.inputs[0]);
+            let elements = ty.dims.iter().map(|dim| dim.eval(&sizes).max(0) as u64).product::<u64>();
+            exchanges += 1;
+            bytes += (ranks as u64 - 1) * elements * ty.dtype.bytes().unwrap_or(0) as u64;
+        }
+        Some(Cost { entry, tokens, exchanges, bytes })
+    }
+
+    /// Of a token alone, and of one of a whole chunk of a prompt.
+    fn of_tokens(module: &Module, chunk: i64) -> Vec<Cost> {
+        let prompt = if module.function("prefill").is_some() { "prefill" } else { "step" };
+        [("decode", 1), (prompt, chunk)].into_iter().filter_map(|(e, n)| Cost::of(module, e, n)).collect()
+    }
+
+    fn microseconds(&self, cost: ExchangeCost) -> f64 {
+        cost.nanoseconds(self.exchanges, self.bytes) / 1e3 / self.tokens.max(1) as f64
+    }
+
+    /// `decode with 1 token: 6 exchanges, 4096 bytes, 12.4 us a token`.
+    fn describe(&self, cost: ExchangeCost) -> String {
+        let Cost { entry, tokens, exchanges, bytes } = self;
+        let time = self.microseconds(cost);
+        let tokens = if *tokens == 1 { "1 token".into() } else { format!("{tokens} tokens") };
+        format!("{entry} of {tokens}: {exchanges} exchanges, {bytes} bytes, {time:.1} us a token")
+    }
+}
+
+/// The one whose exchanges take less time for a token of a text and one of a prompt together, with the sum for both.
+fn cheaper(gather: Sharded, reduce: Sharded, options: &Options) -> (Sharded, Vec<String>) {
+    let cost = options.exchange;
+    let sum = |name: &str, module: &Module| {
+        let costs = Cost::of_tokens(module, options.chunk);
+        let time: f64 = costs.iter().map(|c| c.microseconds(cost)).sum();
+        let lines: Vec<String> = costs.iter().map(|c| c.describe(cost)).collect();
+        (time, format!("{name}: {}; together {time:.1} us", lines.join("; ")))
+    };
+    let ((of_gather, first), (of_reduce, second)) =
+        (sum("gather", &gather.module), sum("reduce", &reduce.module));
+    let chosen = if of_reduce < of_gather { TpMode::Reduce } else { TpMode::Gather };
+    let why = format!(
+        "auto: {}, with {} ns for an exchange and {} MB/s to each rank",
+        chosen.name(),
+        cost.latency_ns,
+        cost.mbytes_per_s
+    );
+    let sharded = if chosen == TpMode::Reduce { reduce } else { gather };
+    (sharded, vec![first, second, why])
+}

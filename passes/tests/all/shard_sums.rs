@@ -1,0 +1,217 @@
+//! Models that are split among ranks with sums over ranks: within a tolerance of one rank, and all ranks with the same bits. What
+//! `auto` takes, and what faults of exchanges come to.
+
+use super::shard::{Model, bits, cases, exchanges, llama, rwkv7};
+use mlcc_interp::graph::{ExchangeFault, GraphError, Message, RankError, Tamper, Tensor};
+use mlcc_ir::module::{Module, ParamSource};
+use mlcc_passes::{Options, PassError, QuantScheme, TpMode};
+use mlcc_target::ExchangeCost;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+fn options(ranks: usize, quant: &str, mode: TpMode) -> Options {
+    let mut options = Options::new(vec![], 16);
+    (options.ranks, options.quant, options.tp_mode) = (ranks, QuantScheme::find(quant).unwrap().0, mode);
+    options
+}
+
+fn reduced(model: &Model, ranks: usize, quant: &str) -> Module {
+    model.with_notes(options(ranks, quant, TpMode::Reduce), &[]).unwrap_or_else(|e| panic!("{e}")).0
+}
+
+/// The largest difference between results, over the largest of them.
+fn difference(wanted: &[Vec<f32>], found: &[Vec<f32>]) -> f32 {
+    let all = || wanted.iter().flatten().zip(found.iter().flatten());
+    let largest = all().map(|(x, _)| x.abs()).fold(f32::MIN_POSITIVE, f32::max);
+    assert_eq!(
+        wanted.iter().map(Vec::len).collect::<Vec<_>>(),
+        found.iter().map(Vec::len).collect::<Vec<_>>()
+    );
+    all().map(|(x, y)| (x - y).abs()).fold(0.0, f32::max) / largest
+}
+
+/// Of f32: sums in another order.
+const F32: f32 = 2e-5;
+/// Of codes: what differs by a rounding may get the code beside it.
+const CODES: f32 = 2e-2;
+
+/// All ranks have the same bits, close to those of one.
+fn check(what: &str, model: &Model, quant: &str, ranks: usize) -> Module {
+    let one = model.compiled(1, quant, &[]).unwrap();
+    let wanted = &model.results(&one, 1)[0];
+    let split = model.with_notes(options(ranks, quant, TpMode::Reduce), &[]);
+    let split = split.unwrap_or_else(|e| panic!("{what} in {quant}: {e}")).0;
+    let found = model.results(&split, ranks);
+    let same = found.iter().all(|of_rank| bits(of_rank) == bits(&found[0]));
+    assert!(same, "{what} in {quant}: {ranks} ranks differ");
+    let (most, is) = (if quant == "f32" { F32 } else { CODES }, difference(wanted, &found[0]));
+    assert!(is <= most, "{what} in {quant} on {ranks} ranks: {is} of the largest");
+    split
+}
+
+/// Sizes whose parts have whole groups of activations for up to four ranks.
+fn wide(case: &str, fields: &Value) -> Model {
+    let mut all = json!({
+        "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 128, "head_dim": 64,
+        "intermediate_size": 512, "num_hidden_layers": 2
+    });
+    for (name, value) in fields.as_object().unwrap() {
+        all[name] = value.clone();
+    }
+    Model::new(case, all)
+}
+
+#[test]
+fn llama_has_two_sums_a_layer() {
+    let model = wide("llama3-gqa-tied", &json!({}));
+    for quant in ["f32", "q4i8"] {
+        for ranks in [2, 4] {
+            let split = check("llama", &model, quant, ranks);
+            // Beside the layers: the embedding, and the logits.
+            for function in ["prefill", "decode", "decode_batch", "step"] {
+                assert_eq!(exchanges(&split, function), 2 * 2 + 2, "{function}");
+            }
+            let columns = split.params.values().filter(|p| p.name.ends_with(".columns")).count();
+            assert_eq!(columns, 2 * 2, "products split by columns");
+        }
+    }
+}
+
+#[test]
+fn rwkv_and_experts() {
+    let split = check("rwkv7", &rwkv7(), "f32", 2);
+    assert_eq!(exchanges(&split, "decode"), 2 * 2 + 2);
+    let experts = json!({"moe_intermediate_size": 256, "mlp_only_layers": []});
+    let experts = wide("qwen3-moe", &experts);
+    for (quant, ranks) in [("f32", 2), ("q4i8", 2), ("f32", 4)] {
+        let split = check("qwen3-moe", &experts, quant, ranks);
+        // What the experts give is one sum, whatever their number.
+        assert_eq!(exchanges(&split, "decode"), 2 * 2 + 2, "{quant}");
+    }
+}
+
+/// Columns of a rank are those of the whole, packed with the same codes.
+#[test]
+fn columns_of_ranks_are_those_of_the_whole() {
+    let model = wide("llama3-gqa-tied", &json!({}));
+    let split = model.with_notes(options(4, "q4i8", TpMode::Reduce), &["merge_projections"]).unwrap().0;
+    let mut checked = 0;
+    for param in split.params.values().filter(|p| p.name.ends_with(".columns")) {
+        let ParamSource::Ranks(parts) = &param.source else { panic!("{} has no parts", param.name) };
+        let Some(ParamSource::ColumnRange(range, source)) = parts.first() else { panic!("{}", param.name) };
+        let mut whole = param.clone();
+        whole.source = (**source).clone();
+        whole.ty.dims[1] = range.of.into();
+        let whole = model.value(&whole, 0);
+        for (rank, part) in parts.iter().enumerate() {
+            let ParamSource::ColumnRange(range, _) = part else { panic!("{}: parts differ", param.name) };
+            let value = model.value(param, rank);
+            for row in 0..value.dims[0] {
+                let same = value.row(row) == &whole.row(row)[range.columns().unwrap()];
+                assert!(same, "{}, rank {rank}, row {row}", param.name);
+            }
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, 4 * 2 * 2);
+}
+
+/// Every family on two ranks that is split at all: sums over ranks leave what it gives within the tolerance, with no more exchanges.
+#[test]
+fn families() {
+    let mut fewer = 0;
+    for case in cases() {
+        let model = Model::new(&case, json!({}));
+        let Ok(gathered) = model.compiled(2, "f32", &[]) else { continue };
+        let split = check(&case, &model, "f32", 2);
+        let [gathers, sums] = [&gathered, &split].map(|module| exchanges(module, "decode"));
+        assert!(sums <= gathers, "{case}: {sums} exchanges in place of {gathers}");
+        fewer += usize::from(sums < gathers);
+    }
+    assert!(fewer > 40, "{fewer}");
+}
+
+fn refused(model: &Model, ranks: usize, quant: &str, mode: TpMode) -> String {
+    match model.with_notes(options(ranks, quant, mode), &[]) {
+        Err(PassError::Shard(error)) => error.to_string(),
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("it is split among {ranks} ranks"),
+    }
+}
+
+#[test]
+fn groups_stay_whole() {
+    let fields = json!({"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 96,
+        "head_dim": 16, "intermediate_size": 192, "vocab_size": 624});
+    let model = Model::new("llama3-gqa-tied", fields);
+    assert_eq!(
+        refused(&model, 2, "q4i8", TpMode::Reduce),
+        "96 columns in groups of 32 of model.layers.0.self_attn.o_proj.weight cannot be divided among 2 ranks; \
+         up to 16, these numbers work: 3"
+    );
+    check("llama", &model, "f32", 2);
+    let (_, notes) = model.with_notes(options(2, "q4i8", TpMode::Auto), &[]).unwrap();
+    assert!(notes[0].starts_with("auto: gather, since for reduce 96 columns in groups of 32"), "{notes:?}");
+}
+
+#[test]
+fn auto_takes_what_costs_less() {
+    let model = wide("llama3-gqa-tied", &json!({}));
+    let choice = |ranks, latency_ns, mbytes_per_s| {
+        let mut options = options(ranks, "f32", TpMode::Auto);
+        options.exchange = ExchangeCost { latency_ns, mbytes_per_s };
+        let (module, notes) = model.with_notes(options, &[]).unwrap();
+        (exchanges(&module, "decode"), notes)
+    };
+    let (exchanges, notes) = choice(2, 2000, 10_000);
+    assert_eq!(exchanges, 2 * 2 + 2);
+    // Of an embedding [128], and the layers; logits of 320.
+    let bytes = 4 * (128 + 320 + 4 * 128);
+    let line = format!("reduce: decode of 1 token: 6 exchanges, {bytes} bytes, ");
+    assert!(notes[1].starts_with(&line), "{notes:?}");
+    assert!(
+        notes[2] == "auto: reduce, with 2000 ns for an exchange and 10000 MB/s to each rank",
+        "{notes:?}"
+    );
+    // Terms of all others are more than parts of theirs, and here nobody waits for the first byte.
+    let (exchanges, notes) = choice(8, 0, 10);
+    assert_eq!(exchanges, 4 * 2 + 2, "{notes:?}");
+    assert_eq!(choice(8, 1_000_000, 10_000).0, 2 * 2 + 2);
+}
+
+/// The fault of a run with messages that become others.
+fn tampered(model: &Model, split: &Module, tamper: &Tamper<'_>) -> (usize, ExchangeFault) {
+    match model.results_with(split, 2, Some(tamper)) {
+        Err(RankError { rank, error }) => match *error {
+            GraphError::Exchange { fault, .. } => (rank, *fault),
+            other => panic!("rank {rank}: {other}"),
+        },
+        Ok(_) => panic!("nobody has seen the fault"),
+    }
+}
+
+#[test]
+fn faults_of_exchanges_are_found() {
+    let model = llama();
+    let split = reduced(&model, 2, "f32");
+    let dropped = tampered(&model, &split, &|to, m| (to != 1 || m.from != 0 || m.number != 3).then_some(m));
+    assert_eq!(dropped, (1, ExchangeFault::NotSent { rank: 1, number: 3, other: 0 }));
+    let swapped = tampered(&model, &split, &|_, m| Some(Message { from: 1 - m.from, ..m }));
+    assert!(
+        matches!(swapped.1, ExchangeFault::Misdirected { number: 0, other: 0, from: 1, .. }),
+        "{swapped:?}"
+    );
+    let short = tampered(&model, &split, &|to, m| {
+        let part = Arc::new(Tensor::f32(&[1, 1], &[0.0]));
+        Some(if to == 1 && m.from == 0 && m.number == 1 { Message { part, ..m } } else { m })
+    });
+    assert!(matches!(short, (1, ExchangeFault::Size { number: 1, other: 0, .. })), "{short:?}");
+    // A term that is another is no fault of the exchange, but the results tell.
+    let wrong = |_: usize, m: Message| {
+        let data = m.part.data.iter().map(|x| x * 1.5).collect();
+        let part = Arc::new(Tensor { data, ..(*m.part).clone() });
+        Some(if m.number == 1 { Message { part, ..m } } else { m })
+    };
+    let found = model.results_with(&split, 2, Some(&wrong)).unwrap();
+    assert!(difference(&model.results(&split, 2)[0], &found[0]) > 1e-3);
+}
