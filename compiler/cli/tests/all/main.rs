@@ -41,6 +41,8 @@ mod matrix;
 mod model_table;
 mod perplexity;
 mod program;
+#[cfg(target_os = "linux")]
+mod rank_processes;
 mod ranks;
 mod report;
 mod same_bits;

@@ -1,0 +1,207 @@
+//! Ranks that are processes, without MPI: a plug-in of these tests carries their messages through sockets, checks that each process says
+//! what the others wait for, and writes down all calls. The program is started as `mpirun` starts it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::program::{artifact, books, case, mlcc, program, text};
+
+/// Compiles the plug-in; `None` without a C compiler.
+fn plugin(folder: &Path, version: u32) -> Option<PathBuf> {
+    if Command::new("cc").arg("--version").output().is_err() {
+        eprintln!("skipped: no C compiler (`cc`) on this machine");
+        return None;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/all/rank_processes/plugin.c");
+    let library = folder.join(format!("plugin-{version}.so"));
+    let output = Command::new("cc")
+        .args(["-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"])
+        .arg(format!("-DVERSION={version}"))
+        .arg("-o")
+        .arg(&library)
+        .arg(&source)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(library)
+}
+
+/// Processes that were started together, each with this command line.
+struct Group {
+    folder: TempDir,
+    children: Vec<Child>,
+}
+
+impl Group {
+    fn start(count: usize, plugin: &Path, arguments: &[&str], fault: Option<&str>) -> Group {
+        let folder = tempfile::tempdir().unwrap();
+        let start = |rank: usize| {
+            let mut command = program();
+            command.args(arguments).env("MLCC_MPI", plugin).env("MLCC_RANK_TIMEOUT", "20");
+            command.env("TEST_RANKS", folder.path()).env("TEST_RANK", rank.to_string());
+            command.env("OMPI_COMM_WORLD_SIZE", count.to_string()).env_remove("TEST_FAULT");
+            if let Some(fault) = fault {
+                command.env("TEST_FAULT", fault).env("MLCC_RANK_TIMEOUT", "2");
+            }
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let children = (0..count).map(start).collect();
+        Group { folder, children }
+    }
+
+    /// What they have written when all have ended, and their logs.
+    fn wait(mut self) -> (Vec<Output>, Vec<Vec<String>>) {
+        let begin = Instant::now();
+        while self.children.iter_mut().any(|child| child.try_wait().unwrap().is_none()) {
+            if begin.elapsed() > Duration::from_secs(100) {
+                self.children.iter_mut().for_each(|child| child.kill().unwrap());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let log = |rank| {
+            let log = std::fs::read_to_string(self.folder.path().join(format!("{rank}.log")));
+            log.unwrap_or_default().lines().map(str::to_owned).collect()
+        };
+        let logs = (0..self.children.len()).map(log).collect();
+        (self.children.into_iter().map(|child| child.wait_with_output().unwrap()).collect(), logs)
+    }
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The lines of a log that begin so.
+fn calls<'l>(log: &'l [String], what: &str) -> Vec<&'l str> {
+    log.iter().filter_map(|line| line.strip_prefix(what)).collect()
+}
+
+fn build(model: &Path, output: &Path, flags: &[&str]) {
+    let mut build = mlcc();
+    build.arg("build").arg("-m").arg(model).args(["--no-report", "-o"]).arg(output).args(flags);
+    build.assert().success();
+}
+
+#[test]
+fn processes_write_the_text_of_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(plugin) = plugin(folder.path(), 1) else { return };
+    let split = folder.path().join("split.so");
+    build(&books(), &split, &["--quant", "q8f16_1", "--tensor-parallel", "2"]);
+    let flags = ["-q", "-p", "The sea was", "-n", "12", "--greedy", "-t", "1"];
+    let one = text(mlcc().arg("run").arg(artifact()).args(flags));
+    let arguments: Vec<&str> = ["run", split.to_str().unwrap()].into_iter().chain(flags).collect();
+    let (outputs, logs) = Group::start(2, &plugin, &arguments, None).wait();
+    for (rank, output) in outputs.iter().enumerate() {
+        assert!(output.status.success(), "rank {rank}: {}\n{:#?}", stderr(output), logs[rank]);
+    }
+    assert_eq!(stdout(&outputs[0]), one);
+    assert_eq!(stdout(&outputs[1]), "", "the other rank only follows");
+
+    // Both come to the same exchanges in the same order; the first one are their greetings.
+    let exchanges = calls(&logs[0], "exchange ");
+    assert!(exchanges == calls(&logs[1], "exchange "), "{logs:#?}");
+    assert_eq!(exchanges[0], "1 256");
+    // What rank 0 tells is what the other one hears.
+    let told: Vec<String> = calls(&logs[0], "tell ").iter().map(|len| format!("0 {len}")).collect();
+    assert_eq!(told, calls(&logs[1], "hear "), "{logs:#?}");
+    assert_eq!(calls(&logs[0], "hear ").len() + calls(&logs[1], "tell ").len(), 0);
+    for log in &logs {
+        assert_eq!(log.last().map(String::as_str), Some("leave"));
+        assert!(!log.iter().any(|line| line.starts_with("abort") || line.starts_with("fault")), "{log:#?}");
+    }
+    // Every token that is decoded has the same exchanges, all of one row.
+    let steps: Vec<&[String]> = logs[1].split(|line| line.starts_with("hear ")).collect();
+    let largest = steps.iter().map(|step| step.len()).max().unwrap();
+    let tokens =
+        steps.iter().filter(|s| s.len() == largest && s.iter().all(|e| e.starts_with("exchange 1 ")));
+    let tokens: Vec<_> = tokens.collect();
+    assert!(tokens.len() >= 11, "{} steps of {largest} exchanges", tokens.len());
+    assert!(tokens.iter().all(|step| *step == tokens[0]), "steps differ");
+}
+
+/// What a model of the reference gives, in both ways to split it.
+#[test]
+fn processes_replay_a_golden() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(plugin) = plugin(folder.path(), 1) else { return };
+    let model = case("llama3-gqa-tied");
+    let golden = model.join("golden.json");
+    let mut exchanges = Vec::new();
+    for mode in ["gather", "reduce"] {
+        let split = folder.path().join(format!("{mode}.so"));
+        build(&model, &split, &["--quant", "f32", "--tensor-parallel", "2", "--tp-mode", mode]);
+        let [file, golden] = [&split, &golden].map(|path| path.to_str().unwrap());
+        let arguments = ["verify", file, "--golden", golden, "-t", "1"];
+        let (outputs, logs) = Group::start(2, &plugin, &arguments, None).wait();
+        assert!(outputs[0].status.success(), "{mode}: {}{}", stdout(&outputs[0]), stderr(&outputs[0]));
+        assert!(outputs[1].status.success(), "{mode}: {}", stderr(&outputs[1]));
+        // No ping comes between those of a step.
+        exchanges.push(calls(&logs[0], "exchange ").iter().filter(|e| **e != "1 1").count());
+    }
+    // Three layers with two sums in place of four gathers, the embedding and the logits.
+    let [gather, reduce] = exchanges[..] else { panic!("{exchanges:?}") };
+    assert!((reduce as f64 / gather as f64) < 0.62, "{exchanges:?}");
+}
+
+#[test]
+fn processes_that_go_wrong_end_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(plugin) = plugin(folder.path(), 1) else { return };
+    let split = folder.path().join("split.so");
+    build(&case("rwkv4-hf"), &split, &["--quant", "f32", "--tensor-parallel", "2"]);
+    let golden = case("rwkv4-hf").join("golden.json");
+    let [file, golden] = [&split, &golden].map(|path| path.to_str().unwrap());
+    let arguments = ["verify", file, "--golden", golden, "-t", "1"];
+    // Behind the greetings and the end of loading.
+    for (fault, expected) in [
+        ("drop:1:9", "was not heard of for 2 s (MLCC_RANK_TIMEOUT). All ranks end (told by rank 0 (process "),
+        ("short:1:9", "the library that carries messages has failed"),
+        ("stale:1:9", "the library that carries messages has failed"),
+    ] {
+        let mut group = Group::start(2, &plugin, &arguments, Some(fault));
+        let first = group.children.remove(0).wait_with_output().unwrap();
+        let other = group.children.pop().unwrap();
+        let other_id = other.id();
+        if fault.starts_with("drop") {
+            // It would say nothing for long.
+            Command::new("kill").args(["-KILL", &other_id.to_string()]).status().unwrap();
+        }
+        let other = other.wait_with_output().unwrap();
+        assert_eq!(first.status.code(), Some(1), "{fault}: {}", stderr(&first));
+        assert!(stderr(&first).contains(expected), "{fault}: {}", stderr(&first));
+        if fault.starts_with("drop") {
+            let name = format!("rank 1 (process {other_id} on ");
+            assert!(stderr(&first).contains(&name), "{fault}: {}", stderr(&first));
+        } else {
+            assert_eq!(other.status.code(), Some(1), "{fault}: {}", stderr(&other));
+            let log = std::fs::read_to_string(group.folder.path().join("0.log")).unwrap();
+            assert!(log.contains("fault: process 1 says kind 1"), "{fault}: {log}");
+            assert!(log.ends_with("abort 1\n"), "{fault}: {log}");
+        }
+    }
+}
+
+#[test]
+fn plugins_of_no_use_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let fails = |plugin: &Path, part: &str| {
+        let mut run = program();
+        run.arg("run").arg(artifact()).args(["-q", "-p", "x", "-n", "1"]).stdin(Stdio::null());
+        let run = run.env("OMPI_COMM_WORLD_SIZE", "2").env("MLCC_MPI", plugin).output().unwrap();
+        assert_eq!(run.status.code(), Some(1), "{}", stderr(&run));
+        assert!(stderr(&run).contains(part), "`{part}` is not in: {}", stderr(&run));
+    };
+    fails(Path::new("/nowhere/libmlcc_mpi.so"), "Install Open MPI");
+    let Some(other) = plugin(folder.path(), 2) else { return };
+    fails(&other, "has version 2, this program wants 1");
+    // It is not told where the others are.
+    fails(&plugin(folder.path(), 1).unwrap(), "the processes cannot join each other");
+}
