@@ -171,6 +171,12 @@ pub trait Definition: Any + Debug + Send + Sync {
         false
     }
 
+    /// How many types a token of a text may have (BERT: of the first or of the second text of a pair). One of type `t` is fed as its
+    /// id plus `t` times [`Definition::vocab`].
+    fn token_types(&self) -> usize {
+        1
+    }
+
     /// As [`Definition::tensors`], of a model that makes vectors of texts.
     fn tensors_with(&self, head: &TextHead) -> Vec<(String, Vec<usize>)> {
         let _ = head;
@@ -226,6 +232,11 @@ impl Architecture {
     /// Floats of the vector of a text; `None` for models that make logits.
     pub fn text_width(&self) -> Option<usize> {
         Some(self.texts.as_ref()?.width(self.definition.hidden()))
+    }
+
+    /// How many numbers a token may be fed as: the tokens, once for each type that they may have.
+    pub fn token_ids(&self) -> usize {
+        self.definition.vocab() * self.definition.token_types()
     }
 
     /// Canonical name and shape of every tensor that the checkpoint has to have.

@@ -13,6 +13,7 @@ use crate::families::{
     OlmoHybridConfig, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig, Rwkv4Config,
     Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, ernie4_5, qwen2, smollm3,
 };
+use crate::text_head::TextHead;
 
 /// A model type and how its configuration is read.
 pub struct Entry {
@@ -232,7 +233,10 @@ pub(crate) const TEXT_MODEL: &str = "text_config";
 pub(crate) fn architecture(fields: &ConfigFields) -> Result<(String, Architecture), ConfigError> {
     let (model_type, entry) = entry(fields)?;
     let text = text_model(fields)?;
-    Ok((model_type, (entry.config)(text.as_ref().unwrap_or(fields))?))
+    let architecture = (entry.config)(text.as_ref().unwrap_or(fields))?;
+    // Encoders have read it themselves: each has a head of its own.
+    let labels = fields.labels()?.filter(|_| architecture.reads_texts() && architecture.texts().is_none());
+    Ok((model_type, architecture.with_texts(labels.map(TextHead::labels))))
 }
 
 /// The configuration of the text model inside, if the file has no sizes outside of it. Whether the head is the embedding, and

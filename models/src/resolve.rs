@@ -107,7 +107,7 @@ pub struct ResolvedModel {
     pub adapters: Vec<AdapterRequest>,
     /// Tokenizer and other files beside the weights or the configuration.
     pub files: ModelFiles,
-    /// What sentence-transformers puts before texts.
+    /// What sentence-transformers puts before texts and between pairs of them.
     pub prompts: Prompts,
     /// The repository and commit that `--model` led to, if it led to one.
     pub repository: Option<Repository>,
@@ -215,8 +215,19 @@ fn texts(
     }
     let read = |dir: &PathBuf| sentence::read(dir).transpose();
     let sentence = files.directories.iter().find_map(read).transpose()?;
+    let answers = sentence.iter().flat_map(|sentence| sentence.head.answers());
+    if let Some(token) = answers.into_iter().find(|&token| token >= architecture.vocab()) {
+        return Err(ConfigError::Wrong {
+            file: "the config.json of the module LogitScore".into(),
+            field: "true_token_id or false_token_id".into(),
+            expected: format!("one of the model's {} tokens", architecture.vocab()),
+            found: token.to_string(),
+        }
+        .into());
+    }
     let head = match (&sentence, pooling) {
         (None, None) => return Ok(Prompts::default()),
+        (Some(sentence), _) if sentence.head.purpose == Purpose::Scores => sentence.head.clone(),
         (Some(sentence), None) => sentence.head.clone(),
         (sentence, Some(pooling)) => {
             let head = sentence.as_ref().map(|sentence| sentence.head.clone()).or(own.cloned());

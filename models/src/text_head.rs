@@ -4,7 +4,7 @@
 use crate::layers::Activation;
 use crate::layers::linear::Linear;
 use crate::layers::norm::Norm;
-use crate::transformer::Net;
+use crate::transformer::{Frame, Net};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
@@ -81,6 +81,12 @@ pub enum Part {
     },
     /// Divided by its length.
     Normalize,
+    /// The logit of the token `yes`, less that of `no` where there is one, in place of all logits: of models that answer with a
+    /// token. As the module `LogitScore` of sentence-transformers.
+    Answer {
+        yes: usize,
+        no: Option<usize>,
+    },
 }
 
 /// What the vector of a text is for.
@@ -108,23 +114,43 @@ impl TextHead {
         TextHead { pooling, parts: vec![Part::Normalize], purpose: Purpose::Embedding }
     }
 
-    /// Floats of a text's vector, where a hidden state has `hidden`.
-    pub fn width(&self, hidden: usize) -> usize {
-        let linear = |part: &Part| match part {
-            Part::Linear { out, .. } => Some(*out),
-            _ => None,
-        };
-        self.parts.iter().rev().find_map(linear).unwrap_or(hidden)
+    /// The head of the `ForSequenceClassification` classes of decoders: `score.weight: [labels, hidden]`.
+    pub fn labels(labels: usize) -> TextHead {
+        let score = Part::Linear { name: "score".into(), out: labels, bias: false };
+        TextHead { pooling: Pooling::Last, parts: vec![score], purpose: Purpose::Scores }
     }
 
-    /// The vector of each text, `[texts, width]`, of what the layers make, `x: [n, hidden]`. `norm` is the one after the
-    /// last layer.
-    pub(crate) fn apply(
-        &self,
-        net: &mut Net,
-        x: ValueId,
-        norm: impl FnOnce(&mut Net, ValueId) -> ValueId,
-    ) -> ValueId {
+    /// A score from what comes after the text: [`Part::Answer`].
+    pub fn answer(yes: usize, no: Option<usize>) -> TextHead {
+        let parts = vec![Part::Answer { yes, no }];
+        TextHead { pooling: Pooling::Last, parts, purpose: Purpose::Scores }
+    }
+
+    /// The tokens whose logits are looked at.
+    pub fn answers(&self) -> impl Iterator<Item = usize> {
+        self.parts
+            .iter()
+            .flat_map(|part| match part {
+                Part::Answer { yes, no } => [Some(*yes), *no],
+                _ => [None, None],
+            })
+            .flatten()
+    }
+
+    /// Floats of a text's vector, where a hidden state has `hidden`.
+    pub fn width(&self, hidden: usize) -> usize {
+        let width = |part: &Part| match part {
+            Part::Linear { out, .. } => Some(*out),
+            Part::Answer { .. } => Some(1),
+            Part::Activation(_) | Part::Tanh | Part::Norm { .. } | Part::Normalize => None,
+        };
+        self.parts.iter().rev().find_map(width).unwrap_or(hidden)
+    }
+
+    /// The vector of each text, `[texts, width]`, of what the layers make, `x: [n, hidden]`. `frame` is what stands around the
+    /// layers of the model, which has `vocab` tokens.
+    pub(crate) fn apply(&self, net: &mut Net, x: ValueId, frame: &Frame, vocab: usize) -> ValueId {
+        let norm = |net: &mut Net, x| frame.norm.0.apply(net, x, frame.norm.1);
         let mut x = match self.pooling {
             // The norm of one row is enough.
             Pooling::Last => {
@@ -139,15 +165,22 @@ impl TextHead {
         };
         net.tap("pooled", x);
         for part in &self.parts {
-            x = part.apply(net, x);
+            x = part.apply(net, x, frame, vocab);
         }
         x
     }
 }
 
 impl Part {
-    fn apply(&self, net: &mut Net, x: ValueId) -> ValueId {
+    fn apply(&self, net: &mut Net, x: ValueId, frame: &Frame, vocab: usize) -> ValueId {
         match self {
+            Part::Answer { yes, no } => {
+                let yes = frame.logit(net, x, vocab, *yes);
+                no.map_or(yes, |no| {
+                    let no = frame.logit(net, x, vocab, no);
+                    net.sub(yes, no)
+                })
+            }
             Part::Linear { name, out, bias } => Linear::new(name, *out).bias(*bias).apply(net, x),
             Part::Activation(activation) => activation.apply(net, x),
             Part::Tanh => net.tanh(x),

@@ -130,6 +130,11 @@ pub trait Transformer: Any + Debug + Send + Sync {
         self.own_head().is_some()
     }
 
+    /// See [`Definition::token_types`].
+    fn token_types(&self) -> usize {
+        1
+    }
+
     /// The canonical name of a tensor of the checkpoint; an unknown name comes back as it is.
     fn canonical_name(&self, stored_name: &str) -> String {
         hf_name(stored_name)
@@ -148,10 +153,11 @@ fn forward(model: &impl Transformer, net: &mut Net) -> ValueId {
     let shared = model.shared(net);
     let x = model.embed(net);
     let x = net.layers(model.sizes().layers, x, |net, layer, x| model.block(net, layer, x, &shared));
-    let (norm, name) = model.frame().norm;
+    let frame = model.frame();
     if let Some(head) = net.entry.texts {
-        return head.apply(net, x, |net, x| norm.apply(net, x, name));
+        return head.apply(net, x, &frame, model.sizes().vocab);
     }
+    let (norm, name) = frame.norm;
     let x = net.wanted_rows(x);
     let x = norm.apply(net, x, name);
     net.tap("final_norm", x);
@@ -200,6 +206,9 @@ impl<T: Transformer> Definition for T {
     }
     fn reads_texts(&self) -> bool {
         Transformer::reads_texts(self)
+    }
+    fn token_types(&self) -> usize {
+        Transformer::token_types(self)
     }
     fn is_logit_head(&self, name: &str) -> bool {
         self.frame().head == name
@@ -474,9 +483,32 @@ impl Net<'_> {
 
     /// Token embeddings `[n, hidden]` from the table `name: [vocab, hidden]`.
     pub fn embed(&mut self, name: &str, vocab: usize, hidden: usize) -> ValueId {
-        let table = self.weight(name, ParamRole::Embedding, &[vocab, hidden]);
         let tokens = self.inputs[0];
-        self.gather(table, tokens)
+        self.embed_ids(name, vocab, hidden, tokens)
+    }
+
+    /// Rows `[n, hidden]` of the table `name: [vocab, hidden]`, by `ids: i32[n]`.
+    pub fn embed_ids(&mut self, name: &str, vocab: usize, hidden: usize, ids: ValueId) -> ValueId {
+        let table = self.weight(name, ParamRole::Embedding, &[vocab, hidden]);
+        self.gather(table, ids)
+    }
+
+    /// Token ids and token types `i32[n]` of a model with `types` types ([`Definition::token_types`]).
+    pub fn typed_tokens(&mut self, vocab: usize, types: usize) -> (ValueId, ValueId) {
+        let tokens = self.inputs[0];
+        let number = |net: &mut Net, value: usize| {
+            net.op(Op::Constant { value: value as f64, dtype: DType::I32 }, &[])
+        };
+        let (zero, one) = (number(self, 0), number(self, 1));
+        let mut kind = zero;
+        for next in 1..types {
+            let first = number(self, next * vocab);
+            let reached = self.select_ge(tokens, first, one, zero);
+            kind = self.add(kind, reached);
+        }
+        let vocab = number(self, vocab);
+        let before = self.mul(kind, vocab);
+        (self.sub(tokens, before), kind)
     }
 
     /// All layers in order on the embeddings `x`; `layer(net, number, x)` adds one.

@@ -553,6 +553,8 @@ impl Tensors<'_> {
         let field = "tie_word_embeddings";
         match (self.find(embedding), self.find(head)) {
             (None, _) => Ok(()),
+            // Classifiers have no head for tokens.
+            (Some(_), None) if self.fields.labels()?.is_some() => Ok(()),
             (Some(_), None) => self.tell_flag(field, true, &format!("that there is no tensor `{head}`")),
             // A head that the configuration ties is not read.
             (Some(_), Some(_)) if self.fields.get(field).is_some() => Ok(()),

@@ -1,6 +1,7 @@
 //! BERT (Devlin et al. 2019) and XLM-RoBERTa (Conneau et al. 2020); reference: `BertModel`, `XLMRobertaModel` and their
 //! `ForSequenceClassification` of transformers. Every token sees the whole text; norms behind each part; learned positions,
-//! which XLM-RoBERTa counts from behind the padding id. Of token types only the first is used.
+//! which XLM-RoBERTa counts from behind the padding id. Token types are read by classifiers, which take pairs of texts;
+//! embeddings are of one text, whose tokens have the first type.
 
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
@@ -46,16 +47,11 @@ impl BertConfig {
         }
         let labels = fields.labels()?;
         let types = fields.size_or("type_vocab_size", if roberta { 1 } else { 2 })?;
-        if labels.is_some() && types > 1 {
-            return Err(ConfigError::NotSupportedYet {
-                file: fields.origin.clone(),
-                what: format!(
-                    "a classifier of texts with {types} token types (`type_vocab_size`), of which a pair of texts has two,"
-                ),
-                supported: "classifiers without token types (XLM-RoBERTa, ModernBERT)".to_string(),
-            });
-        }
         let mut sizes = Sizes::read(fields, Some(512))?;
+        // Ids and types are one `i32`.
+        if types.checked_mul(sizes.vocab).is_none_or(|ids| ids > i32::MAX as usize) {
+            return Err(fields.wrong("type_vocab_size", "a few token types", &types.into()));
+        }
         let first_position = if roberta { fields.count_or("pad_token_id", 1)? + 1 } else { 0 };
         if first_position >= sizes.context {
             let found = serde_json::Value::from(sizes.context);
@@ -83,6 +79,23 @@ impl BertConfig {
         let ty = TensorType::new(DType::F32, [count, hidden]);
         net.param_from(&format!("embeddings.{name}.rows"), ParamRole::Vector, ty, source)
     }
+
+    /// Sums of the embeddings of tokens and of their types, `[n, hidden]`.
+    fn typed_words(&self, net: &mut Net) -> ValueId {
+        let Sizes { vocab, hidden, .. } = self.sizes;
+        let name = self.frame().embedding;
+        let types = "token_type_embeddings";
+        if Transformer::token_types(self) == 1 {
+            let words = net.embed(name, vocab, hidden);
+            let first = self.rows(net, types, [0, 1, self.types]);
+            return net.add(words, first);
+        }
+        let (tokens, kinds) = net.typed_tokens(vocab, self.types);
+        let words = net.embed_ids(name, vocab, hidden, tokens);
+        let types = self.rows(net, types, [0, self.types, self.types]);
+        let types = net.gather(types, kinds);
+        net.add(words, types)
+    }
 }
 
 impl Transformer for BertConfig {
@@ -104,15 +117,13 @@ impl Transformer for BertConfig {
     fn shared(&self, _: &mut Net) {}
 
     fn embed(&self, net: &mut Net) -> ValueId {
-        let Sizes { vocab, hidden, context, .. } = self.sizes;
-        let words = net.embed(self.frame().embedding, vocab, hidden);
+        let context = self.sizes.context;
+        let words = self.typed_words(net);
         let all = self.first_position + context;
         let table = self.rows(net, "position_embeddings", [self.first_position, context, all]);
         let positions = net.positions();
         let positions = net.per_sequence(&[], |net, _| vec![net.gather(table, positions)])[0];
         let x = net.add(words, positions);
-        let first_type = self.rows(net, "token_type_embeddings", [0, 1, self.types]);
-        let x = net.add(x, first_type);
         layer_norm(net, x, "embeddings.LayerNorm", self.eps)
     }
 
@@ -137,6 +148,10 @@ impl Transformer for BertConfig {
 
     fn cannot_stream(&self) -> Option<&'static str> {
         Some(LEARNED_POSITIONS)
+    }
+
+    fn token_types(&self) -> usize {
+        if self.labels.is_some() { self.types } else { 1 }
     }
 
     fn own_head(&self) -> Option<TextHead> {

@@ -24,6 +24,8 @@ pub struct Prompts {
     pub named: Vec<(String, String)>,
     /// The one that is used where none is asked for.
     pub default: Option<String>,
+    /// Whether a pair that is written as a chat ends where the answer begins.
+    pub opens_answer: bool,
 }
 
 /// Reads them; `None` where the directory has no modules.json.
@@ -43,7 +45,7 @@ pub fn read(dir: &Path) -> Result<Option<Sentence>, ConfigError> {
         detail: detail.to_string(),
     };
     let modules = json.as_array().ok_or_else(|| form("it is no list"))?;
-    let (mut pooling, mut parts, mut weights) = (None, Vec::new(), Vec::new());
+    let (mut pooling, mut answer, mut parts, mut weights) = (None, None, Vec::new(), Vec::new());
     for module in modules {
         let text = |key: &str| module.get(key).and_then(Value::as_str);
         let kind = text("type").ok_or_else(|| form("a module has no `type`"))?;
@@ -52,29 +54,59 @@ pub fn read(dir: &Path) -> Result<Option<Sentence>, ConfigError> {
         // Newer releases have longer names of classes; the last part is the same.
         match kind.rsplit('.').next().unwrap_or(kind) {
             "Transformer" if folder.is_empty() => {}
-            "Pooling" if is_part && pooling.is_none() && parts.is_empty() => {
+            "LogitScore" if is_part && answer.is_none() && pooling.is_none() && parts.is_empty() => {
+                answer = Some(read_answer(&dir.join(folder))?);
+            }
+            "Pooling" if is_part && answer.is_none() && pooling.is_none() && parts.is_empty() => {
                 pooling = Some(read_pooling(&dir.join(folder))?);
             }
-            "Dense" if is_part => {
+            "Dense" if is_part && answer.is_none() => {
                 let name = format!("{folder}.linear");
                 parts.extend(read_dense(&dir.join(folder), name)?);
                 weights.push((folder.to_string(), dir.join(folder)));
             }
-            "Normalize" => parts.push(Part::Normalize),
+            "Normalize" if answer.is_none() => parts.push(Part::Normalize),
             _ => {
                 return Err(ConfigError::NotSupportedYet {
                     file: label.clone(),
                     what: format!("the module `{kind}` in `{folder}`"),
                     supported:
-                        "a Transformer in the folder itself, then one Pooling, then Dense and Normalize"
+                        "a Transformer in the folder itself, then one Pooling, then Dense and Normalize; or LogitScore alone"
                             .to_string(),
                 });
             }
         }
     }
-    let Some(pooling) = pooling else { return Err(form("there is no module for pooling")) };
-    let head = TextHead { pooling, parts, purpose: Purpose::Embedding };
-    Ok(Some(Sentence { head, weights, prompts: read_prompts(dir)? }))
+    let head = match (answer, pooling) {
+        (Some(head), _) => head,
+        (None, Some(pooling)) => TextHead { pooling, parts, purpose: Purpose::Embedding },
+        (None, None) => return Err(form("there is no module for pooling")),
+    };
+    let prompts = Prompts { opens_answer: read_opens_answer(dir)?, ..read_prompts(dir)? };
+    Ok(Some(Sentence { head, weights, prompts }))
+}
+
+fn read_answer(dir: &Path) -> Result<TextHead, ConfigError> {
+    let fields = ConfigFields::read(&dir.join("config.json"))?;
+    let token = |field: &str| match fields.get(field) {
+        None => Err(fields.missing(field, "the id of a token")),
+        Some(_) => fields.count_or(field, 0),
+    };
+    let no = fields.get("false_token_id").map(|_| token("false_token_id")).transpose()?;
+    Ok(TextHead::answer(token("true_token_id")?, no))
+}
+
+/// What is passed to the chat template of a pair.
+fn read_opens_answer(dir: &Path) -> Result<bool, ConfigError> {
+    let path = dir.join("sentence_bert_config.json");
+    if !path.is_file() {
+        return Ok(false);
+    }
+    let Some(how) = ConfigFields::read(&path)?.object("processing_kwargs")? else { return Ok(false) };
+    match how.object("chat_template")? {
+        None => Ok(false),
+        Some(template) => template.flag_or("add_generation_prompt", false),
+    }
 }
 
 fn read_pooling(dir: &Path) -> Result<Pooling, ConfigError> {

@@ -1,9 +1,10 @@
 //! What stands around the layers of a transformer: the embedding table before them, the final norm and the head after them.
 
-use crate::layers::linear::head_or_tied;
+use crate::layers::linear::{Linear, head_or_tied};
 use crate::layers::norm::Norm;
 use crate::transformer::Net;
 use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::RowBlocks;
 
 /// Names of the tensors around the layers, and what is done with their values.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,7 +48,19 @@ impl Frame {
     /// Logits `[rows, vocab]` of `x: [rows, hidden]`.
     pub fn logits(&self, net: &mut Net, x: ValueId, vocab: usize) -> ValueId {
         let tied = self.tied.then_some(self.embedding);
-        let mut logits = head_or_tied(net, x, self.head, tied, vocab);
+        let logits = head_or_tied(net, x, self.head, tied, vocab);
+        self.scaled(net, logits)
+    }
+
+    /// The logit `[rows, 1]` of one token, by its row of the head, which is kept in f32.
+    pub(crate) fn logit(&self, net: &mut Net, x: ValueId, vocab: usize, token: usize) -> ValueId {
+        let head = if self.tied { self.embedding } else { self.head };
+        let head = Linear::new(head.strip_suffix(".weight").unwrap_or(head), vocab).unquantized();
+        let logit = head.part(&format!("token{token}"), RowBlocks::range(token, 1, vocab)).apply(net, x);
+        self.scaled(net, logit)
+    }
+
+    fn scaled(&self, net: &mut Net, mut logits: ValueId) -> ValueId {
         if let Some(factor) = self.logit_scale {
             logits = net.scale(logits, factor);
         }

@@ -16,6 +16,7 @@ mod jinja;
 mod local_time;
 mod message;
 mod named;
+mod pairs;
 mod source;
 mod strftime;
 mod syntax;

@@ -3,6 +3,7 @@
 use mlcc_runtime::{Error, Model, Texts};
 use serde_json::Value;
 
+use crate::chat::{ChatError, ChatTemplate};
 use crate::tokenizer::{TokenId, Tokenizer, TokenizerError};
 
 #[derive(Debug, thiserror::Error)]
@@ -11,6 +12,20 @@ pub enum TextError {
     Runtime(#[from] Error),
     #[error("text {index}: {source}")]
     Tokenizer { index: usize, source: TokenizerError },
+    #[error("text {index}: {source}")]
+    Chat { index: usize, source: ChatError },
+    #[error("how the artifact writes a pair of texts cannot be read: {0}")]
+    Template(ChatError),
+    #[error(
+        "text {index}: the tokenizer gives a token the type {found}, the model has {types} token types: give the tokenizer of this \
+         checkpoint with --tokenizer"
+    )]
+    TokenType { index: usize, found: u32, types: usize },
+    #[error(
+        "an instruction is for rerankers that answer with a token, whose input is written by a chat template; this one reads the \
+         two texts alone"
+    )]
+    NoInstruction,
     #[error("text {index} is empty: there is nothing to make a vector of")]
     Empty { index: usize },
     #[error("the model has no prompt `{name}`, it has {known}")]
@@ -35,9 +50,36 @@ pub struct TextModel {
     texts: Texts,
     tokenizer: Tokenizer,
     purpose: Purpose,
+    pairs: Pairs,
     /// By name, in the order of the checkpoint's file.
     prompts: Vec<(String, String)>,
     default_prompt: Option<String>,
+}
+
+/// How a query and a document become one input.
+enum Pairs {
+    /// By the tokenizer's template for pairs. The model has so many types of tokens.
+    Tokenizer {
+        types: usize,
+    },
+    Chat {
+        template: Box<ChatTemplate>,
+        opens_answer: bool,
+    },
+}
+
+impl Pairs {
+    fn of(model: &Model, purpose: Purpose, about: &Value) -> Result<Pairs, TextError> {
+        if purpose == Purpose::Scores
+            && let Some(section) = model.chat()
+        {
+            let template = ChatTemplate::from_section(section).map_err(TextError::Template)?;
+            let opens_answer = about["opens_answer"] == true;
+            return Ok(Pairs::Chat { template: Box::new(template), opens_answer });
+        }
+        let types = about["token_types"].as_u64().and_then(|types| usize::try_from(types).ok());
+        Ok(Pairs::Tokenizer { types: types.unwrap_or(1).max(1) })
+    }
 }
 
 /// What is asked for with texts that are to be embedded.
@@ -72,10 +114,11 @@ impl TextModel {
         let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
         let about = &metadata["texts"];
         let purpose = if about["purpose"] == "scores" { Purpose::Scores } else { Purpose::Embedding };
+        let pairs = Pairs::of(model, purpose, about)?;
         let named = about["prompts"].as_object().into_iter().flatten();
         let prompts = named.filter_map(|(name, text)| Some((name.clone(), text.as_str()?.to_string())));
         let default_prompt = about["default_prompt"].as_str().map(str::to_string);
-        Ok(TextModel { texts, tokenizer, purpose, prompts: prompts.collect(), default_prompt })
+        Ok(TextModel { texts, tokenizer, purpose, pairs, prompts: prompts.collect(), default_prompt })
     }
 
     pub fn model(&self) -> &Model {
@@ -136,6 +179,16 @@ impl TextModel {
 
     /// How well each of `documents` answers `query`: a number that has no bounds, larger is better.
     pub fn rerank(&mut self, query: &str, documents: &[&str]) -> Result<Vec<f32>, TextError> {
+        self.rerank_as(None, query, documents)
+    }
+
+    /// The same by what `instruct` says of what a document is to be; only where [`TextModel::takes_instructions`].
+    pub fn rerank_as(
+        &mut self,
+        instruct: Option<&str>,
+        query: &str,
+        documents: &[&str],
+    ) -> Result<Vec<f32>, TextError> {
         let found = self.texts.model().text_width();
         let what = match self.purpose {
             Purpose::Embedding => "this is a model of embeddings",
@@ -149,10 +202,51 @@ impl TextModel {
             if document.trim().is_empty() || query.trim().is_empty() {
                 return Err(TextError::Empty { index });
             }
-            let tokens = self.tokenizer.encode_pair(query, document);
-            ids.push(tokens.map_err(|source| TextError::Tokenizer { index, source })?);
+            ids.push(self.pair(instruct, query, document, index)?);
         }
         Ok(self.run(&ids)?.to_vec())
+    }
+
+    /// Whether [`TextModel::rerank_as`] can be given an instruction.
+    pub fn takes_instructions(&self) -> bool {
+        matches!(self.pairs, Pairs::Chat { .. })
+    }
+
+    /// The input for document number `index`.
+    fn pair(
+        &self,
+        instruct: Option<&str>,
+        query: &str,
+        document: &str,
+        index: usize,
+    ) -> Result<Vec<TokenId>, TextError> {
+        let failed = |source| TextError::Tokenizer { index, source };
+        let types = match &self.pairs {
+            Pairs::Chat { template, opens_answer } => {
+                let instruct = match instruct {
+                    Some(instruct) => Some(instruct),
+                    None => Some(self.prompt(&Embed::default())?).filter(|prompt| !prompt.is_empty()),
+                };
+                let text = template
+                    .render_pair(instruct, query, document, *opens_answer)
+                    .map_err(|source| TextError::Chat { index, source })?;
+                return self.tokenizer.encode(&text).map_err(failed);
+            }
+            Pairs::Tokenizer { .. } if instruct.is_some() => return Err(TextError::NoInstruction),
+            Pairs::Tokenizer { types } => *types,
+        };
+        let (mut ids, kinds) = self.tokenizer.encode_pair(query, document).map_err(failed)?;
+        if types > 1 {
+            let vocab = self.texts.model().vocab() / types;
+            for (id, &found) in ids.iter_mut().zip(&kinds) {
+                if found as usize >= types {
+                    return Err(TextError::TokenType { index, found, types });
+                }
+                // Below the vocabulary times the types, which is an `i32`.
+                *id += (found as usize * vocab) as TokenId;
+            }
+        }
+        Ok(ids)
     }
 
     fn run(&mut self, ids: &[Vec<TokenId>]) -> Result<&[f32], TextError> {

@@ -199,8 +199,9 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of two texts as one input of a model that compares them.
-    pub fn encode_pair(&self, first: &str, second: &str) -> Result<Vec<TokenId>, TokenizerError> {
+    /// The ids of two texts as one input of a model that compares them, and the type of each token (which of the texts it is of, for
+    /// models that look at that).
+    pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<TokenId>, Vec<u32>), TokenizerError> {
         match self {
             Tokenizer::Hf(hf) => hf.encode_pair(first, second),
             Tokenizer::RwkvWorld(_) | Tokenizer::SentencePiece(_) | Tokenizer::Tiktoken(_) => {

@@ -144,12 +144,15 @@ fn refused(field: &str, error: &TextError) -> ApiError {
     match error {
         TextError::Dim { .. } => ApiError::field("dimensions", "invalid_value", error.to_string()),
         TextError::UnknownPrompt { .. } => ApiError::field("prompt_name", "invalid_value", error.to_string()),
-        TextError::NoEmbeddings | TextError::NoReranker { .. } => {
+        TextError::NoEmbeddings | TextError::NoReranker { .. } | TextError::Template(_) => {
             ApiError::field("model", "no_text_model", error.to_string())
         }
-        TextError::Runtime(_) | TextError::Tokenizer { .. } | TextError::Empty { .. } => {
-            ApiError::field(field, "invalid_value", error.to_string())
-        }
+        TextError::Runtime(_)
+        | TextError::Tokenizer { .. }
+        | TextError::TokenType { .. }
+        | TextError::Chat { .. }
+        | TextError::NoInstruction
+        | TextError::Empty { .. } => ApiError::field(field, "invalid_value", error.to_string()),
     }
 }
 

@@ -60,6 +60,10 @@ pub struct Args {
     /// (lasttoken), or their mean [default: what modules.json beside the weights says]
     #[arg(long, value_name = "HOW", value_parser = parse_pooling)]
     pooling: Option<Pooling>,
+    /// Make a reranker of a model that answers with one of two tokens: the score is the logit of the first less that of the second
+    /// [default: yes,no for Qwen3-Reranker, what modules.json says for others]
+    #[arg(long, value_name = "YES,NO", value_parser = parse_answers, conflicts_with = "pooling")]
+    rerank_by: Option<[String; 2]>,
     /// Machine to compile for: cpu (this one) or a name of `mlcc targets`; several CPU levels with commas
     #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
     target: String,
@@ -299,6 +303,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
             slots: slots as usize,
             rank: (args.lora_rank.unwrap_or(16) as usize).next_multiple_of(AdapterSlots::RANK_STEP),
         }),
+        answers: args.rerank_by.clone(),
         context: args.ctx_size,
         sliding_window: args.sliding_window.map(|n| n as usize),
         attention_sinks: args.attention_sinks.map(|n| n as usize),
@@ -369,6 +374,13 @@ fn parse_tp_mode(name: &str) -> Result<TpMode, String> {
 fn parse_pooling(name: &str) -> Result<Pooling, String> {
     let known = POOLINGS.map(|(name, _)| name).join(", ");
     Pooling::find(&name.to_lowercase()).ok_or_else(|| format!("unknown way of pooling; known are {known}"))
+}
+
+fn parse_answers(text: &str) -> Result<[String; 2], String> {
+    match text.split_once(',') {
+        Some((yes, no)) if !yes.is_empty() && !no.is_empty() => Ok([yes.into(), no.into()]),
+        _ => Err("write the two tokens with a comma between, for example yes,no".into()),
+    }
 }
 
 fn policy(path: Option<&Path>) -> Result<QuantPolicy, CliError> {

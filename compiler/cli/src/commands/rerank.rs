@@ -19,6 +19,9 @@ pub struct Args {
     query: String,
     /// The documents [default: each line of standard input]
     documents: Vec<String>,
+    /// What a document is to be, for rerankers that answer with a token [default: what the model was trained with]
+    #[arg(long, value_name = "TEXT")]
+    instruct: Option<String>,
     /// At most so many, the best ones
     #[arg(long, value_name = "N")]
     top: Option<usize>,
@@ -30,7 +33,7 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
     let mut model = args.common.load(&args.artifact)?;
     let documents = texts_or_lines(&args.documents, "documents")?;
     let documents: Vec<&str> = documents.iter().map(String::as_str).collect();
-    let scores = model.rerank(&args.query, &documents)?;
+    let scores = model.rerank_as(args.instruct.as_deref(), &args.query, &documents)?;
     let mut order: Vec<usize> = (0..documents.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
     order.truncate(args.top.unwrap_or(usize::MAX));

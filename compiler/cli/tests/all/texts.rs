@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::cases::{artifact, backends, build_options, directory, load, scheme};
-use mlcc_driver::build::{Backend, BuildOptions};
+use mlcc_driver::build::{Backend, BuildOptions, Source};
 use mlcc_passes::PIPELINE;
 use mlcc_runtime::{Error, Model};
 use serde::Deserialize;
@@ -21,6 +21,8 @@ struct Golden {
 struct Input {
     input_ids: Vec<i32>,
     #[serde(default)]
+    token_type_ids: Vec<i32>,
+    #[serde(default)]
     embedding: Vec<f32>,
     #[serde(default)]
     score: Option<f32>,
@@ -30,9 +32,28 @@ impl Input {
     fn expected(&self) -> Vec<f32> {
         self.score.map_or_else(|| self.embedding.clone(), |score| vec![score])
     }
+
+    /// Ids as they are fed: those of further token types come after those of the first.
+    fn ids(&self, vocab: i32) -> Vec<i32> {
+        let types = self.token_type_ids.iter().copied().chain(std::iter::repeat(0));
+        self.input_ids.iter().zip(types).map(|(id, kind)| id + kind * vocab).collect()
+    }
 }
 
-pub const CASES: [&str; 5] = ["embed-bert", "embed-qwen3", "embed-modernbert", "embed-gemma", "rerank-xlmr"];
+pub const CASES: [&str; 9] = [
+    "embed-bert",
+    "embed-qwen3",
+    "embed-modernbert",
+    "embed-gemma",
+    "rerank-xlmr",
+    "rerank-bert",
+    "rerank-modernbert",
+    "rerank-qwen3",
+    "rerank-qwen3-labels",
+];
+
+/// Tokens of the reranker with token types.
+const TYPED_VOCAB: i32 = 128;
 
 fn inputs(case: &str) -> Vec<Input> {
     let bytes = std::fs::read(directory(case).join("golden.json")).unwrap();
@@ -59,7 +80,8 @@ fn worst(found: &[f32], expected: &[f32]) -> f32 {
 /// All texts together, in one call and in several.
 fn check(what: &str, model: &Model, inputs: &[Input], tolerance: f32) {
     let mut texts = model.texts().unwrap();
-    let ids: Vec<&[i32]> = inputs.iter().map(|input| &input.input_ids[..]).collect();
+    let ids: Vec<Vec<i32>> = inputs.iter().map(|input| input.ids(TYPED_VOCAB)).collect();
+    let ids: Vec<&[i32]> = ids.iter().map(|ids| &ids[..]).collect();
     let expected: Vec<f32> = inputs.iter().flat_map(Input::expected).collect();
     let off = worst(texts.run(&ids).unwrap(), &expected);
     println!("{what}: off by at most {off:.1e}");
@@ -164,7 +186,7 @@ const TOKENIZER: &str = r###"{
   "post_processor": {
     "type": "TemplateProcessing",
     "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "[SEP]", "type_id": 0}}],
-    "pair": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "[SEP]", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}, {"SpecialToken": {"id": "[SEP]", "type_id": 0}}],
+    "pair": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "[SEP]", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}, {"SpecialToken": {"id": "[SEP]", "type_id": 1}}],
     "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}, "[SEP]": {"id": "[SEP]", "ids": [3], "tokens": ["[SEP]"]}}
   },
   "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
@@ -172,8 +194,8 @@ const TOKENIZER: &str = r###"{
     "vocab": {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "search": 4, ":": 5, "tree": 6, "##s": 7, "in": 8, "winter": 9, "summer": 10}}
 }"###;
 
-/// A copy of a case with a tokenizer, compiled.
-fn with_tokenizer(case: &str, folder: &Path) -> std::path::PathBuf {
+/// Options for a copy of a case with a tokenizer.
+fn tokenized(case: &str, folder: &Path) -> BuildOptions {
     let copy = folder.join(case);
     copy_all(&directory(case), &copy);
     std::fs::write(copy.join("tokenizer.json"), TOKENIZER).unwrap();
@@ -181,7 +203,12 @@ fn with_tokenizer(case: &str, folder: &Path) -> std::path::PathBuf {
     std::fs::write(copy.join("config_sentence_transformers.json"), prompts).unwrap();
     let mut options = options(case, "f32", backends().next().unwrap());
     options.request.model = copy.to_str().unwrap().into();
-    artifact(&options, folder, "case.so").0
+    options
+}
+
+/// A copy of a case with a tokenizer, compiled.
+fn with_tokenizer(case: &str, folder: &Path) -> std::path::PathBuf {
+    artifact(&tokenized(case, folder), folder, "case.so").0
 }
 
 fn copy_all(from: &Path, to: &Path) {
@@ -273,6 +300,92 @@ fn the_command_orders_documents() {
     assert!(ok && out.lines().count() == 1, "{out}");
     let (ok, _, err) = mlcc(&["embed", &so, "tree"], "");
     assert!(!ok && err.contains("mlcc rerank"), "{err}");
+}
+
+/// What `mlcc rerank` prints for documents, in their order.
+fn printed_scores(so: &Path, more: &[&str], documents: &[&str]) -> Vec<f32> {
+    let args = [&["rerank", so.to_str().unwrap(), "tree", "--json"], more, documents].concat();
+    let (ok, out, err) = mlcc(&args, "");
+    assert!(ok, "{err}");
+    let mut rows: Vec<serde_json::Value> = serde_json::from_str(&out).unwrap();
+    rows.sort_by_key(|row| row["index"].as_u64());
+    rows.iter().map(|row| row["score"].as_f64().unwrap() as f32).collect()
+}
+
+#[test]
+fn pairs_have_token_types() {
+    let folder = tempfile::tempdir().unwrap();
+    let so = with_tokenizer("rerank-bert", folder.path());
+    let model = load(&so, None, 1);
+    let mut texts = model.texts().unwrap();
+    let second = |id: i32| id + TYPED_VOCAB;
+    let pairs: [&[i32]; 2] = [&[2, 6, 3, second(9), second(3)], &[2, 6, 3, second(8), second(10), second(3)]];
+    let scores = texts.run(&pairs).unwrap().to_vec();
+    assert_eq!(printed_scores(&so, &[], &["winter", "in summer"]), scores);
+    let first_alone = texts.run(&[&[2, 6, 3, 9, 3]]).unwrap()[0];
+    assert!((first_alone - scores[0]).abs() > 1e-3, "types change nothing");
+    assert!(texts.run(&[&[2 * TYPED_VOCAB]]).is_err());
+    let (ok, _, err) = mlcc(&["rerank", so.to_str().unwrap(), "tree", "winter", "--instruct", "Find it"], "");
+    assert!(!ok && err.contains("answer with a token"), "{err}");
+}
+
+/// A template in which each text stands at its place.
+const PAIR: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }} {% endif %}{% endfor %}\
+    {{ messages[-2].content }} in {{ messages[-1].content }}{% if add_generation_prompt %} :{% endif %}";
+
+#[test]
+fn answers_are_scores() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = tokenized("rerank-qwen3", folder.path());
+    let copy = Path::new(&options.request.model);
+    std::fs::write(copy.join("chat_template.jinja"), PAIR).unwrap();
+    let how = r#"{"processing_kwargs": {"chat_template": {"add_generation_prompt": true}}}"#;
+    std::fs::write(copy.join("sentence_bert_config.json"), how).unwrap();
+    let so = artifact(&options, folder.path(), "case.so").0;
+    let model = load(&so, None, 1);
+    let mut texts = model.texts().unwrap();
+    let scores = texts.run(&[&[6, 8, 9, 5], &[6, 8, 10, 5], &[4, 6, 8, 10, 5]]).unwrap().to_vec();
+    assert_eq!(printed_scores(&so, &[], &["winter", "summer"]), scores[..2]);
+    assert_eq!(printed_scores(&so, &["--instruct", "search"], &["summer"]), scores[2..]);
+}
+
+/// A model of chats becomes a reranker where that is asked for, or by its name, with the template of Qwen3-Reranker.
+#[test]
+fn chat_models_become_rerankers() {
+    use mlcc_engine::ChatSource;
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = tokenized("rerank-qwen3", folder.path());
+    let copy = Path::new(&options.request.model);
+    std::fs::remove_file(copy.join("modules.json")).unwrap();
+    let named = folder.path().join("Small-Reranker");
+    copy_all(copy, &named);
+    let refused = |options: &BuildOptions, what: &str| {
+        let error = Source::open(options).err().unwrap().to_string();
+        assert!(error.contains(what), "{error}");
+    };
+    options.answers = Some(["trees".into(), "winter".into()]);
+    refused(&options, "`trees` is 2 tokens");
+    options.answers = Some(["tree".into(), "winter".into()]);
+    let so = artifact(&options, folder.path(), "case.so").0;
+    let model = load(&so, None, 1);
+    let tokenizer = mlcc_engine::carried::tokenizer(&model).unwrap();
+    let template = ChatSource::qwen3_reranker().compile().unwrap();
+    let ids = tokenizer.encode(&template.render_pair(None, "tree", "winter", false).unwrap()).unwrap();
+    let score = model.texts().unwrap().run(&[&ids]).unwrap().to_vec();
+    assert_eq!(printed_scores(&so, &[], &["winter"]), score);
+
+    options.request.model = named.to_str().unwrap().into();
+    options.answers = None;
+    // Neither `yes` nor `no` is in this vocabulary, but both are one token: the unknown one.
+    let so = artifact(&options, folder.path(), "named.so").0;
+    assert_eq!(printed_scores(&so, &[], &["winter"]), [0.0]);
+    options.template = Some(ChatSource::named("chatml").unwrap());
+    options.answers = Some(["tree".into(), "winter".into()]);
+    assert_eq!(printed_scores(&artifact(&options, folder.path(), "chatml.so").0, &[], &["winter"]).len(), 1);
+    options.template = Some(ChatSource::named("vicuna").unwrap());
+    let mut bert = tokenized("rerank-bert", folder.path());
+    bert.answers = options.answers.clone();
+    refused(&bert, "is a reranker already");
 }
 
 #[cfg(unix)]

@@ -76,7 +76,7 @@ pub fn json(
         value["tuning"] = tuning.json();
     }
     if let Some(head) = config.architecture.texts() {
-        value["texts"] = texts(head, &source.model.prompts);
+        value["texts"] = texts(head, &source.model.prompts, config.architecture.token_types());
     }
     if options.batch_invariant {
         value["batch_invariant"] = json!(true);
@@ -115,7 +115,7 @@ fn memory_json(
         "page_bytes": memory.page_bytes,
         "sequence_bytes": memory.sequence_bytes() + (program.module.ranks() as u64 - 1) * memory.state_bytes,
         "cache": caches(program, memory),
-        "vocab": source.model.config.architecture.vocab(),
+        "vocab": source.model.config.architecture.token_ids(),
         "text_width": source.model.config.architecture.text_width().unwrap_or(0),
         "ranks": program.module.ranks(),
         "adapter_slots": options.adapters.map_or(0, |slots| slots.slots),
@@ -129,8 +129,8 @@ fn memory_json(
     })
 }
 
-/// What is made of texts, and what is put before them.
-fn texts(head: &TextHead, prompts: &Prompts) -> Value {
+/// What is made of texts, and what is put before them and between pairs of them.
+fn texts(head: &TextHead, prompts: &Prompts, token_types: usize) -> Value {
     let named = prompts.named.iter().map(|(name, text)| (name.clone(), Value::from(text.as_str())));
     json!({
         "purpose": match head.purpose {
@@ -140,6 +140,8 @@ fn texts(head: &TextHead, prompts: &Prompts) -> Value {
         "pooling": head.pooling.name(),
         "prompts": named.collect::<serde_json::Map<_, _>>(),
         "default_prompt": prompts.default,
+        "opens_answer": prompts.opens_answer,
+        "token_types": token_types,
     })
 }
 

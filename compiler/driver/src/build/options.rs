@@ -63,6 +63,9 @@ pub struct BuildOptions {
     pub batch_invariant: bool,
     /// Room for adapters that are chosen when the artifact runs.
     pub adapters: Option<AdapterSlots>,
+    /// A reranker is made of a model that answers with one of two tokens: the texts of that which means that a document fits, and of
+    /// the other.
+    pub answers: Option<[String; 2]>,
     /// Most tokens of one sequence; `None` = no limit (recurrent models).
     pub context: Option<u64>,
     /// Tokens that are seen together, so that sequences may be longer than the context; `None`: what the model has.
@@ -135,6 +138,7 @@ impl BuildOptions {
             tp_mode: TpMode::Gather,
             batch_invariant: false,
             adapters: None,
+            answers: None,
             context: None,
             sliding_window: None,
             attention_sinks: None,

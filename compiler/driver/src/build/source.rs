@@ -43,8 +43,11 @@ impl Source {
             Some(text) => resolve(&text.request(&options.request)?)?,
             None => resolve(&options.request)?,
         };
-        stream(&mut model, options)?;
         let checkpoint = model.open_weights()?;
+        let generation_config = text_files::read(model.files.generation_config.as_deref())?;
+        let tokenizer = text_files::tokenizer(&model, &checkpoint, options, generation_config.as_deref())?;
+        text_files::answer_with_tokens(&mut model, options, tokenizer.as_ref())?;
+        stream(&mut model, options)?;
         let mut context = context(&model, options)?;
         if let Some(text) = &text {
             model.name = text.program.module.name.clone();
@@ -61,8 +64,6 @@ impl Source {
             false if architecture.has_experts() => at_most(EXPERTS_CHUNK),
             false => CHUNK,
         });
-        let generation_config = text_files::read(model.files.generation_config.as_deref())?;
-        let tokenizer = text_files::tokenizer(&model, &checkpoint, options, generation_config.as_deref())?;
         let mut warnings = Vec::new();
         let chat = text_files::chat(&model, &checkpoint, options, tokenizer.as_ref(), &mut warnings)?;
         Ok(Source { text, model, checkpoint, context, chunk, tokenizer, generation_config, chat, warnings })

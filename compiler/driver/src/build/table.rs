@@ -45,7 +45,7 @@ pub fn describe(
             chunk: u64::from(source.chunk),
             context: memory.context.or_else(|| source.context_limit(options)).unwrap_or(0),
             batch: u64::from(options.max_batch(target)),
-            vocab: source.model.config.architecture.vocab() as u64,
+            vocab: source.model.config.architecture.token_ids() as u64,
             max_workers: memory.max_workers().unwrap_or(0),
             page_bytes: memory.page_bytes,
             text_width: source.model.config.architecture.text_width().unwrap_or(0) as u64,

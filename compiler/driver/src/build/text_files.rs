@@ -7,7 +7,7 @@ use mlcc_engine::special::SpecialSources;
 use mlcc_engine::tokenizer::GgufVocabulary;
 use mlcc_engine::{ChatSource, SpecialIds, Tokenizer, TokenizerFile, TokenizerKind};
 use mlcc_models::checkpoint::gguf::Metadata;
-use mlcc_models::{Checkpoint, CheckpointError, ModelError, ResolvedModel};
+use mlcc_models::{Checkpoint, CheckpointError, ModelError, Purpose, ResolvedModel, TextHead};
 
 use super::{BuildError, BuildOptions};
 
@@ -129,8 +129,11 @@ pub(super) fn chat(
             special_tokens_map: special_tokens_map.as_deref(),
         })?,
     };
-    if let Some(template) = &options.template {
-        let source = template.clone().with_tokens_of(found);
+    let named = options.template.as_ref().map(|template| template.clone().with_tokens_of(found.clone()));
+    if let Some(head) = model.config.architecture.texts().filter(|head| head.purpose == Purpose::Scores) {
+        return pairs(model, head, named, found);
+    }
+    if let Some(source) = named {
         source.compile()?;
         return Ok(Some(source));
     }
@@ -144,6 +147,79 @@ pub(super) fn chat(
             Ok(None)
         }
     }
+}
+
+/// How a reranker gets a query and a document: by a template that takes them, else by the tokenizer alone (`None`). One that answers
+/// with a token needs a template.
+fn pairs(
+    model: &ResolvedModel,
+    head: &TextHead,
+    named: Option<ChatSource>,
+    found: Option<ChatSource>,
+) -> Result<Option<ChatSource>, BuildError> {
+    let refused = |what: &str| {
+        let roles = "the messages of roles `query` and `document` that a pair of a reranker consists of";
+        Err(BuildError::Unsupported(format!("{what} {roles}")))
+    };
+    if let Some(source) = named {
+        return match source.compile()?.takes_pairs() {
+            true => Ok(Some(source)),
+            false => refused("--template: this template does not write"),
+        };
+    }
+    if let Some(source) = found
+        && source.compile().is_ok_and(|template| template.takes_pairs())
+    {
+        return Ok(Some(source));
+    }
+    let answers = head.answers().next().is_some();
+    match model.config.model_type.as_str() {
+        _ if !answers => Ok(None),
+        QWEN3 => Ok(Some(ChatSource::qwen3_reranker())),
+        _ => refused("the model's chat template does not write: name one with --template that does, with"),
+    }
+}
+
+const QWEN3: &str = "qwen3";
+
+/// Makes a reranker of a model that answers with one of two tokens, where that was asked for. The files of Qwen3-Reranker do not
+/// differ from those of a chat model, but its name does.
+pub(super) fn answer_with_tokens(
+    model: &mut ResolvedModel,
+    options: &BuildOptions,
+    tokenizer: Option<&SourceTokenizer>,
+) -> Result<(), BuildError> {
+    let architecture = &model.config.architecture;
+    let named = model.config.model_type == QWEN3 && model.name.to_lowercase().contains("reranker");
+    let usual = ["yes".to_string(), "no".to_string()];
+    let answers = match &options.answers {
+        None if !named || architecture.texts().is_some() => return Ok(()),
+        // Nothing else could be done with the name alone.
+        None if tokenizer.is_none() => return Ok(()),
+        None => &usual,
+        Some(answers) => answers,
+    };
+    let refused =
+        |what: String| Err(BuildError::Unsupported(format!("--rerank-by {}: {what}", answers.join(","))));
+    if architecture.texts().is_some() || !architecture.reads_texts() {
+        return refused(format!(
+            "the model_type `{}` does not answer with tokens, or is a reranker already",
+            model.config.model_type
+        ));
+    }
+    let Some(tokenizer) = tokenizer else {
+        return refused("there is no tokenizer that knows the two tokens".into());
+    };
+    let mut ids = [0; 2];
+    for (id, answer) in ids.iter_mut().zip(answers) {
+        match tokenizer.tokenizer.encode(answer)?[..] {
+            [token] => *id = token as usize,
+            ref tokens => return refused(format!("`{answer}` is {} tokens, it has to be one", tokens.len())),
+        }
+    }
+    let head = TextHead::answer(ids[0], Some(ids[1]));
+    model.config.architecture = architecture.clone().with_texts(Some(head));
+    Ok(())
 }
 
 /// The format of models whose code has one.

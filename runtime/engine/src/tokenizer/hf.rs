@@ -43,11 +43,13 @@ impl HfTokenizer {
         Ok(encoding.get_ids().iter().map(|&id| id as TokenId).collect())
     }
 
-    /// Token ids of two texts as one input, with what the post-processor adds before, between and behind them.
-    pub fn encode_pair(&self, first: &str, second: &str) -> Result<Vec<TokenId>, TokenizerError> {
+    /// Token ids of two texts as one input, with what the post-processor adds before, between and behind them; and the type that it
+    /// gives each token.
+    pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<TokenId>, Vec<u32>), TokenizerError> {
         let encoding = contained(|| self.inner.encode_fast((first, second), true))
             .map_err(|reason| TokenizerError::Encode { bytes: first.len() + second.len(), reason })?;
-        Ok(encoding.get_ids().iter().map(|&id| id as TokenId).collect())
+        let ids = encoding.get_ids().iter().map(|&id| id as TokenId).collect();
+        Ok((ids, encoding.get_type_ids().to_vec()))
     }
 
     pub(super) fn table(&self) -> &TokenTable {
