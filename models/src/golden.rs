@@ -114,6 +114,62 @@ impl Golden {
     }
 }
 
+/// What an independent implementation made of texts.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct TextGolden {
+    /// Program and version that computed the numbers.
+    pub source: String,
+    pub inputs: Vec<GoldenText>,
+}
+
+/// A text with its embedding, or a pair with its score.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct GoldenText {
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Fed as they are, nothing added.
+    pub input_ids: Vec<u32>,
+    /// The type of each token; all 0 where it is absent.
+    #[serde(default)]
+    pub token_type_ids: Option<Vec<u32>>,
+    #[serde(default)]
+    pub embedding: Vec<f32>,
+    #[serde(default)]
+    pub score: Option<f32>,
+}
+
+impl GoldenText {
+    /// The vector that is expected of the text.
+    pub fn expected(&self) -> &[f32] {
+        self.score.as_ref().map_or(&self.embedding, std::slice::from_ref)
+    }
+}
+
+impl TextGolden {
+    pub fn read(path: &Path) -> Result<TextGolden, ConfigError> {
+        let golden: TextGolden = read_json(path, GOLDEN)?;
+        let wrong = |field: String, expected: String, found: String| {
+            Err(ConfigError::Wrong { file: path.display().to_string(), field, expected, found })
+        };
+        if golden.inputs.is_empty() {
+            return wrong("inputs".into(), "at least one text".into(), "none".into());
+        }
+        for (number, text) in golden.inputs.iter().enumerate() {
+            let (field, tokens) = (|name: &str| format!("inputs[{number}].{name}"), text.input_ids.len());
+            if tokens == 0 {
+                return wrong(field("input_ids"), "at least one token".into(), "none".into());
+            }
+            if let Some(types) = text.token_type_ids.as_ref().filter(|types| types.len() != tokens) {
+                return wrong(field("token_type_ids"), format!("{tokens} values"), types.len().to_string());
+            }
+            if text.expected().is_empty() {
+                return wrong(field("embedding"), "numbers, or a `score`".into(), "none".into());
+            }
+        }
+        Ok(golden)
+    }
+}
+
 /// Perplexity of a trained checkpoint on its held-out text, in several arithmetics.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct Evaluation {

@@ -18,10 +18,10 @@ use crate::stored::StoredGraph;
 pub const SHARP: f64 = 1e-3;
 
 /// How many times as far as moved weights kernels may move the logits.
-const SPREADS: f64 = 2.0;
+pub(crate) const SPREADS: f64 = 2.0;
 
 /// Ways in which the weights are moved.
-const SEEDS: [u64; 3] = [1, 2, 3];
+pub(crate) const SEEDS: [u64; 3] = [1, 2, 3];
 
 #[derive(Clone, Debug, Serialize)]
 pub struct KernelCheck {

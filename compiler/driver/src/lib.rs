@@ -13,5 +13,6 @@ pub mod layers;
 pub mod model;
 pub mod replay;
 pub mod stored;
+pub mod text_replay;
 pub mod tune;
 pub mod weights;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use mlcc_abi::section;
-use mlcc_interp::graph::{Ranks, States, Tensor};
+use mlcc_interp::graph::{GraphError, Interpreter, Piece, Ranks, States, Tensor};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::module::{Module, ParamId};
@@ -14,7 +14,7 @@ use mlcc_passes::Program;
 use mlcc_quant::dequantize;
 use mlcc_runtime::Model;
 
-use crate::build::graph::{ENTRY, from_section};
+use crate::build::graph::{ENTRY, TEXTS_ENTRY, from_section};
 use crate::weights::{matrix_shape, param_of_rank, stored_value};
 
 /// Most weights that are read: 8 bytes of memory for each.
@@ -56,10 +56,11 @@ impl StoredGraph {
         module: Module,
         value: impl Fn(&Module, ParamId, usize) -> Result<Tensor, String>,
     ) -> Result<StoredGraph, String> {
-        let (_, entry) =
-            module.function(ENTRY).ok_or_else(|| format!("its graph has no function {ENTRY}"))?;
-        if entry.inputs.len() != 1 || entry.outputs.is_empty() {
-            return Err(format!("{ENTRY} of its graph does not take tokens and give logits"));
+        let entries = [(ENTRY, 1), (TEXTS_ENTRY, 2)];
+        let found = entries.iter().find_map(|&(name, inputs)| Some((name, inputs, module.function(name)?.1)));
+        let (name, inputs, entry) = found.ok_or_else(|| format!("its graph has no function {ENTRY}"))?;
+        if entry.inputs.len() != inputs || entry.outputs.is_empty() {
+            return Err(format!("{name} of its graph does not take tokens and give logits or vectors"));
         }
         let nodes = module.functions.values().flat_map(|f| f.live());
         let read = nodes.filter_map(|(_, n)| if let Op::Param(id) = n.op { Some(id) } else { None });
@@ -87,6 +88,40 @@ impl StoredGraph {
 
     /// Logits at every position of a prompt, one row after the other. A `seed` other than 0 moves all weights a little.
     pub fn logits(&self, tokens: &[i32], seed: u64) -> Result<Vec<f32>, String> {
+        let sizes = SymValues::tokens(tokens.len() as i64);
+        self.run(seed, 1, |interpreter, states| {
+            interpreter.run_named(ENTRY, &[Tensor::ids(tokens)], &mut states[0], sizes)
+        })
+    }
+
+    /// Vectors of texts, one after the other, by a model of texts.
+    pub fn vectors(&self, texts: &[&[i32]], seed: u64) -> Result<Vec<f32>, String> {
+        let tokens = texts.concat();
+        let pieces: Vec<Piece> =
+            texts.iter().map(|text| Piece { past: 0, rows: text.len() as i64 }).collect();
+        let ends = texts.iter().scan(0, |end, text| {
+            *end += text.len() as i32;
+            Some(*end - 1)
+        });
+        let mut wanted: Vec<i32> = ends.collect();
+        wanted.resize(tokens.len(), 0);
+        self.run(seed, texts.len(), |interpreter, states| {
+            let (entry, _) = interpreter
+                .module()
+                .function(TEXTS_ENTRY)
+                .ok_or_else(|| GraphError::NoFunction(format!("@{TEXTS_ENTRY}")))?;
+            let inputs = [Tensor::ids(&tokens), Tensor::ids(&wanted)];
+            interpreter.run_pieces(entry, &inputs, states, &pieces, texts.len())
+        })
+    }
+
+    /// The first output of what `step` does with the states of `sequences` sequences.
+    fn run(
+        &self,
+        seed: u64,
+        sequences: usize,
+        step: impl Fn(&Interpreter<'_>, &mut Vec<States>) -> Result<Vec<Tensor>, GraphError> + Sync,
+    ) -> Result<Vec<f32>, String> {
         let value = |(id, value): (usize, &Option<Tensor>)| {
             let value = value.clone().unwrap_or_else(|| Tensor::f32(&[0], &[]));
             if seed == 0 { value } else { moved(value, seed.wrapping_add((id as u64) << 40)) }
@@ -94,12 +129,9 @@ impl StoredGraph {
         let values = |rank: &Vec<Option<Tensor>>| rank.iter().enumerate().map(value).collect();
         let ranks = Ranks::new(self.values.iter().map(|rank| (&self.module, values(rank))).collect());
         let states = States::new(&self.module).map_err(|e| e.to_string())?;
-        let sizes = SymValues::tokens(tokens.len() as i64);
-        let outputs = ranks.run(&mut vec![states; self.values.len()], |interpreter, states| {
-            interpreter.run_named(ENTRY, &[Tensor::ids(tokens)], states, sizes)
-        });
+        let mut states = vec![vec![states; sequences]; self.values.len()];
         // All ranks give the same.
-        let first = outputs.map_err(|e| e.to_string())?.into_iter().next();
+        let first = ranks.run(&mut states, step).map_err(|e| e.to_string())?.into_iter().next();
         Ok(first.as_ref().and_then(|out| out.first()).map(Tensor::to_f32).unwrap_or_default())
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use mlcc_ir::types::DType;
-use mlcc_models::golden::Golden;
+use mlcc_models::golden::{Golden, TextGolden};
 use mlcc_runtime::{Artifact, Model, Param};
 use serde_json::Value;
 
@@ -12,6 +12,7 @@ use crate::error::CliError;
 use crate::ui::Ui;
 use mlcc_driver::replay::{self, judge};
 use mlcc_driver::stored::StoredGraph;
+use mlcc_driver::text_replay::{self, Bar};
 
 mod layers;
 pub(crate) mod prompt;
@@ -21,7 +22,8 @@ pub(crate) mod prompt;
     after_help = "With --golden, exit code 0 if: plain formats: the largest error of a logit, relative to the largest \
     reference logit, is within the tolerance, and greedy decoding gives the same tokens up to the first step that such \
     an error could turn; packed formats: the kernels compute what the artifact's graph does on the weights that it \
-    stores (what the format costs is reported beside). With --layers, exit code 0 if every layer's output is, relative to its largest value."
+    stores (what the format costs is reported beside). Of models of texts the numbers of vectors are what is compared, and each text has \
+    to get the same bits alone. With --layers, exit code 0 if every layer's output is, relative to its largest value."
 )]
 pub struct Args {
     /// A compiled model
@@ -70,8 +72,13 @@ pub(crate) fn belongs(golden: &Golden, path: &Path, model: &str, vocab: usize) -
 }
 
 fn run_golden(args: &Args, golden_path: &Path, ui: &Ui) -> Result<(), CliError> {
+    let artifact = Artifact::open(&args.artifact)?;
+    let about = artifact.metadata().and_then(|text| serde_json::from_str(text).ok()).unwrap_or(Value::Null);
+    if about["texts"].is_object() {
+        return run_texts(args, golden_path, ui);
+    }
     let golden = Golden::read(golden_path)?;
-    if let Some(recipe) = Artifact::open(&args.artifact)?.recipe() {
+    if let Some(recipe) = artifact.recipe() {
         return Err(CliError::Failed(format!(
             "{}: its weights are random, made on load from seed {} (`mlcc build --weights-on-load`), so no reference results \
              belong to it: build it from the checkpoint of {}, without --random-weights",
@@ -100,6 +107,33 @@ fn run_golden(args: &Args, golden_path: &Path, ui: &Ui) -> Result<(), CliError> 
         print_json(&outcome)?;
     } else {
         print(&outcome.text(&golden.source))?;
+    }
+    if outcome.ok { Ok(()) } else { Err(CliError::Reported) }
+}
+
+/// The same of a model of texts.
+fn run_texts(args: &Args, golden_path: &Path, ui: &Ui) -> Result<(), CliError> {
+    let golden = TextGolden::read(golden_path)?;
+    let model = super::load(&args.artifact, args.threads.map(usize::from), true)?;
+    let mut texts = model.texts()?;
+    let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
+    let types = metadata.pointer("/texts/token_types").and_then(Value::as_u64).unwrap_or(1).max(1) as usize;
+    let artifact = args.artifact.display();
+    let ids = text_replay::ids_of(&golden, model.text_width(), model.vocab() / types, types);
+    let ids = ids.map_err(|what| {
+        let golden = golden_path.display();
+        CliError::Failed(format!("{golden} and {artifact} do not belong together: {what}"))
+    })?;
+    let scheme = metadata.pointer("/quantization/scheme").and_then(Value::as_str).unwrap_or("f32");
+    let own = if has_own_error(&model, scheme) { None } else { replay::tolerance(scheme) };
+    ui.detail(format_args!("{artifact} on {} with {} threads", model.executor(), model.threads()));
+    let format = super::scheme_name(&metadata);
+    let bar = Bar { format: &format, own, asked: args.tolerance };
+    let outcome = text_replay::judge(&mut texts, &golden, &ids, &bar, || StoredGraph::open(&model))
+        .map_err(|e| CliError::Failed(format!("{artifact}: {e}")))?;
+    match args.json {
+        true => print_json(&outcome)?,
+        false => print(&outcome.text(&golden.source))?,
     }
     if outcome.ok { Ok(()) } else { Err(CliError::Reported) }
 }

@@ -447,3 +447,32 @@ fn the_server_gives_vectors_and_orders() {
         assert!(answer.status == status && answer.body.contains(what), "{path} {body}: {}", answer.body);
     }
 }
+
+/// Formats of plain numbers by the reference, packed ones by the graph that the artifact carries.
+#[test]
+fn verify_holds_texts_against_their_reference() {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = |case: &str| directory(case).join("golden.json").to_str().unwrap().to_string();
+    let backend = backends().next().unwrap();
+    for (case, quant, judged) in [
+        ("rerank-bert", "f32", "within the tolerance"),
+        ("embed-gemma", "f16", "within the tolerance"),
+        ("rerank-bert", "q4f16_1", "kernels against the graph"),
+        ("embed-bert", "q8i8", "kernels against the graph"),
+    ] {
+        let so = artifact(&options(case, quant, backend), folder.path(), "case.so").0;
+        let so = so.to_str().unwrap();
+        let (ok, out, err) = mlcc(&["verify", so, "--golden", &golden(case)], "");
+        assert!(ok && out.contains(judged) && out.contains("the same bits alone"), "{case}: {out}{err}");
+        let (ok, out, _) = mlcc(&["verify", so, "--golden", &golden(case), "--tolerance", "0"], "");
+        assert!(!ok && (out.contains("NOT within") || out.contains("WRONG")), "{case}: {out}");
+        let (ok, out, _) = mlcc(&["verify", so, "--golden", &golden(case), "--json"], "");
+        let outcome: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert!(ok && outcome["ok"] == true && outcome["same_alone"] == true, "{out}");
+        let other = if case.starts_with("embed") { "rerank-xlmr" } else { "embed-qwen3" };
+        for (other, what) in [(other, "do not belong together"), ("qwen2", "missing field `inputs`")] {
+            let (ok, _, err) = mlcc(&["verify", so, "--golden", &golden(other)], "");
+            assert!(!ok && err.contains(what), "{case}: {err}");
+        }
+    }
+}

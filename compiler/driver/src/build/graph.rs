@@ -13,6 +13,9 @@ use mlcc_ir::verify::verify_module;
 /// The entry function that is kept: all others compute the same.
 pub const ENTRY: &str = "prefill_logits";
 
+/// That of a model of texts, which has no other.
+pub const TEXTS_ENTRY: &str = "step";
+
 /// Level of deflate.
 const LEVEL: u8 = 6;
 
@@ -21,7 +24,7 @@ const LIMIT: usize = 1 << 28;
 
 /// The entry function with what it calls, parameters and states, as deflated text; `None` for a model without the function.
 pub(super) fn to_section(module: &Module) -> Option<Vec<u8>> {
-    let (entry, _) = module.function(ENTRY)?;
+    let (entry, _) = module.function(ENTRY).or_else(|| module.function(TEXTS_ENTRY))?;
     Some(compress_to_vec_zlib(print_module(&only(module, entry)).as_bytes(), LEVEL))
 }
 
