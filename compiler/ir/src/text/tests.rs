@@ -79,7 +79,7 @@ fn module_level_errors() {
         ),
         (
             "module @m { param @w : f32[2] role vector = sum(tensor(\"w\")) }",
-            "1:45: expected tensor, scale, neg_exp, exp, transpose, concat, offset, rows, columns, unit_rows, values, adapter or ranks, found `sum`",
+            "1:45: expected tensor, scale, neg_exp, exp, transpose, concat, offset, rows, columns, column_range, unit_rows, values, adapter or ranks, found `sum`",
         ),
         (
             "module @m {\nstate @s : f32[2] init 0\nstate @s : f32[2] init 0 }",
