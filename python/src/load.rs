@@ -53,6 +53,7 @@ pub fn load(paths: &[(String, PathBuf)], settings: &Settings) -> PyResult<Loaded
             eos: carried::eos_ids(&metadata),
             drafter: None,
             draft: None,
+            adapters: Vec::new(),
             tokenizer,
         };
         let ready = Ready::model(&model, served, &settings.serve, committed).map_err(errors::serve)?;

@@ -8,6 +8,7 @@
 //! A text depends on its request and seed, not on what runs beside it, as far as the model's logits do not (see
 //! docs/serve.md). Its tokens are chosen by the code with which [`crate::Generator`] chooses them.
 
+mod adapter;
 mod cost;
 mod engine;
 mod files;
@@ -27,6 +28,7 @@ mod scheduler;
 mod step;
 mod writer;
 
+pub use adapter::TextAdapter;
 pub use engine::{Engine, EngineOptions, Extras, Handle, Ticket, Warn};
 pub use files::PrefixFiles;
 pub use queue::{CacheUse, SlotInfo, Stats};

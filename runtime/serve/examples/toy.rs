@@ -69,6 +69,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         eos: vec![0],
         drafter: None,
         draft: None,
+        adapters: Vec::new(),
     };
     let options = ServeOptions {
         host: IpAddr::V4(Ipv4Addr::LOCALHOST),

@@ -22,7 +22,7 @@ pub struct App {
 impl App {
     /// All models, as `/v1/models` tells of them.
     pub fn list(&self) -> Vec<Value> {
-        let texts = self.texts.names().map(|name| entry(name, self.server.started, "loaded"));
+        let texts = self.texts.names().map(|name| entry(name, self.server.started, "loaded", None));
         self.models.list().into_iter().chain(texts).collect()
     }
 

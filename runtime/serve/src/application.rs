@@ -10,7 +10,7 @@ use mlcc_engine::texts::TextModel;
 
 use crate::app::{App, Server};
 use crate::embeddings::TextModels;
-use crate::hosted::Hosted;
+use crate::hosted::{Hosted, Loaded};
 use crate::library::{Library, Ready};
 use crate::memory::Need;
 use crate::models::Models;
@@ -54,7 +54,7 @@ impl Application {
     pub fn launch(&self, requests: Vec<(TextRequest, Sink)>) -> Result<Vec<Ticket>, LaunchError> {
         let hosted = self.model().ok_or(LaunchError::Closed)?;
         let watched = requests.into_iter().map(|(request, mut sink)| {
-            let mut watch = self.app.server.metrics.watch(&hosted.name);
+            let mut watch = hosted.watch();
             let sink: Sink = Box::new(move |event| {
                 watch.see(&event);
                 sink(event)
@@ -84,7 +84,7 @@ impl Application {
     }
 }
 
-fn idle(models: &[Arc<Hosted>], timeout: Duration) -> bool {
+fn idle(models: &[Arc<Loaded>], timeout: Duration) -> bool {
     let end = Instant::now() + timeout;
     models.iter().all(|hosted| hosted.engine.wait_idle(end.saturating_duration_since(Instant::now())))
 }

@@ -156,6 +156,7 @@ impl From<LaunchError> for ApiError {
             LaunchError::PromptToken { .. } => Self::field("prompt", "invalid_value", message),
             LaunchError::Params(param) => Self::field(param.name, "invalid_value", message),
             LaunchError::Stop(_) => Self::field("stop", "invalid_value", message),
+            LaunchError::NoAdapters => Self::field("model", "no_adapters", message),
             LaunchError::Grammar(_) => Self::request("invalid_grammar", message),
             LaunchError::QueueFull { .. } => {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", message)

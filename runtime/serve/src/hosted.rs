@@ -1,19 +1,65 @@
-//! A model that is served: its engine, and what requests need to know of it.
+//! A model that is served: its engine, and what requests need to know of it. Its adapters are models of their own to clients.
 
+use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use mlcc_engine::chat::AnswerSyntax;
 use mlcc_engine::conversation::ChatFormat;
-use mlcc_engine::serving::{Engine, EngineOptions, Extras, Warn};
+use mlcc_engine::serving::{Engine, EngineOptions, Extras, TextAdapter, Warn};
 use mlcc_engine::{Grammar, GrammarCompiler, GrammarError, GrammarSpec, SamplingParams, TokenId, Tokenizer};
 
 use crate::app::{Server, seconds};
 use crate::error::ApiError;
 use crate::library::{Ready, Served};
+use crate::metrics::Watch;
 
+/// What clients call by a name: a model without an adapter, or with one.
 pub struct Hosted {
-    /// As clients call the model.
     pub name: String,
+    pub adapter: Option<TextAdapter>,
+    model: Arc<Loaded>,
+}
+
+impl Hosted {
+    /// The model, under its name and then with each of its adapters under theirs.
+    pub fn all_of(model: Arc<Loaded>) -> Vec<Arc<Hosted>> {
+        let base = Hosted { name: model.base.clone(), adapter: None, model: Arc::clone(&model) };
+        let adapters = model.adapters.iter().map(|adapter| Hosted {
+            name: adapter.name().to_owned(),
+            adapter: Some(adapter.clone()),
+            model: Arc::clone(&model),
+        });
+        std::iter::once(base).chain(adapters).map(Arc::new).collect()
+    }
+
+    pub fn model(&self) -> &Arc<Loaded> {
+        &self.model
+    }
+
+    /// For the events of a text that is launched now.
+    pub fn watch(&self) -> Watch {
+        self.server.metrics.watch(&self.name, self.parent())
+    }
+
+    /// The name of the model without the adapter, of one that has an adapter.
+    pub fn parent(&self) -> Option<&str> {
+        self.adapter.as_ref().map(|_| self.base.as_str())
+    }
+}
+
+impl Deref for Hosted {
+    type Target = Loaded;
+
+    fn deref(&self) -> &Loaded {
+        &self.model
+    }
+}
+
+/// A model in memory, whatever adapter its texts have.
+pub struct Loaded {
+    /// As clients call it without an adapter.
+    pub base: String,
+    adapters: Vec<TextAdapter>,
     /// What runs the model: a CPU variant or a device.
     pub executor: String,
     pub engine: Engine,
@@ -41,11 +87,11 @@ pub struct Hosted {
     pub server: Arc<Server>,
 }
 
-impl Hosted {
+impl Loaded {
     /// Starts the engine.
-    pub fn start(name: String, ready: Ready, server: &Arc<Server>) -> std::io::Result<Hosted> {
+    pub fn start(name: String, ready: Ready, server: &Arc<Server>) -> std::io::Result<Loaded> {
         let Ready { served, sequences, kept, need, start } = ready;
-        let Served { executor, tokenizer, format, sampling, eos, drafter, draft: _ } = served;
+        let Served { executor, tokenizer, format, sampling, eos, drafter, draft: _, adapters } = served;
         let tokenizer = Arc::new(tokenizer);
         let max_queue = server.options.max_queue;
         let options = EngineOptions { sequences, max_queue, kept, ..EngineOptions::default() };
@@ -61,8 +107,9 @@ impl Hosted {
         }
         let ends = format.as_ref().map(|format| format.end_tokens(&tokenizer)).unwrap_or_default();
         let syntax = format.as_ref().map(ChatFormat::answer_syntax).unwrap_or_default();
-        Ok(Hosted {
-            name,
+        Ok(Loaded {
+            base: name,
+            adapters,
             executor,
             engine,
             grammars: OnceLock::new(),
@@ -96,9 +143,9 @@ impl Hosted {
     }
 }
 
-impl Drop for Hosted {
+impl Drop for Loaded {
     /// What it has counted stays in the sums.
     fn drop(&mut self) {
-        self.server.metrics.keep(&self.name, &self.engine.stats());
+        self.server.metrics.keep(&self.base, &self.engine.stats());
     }
 }

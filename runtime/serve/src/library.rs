@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mlcc_engine::conversation::ChatFormat;
-use mlcc_engine::serving::{Engine, EngineOptions, Extras, ModelStep, Step};
+use mlcc_engine::serving::{Engine, EngineOptions, Extras, ModelStep, Step, TextAdapter};
 use mlcc_engine::speculate::MakeDrafter;
 use mlcc_engine::texts::TextModel;
 use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
@@ -33,6 +33,8 @@ pub struct Served {
     pub drafter: Option<MakeDrafter>,
     /// The model that does so, if it is one: it needs memory too.
     pub draft: Option<Model>,
+    /// Adapters of the model, each of which clients call by its name.
+    pub adapters: Vec<TextAdapter>,
 }
 
 type Start = Box<dyn FnOnce(Arc<Tokenizer>, EngineOptions, Extras) -> std::io::Result<Engine> + Send>;

@@ -26,6 +26,13 @@ struct OfModel {
     model: String,
 }
 
+/// Whose adapter it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfAdapter {
+    model: String,
+    adapter: String,
+}
+
 /// The same by the name of vLLM's label.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfModelName {
@@ -54,6 +61,8 @@ pub struct Metrics {
     answered: Family<Answered, Counter>,
     first: Family<OfModel, Histogram>,
     gap: Family<OfModel, Histogram>,
+    /// Texts with adapters, the tokens of their prompts and those that were chosen. Engines count these with all others.
+    adapted: [Family<OfAdapter, Counter>; 3],
     /// Counted by the engines, added when they are asked for.
     of_engine: [OfEngine; COUNTED],
     /// What engines have counted that are gone, by the names of their models.
@@ -134,6 +143,16 @@ impl Metrics {
         let gap: Family<OfModel, Histogram> =
             Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.000_25, 2.0, 16)));
         registry.register("time_between_tokens_seconds", "Time between two tokens of a text", gap.clone());
+        let adapted = [
+            ("adapter_texts", "Texts with an adapter that have ended"),
+            ("adapter_prompt_tokens", "Tokens of their prompts"),
+            ("adapter_generated_tokens", "Tokens that were chosen for them"),
+        ];
+        let adapted = adapted.map(|(name, help)| {
+            let counter = Family::<OfAdapter, Counter>::default();
+            registry.register(name, help, counter.clone());
+            counter
+        });
         let mut counter = |name: &str, help: &str, of: fn(&Stats) -> u64| {
             let counter = Family::default();
             registry.register(name, help, Family::clone(&counter));
@@ -166,18 +185,22 @@ impl Metrics {
             gauge("texts_waiting", "Texts in the queue", |s| s.waiting),
         ];
         let (past, picker) = (Mutex::default(), Picker::new());
-        Metrics { registry, answered, first, gap, of_engine, past, now, picker }
+        Metrics { registry, answered, first, gap, adapted, of_engine, past, now, picker }
     }
 
     pub fn count_answer(&self, path: &str, status: u16) {
         self.answered.get_or_create(&Answered { path: path.to_owned(), status }).inc();
     }
 
-    /// For the events of one text of a model, which is launched now.
-    pub fn watch(&self, model: &str) -> Watch {
+    /// For the events of one text of a model, which is launched now; of an adapter with the model that it belongs to.
+    pub fn watch(&self, model: &str, parent: Option<&str>) -> Watch {
         let label = OfModel { model: model.to_owned() };
         let (first, gap) = (self.first.get_or_create(&label).clone(), self.gap.get_or_create(&label).clone());
-        Watch { first, gap, last: Instant::now(), came: false }
+        let adapted = parent.map(|parent| {
+            let label = OfAdapter { model: parent.to_owned(), adapter: model.to_owned() };
+            [0, 1, 2].map(|index: usize| self.adapted[index].get_or_create(&label).clone())
+        });
+        Watch { first, gap, adapted, last: Instant::now(), came: false }
     }
 
     /// Adds what the engine of a model has counted that ends.
@@ -229,12 +252,18 @@ impl Metrics {
 pub struct Watch {
     first: Histogram,
     gap: Histogram,
+    adapted: Option<[Counter; 3]>,
     last: Instant,
     came: bool,
 }
 
 impl Watch {
     pub fn see(&mut self, event: &Event) {
+        if let (Event::Finished(finished), Some([texts, prompt, written])) = (event, &self.adapted) {
+            texts.inc();
+            prompt.inc_by(finished.prompt_tokens as u64);
+            written.inc_by(finished.completion_tokens as u64);
+        }
         let Event::Piece(piece) = event else { return };
         if piece.token.is_none() {
             return;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::app::Server;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::hosted::Hosted;
+use crate::hosted::{Hosted, Loaded};
 use crate::library::{Library, LoadError, Ready};
 
 /// How often it is looked whether somebody still needs a model that is to go.
@@ -20,7 +20,7 @@ pub struct Models {
     /// In the order in which they came; the first is that of requests without a name.
     loaded: RwLock<Vec<Arc<Hosted>>>,
     /// All that were ever there, as long as they have texts.
-    ever: Mutex<Vec<Weak<Hosted>>>,
+    ever: Mutex<Vec<Weak<Loaded>>>,
     library: Box<dyn Library>,
     /// Bytes that others can need at most, which do not come and go.
     beside: u64,
@@ -36,9 +36,10 @@ impl Models {
         beside: u64,
         server: &Arc<Server>,
     ) -> std::io::Result<Models> {
-        let start = |(name, ready)| Hosted::start(name, ready, server).map(Arc::new);
-        let loaded = models.into_iter().map(start).collect::<std::io::Result<Vec<_>>>()?;
-        let ever = Mutex::new(loaded.iter().map(Arc::downgrade).collect());
+        let start = |(name, ready)| Loaded::start(name, ready, server).map(Arc::new);
+        let models = models.into_iter().map(start).collect::<std::io::Result<Vec<_>>>()?;
+        let ever = Mutex::new(models.iter().map(Arc::downgrade).collect());
+        let loaded = models.into_iter().flat_map(Hosted::all_of).collect();
         let server = Arc::clone(server);
         Ok(Models { loaded: RwLock::new(loaded), ever, library, beside, changes: Mutex::new(()), server })
     }
@@ -48,9 +49,9 @@ impl Models {
     }
 
     /// Those that are loaded, and those that are not but have texts.
-    pub fn alive(&self) -> Vec<Arc<Hosted>> {
+    pub fn alive(&self) -> Vec<Arc<Loaded>> {
         let mut ever = self.ever.lock().unwrap_or_else(PoisonError::into_inner);
-        ever.retain(|hosted| hosted.strong_count() > 0);
+        ever.retain(|model| model.strong_count() > 0);
         ever.iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -77,11 +78,13 @@ impl Models {
     /// All models, as `/v1/models` tells of them: those that are loaded, then those that could be.
     pub fn list(&self) -> Vec<Value> {
         let loaded = self.loaded();
-        let mut list: Vec<Value> =
-            loaded.iter().map(|hosted| entry(&hosted.name, hosted.loaded, "loaded")).collect();
+        let mut list: Vec<Value> = loaded
+            .iter()
+            .map(|hosted| entry(&hosted.name, hosted.loaded, "loaded", hosted.parent()))
+            .collect();
         let others = self.library.names().into_iter();
         let others = others.filter(|name| loaded.iter().all(|hosted| hosted.name != *name));
-        list.extend(others.map(|name| entry(&name, self.server.started, "unloaded")));
+        list.extend(others.map(|name| entry(&name, self.server.started, "unloaded", None)));
         list
     }
 
@@ -98,26 +101,49 @@ impl Models {
         let artifact = artifact.unwrap_or_else(|| name.clone());
         let _one = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         self.server.ready()?;
+        self.refuse_adapter(&name)?;
         let committed = self.alive().iter().map(|hosted| hosted.need).fold(self.beside, u64::saturating_add);
         let ready = self.library.load(&artifact, committed).map_err(|error| match error {
             LoadError::Unknown(_) => ApiError::unknown_model(&artifact, &self.library.names()),
             LoadError::Refused(why) => ApiError::refused_artifact(&artifact, &why),
         })?;
-        let hosted = Hosted::start(name.clone(), ready, &self.server);
-        let hosted = Arc::new(hosted.map_err(|error| ApiError::internal(error.to_string()))?);
-        self.ever.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&hosted));
-        let loaded = entry(&name, hosted.loaded, "loaded");
+        if let Some(taken) = self.taken_name(&name, &ready) {
+            let why = format!("its adapter has the name `{taken}`, which another model has");
+            return Err(ApiError::refused_artifact(&artifact, &why));
+        }
+        let model = Loaded::start(name.clone(), ready, &self.server);
+        let model = Arc::new(model.map_err(|error| ApiError::internal(error.to_string()))?);
+        self.ever.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&model));
+        let loaded = entry(&name, model.loaded, "loaded", None);
         let mut list = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
-        let old = match list.iter_mut().find(|old| old.name == name) {
-            Some(old) => Some(std::mem::replace(old, hosted)),
-            None => {
-                list.push(hosted);
-                None
-            }
-        };
+        // The new one stands where the old one did, with its adapters behind it.
+        let at = list.iter().position(|old| old.base == name).unwrap_or(list.len());
+        let count = list[at..].iter().take_while(|old| old.base == name).count();
+        let old = list.splice(at..at + count, Hosted::all_of(model)).next();
         drop(list);
-        old.into_iter().for_each(retire);
+        old.into_iter().for_each(|old| retire(Arc::clone(old.model())));
         Ok(loaded)
+    }
+
+    /// A name of an adapter that is to come, if another model has it.
+    fn taken_name(&self, model: &str, ready: &Ready) -> Option<String> {
+        let others = self.loaded().into_iter().filter(|hosted| hosted.base != model);
+        let others: Vec<String> =
+            others.map(|hosted| hosted.name.clone()).chain([model.to_owned()]).collect();
+        let mut names = ready.served.adapters.iter().map(|adapter| adapter.name());
+        names.find(|name| others.iter().any(|other| other == name)).map(str::to_owned)
+    }
+
+    /// Adapters come and go with their models.
+    fn refuse_adapter(&self, name: &str) -> Result<(), ApiError> {
+        let loaded = self.loaded();
+        match loaded.iter().find(|hosted| hosted.name == name).and_then(|hosted| hosted.parent()) {
+            None => Ok(()),
+            Some(base) => {
+                let message = format!("`{name}` is an adapter of `{base}`: load or unload that");
+                Err(ApiError::field("model", "adapter", message))
+            }
+        }
     }
 
     /// Takes a model away.
@@ -125,10 +151,11 @@ impl Models {
         let name: String = fields.need("model", "the name of a model")?;
         fields.finish(&[])?;
         let _one = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        let hosted = self.find(Some(&name))?;
-        self.loaded.write().unwrap_or_else(PoisonError::into_inner).retain(|other| other.name != name);
-        retire(hosted);
-        Ok(entry(&name, self.server.started, "unloaded"))
+        self.refuse_adapter(&name)?;
+        let model = Arc::clone(self.find(Some(&name))?.model());
+        self.loaded.write().unwrap_or_else(PoisonError::into_inner).retain(|other| other.base != name);
+        retire(model);
+        Ok(entry(&name, self.server.started, "unloaded", None))
     }
 }
 
@@ -136,16 +163,21 @@ fn names(models: &[Arc<Hosted>]) -> Vec<String> {
     models.iter().map(|hosted| hosted.name.clone()).collect()
 }
 
-/// A model as `/v1/models` tells of it.
-pub fn entry(name: &str, created: u64, status: &str) -> Value {
+/// A model as `/v1/models` tells of it; an adapter has the model that it belongs to.
+pub fn entry(name: &str, created: u64, status: &str, parent: Option<&str>) -> Value {
     let status = json!({"value": status});
-    json!({"id": name, "object": "model", "created": created, "owned_by": "mlcc", "status": status})
+    let mut entry =
+        json!({"id": name, "object": "model", "created": created, "owned_by": "mlcc", "status": status});
+    if let Some(parent) = parent {
+        entry["parent"] = parent.into();
+    }
+    entry
 }
 
 /// Waits for the last text of a model that has no name any more, on a thread of its own: giving back a model may take long.
-fn retire(hosted: Arc<Hosted>) {
+fn retire(model: Arc<Loaded>) {
     let wait = move || {
-        while Arc::strong_count(&hosted) > 1 {
+        while Arc::strong_count(&model) > 1 {
             std::thread::sleep(LOOK);
         }
     };

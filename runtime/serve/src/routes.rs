@@ -359,7 +359,7 @@ async fn metrics(State(app): Shared) -> Response {
     let content = [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
     // None of them ends between the two.
     let alive = app.models.alive();
-    let stats: Vec<_> = alive.iter().map(|hosted| (hosted.name.clone(), hosted.engine.stats())).collect();
+    let stats: Vec<_> = alive.iter().map(|model| (model.base.clone(), model.engine.stats())).collect();
     match app.server.metrics.text(&stats) {
         Ok(text) => (content, text).into_response(),
         Err(error) => ApiError::internal(error.to_string()).into_response(),

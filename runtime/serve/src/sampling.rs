@@ -70,6 +70,7 @@ impl Common {
         let stream = fields.take("stream", "true or false")?.unwrap_or(false);
         Ok(Common {
             text: TextRequest {
+                adapter: hosted.adapter.clone(),
                 bias: biases(fields)?,
                 min_tokens: fields.take("min_tokens", count)?.unwrap_or(0),
                 max_tokens: max_tokens.or(endless.then_some(ENDLESS)),

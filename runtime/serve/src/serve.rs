@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::app::App;
 use crate::application::Application;
-use crate::hosted::Hosted;
+use crate::hosted::Loaded;
 use crate::library::{Library, Ready};
 use crate::listen::listen;
 use crate::routes::router;
@@ -186,7 +186,7 @@ async fn drain(app: &App, timeout: Duration) -> Stopped {
     Stopped::Cut
 }
 
-async fn idle(models: &[Arc<Hosted>], timeout: Duration) -> bool {
+async fn idle(models: &[Arc<Loaded>], timeout: Duration) -> bool {
     let end = Instant::now() + timeout;
     while !models.iter().all(|hosted| hosted.engine.wait_idle(Duration::ZERO)) {
         if Instant::now() >= end {

@@ -71,7 +71,7 @@ impl Running {
         span.launches(&requests, choices);
         let (sender, events) = mpsc::channel(EVENTS.saturating_mul(count.max(1)).min(1 << 20));
         let with_sinks = requests.into_iter().enumerate().map(|(index, request)| {
-            let (sender, mut watch) = (sender.clone(), hosted.server.metrics.watch(&hosted.name));
+            let (sender, mut watch) = (sender.clone(), hosted.watch());
             let mut span = span.text(index);
             let sink: Sink = Box::new(move |event| {
                 watch.see(&event);

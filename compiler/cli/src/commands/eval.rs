@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use mlcc_engine::eval::{self, Perplexity, Protocol, WindowModel, Windows};
 use mlcc_engine::{TokenId, Tokenizer};
+use mlcc_models::AdapterRequest;
 use mlcc_runtime::{Model, Session};
 use serde_json::json;
 
@@ -34,6 +35,9 @@ pub struct Args {
     /// Another compiled model, the reference: adds KL divergence and the share of equal top tokens
     #[arg(long, value_name = "ARTIFACT")]
     against: Option<PathBuf>,
+    /// LoRA adapter in PEFT's form, times a scale: of an artifact that was built with --lora-slots
+    #[arg(long, value_name = "DIR[=SCALE]")]
+    lora: Option<AdapterRequest>,
     /// At most so many windows
     #[arg(long, value_name = "N")]
     windows: Option<usize>,
@@ -64,7 +68,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         bar.set_position(so_far.windows as u64);
         bar.set_message(format!("perplexity {:.3}", so_far.perplexity()));
     };
-    let mut this = Cancellable(model.session()?);
+    let mut this = Cancellable(run::adapted_session(&model, args.lora.as_ref())?);
     let result = match &reference {
         None => eval::perplexity(&windows, &mut this, progress).map(|p| (p, None)),
         Some(reference) => {

@@ -4,13 +4,15 @@
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use mlcc_engine::serving::PrefixFiles;
+use mlcc_engine::serving::{PrefixFiles, TextAdapter};
 use mlcc_engine::texts::TextModel;
-use mlcc_runtime::Workers;
+use mlcc_models::AdapterRequest;
+use mlcc_runtime::{Model, Workers};
 use mlcc_serve::{Library, LoadError, Ready, ServeOptions, Served, Stopped, Traces};
 use serde_json::{Value, json};
 
@@ -94,10 +96,34 @@ pub struct Args {
     /// Tokenizer file, in place of the one in the artifact
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
+    /// LoRA adapter in PEFT's form, times a scale, that clients call as a model of this name; of the first artifact, which was
+    /// built with --lora-slots (repeatable)
+    #[arg(long, value_name = "NAME=DIR[=SCALE]")]
+    lora: Vec<NamedAdapter>,
     #[command(flatten)]
     sampling: run::Sampling,
     #[command(flatten)]
     speculation: Speculation,
+}
+
+/// An adapter with the name that clients call it by.
+#[derive(Debug, Clone)]
+struct NamedAdapter {
+    name: String,
+    request: AdapterRequest,
+}
+
+impl FromStr for NamedAdapter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<NamedAdapter, String> {
+        match text.split_once('=') {
+            Some((name, request)) if !name.is_empty() && !name.contains('/') => {
+                Ok(NamedAdapter { name: name.to_owned(), request: request.parse()? })
+            }
+            _ => Err("expected a name for clients and a folder: NAME=DIR or NAME=DIR=SCALE".into()),
+        }
+    }
 }
 
 /// The artifacts of the command line by their names, and those of `--models`.
@@ -118,7 +144,8 @@ enum Shelved {
 }
 
 impl Shelf {
-    fn read(&self, path: &Path, committed: u64) -> Result<Shelved, CliError> {
+    /// The artifact that is called `name`.
+    fn read(&self, name: &str, path: &Path, committed: u64) -> Result<Shelved, CliError> {
         let args = &self.args;
         let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let model = match workers {
@@ -130,6 +157,7 @@ impl Shelf {
         }
         let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
         tokenizer.check_vocab(model.vocab())?;
+        let adapters = self.adapters(name, &model)?;
         if model.text_width() > 0 {
             return Ok(Shelved::Texts(Box::new(TextModel::new(&model, tokenizer)?)));
         }
@@ -150,9 +178,21 @@ impl Shelf {
             format,
             eos: mlcc_engine::carried::eos_ids(&metadata),
             executor: model.executor().to_owned(),
+            adapters,
             tokenizer,
         };
         Ok(Shelved::Ready(Box::new(Ready::model(&model, served, &self.options, committed)?)))
+    }
+
+    /// Those of the command line, if it is the artifact that they are for.
+    fn adapters(&self, artifact: &str, model: &Model) -> Result<Vec<TextAdapter>, CliError> {
+        let is_first = self.named.first().is_some_and(|(name, _)| name == artifact);
+        let wanted = self.args.lora.iter().filter(|_| is_first);
+        let load = |adapter: &NamedAdapter| {
+            let loaded = run::load_adapter(model, &adapter.request)?;
+            Ok(TextAdapter::new(&adapter.name, loaded))
+        };
+        wanted.map(load).collect()
     }
 
     /// In the folder of `--models`, by their names in order.
@@ -182,12 +222,12 @@ impl Library for Shelf {
         let Some((_, path)) = all.into_iter().find(|(known, _)| known == name) else {
             return Err(LoadError::Unknown(name.to_owned()));
         };
-        let path = super::checkpoint::artifact(
+        let artifact = super::checkpoint::artifact(
             &path,
             self.args.quant.as_deref().filter(|_| path.is_dir()),
             &self.ui,
         );
-        let read = path.and_then(|path| self.read(&path, committed));
+        let read = artifact.and_then(|path| self.read(name, &path, committed));
         match read.map_err(|error| LoadError::Refused(error.to_string()))? {
             Shelved::Ready(ready) => Ok(*ready),
             Shelved::Texts(_) => {
@@ -239,7 +279,27 @@ fn names(args: &Args) -> Result<Vec<(String, PathBuf)>, CliError> {
         }
         named.push((name, path.clone()));
     }
+    check_adapters(args, &named)?;
     Ok(named)
+}
+
+/// Names of adapters are names of models.
+fn check_adapters(args: &Args, named: &[(String, PathBuf)]) -> Result<(), CliError> {
+    if !args.lora.is_empty() && named.is_empty() {
+        return Err(CliError::usage(
+            "--lora is for the first artifact of the command line, and there is none",
+        ));
+    }
+    let mut names: Vec<&str> = named.iter().map(|(name, _)| name.as_str()).collect();
+    for NamedAdapter { name, .. } in &args.lora {
+        if names.contains(&name.as_str()) {
+            return Err(CliError::usage(format!(
+                "two models are called {name}: give the adapter another name"
+            )));
+        }
+        names.push(name);
+    }
+    Ok(())
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
@@ -266,7 +326,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let (mut models, mut texts, mut committed) = (Vec::new(), Vec::new(), 0);
     for (name, path) in named {
         let path = super::checkpoint::artifact(&path, args.quant.as_deref(), ui)?;
-        match shelf.read(&path, committed)? {
+        match shelf.read(&name, &path, committed)? {
             Shelved::Ready(ready) => {
                 committed += ready.need();
                 models.push((name, *ready));
@@ -292,6 +352,9 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         }
         for (name, sequences) in models {
             ui.note(format_args!("{name} at {url}/v1, {sequences} texts together."));
+        }
+        for NamedAdapter { name, .. } in &args.lora {
+            ui.note(format_args!("{name} is an adapter of the first model: ask for it as `model`."));
         }
         for name in &of_texts {
             ui.note(format_args!("{name} at {url}/v1/embeddings or {url}/v1/rerank."));

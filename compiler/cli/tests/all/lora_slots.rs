@@ -10,8 +10,10 @@ use mlcc_models::{AdapterRequest, AdapterSlots, TensorFactors, adapter_factors};
 use mlcc_runtime::{Adapter, Error, Factors, Model, Rows, Session, Want};
 
 use crate::cases::{artifact, assert_close, backends, feed, ids, load, options};
-use crate::program::{case, fails_with, mlcc, text};
+use crate::program::{case, fails_with, json, mlcc, text};
+use crate::server::Server;
 use crate::step::Random;
+use serde_json::json;
 
 const SLOTS: AdapterSlots = AdapterSlots { slots: 2, rank: 16 };
 
@@ -348,4 +350,101 @@ fn run_and_chat_choose_an_adapter() {
     chat.arg("chat").arg(&without).arg("--tokenizer").arg(&tokenizer).args(["--template", "plain"]);
     fails_with(chat.args(["--lora", adapter]), &["plain.so", "--lora-slots"]);
     assert!(text(mlcc().arg("inspect").arg(&slots)).contains("2 slots of rank 16"));
+}
+
+/// Texts of several adapters and of none, written together, are those of `run`; nothing that was read with one is known to another.
+#[test]
+fn serve_has_adapters_as_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let slots = artifact(&with_slots(&of_lora("f32")), folder.path(), "slots.so").0;
+    let (tokenizer, adapter) = (bytes(folder.path()), peft(1.0).directory);
+    let (tokenizer, adapter) = (tokenizer.to_str().unwrap(), adapter.to_str().unwrap());
+    let (style, strong) = (format!("style={adapter}"), format!("strong={adapter}=-3"));
+    let flags = ["--tokenizer", tokenizer, "-t", "2", "--alias", "base", "--lora", &style, "--lora", &strong];
+    let server = Server::of(&[&slots], &flags);
+    let prompt = "some text that is long enough to be kept";
+    let run = |lora: &[&str]| {
+        let mut command = mlcc();
+        command.arg("run").arg(&slots).args(["--tokenizer", tokenizer, "-p", prompt, "-n", "12", "--greedy"]);
+        let out = text(command.arg("--no-echo").args(lora));
+        out.strip_suffix('\n').unwrap().to_owned()
+    };
+    let (scaled, names) = (format!("{adapter}=-3"), ["base", "style", "strong"]);
+    let expected = [run(&[]), run(&["--lora", adapter]), run(&["--lora", &scaled])];
+    assert!(expected[0] != expected[1] && expected[1] != expected[2], "{expected:?}");
+    let ask = |model: &str| {
+        let body = json!({"model": model, "prompt": prompt, "max_tokens": 12, "temperature": 0});
+        server.ask("/v1/completions", &body)
+    };
+    for cached in [false, true] {
+        let found = std::thread::scope(|scope| {
+            let ask = &ask;
+            let threads = names.map(|name| scope.spawn(move || ask(name)));
+            threads.map(|thread| thread.join().unwrap())
+        });
+        for ((name, answer), expected) in names.iter().zip(&found).zip(&expected) {
+            assert_eq!((&answer["model"], &answer["choices"][0]["text"]), (&json!(name), &json!(expected)));
+            let known = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+            assert_eq!(known > 0, cached, "{name}: {known}");
+        }
+    }
+    let list = server.get("/v1/models").json();
+    assert_eq!(list["data"][1]["parent"], "base");
+}
+
+#[test]
+fn adapters_of_serve_are_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = of_lora("f32");
+    let path = |options: &BuildOptions, name: &str| artifact(options, folder.path(), name).0;
+    let (slots, without) = (path(&with_slots(&plain), "slots.so"), path(&plain, "plain.so"));
+    let (tokenizer, adapter) = (bytes(folder.path()), peft(1.0).directory);
+    let adapter = adapter.to_str().unwrap();
+    let serve = |artifact: &Path, names: &[&str]| {
+        let mut command = mlcc();
+        command.arg("serve").arg(artifact).arg("--tokenizer").arg(&tokenizer).args(["--port", "0"]);
+        for name in names {
+            command.args(["--lora", &format!("{name}={adapter}")]);
+        }
+        command
+    };
+    fails_with(&mut serve(&without, &["a"]), &["plain.so", "--lora-slots"]);
+    fails_with(&mut serve(&slots, &["a", "b", "c"]), &["all 2 slots"]);
+    serve(&slots, &["slots"]).assert().code(2);
+    serve(&slots, &["a", "a"]).assert().code(2);
+    serve(&slots, &[""]).assert().code(2);
+    let mut nameless = serve(&slots, &[]);
+    nameless.args(["--lora", adapter]).assert().code(2);
+    let mut nothing = mlcc();
+    nothing.arg("serve").arg("--models").arg(folder.path()).args(["--lora", &format!("a={adapter}")]);
+    nothing.assert().code(2);
+}
+
+#[test]
+fn eval_measures_an_adapter() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = of_lora("f32");
+    let path = |options: &BuildOptions, name: &str| artifact(options, folder.path(), name).0;
+    let slots = path(&with_slots(&plain), "slots.so");
+    let merged = path(&merged(&plain, &peft(1.0)), "merged.so");
+    let (tokenizer, adapter) = (bytes(folder.path()), peft(1.0).directory);
+    let file = folder.path().join("text");
+    std::fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(4)).unwrap();
+    let perplexity = |artifact: &Path, lora: Option<&Path>| {
+        let mut command = mlcc();
+        command.arg("eval").arg(artifact).arg("--tokenizer").arg(&tokenizer).arg("--text").arg(&file);
+        if let Some(lora) = lora {
+            command.arg("--lora").arg(lora);
+        }
+        json(command.args(["--context", "32", "--json"]))["perplexity"].as_f64().unwrap()
+    };
+    let (expected, found) = (perplexity(&merged, None), perplexity(&slots, Some(&adapter)));
+    assert!((found / expected - 1.0).abs() < 1e-4, "{found} for {expected}");
+    let base = perplexity(&slots, None);
+    assert!((base / expected - 1.0).abs() > 1e-3, "the adapter changes something: {base}, {expected}");
+    let without = path(&plain, "plain.so");
+    let mut refused = mlcc();
+    refused.arg("eval").arg(&without).arg("--tokenizer").arg(&tokenizer).arg("--text").arg(&file);
+    refused.args(["--context", "32"]);
+    fails_with(refused.arg("--lora").arg(&adapter), &["plain.so", "--lora-slots"]);
 }

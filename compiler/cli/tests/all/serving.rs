@@ -447,6 +447,7 @@ fn a_server_counts_drafts_and_pages() {
             eos: Vec::new(),
             drafter: None,
             draft: draft.then(|| model.clone()),
+            adapters: Vec::new(),
         };
         let options = ServeOptions {
             host: Ipv4Addr::LOCALHOST.into(),

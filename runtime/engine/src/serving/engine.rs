@@ -167,6 +167,7 @@ impl Engine {
                 job.twin.is_none()
                     && request.prompt_logprobs.is_none()
                     && job.request.prompt == request.prompt
+                    && job.request.adapter == request.adapter
             });
             jobs.push(Job {
                 id: id as u64,

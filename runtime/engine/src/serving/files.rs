@@ -370,6 +370,7 @@ mod tests {
             rows: 8,
             rewinds: true,
             truncates: true,
+            adapters: false,
         }
     }
 

@@ -3,8 +3,10 @@
 //! what was used longest ago goes first.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::Instant;
 
+use crate::serving::adapter::{AdapterId, TextAdapter, id_of};
 use crate::serving::prefixes::{Slot, Slots, WORTH_A_COPY};
 use crate::serving::radix::Radix;
 use crate::serving::saving::Place;
@@ -12,6 +14,8 @@ use crate::serving::step::{CacheBlocks, Step};
 use crate::tokenizer::TokenId;
 
 pub(super) struct Kept<S> {
+    /// With which the state was made.
+    pub adapter: Option<TextAdapter>,
     pub tokens: Vec<TokenId>,
     pub sequence: S,
     /// Behind the tokens, if they are a whole prompt; else none.
@@ -26,7 +30,10 @@ pub(super) struct Kept<S> {
 
 pub(super) struct Store<S> {
     all: BTreeMap<u64, Kept<S>>,
-    tree: Radix,
+    /// Of the texts of each adapter, and of those without.
+    trees: BTreeMap<AdapterId, Radix>,
+    /// Of those that have none.
+    empty: Radix,
     /// Most of them.
     most: usize,
     next: u64,
@@ -34,15 +41,16 @@ pub(super) struct Store<S> {
 
 impl<S> Store<S> {
     pub fn new(most: usize) -> Self {
-        Store { all: BTreeMap::new(), tree: Radix::default(), most, next: 0 }
+        Store { all: BTreeMap::new(), trees: BTreeMap::new(), empty: Radix::default(), most, next: 0 }
     }
 
     pub fn takes_any(&self) -> bool {
         self.most > 0
     }
 
-    pub fn tree(&self) -> &Radix {
-        &self.tree
+    /// States that may be used with an adapter.
+    pub fn tree(&self, adapter: Option<&TextAdapter>) -> &Radix {
+        self.trees.get(&id_of(adapter)).unwrap_or(&self.empty)
     }
 
     pub fn get(&self, id: u64) -> Option<&Kept<S>> {
@@ -62,8 +70,8 @@ impl<S> Store<S> {
     }
 
     /// The state of exactly these tokens.
-    pub fn of(&mut self, tokens: &[TokenId]) -> Option<&mut Kept<S>> {
-        let id = *self.tree.exactly(tokens).first()?;
+    pub fn of(&mut self, adapter: Option<&TextAdapter>, tokens: &[TokenId]) -> Option<&mut Kept<S>> {
+        let id = *self.tree(adapter).exactly(tokens).first()?;
         self.all.get_mut(&id)
     }
 
@@ -79,14 +87,20 @@ impl<S> Store<S> {
     }
 
     pub fn insert(&mut self, kept: Kept<S>) {
-        self.tree.insert(&kept.tokens, self.next);
+        let tree = self.trees.entry(id_of(kept.adapter.as_ref())).or_default();
+        tree.insert(&kept.tokens, self.next);
         self.all.insert(self.next, kept);
         self.next += 1;
     }
 
     pub fn remove(&mut self, id: u64) -> Option<Kept<S>> {
         let kept = self.all.remove(&id)?;
-        self.tree.remove(&kept.tokens, id);
+        if let Entry::Occupied(mut tree) = self.trees.entry(id_of(kept.adapter.as_ref())) {
+            tree.get_mut().remove(&kept.tokens, id);
+            if tree.get().is_empty() {
+                tree.remove();
+            }
+        }
         Some(kept)
     }
 }
@@ -120,12 +134,12 @@ impl<M: Step> Slots<M> {
     /// Keeps a copy of the state of a slot, of a model that could not come back to it, with the logits if it is that of a whole prompt.
     /// Without it the next prompt is read again.
     pub fn keep(&mut self, model: &M, slot: usize, logits: &[f32], inner: bool) {
-        let Slot { sequence: Some(sequence), fed, .. } = &self.slots[slot] else { return };
+        let Slot { sequence: Some(sequence), fed, adapter, .. } = &self.slots[slot] else { return };
         if self.truncates || !self.kept.takes_any() {
             return;
         }
         let used = self.admissions;
-        if let Some(same) = self.kept.of(fed) {
+        if let Some(same) = self.kept.of(adapter.as_ref(), fed) {
             same.used = used;
             if same.logits.is_empty() {
                 same.logits = logits.to_vec();
@@ -135,8 +149,8 @@ impl<M: Step> Slots<M> {
         let rests = (!inner).then(Instant::now);
         match model.fork(sequence) {
             Ok(sequence) => {
-                let (tokens, logits) = (fed.clone(), logits.to_vec());
-                self.put(model, Kept { tokens, sequence, logits, used, inner, rests });
+                let (adapter, tokens, logits) = (adapter.clone(), fed.clone(), logits.to_vec());
+                self.put(model, Kept { adapter, tokens, sequence, logits, used, inner, rests });
             }
             Err(error) => self.lost(&error),
         }
@@ -144,16 +158,17 @@ impl<M: Step> Slots<M> {
 
     /// The state of a slot that another text needs joins those that no slot has, if that is worth it.
     pub fn retire(&mut self, model: &M, slot: usize) {
-        let Slot { sequence, fed, used, .. } = &mut self.slots[slot];
+        let Slot { sequence, fed, used, adapter, .. } = &mut self.slots[slot];
         let used = *used;
         if fed.len() >= WORTH_A_COPY
             && self.kept.takes_any()
             && let Some(sequence) = sequence.take()
         {
-            let tokens = std::mem::take(fed);
+            let (tokens, adapter) = (std::mem::take(fed), adapter.take());
             let rests = self.slots[slot].rests;
             self.lose(slot);
-            self.put(model, Kept { tokens, sequence, logits: Vec::new(), used, inner: false, rests });
+            let logits = Vec::new();
+            self.put(model, Kept { adapter, tokens, sequence, logits, used, inner: false, rests });
         } else {
             self.save_before_loss(model, Place::Slot(slot));
         }
@@ -161,13 +176,15 @@ impl<M: Step> Slots<M> {
 
     /// Adds a state to those that no slot has.
     fn put(&mut self, model: &M, kept: Kept<M::Sequence>) {
+        let adapter = kept.adapter.as_ref();
         if self.truncates {
-            if self.kept.tree().has_beyond(&kept.tokens) {
+            let tree = self.kept.tree(adapter);
+            if tree.has_beyond(&kept.tokens) {
                 return;
             }
-            let begins: Vec<u64> = self.kept.tree().begins(&kept.tokens).map(|(_, id)| id).collect();
+            let begins: Vec<u64> = tree.begins(&kept.tokens).map(|(_, id)| id).collect();
             begins.into_iter().for_each(|id| drop(self.kept.remove(id)));
-        } else if let Some(same) = self.kept.of(&kept.tokens) {
+        } else if let Some(same) = self.kept.of(adapter, &kept.tokens) {
             same.used = same.used.max(kept.used);
             return;
         }

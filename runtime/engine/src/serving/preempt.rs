@@ -1,6 +1,7 @@
 //! What happens when sequences have used up their memory: states that nobody runs in go first, then the newest text is put back. It goes
 //! on when another has ended: what it was fed is read again, and its sampler and its text are as they were.
 
+use crate::serving::prefixes::Wanted;
 use crate::serving::request::Failure;
 use crate::serving::scheduler::{Scheduler, model_failure};
 use crate::serving::step::Step;
@@ -95,7 +96,9 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             let read = writer.to_read();
             let most = self.most_cached(&writer.request, read);
             let (id, is_new) = (writer.id, writer.is_new());
-            match self.slots.admit(&self.model, id, &writer.text.tokens()[..read], most) {
+            let adapter = writer.request.adapter.as_ref();
+            let wanted = Wanted { adapter, prompt: &writer.text.tokens()[..read], most };
+            match self.slots.admit(&self.model, id, &wanted) {
                 Ok(Some(start)) => {
                     writer.slot = start.slot;
                     if start.cached == read && !is_new {

@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use crate::generate::{LanguageModel, RewindModel};
+use crate::serving::adapter::TextAdapter;
 use crate::serving::files::{Shelf, WORTH_A_FILE};
 use crate::serving::kept::Store;
 use crate::serving::radix::common;
@@ -23,8 +24,9 @@ pub(super) const WORTH_A_COPY: usize = 32;
 pub(super) struct Slot<S> {
     /// Made when it is needed, and again after an error.
     pub sequence: Option<S>,
-    /// The tokens of its state.
+    /// The tokens of its state, and the adapter with which they were read.
     pub fed: Vec<TokenId>,
+    pub adapter: Option<TextAdapter>,
     /// The text that runs in it.
     pub running: Option<u64>,
     /// When it was used last, in admissions.
@@ -35,7 +37,7 @@ pub(super) struct Slot<S> {
 
 impl<S> Slot<S> {
     pub(super) fn empty() -> Self {
-        Slot { sequence: None, fed: Vec::new(), running: None, used: 0, rests: None }
+        Slot { sequence: None, fed: Vec::new(), adapter: None, running: None, used: 0, rests: None }
     }
 }
 
@@ -92,9 +94,12 @@ impl Source {
 }
 
 /// What is wanted of a state: at most `most` tokens of a prompt, or all of them with the logits behind them.
-struct Wanted<'p> {
-    prompt: &'p [TokenId],
-    most: usize,
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'p> {
+    /// It is of a text with this adapter.
+    pub adapter: Option<&'p TextAdapter>,
+    pub prompt: &'p [TokenId],
+    pub most: usize,
 }
 
 impl Wanted<'_> {
@@ -121,21 +126,15 @@ impl<M: Step> Slots<M> {
         self.slots.iter().any(|slot| slot.running.is_none())
     }
 
-    /// Gives a free slot to a text, with as much of the prompt as can be had; `most` tokens of it may be there before. `None` if
-    /// none is free.
-    pub fn admit(
-        &mut self,
-        model: &M,
-        id: u64,
-        prompt: &[TokenId],
-        most: usize,
-    ) -> Result<Option<Start>, StepError<M>> {
+    /// Gives a free slot to a text, with as much of the prompt as can be had. `None` if none is free.
+    pub fn admit(&mut self, model: &M, id: u64, wanted: &Wanted<'_>) -> Result<Option<Start>, StepError<M>> {
+        let Wanted { prompt, most, .. } = *wanted;
         if let Some(files) = &mut self.files {
             files.settle(false);
         }
-        let parting = if self.truncates || most == 0 { 0 } else { self.parting(prompt) };
+        let parting = if self.truncates || most == 0 { 0 } else { self.parting(wanted) };
         let (slot, logits) = loop {
-            let Some((slot, source)) = self.choose(prompt, most) else { return Ok(None) };
+            let Some((slot, source)) = self.choose(wanted) else { return Ok(None) };
             if let Source::Kept { id, .. } = source {
                 self.touch(id);
             }
@@ -143,13 +142,13 @@ impl<M: Step> Slots<M> {
                 self.retire(model, slot);
             }
             if let Source::File(index) = source {
-                match self.take_file(model, slot, index, prompt, most) {
+                match self.take_file(model, slot, index, wanted) {
                     Some(logits) => break (slot, logits),
                     // There is one file less to choose.
                     None => continue,
                 }
             }
-            match self.prepare(model, slot, source) {
+            match self.prepare(model, slot, source, wanted.adapter) {
                 Ok(logits) => break (slot, logits),
                 Err(error) => {
                     self.lose(slot);
@@ -175,10 +174,12 @@ impl<M: Step> Slots<M> {
         Some(slot)
     }
 
-    /// Most tokens that a prompt has in common with any text.
-    fn parting(&self, prompt: &[TokenId]) -> usize {
-        let in_slots = self.slots.iter().map(|slot| common(&slot.fed, prompt));
-        let kept = self.kept.tree().nearest(prompt).next().map(|(tokens, _)| tokens);
+    /// Most tokens that a prompt has in common with any text of its adapter.
+    fn parting(&self, wanted: &Wanted<'_>) -> usize {
+        let Wanted { adapter, prompt, .. } = *wanted;
+        let of_adapter = self.slots.iter().filter(|slot| slot.adapter.as_ref() == adapter);
+        let in_slots = of_adapter.map(|slot| common(&slot.fed, prompt));
+        let kept = self.kept.tree(adapter).nearest(prompt).next().map(|(tokens, _)| tokens);
         in_slots.chain(kept).max().unwrap_or(0)
     }
 
@@ -189,17 +190,26 @@ impl<M: Step> Slots<M> {
         (slot.running, slot.used, slot.rests) = (Some(id), self.admissions, None);
     }
 
-    /// Makes the state of a slot that of no tokens.
-    pub fn clear(&mut self, model: &M, slot: usize) -> Result<(), StepError<M>> {
+    /// Makes the state of a slot that of no tokens, with an adapter or none.
+    pub fn clear(
+        &mut self,
+        model: &M,
+        slot: usize,
+        adapter: Option<&TextAdapter>,
+    ) -> Result<(), StepError<M>> {
         self.slots[slot].fed.clear();
-        self.fresh(model, slot)?.reset()
+        self.slots[slot].adapter = adapter.cloned();
+        let sequence = self.fresh(model, slot)?;
+        sequence.reset()?;
+        model.adapt(sequence, adapter)
     }
 
-    /// A new state of no tokens for a running text; the old one is unknown.
+    /// A new state of no tokens for a running text, with its adapter; the old one is unknown.
     pub fn renew(&mut self, model: &M, slot: usize) -> Result<(), StepError<M>> {
         self.slots[slot].fed.clear();
         self.slots[slot].sequence = None;
-        self.fresh(model, slot).map(|_| ())
+        let adapter = self.slots[slot].adapter.clone();
+        model.adapt(self.fresh(model, slot)?, adapter.as_ref())
     }
 
     /// Drops all but the first tokens of a state.
@@ -220,6 +230,7 @@ impl<M: Step> Slots<M> {
         let Some(sequence) = &self.slots[from].sequence else { return Ok(()) };
         let twin = model.fork(sequence)?;
         self.slots[to].fed = self.slots[from].fed.clone();
+        self.slots[to].adapter = self.slots[from].adapter.clone();
         self.slots[to].sequence = Some(twin);
         Ok(())
     }
@@ -247,13 +258,14 @@ impl<M: Step> Slots<M> {
         free.min_by_key(|(_, slot)| (!slot.fed.is_empty(), slot.used)).map(|(i, _)| i)
     }
 
-    fn choose(&self, prompt: &[TokenId], most: usize) -> Option<(usize, Source)> {
+    fn choose(&self, wanted: &Wanted<'_>) -> Option<(usize, Source)> {
         let fresh = self.oldest_free(None)?;
-        let wanted = Wanted { prompt, most };
-        let (slot, source) = self.best_slot(&wanted).unwrap_or((fresh, Source::Nothing));
-        let kept = self.best_kept(&wanted).filter(|kept| kept.tokens() > source.tokens());
+        let (slot, source) = self.best_slot(wanted).unwrap_or((fresh, Source::Nothing));
+        let kept = self.best_kept(wanted).filter(|kept| kept.tokens() > source.tokens());
         let (slot, source) = kept.map_or((slot, source), |kept| (fresh, kept));
-        let file = self.files.as_ref().and_then(|files| files.best(prompt, most));
+        // There are none of adapters.
+        let files = self.files.as_ref().filter(|_| wanted.adapter.is_none());
+        let file = files.and_then(|files| files.best(wanted.prompt, wanted.most));
         match file.filter(|&(_, tokens)| tokens >= source.tokens() + WORTH_A_FILE) {
             Some((index, _)) => Some((fresh, Source::File(index))),
             None => Some((slot, source)),
@@ -267,11 +279,12 @@ impl<M: Step> Slots<M> {
         model: &M,
         slot: usize,
         index: u64,
-        prompt: &[TokenId],
-        most: usize,
+        wanted: &Wanted<'_>,
     ) -> Option<Option<Vec<f32>>> {
+        let Wanted { prompt, most, .. } = *wanted;
         let wanted = self.files.as_mut()?.take(index)?;
         self.slots[slot].fed.clear();
+        self.slots[slot].adapter = None;
         let tokens = common(&wanted.tokens, prompt);
         let load = || -> Result<(M::Sequence, usize), String> {
             let told = |error: StepError<M>| error.to_string();
@@ -308,7 +321,9 @@ impl<M: Step> Slots<M> {
             let tokens = wanted.usable(slot.sequence.as_ref()?, slot.fed.len(), shared, false);
             (tokens > 0).then_some(tokens)
         };
-        let found = self.slots.iter().enumerate().filter_map(|(i, slot)| Some((i, usable(slot)?)));
+        let of_adapter =
+            self.slots.iter().enumerate().filter(|(_, slot)| slot.adapter.as_ref() == wanted.adapter);
+        let found = of_adapter.filter_map(|(i, slot)| Some((i, usable(slot)?)));
         let (from, tokens) = found.max_by_key(|&(i, tokens)| (tokens, self.slots[i].running.is_none()))?;
         let idle = self.slots[from].running.is_none();
         let lost = self.slots[from].fed.len() - tokens;
@@ -331,7 +346,7 @@ impl<M: Step> Slots<M> {
             (tokens > 0).then_some(Source::Kept { id, tokens })
         };
         let goes_back = self.kept.iter().next().is_some_and(|(_, kept)| kept.sequence.can_truncate());
-        let tree = self.kept.tree();
+        let tree = self.kept.tree(wanted.adapter);
         let found = match goes_back {
             true => tree.nearest(wanted.prompt).find_map(usable),
             false => tree.begins(wanted.prompt).find_map(usable),
@@ -349,7 +364,14 @@ impl<M: Step> Slots<M> {
         self.truncates && self.kept.get(id).is_some_and(|kept| kept.tokens.len() - tokens <= tokens)
     }
 
-    fn prepare(&mut self, model: &M, slot: usize, source: Source) -> Result<Option<Vec<f32>>, StepError<M>> {
+    fn prepare(
+        &mut self,
+        model: &M,
+        slot: usize,
+        source: Source,
+        adapter: Option<&TextAdapter>,
+    ) -> Result<Option<Vec<f32>>, StepError<M>> {
+        self.slots[slot].adapter = adapter.cloned();
         match source {
             Source::Own(tokens) => {
                 if tokens >= WORTH_A_COPY {
@@ -363,7 +385,7 @@ impl<M: Step> Slots<M> {
                 self.truncate(slot, tokens)?;
             }
             Source::Kept { id, tokens } => return self.take_kept(model, slot, id, tokens),
-            Source::Nothing | Source::File(_) => self.clear(model, slot)?,
+            Source::Nothing | Source::File(_) => self.clear(model, slot, adapter)?,
         }
         Ok(None)
     }

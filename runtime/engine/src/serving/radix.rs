@@ -45,6 +45,11 @@ impl Default for Radix {
 }
 
 impl Radix {
+    pub fn is_empty(&self) -> bool {
+        let Node { children, ids, .. } = &self.nodes[ROOT];
+        children.is_empty() && ids.is_empty()
+    }
+
     pub fn insert(&mut self, tokens: &[TokenId], id: u64) {
         let (mut node, mut rest) = (ROOT, tokens);
         while let Some(first) = rest.first() {
@@ -246,6 +251,7 @@ mod tests {
                     texts.push((text, id as u64));
                 }
                 check(&tree, texts.len());
+                assert_eq!(tree.is_empty(), texts.is_empty());
             }
             for prompt in texts.iter().map(|(text, _)| text).chain([&prompt]) {
                 let in_order = |mut all: Vec<(usize, u64)>| {

@@ -9,6 +9,7 @@ use thiserror::Error;
 use crate::generate::FinishReason;
 use crate::grammar::{Grammar, GrammarError};
 use crate::sampler::{LogitChanges, Logprobs, ParamError, Sampler, SamplingParams};
+use crate::serving::adapter::TextAdapter;
 use crate::serving::step::Limits;
 use crate::stop::{EmptyStop, StopMatcher};
 use crate::tokenizer::{SpecialTokens, TokenId};
@@ -17,6 +18,8 @@ use crate::tokenizer::{SpecialTokens, TokenId};
 #[derive(Debug, Clone)]
 pub struct TextRequest {
     pub prompt: Vec<TokenId>,
+    /// The model's adapter that the text is written with.
+    pub adapter: Option<TextAdapter>,
     pub sampling: SamplingParams,
     /// Added to the logits of tokens before anything else; minus infinity bans one.
     pub bias: Vec<(TokenId, f32)>,
@@ -53,6 +56,7 @@ impl TextRequest {
     pub fn new(prompt: Vec<TokenId>, sampling: SamplingParams) -> Self {
         TextRequest {
             prompt,
+            adapter: None,
             sampling,
             bias: Vec::new(),
             min_tokens: 0,
@@ -75,6 +79,9 @@ impl TextRequest {
     pub(super) fn check(&self, limits: &Limits) -> Result<(Sampler, StopMatcher), LaunchError> {
         if self.prompt.is_empty() {
             return Err(LaunchError::EmptyPrompt);
+        }
+        if self.adapter.is_some() && !limits.adapters {
+            return Err(LaunchError::NoAdapters);
         }
         let outside = |id: &TokenId| usize::try_from(*id).map_or(true, |id| id >= limits.vocab);
         if let Some(position) = self.prompt.iter().position(outside) {
@@ -111,6 +118,8 @@ pub enum LaunchError {
     PromptTooLong { prompt: usize, most: usize },
     #[error("token {position} of the prompt has id {id}, but the model's vocabulary has {vocab} entries")]
     PromptToken { position: usize, id: TokenId, vocab: usize },
+    #[error("this model takes no adapters: build it with --lora-slots")]
+    NoAdapters,
     #[error(transparent)]
     Params(#[from] ParamError),
     #[error(transparent)]

@@ -79,19 +79,20 @@ impl<M: Step> Slots<M> {
     /// Copies a state for its files, if it is worth them and has none. Nothing else is being written.
     fn save(&mut self, model: &M, place: Place) {
         let Slots { slots, kept, files: Some(files), .. } = self else { return };
-        let (tokens, logits, sequence) = match place {
+        let (tokens, logits, sequence, adapter) = match place {
             Place::Slot(at) => {
-                let Slot { fed, rests, sequence, .. } = &mut slots[at];
+                let Slot { fed, rests, sequence, adapter, .. } = &mut slots[at];
                 *rests = None;
-                (&*fed, &[][..], sequence.as_ref())
+                (&*fed, &[][..], sequence.as_ref(), &*adapter)
             }
             Place::Kept(id) => {
                 let Some(kept) = kept.get_mut(id) else { return };
                 kept.rests = None;
-                (&kept.tokens, &kept.logits[..], Some(&kept.sequence))
+                (&kept.tokens, &kept.logits[..], Some(&kept.sequence), &kept.adapter)
             }
         };
-        if tokens.len() < WORTH_A_FILE {
+        // Files are found by the model and the tokens alone.
+        if tokens.len() < WORTH_A_FILE || adapter.is_some() {
             return;
         }
         if !files.lacks(tokens) {

@@ -8,7 +8,7 @@ use crate::serving::engine::{EngineOptions, Extras, Warn};
 use crate::serving::files::{PrefixFiles, Shelf};
 use crate::serving::marks::Marks;
 use crate::serving::pace::Pace;
-use crate::serving::prefixes::{Slot, Slots};
+use crate::serving::prefixes::{Slot, Slots, Wanted};
 use crate::serving::queue::{CacheUse, Job, Queue, SlotInfo};
 use crate::serving::request::{Failure, TextRequest};
 use crate::serving::round::Round;
@@ -195,7 +195,8 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         }
         let id = job.id;
         let most = self.most_cached(&job.request, job.request.prompt.len());
-        let start = self.slots.admit(&self.model, id, &job.request.prompt, most);
+        let wanted = Wanted { adapter: job.request.adapter.as_ref(), prompt: &job.request.prompt, most };
+        let start = self.slots.admit(&self.model, id, &wanted);
         let begun = start.as_ref().ok().and_then(Option::as_ref);
         let (slot, cached) = begun.map_or((0, 0), |start| (start.slot, start.cached));
         let marks = match begun.filter(|_| most > 0 && !self.limits.truncates) {
@@ -278,8 +279,8 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             }
         }
         let Some(id) = next else { return };
-        let Some(slot) = self.writers.iter().find(|w| w.id == id).map(|w| w.slot) else { return };
-        if let Err(error) = self.slots.clear(&self.model, slot) {
+        let Some(writer) = self.writers.iter().find(|w| w.id == id) else { return };
+        if let Err(error) = self.slots.clear(&self.model, writer.slot, writer.request.adapter.as_ref()) {
             self.end(id, Err(model_failure(error)));
         }
     }

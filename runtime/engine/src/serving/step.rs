@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use mlcc_runtime::{Batch, CachePages, Model, Rows, Session, Workers};
+use mlcc_runtime::{Adapter, Batch, CachePages, Model, Rows, Session, Workers};
 
 use crate::generate::{LanguageModel, RewindModel};
 use crate::model::{is_batch_invariant, takes_drafts};
+use crate::serving::adapter::TextAdapter;
 use crate::serving::recycle::recycle;
 use crate::tokenizer::TokenId;
 
@@ -53,6 +54,8 @@ pub struct Limits {
     pub rewinds: bool,
     /// Whether a state can go back to any number of its tokens. Where it cannot, copies of earlier ones are kept.
     pub truncates: bool,
+    /// Whether sequences can have adapters.
+    pub adapters: bool,
 }
 
 /// Memory for the caches of all sequences, in blocks of equally many tokens.
@@ -77,6 +80,16 @@ pub trait Step: Send {
     fn limits(&self) -> Limits;
     /// A sequence without tokens.
     fn sequence(&self) -> Result<Self::Sequence, StepError<Self>>;
+    /// Chooses the adapter of a sequence without tokens, or none; it stays when the sequence is reset.
+    fn adapt(
+        &self,
+        sequence: &mut Self::Sequence,
+        adapter: Option<&TextAdapter>,
+    ) -> Result<(), StepError<Self>> {
+        // Without `Limits::adapters` nobody has one.
+        let _ = (sequence, adapter);
+        Ok(())
+    }
     /// A second sequence with the same past and the same logits.
     fn fork(&self, sequence: &Self::Sequence) -> Result<Self::Sequence, StepError<Self>>;
     /// Makes sure that there is memory for so many more tokens of a sequence; false where the sequences together have used up what
@@ -239,11 +252,28 @@ impl Step for ModelStep {
             rows: self.model.max_step_tokens(),
             rewinds: self.takes_drafts,
             truncates: table.recurrent_state().is_none() && window.is_none(),
+            adapters: self.model.adapter_slots() > 0,
         }
     }
 
     fn sequence(&self) -> Result<Session, mlcc_runtime::Error> {
         self.model.session()
+    }
+
+    fn adapt(
+        &self,
+        sequence: &mut Session,
+        adapter: Option<&TextAdapter>,
+    ) -> Result<(), mlcc_runtime::Error> {
+        let of_model = |adapter: &TextAdapter| {
+            let foreign = || mlcc_runtime::Error::ForeignAdapter { adapter: adapter.name().to_owned() };
+            adapter.handle::<Adapter>().cloned().ok_or_else(foreign)
+        };
+        let adapter = adapter.map(of_model).transpose()?;
+        if adapter.is_none() && sequence.adapter().is_none() {
+            return Ok(());
+        }
+        sequence.set_adapter(adapter.as_ref())
     }
 
     fn fork(&self, sequence: &Session) -> Result<Session, mlcc_runtime::Error> {

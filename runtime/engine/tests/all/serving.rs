@@ -2,14 +2,14 @@
 //! cancelled, fail or panic.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::toy::{CHUNK, FAILS, PANICS, Toy, VOCAB};
 use mlcc_engine::sampler::logprobs;
 use mlcc_engine::serving::{
-    Engine, EngineOptions, Event, Failure, Finished, Handle, LaunchError, TextRequest,
+    Engine, EngineOptions, Event, Failure, Finished, Handle, LaunchError, TextAdapter, TextRequest,
 };
 use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, Ngrams};
 use mlcc_engine::{FinishReason, Generator, LanguageModel, Request, SamplingParams, TokenId, Tokenizer};
@@ -60,6 +60,12 @@ impl Drafter for Wild {
     }
 }
 
+/// Two adapters of the toy.
+pub fn adapters() -> &'static [TextAdapter; 2] {
+    static ADAPTERS: OnceLock<[TextAdapter; 2]> = OnceLock::new();
+    ADAPTERS.get_or_init(|| [TextAdapter::new("one", 11_u64), TextAdapter::new("two", 22_u64)])
+}
+
 fn ids(text: &str) -> Vec<TokenId> {
     text.bytes().map(|b| TokenId::from(b) + 1).collect()
 }
@@ -93,7 +99,8 @@ fn failure(handle: Handle) -> Failure {
 
 /// The same text by a generator of its own.
 pub fn alone(toy: &Toy, request: &TextRequest) -> (String, FinishReason, usize) {
-    let mut generator = Generator::new(Toy::new(toy.recurrent, toy.context).one());
+    let mut generator =
+        Generator::new(Toy::new(toy.recurrent, toy.context).one().adapted(request.adapter.as_ref()));
     let single = Request {
         max_tokens: request.max_tokens,
         eos: &request.eos,
@@ -131,7 +138,7 @@ fn plan() -> impl Strategy<Value = Plan> {
     });
     let stop = proptest::collection::vec("[a-j]{2,3}", 0..3);
     let leave = proptest::option::weighted(0.2, 0..6usize);
-    let order = (0..3u64, -2..3i64, proptest::collection::vec(0..90usize, 0..3));
+    let order = (0..3u64, -2..3i64, proptest::collection::vec(0..90usize, 0..3), 0..3usize);
     (prompt, any::<u64>(), 0..30usize, stop, 0..3usize, leave, 0..3usize, any::<bool>(), order).prop_map(
         |(
             prompt,
@@ -142,10 +149,11 @@ fn plan() -> impl Strategy<Value = Plan> {
             leave_after,
             wait_for,
             reuse,
-            (client, priority, borders),
+            (client, priority, borders, adapter),
         )| {
             let request = request(&prompt, seed, max_tokens);
-            let request = TextRequest { stop, reuse, client, priority, borders, ..request };
+            let adapter = adapter.checked_sub(1).map(|index| adapters()[index].clone());
+            let request = TextRequest { stop, reuse, client, priority, borders, adapter, ..request };
             Plan { request, twins, leave_after, wait_for }
         },
     )

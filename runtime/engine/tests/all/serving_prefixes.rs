@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use mlcc_engine::TokenId;
-use mlcc_engine::serving::{Engine, EngineOptions, TextRequest};
+use mlcc_engine::serving::{Engine, EngineOptions, TextAdapter, TextRequest};
 
-use crate::serving::{alone, read, request, tokenizer};
+use crate::serving::{adapters, alone, read, request, tokenizer};
 use crate::toy::{CHUNK, Toy};
 
 /// An engine that counts what it is fed.
@@ -187,4 +187,42 @@ fn kept_states_make_room_for_texts() {
         let stats = engine.engine.stats();
         assert_eq!((stats.failed, stats.preempted), (0, 0));
     }
+}
+
+/// What was read with an adapter is no begin of a prompt with another one, or with none; with the same it is.
+#[test]
+fn states_of_adapters_are_theirs() {
+    let [one, two] = adapters().clone().map(Some);
+    for toy in [Toy::new(false, None), Toy::new(true, None), Toy::new(false, None).with_window(24)] {
+        for slots in [1, 2, 4] {
+            let engine = Counted::new(&toy, slots, 32);
+            let (begin, end) = (long(1, 100), long(2, 50));
+            let with = |adapter: &Option<TextAdapter>, text: &str| TextRequest {
+                adapter: adapter.clone(),
+                ..after(&[], text, 1)
+            };
+            for adapter in [&one, &None, &two] {
+                assert_eq!(engine.read_of(&with(adapter, &begin)), 100, "{adapter:?} with {slots} slots");
+            }
+            for adapter in [&two, &one, &None] {
+                let of_prompt = engine.read_of(&with(adapter, &(begin.clone() + &end)));
+                assert_eq!(of_prompt, 50, "{adapter:?} with {slots} slots");
+            }
+        }
+    }
+}
+
+/// Equal prompts of one request wait for each other only if their adapters are equal too.
+#[test]
+fn twins_have_one_adapter() {
+    let toy = Toy::new(false, None);
+    let engine = Counted::new(&toy, 4, 8).engine;
+    let [one, two] = adapters().clone().map(Some);
+    let requests: Vec<TextRequest> = [&one, &None, &two, &one]
+        .map(|adapter| TextRequest { adapter: adapter.clone(), ..after(&[], &long(1, 60), 1) })
+        .into();
+    for (request, handle) in requests.iter().zip(engine.launch_all(requests.clone()).unwrap()) {
+        assert_eq!(read(handle).0, alone(&toy, request).0);
+    }
+    assert_eq!(toy.read.load(Ordering::Relaxed), 3 * 60 + 4 * 5);
 }

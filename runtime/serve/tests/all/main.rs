@@ -1,5 +1,6 @@
 //! The server over the loopback, with the toy model of the engine's tests: its logits are a hash of all tokens before.
 
+mod adapters;
 mod anthropic;
 mod constraints;
 mod fuzz;

@@ -55,6 +55,7 @@ pub fn served(template: Option<&str>) -> Served {
     Served {
         drafter: None,
         draft: None,
+        adapters: Vec::new(),
         executor: "toy".into(),
         tokenizer: world(&[b"ab"]),
         format: template.map(|template| ChatFormat::Template(Box::new(template))),

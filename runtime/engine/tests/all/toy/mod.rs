@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use mlcc_engine::serving::{Feed, Limits, Step, Want};
+use mlcc_engine::serving::{Feed, Limits, Step, TextAdapter, Want};
 use mlcc_engine::{LanguageModel, RewindModel, TokenId};
 
 /// All bytes as ids from 1 on, as in an RWKV World vocabulary, and the end of the text.
@@ -41,6 +41,8 @@ pub struct ToySequence {
     rows: Vec<f32>,
     read: Arc<AtomicUsize>,
     held: Held,
+    /// What its adapter changes.
+    salt: u64,
 }
 
 /// Memory for tokens of all sequences.
@@ -98,15 +100,22 @@ impl ToySequence {
         }
         assert!(self.context.is_none_or(|context| self.fed.len() <= context), "the context is full");
         self.read.fetch_add(tokens.len(), Ordering::Relaxed);
-        logits(&self.fed, &mut self.logits);
+        logits(self.salt, &self.fed, &mut self.logits);
         Ok(())
+    }
+
+    /// With an adapter of the toy's, which is a number.
+    pub fn adapted(mut self, adapter: Option<&TextAdapter>) -> Self {
+        assert!(self.fed.is_empty(), "an adapter is chosen before there are tokens");
+        self.salt = adapter.map_or(0, |adapter| *adapter.handle().expect("a number"));
+        self
     }
 }
 
 /// Likely letters, some other bytes, now and then the end.
-fn logits(fed: &[TokenId], out: &mut [f32]) {
+fn logits(salt: u64, fed: &[TokenId], out: &mut [f32]) {
     let mix = |hash: u64, value: u64| (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-    let state = fed.iter().fold(7, |hash, &token| mix(hash, token as u64));
+    let state = fed.iter().fold(7 + salt, |hash, &token| mix(hash, token as u64));
     let logit = |id: usize| {
         let noise = (mix(state, id as u64) >> 40) as f32 / (1 << 24) as f32 * 8.0;
         let letter = id.checked_sub(1).is_some_and(|byte| (97..107).contains(&byte));
@@ -272,6 +281,7 @@ impl Toy {
             rows: Vec::new(),
             read,
             held,
+            salt: 0,
         }
     }
 }
@@ -288,11 +298,17 @@ impl Step for Toy {
             rows: 2 * CHUNK,
             rewinds: !self.recurrent && self.window.is_none(),
             truncates: !self.recurrent && self.window.is_none(),
+            adapters: true,
         }
     }
 
     fn sequence(&self) -> Result<ToySequence, Refused> {
         Ok(self.one())
+    }
+
+    fn adapt(&self, sequence: &mut ToySequence, adapter: Option<&TextAdapter>) -> Result<(), Refused> {
+        *sequence = sequence.clone().adapted(adapter);
+        Ok(())
     }
 
     fn fork(&self, sequence: &ToySequence) -> Result<ToySequence, Refused> {

@@ -1,0 +1,62 @@
+//! Adapters that texts are written with.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Numbers of adapters; none comes twice, so that a state is never taken for that of a later one.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// An adapter of a model, under a name. What it is only the model knows. Copies are the same adapter.
+#[derive(Clone)]
+pub struct TextAdapter(Arc<Named>);
+
+struct Named {
+    id: u64,
+    name: String,
+    handle: Box<dyn Any + Send + Sync>,
+}
+
+/// Whose states may be used together: those of one adapter, or those of none.
+pub(super) type AdapterId = Option<u64>;
+
+impl TextAdapter {
+    /// `handle` is what [`Step::adapt`](super::Step::adapt) of the model takes: of compiled models a [`mlcc_runtime::Adapter`].
+    pub fn new(name: &str, handle: impl Any + Send + Sync) -> TextAdapter {
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        TextAdapter(Arc::new(Named { id, name: name.to_owned(), handle: Box::new(handle) }))
+    }
+
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// What it was made of, if that is a `T`.
+    pub fn handle<T: 'static>(&self) -> Option<&T> {
+        self.0.handle.downcast_ref()
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.0.id
+    }
+}
+
+impl PartialEq for TextAdapter {
+    fn eq(&self, other: &TextAdapter) -> bool {
+        self.id() == other.id()
+    }
+}
+
+impl Eq for TextAdapter {}
+
+impl fmt::Debug for TextAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TextAdapter").field(&self.name()).finish()
+    }
+}
+
+/// Of a text's adapter, if it has one.
+pub(super) fn id_of(adapter: Option<&TextAdapter>) -> AdapterId {
+    adapter.map(TextAdapter::id)
+}
