@@ -39,7 +39,7 @@ pub use family_sampling::family_sampling;
 pub use generate::{FinishReason, GenerateError, Generation, Generator, LanguageModel, Request, RewindModel};
 pub use generation_config::GenerationConfig;
 pub use grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSpec};
-pub use model::{is_batch_invariant, takes_drafts};
+pub use model::{can_draft, is_batch_invariant, takes_drafts};
 pub use sampler::{Sampler, SamplingOverrides, SamplingParams};
 pub use special::SpecialIds;
 pub use tokenizer::{DecodeStream, SpecialTokens, TokenId, Tokenizer, TokenizerFile, TokenizerKind};

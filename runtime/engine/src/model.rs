@@ -47,6 +47,12 @@ pub fn takes_drafts(model: &Model) -> bool {
         && !table.whole_prompts
 }
 
+/// Whether a model can draft for another. One that cannot go back drafts with copies of its states; what it reads only as a whole, or
+/// otherwise at another length, would be read again for each draft.
+pub fn can_draft(model: &Model) -> bool {
+    model.table().length().is_none() && !model.table().whole_prompts
+}
+
 impl LanguageModel for Session {
     type Error = Error;
 

@@ -87,7 +87,7 @@ fn sequences(
     let room = room_beside(options.memory, committed);
     let need = |count: usize| WithDraft {
         model: Need::to_serve(model, count).with_files(model, options.prefixes.is_some()),
-        draft: draft.map(|draft| Need::of(draft, count, 0)),
+        draft: draft.map(|draft| Need::to_draft(draft, count)),
     };
     let missing = |count: usize| {
         let need = need(count);

@@ -57,6 +57,13 @@ impl Need {
         }
     }
 
+    /// Of a model that drafts for so many texts: what cannot go back has a copy for each.
+    pub fn to_draft(model: &Model, sequences: usize) -> Need {
+        let table = model.table();
+        let goes_back = table.recurrent_state().is_none() && table.window().is_none();
+        Need::of(model, sequences, if goes_back { 0 } else { sequences })
+    }
+
     /// The same, where states go into files.
     pub fn with_files(self, model: &Model, files: bool) -> Need {
         let whole = || model.plan().sequence_bytes().saturating_add(model.plan().vocab.saturating_mul(4));

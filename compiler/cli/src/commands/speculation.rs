@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use mlcc_engine::serving::ModelStep;
 use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, Ngrams};
-use mlcc_engine::{TokenId, Tokenizer, is_batch_invariant, takes_drafts};
+use mlcc_engine::{TokenId, Tokenizer, can_draft, is_batch_invariant, takes_drafts};
 use mlcc_runtime::Model;
 
 use crate::commands::{Threads, load_beside, run};
@@ -53,7 +53,7 @@ impl Speculation {
             return Ok(Some(Drafts { make, model: None }));
         };
         let small = load_beside(model.workers(), path, threads, None)?;
-        needs_rewinding("--draft", &small)?;
+        needs_pieces(&small)?;
         same_vocabulary(path, &small, model, tokenizer)?;
         let step = ModelStep::new(&small)?;
         let make: MakeDrafter = Box::new(|| Box::new(DraftModel::new(step)) as Box<dyn Drafter>);
@@ -69,6 +69,17 @@ fn needs_rewinding(flag: &str, model: &Model) -> Result<(), CliError> {
         "{flag}: {} cannot take tokens back, because it has a recurrent state, a window, or reads prompts as a whole: leave the \
          flag out",
         model.artifact().path().display()
+    )))
+}
+
+/// Who drafts is fed a few tokens after each other.
+fn needs_pieces(small: &Model) -> Result<(), CliError> {
+    if can_draft(small) {
+        return Ok(());
+    }
+    Err(CliError::Failed(format!(
+        "--draft {}: it reads a text only as a whole, or otherwise at another length: draft with another model",
+        small.artifact().path().display()
     )))
 }
 

@@ -262,6 +262,33 @@ fn drafts_change_no_text() {
     }
 }
 
+/// By a model that cannot go back, and is mostly wrong.
+#[test]
+fn drafts_of_a_recurrent_model_change_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = build_with("smollm3", 3, true, folder.path()) else { return };
+    let Some(small) = build("rwkv7-hf", 1, folder.path()) else { return };
+    assert_eq!(model.vocab(), small.vocab());
+    let (tokenizer, small) = (tokenizer(), ModelStep::new(&small).unwrap());
+    let make: MakeDrafter = Box::new(|| Box::new(DraftModel::new(small)));
+    let options = EngineOptions { sequences: 2, max_queue: 100, ..EngineOptions::default() };
+    let step = ModelStep::new(&model).unwrap();
+    let engine = Engine::start_drafting(step, Arc::clone(&tokenizer), options, Some(make)).unwrap();
+    let texts: Vec<TextRequest> = (0..4)
+        .map(|seed| {
+            let sampling = SamplingParams { seed: Some(seed), ..SamplingParams::default() };
+            let prompt = vec![3 + seed as TokenId, 40, 9, 200];
+            TextRequest { max_tokens: Some(50), ..TextRequest::new(prompt, sampling) }
+        })
+        .collect();
+    let handles: Vec<Handle> = texts.iter().map(|text| engine.launch(text.clone()).unwrap()).collect();
+    for (text, handle) in texts.iter().zip(handles) {
+        assert_eq!(tokens(handle), alone(&model, &tokenizer, text));
+    }
+    let stats = engine.stats();
+    assert!(stats.drafted_tokens > 20 && stats.failed == 0, "{stats:?}");
+}
+
 /// Without an entry point for batches, texts take turns.
 #[test]
 fn a_model_without_batches_serves_many_texts() {

@@ -5,7 +5,8 @@ use crate::serving::{Feed, Step, Want};
 use crate::speculate::Drafter;
 use crate::tokenizer::TokenId;
 
-/// The likeliest tokens by a model. An error of it costs drafts and nothing else.
+/// The likeliest tokens by a model. An error of it costs drafts and nothing else. Drafts are fed to it as they are made; one that cannot take
+/// them back is copied before, and goes on from the copy.
 pub struct DraftModel<M: Step> {
     model: M,
     texts: Vec<Text<M::Sequence>>,
@@ -15,6 +16,28 @@ pub struct DraftModel<M: Step> {
 struct Text<S> {
     sequence: S,
     fed: Vec<TokenId>,
+    /// Where the sequence cannot go back: a copy from before its last draft, with so many tokens.
+    mark: Option<(usize, S)>,
+}
+
+impl<S: RewindModel> Text<S> {
+    /// Drops all but the first `same` tokens, and more where the sequence can go back no other way.
+    fn go_back(&mut self, same: usize) -> Option<()> {
+        if same >= self.fed.len() {
+            return Some(());
+        }
+        if self.sequence.can_truncate_to(same) {
+            self.sequence.truncate(same).ok()?;
+            self.fed.truncate(same);
+        } else if let Some((past, copy)) = self.mark.take().filter(|(past, _)| *past <= same) {
+            self.sequence = copy;
+            self.fed.truncate(past);
+        } else {
+            self.sequence.truncate(0).ok()?;
+            self.fed.clear();
+        }
+        Some(())
+    }
 }
 
 impl<M: Step> DraftModel<M> {
@@ -27,11 +50,7 @@ impl<M: Step> DraftModel<M> {
         let text = &mut self.texts[index];
         // The logits are those behind the last token, so that is fed in any case.
         let same = text.fed.iter().zip(tokens).take_while(|(a, b)| a == b).count().min(tokens.len() - 1);
-        if same < text.fed.len() {
-            let keep = if text.sequence.can_truncate_to(same) { same } else { 0 };
-            text.sequence.truncate(keep).ok()?;
-            text.fed.truncate(keep);
-        }
+        text.go_back(same)?;
         let from = text.fed.len();
         let to = tokens.len().min(from + self.model.limits().chunk);
         self.feed(index, &tokens[from..to])?;
@@ -39,16 +58,29 @@ impl<M: Step> DraftModel<M> {
     }
 
     fn feed(&mut self, index: usize, tokens: &[TokenId]) -> Option<()> {
-        let Text { sequence, fed } = &mut self.texts[index];
+        let Text { sequence, fed, .. } = &mut self.texts[index];
         self.model.step(&mut [Feed { sequence, tokens, want: Want::Last }]).ok()?;
         fed.extend_from_slice(tokens);
         Some(())
+    }
+
+    /// Makes sure that what is fed from now on can be taken back; false if it cannot.
+    fn mark(&mut self, index: usize) -> bool {
+        let Text { sequence, fed, mark } = &mut self.texts[index];
+        if sequence.can_truncate() {
+            return true;
+        }
+        // What was there goes first, so that there are no two.
+        *mark = None;
+        *mark = self.model.fork(sequence).ok().map(|copy| (fed.len(), copy));
+        mark.is_some()
     }
 
     fn guess(&mut self, index: usize, tokens: &mut Vec<TokenId>, most: usize) -> Option<()> {
         if !self.catch_up(index, tokens)? {
             return Some(());
         }
+        let most = if most < 2 || self.mark(index) { most } else { 1 };
         for left in (0..most).rev() {
             let logits = self.model.logits().iter().enumerate();
             let (likeliest, _) = logits.max_by(|(_, a), (_, b)| a.total_cmp(b))?;
@@ -70,7 +102,7 @@ impl<M: Step> Drafter for DraftModel<M> {
         }
         while self.texts.len() <= text {
             let Ok(sequence) = self.model.sequence() else { return };
-            self.texts.push(Text { sequence, fed: Vec::new() });
+            self.texts.push(Text { sequence, fed: Vec::new(), mark: None });
         }
         if self.guess(text, tokens, most).is_none() {
             // The sequence is unknown now.

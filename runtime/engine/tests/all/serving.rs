@@ -30,6 +30,9 @@ enum Drafts {
     Ngrams,
     /// A model that chooses as the toy does, if that takes the likeliest token.
     Model,
+    /// The same of one that cannot go back, or that drops what is old.
+    Recurrent,
+    Windowed,
     /// Letters without a reason.
     Wild,
 }
@@ -44,6 +47,10 @@ fn keeping(toy: &Toy, options: EngineOptions, drafts: Drafts) -> Engine {
         Drafts::None => None,
         Drafts::Ngrams => Some(Box::new(|| Box::new(Ngrams))),
         Drafts::Model => Some(Box::new(|| Box::new(DraftModel::new(small)))),
+        Drafts::Recurrent => Some(Box::new(|| Box::new(DraftModel::new(Toy::new(true, None))))),
+        Drafts::Windowed => {
+            Some(Box::new(|| Box::new(DraftModel::new(Toy::new(false, None).with_window(24)))))
+        }
         Drafts::Wild => Some(Box::new(|| Box::new(Wild))),
     };
     Engine::start_drafting(toy.clone(), Arc::new(tokenizer()), options, make).unwrap()
@@ -208,7 +215,7 @@ proptest! {
         plans in proptest::collection::vec(plan(), 1..12),
         // Room for the longest text at least.
         memory in prop_oneof![Just(usize::MAX), 110..400usize],
-        drafts in prop_oneof![Just(Drafts::None), Just(Drafts::Ngrams), Just(Drafts::Model), Just(Drafts::Wild)],
+        drafts in prop_oneof![Just(Drafts::None), Just(Drafts::Ngrams), Just(Drafts::Model), Just(Drafts::Recurrent), Just(Drafts::Windowed), Just(Drafts::Wild)],
     ) {
         let endless = recurrent || window.is_some();
         let toy = Toy::new(recurrent, (!endless).then_some(90)).with_memory(memory);
@@ -283,22 +290,42 @@ fn states_that_cannot_be_copied_are_told_and_read_again() {
 fn right_drafts_take_fewer_steps() {
     let toy = Toy::new(false, Some(200));
     let greedy = TextRequest { sampling: SamplingParams::greedy(), eos: vec![], ..request("once", 1, 60) };
-    for (drafts, sequences) in [(Drafts::Model, 1), (Drafts::Model, 3), (Drafts::Wild, 1)] {
+    let models = [(Drafts::Model, 1), (Drafts::Model, 3), (Drafts::Recurrent, 1), (Drafts::Windowed, 2)];
+    for (drafts, sequences) in models.into_iter().chain([(Drafts::Wild, 1)]) {
         let engine = drafting(&toy, sequences, 8, drafts);
         let handles = engine.launch_all(vec![greedy.clone(); sequences]).unwrap();
         for handle in handles {
             let (text, finished) = read(handle);
             assert_eq!((text, finished.completion_tokens), (alone(&toy, &greedy).0, 60), "{drafts:?}");
             let (drafted, accepted) = (finished.drafted_tokens, finished.accepted_tokens);
-            let all_right = matches!(drafts, Drafts::Model);
+            let all_right = !matches!(drafts, Drafts::Wild);
             assert!(drafted > 0 && (drafted == accepted) == all_right, "{drafts:?}: {drafted}, {accepted}");
         }
         let stats = engine.stats();
-        assert_eq!((stats.steps < 30, stats.drafted_tokens > 0), (matches!(drafts, Drafts::Model), true));
+        assert_eq!((stats.steps < 30, stats.drafted_tokens > 0), (!matches!(drafts, Drafts::Wild), true));
     }
     // Recurrent states cannot go back, so nothing is drafted.
     let engine = drafting(&Toy::new(true, None), 1, 8, Drafts::Wild);
     assert_eq!(read(engine.launch(greedy).unwrap()).1.drafted_tokens, 0);
+}
+
+/// Who drafts and cannot go back goes on from a copy of before the draft, where some of that was wrong: it reads no text again.
+#[test]
+fn drafts_of_recurrent_models_read_nothing_again() {
+    let (toy, small) = (Toy::new(false, None), Toy::new(true, None));
+    let counted = small.clone();
+    let make: MakeDrafter = Box::new(|| Box::new(DraftModel::new(small)));
+    let options = EngineOptions { sequences: 1, ..EngineOptions::default() };
+    let engine = Engine::start_drafting(toy.clone(), Arc::new(tokenizer()), options, Some(make)).unwrap();
+    let sampling = SamplingParams { temperature: 0.4, ..sampled(5) };
+    let wanted = TextRequest { sampling, eos: vec![], ..request(&"once ".repeat(60), 5, 200) };
+    let (text, finished) = read(engine.launch(wanted.clone()).unwrap());
+    assert_eq!((text, finished.completion_tokens), (alone(&toy, &wanted).0, 200));
+    let Finished { drafted_tokens, accepted_tokens, .. } = finished;
+    assert!(accepted_tokens > 10 && accepted_tokens < drafted_tokens, "{finished:?}");
+    // The prompt and the text once, drafts, and behind a wrong one the right ones again.
+    let read = counted.read.load(Ordering::Relaxed);
+    assert!(read <= 300 + 200 + 2 * drafted_tokens, "{read} tokens for {drafted_tokens} of drafts");
 }
 
 /// Prompts of several texts are read in the same steps.
