@@ -9,7 +9,7 @@ use crate::traces::{ENDPOINTS, TracesError, variable};
 
 /// Where traces go: nowhere, since this was built without the feature `otel`.
 #[derive(Debug, Clone, Default)]
-pub struct Traces;
+pub struct Traces(());
 
 impl Traces {
     /// Tells `warn` if traces are wanted.
@@ -18,7 +18,7 @@ impl Traces {
         if let (Some(name), Some(warn)) = (wanted, warn) {
             warn(&format!("{name} is set, but this program was built without traces (`--features otel`)"));
         }
-        Ok(Traces)
+        Ok(Traces(()))
     }
 
     pub(crate) fn begin(&self, _: &Request, _: &str, _: &str) -> RequestSpan {
