@@ -14,21 +14,23 @@
 //! How states are held, and products that are not split like others (keys of fewer heads than ranks), is found out on the
 //! way: then the pass begins again with what it has learned ([`Plan`]).
 
+mod cut;
 mod held;
 mod mode;
 mod ops;
 mod products;
+mod ranges;
+mod recompute;
 mod terms;
 
 pub use mode::TpMode;
 
 use crate::{Context, Options, PassError, Program, dce};
+use cut::{Cut, RowCut, Segments, cut_type};
 use held::Split;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, FunctionKind};
-use mlcc_ir::module::{
-    ColumnRange, FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, StateId,
-};
+use mlcc_ir::module::{ColumnRange, FuncId, Module, Param, ParamId, ParamRole, ParamSource, StateId};
 use mlcc_ir::ops::OpError;
 use mlcc_ir::types::{DType, TensorType};
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,19 +65,6 @@ impl std::fmt::Display for Works {
     }
 }
 
-/// Rank `r` of `ranks` holds part `r * parts / ranks` of `parts` equal ones along an axis.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Cut {
-    axis: usize,
-    parts: usize,
-}
-
-impl Cut {
-    fn along(self, axis: usize) -> Cut {
-        Cut { axis, ..self }
-    }
-}
-
 /// Why a function cannot be rebuilt now.
 enum Stop {
     /// Something was learned: begin again.
@@ -99,6 +88,8 @@ struct Plan {
     sums: bool,
     /// Into how many parts products are split, where it is not by the rule for all.
     products: BTreeMap<ParamId, usize>,
+    /// What the rows of products join that are read apart.
+    segments: BTreeMap<ParamId, Segments>,
     /// How states are held that a round was wrong about; `None`: whole.
     states: BTreeMap<StateId, Option<Cut>>,
     /// How often the cut of a state was wrong.
@@ -112,13 +103,6 @@ impl Plan {
     fn unsupported(&self, what: String, why: impl Into<String>) -> Stop {
         Stop::Fails(ShardError::Unsupported { what, ranks: self.ranks, why: why.into() })
     }
-}
-
-/// How rows of parameters go to ranks: of `of` rows in `outer` blocks, each rank has one of `parts` of every block.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct RowCut {
-    outer: usize,
-    parts: usize,
 }
 
 /// A module while it is split.
@@ -186,8 +170,8 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
 
 /// The module for a number of ranks, with sums over ranks or without.
 fn shard(module: &Module, ranks: usize, sums: bool) -> Result<Result<Sharded, ShardError>, PassError> {
-    let (products, states) = (BTreeMap::new(), BTreeMap::new());
-    let mut plan = Plan { ranks, sums, products, states, wrong: BTreeMap::new() };
+    let (products, segments, states) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    let mut plan = Plan { ranks, sums, products, segments, states, wrong: BTreeMap::new() };
     for _ in 0..ROUNDS {
         match Splitter::new(module, &mut plan).run() {
             Ok(sharded) => return Ok(Ok(sharded)),
@@ -293,19 +277,17 @@ impl<'a> Splitter<'a> {
         }
         let (param, ranks) = (&self.old.params[whole], self.plan.ranks);
         let mut ty = param.ty.clone();
-        cut_type(&mut ty, Some(Cut { axis: 0, parts: cut.parts }));
+        let RowCut { parts, segments, .. } = cut;
+        cut_type(&mut ty, Some(Cut { axis: 0, parts, segments }));
         let rows = param.ty.dims[0].as_const().unwrap_or(0) as usize;
-        let stride = rows / cut.outer;
-        let len = stride / cut.parts;
-        let of_rank = |rank: usize| {
-            let start = rank * cut.parts / ranks * len;
-            let blocks = RowBlocks { start, len, stride, count: cut.outer, of: rows };
-            ParamSource::Rows(blocks, Box::new(param.source.clone()))
-        };
+        let of_rank = |rank| cut.source(&param.source, rows, rank, ranks);
         let source = ParamSource::Ranks((0..ranks).map(of_rank).collect());
         let mut name = format!("{}.part", param.name);
         if (cut.outer, cut.parts) != (1, ranks) {
             name = format!("{name}.{}x{}", cut.outer, cut.parts);
+        }
+        if cut.segments.is_some() {
+            name.push_str(".segments");
         }
         let name = self.unused(name);
         let part = self.new.params.push(Param { name, ty, source, ..param.clone() });
@@ -320,7 +302,7 @@ impl<'a> Splitter<'a> {
         }
         let (param, ranks) = (&self.old.params[whole], self.plan.ranks);
         let mut ty = param.ty.clone();
-        cut_type(&mut ty, Some(Cut { axis: 1, parts: ranks }));
+        cut_type(&mut ty, Some(Cut::new(1, ranks)));
         let of = param.ty.dims[1].as_const().unwrap_or(0) as usize;
         let len = of / ranks;
         let of_rank = |rank: usize| {
@@ -331,6 +313,35 @@ impl<'a> Splitter<'a> {
         let name = self.unused(format!("{}.columns", param.name));
         let part = self.new.params.push(Param { name, ty, source, ..param.clone() });
         self.columns.insert(whole, part);
+        part
+    }
+
+    /// Whether the columns of a matrix are rows of what it is made of.
+    fn is_transposed(&self, param: ParamId) -> bool {
+        let Param { source, ty, .. } = &self.old.params[param];
+        matches!(source, ParamSource::Transpose(_)) && ty.rank() == 2
+    }
+
+    /// The parameter that has the rank's columns of a transpose, by a cut of its axis 1.
+    fn columns_by(&mut self, whole: ParamId, cut: Cut) -> ParamId {
+        let rows = RowCut { outer: 0, parts: cut.parts, segments: cut.segments };
+        if let Some(&part) = self.params.get(&(whole, rows)) {
+            return part;
+        }
+        let (param, ranks) = (&self.old.params[whole], self.plan.ranks);
+        let mut ty = param.ty.clone();
+        cut_type(&mut ty, Some(cut));
+        let columns = param.ty.dims[1].as_const().unwrap_or(0) as usize;
+        let stored = match &param.source {
+            ParamSource::Transpose(stored) => stored,
+            other => other,
+        };
+        let by_rows = RowCut { outer: 1, ..rows };
+        let of_rank = |rank| ParamSource::Transpose(Box::new(by_rows.source(stored, columns, rank, ranks)));
+        let source = ParamSource::Ranks((0..ranks).map(of_rank).collect());
+        let name = self.unused(format!("{}.part", param.name));
+        let part = self.new.params.push(Param { name, ty, source, ..param.clone() });
+        self.params.insert((whole, rows), part);
         part
     }
 
@@ -357,19 +368,7 @@ impl<'a> Splitter<'a> {
     }
 }
 
-/// The type of a part; the sizes divide.
-fn cut_type(ty: &mut TensorType, cut: Option<Cut>) {
-    if let Some(Cut { axis, parts }) = cut {
-        ty.dims[axis] = ty.dims[axis].floor_div(parts as i64);
-    }
-}
-
 /// The product of sizes.
 fn product(dims: &[Dim]) -> Dim {
     dims.iter().fold(Dim::from(1), |all, dim| all.product(dim))
-}
-
-/// Whether a size is constant and divides.
-fn divides(dim: &Dim, parts: usize) -> bool {
-    dim.as_const().is_some_and(|size| size > 0 && size % parts as i64 == 0)
 }

@@ -1,11 +1,13 @@
 //! How values are held, and how a rank gets all of one, or its part of one.
 
-use super::{Cut, RowCut, Splitter, Stop, cut_type, divides, product};
+use super::cut::{Cut, RowCut, cut_type};
+use super::{Splitter, Stop, product};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, FunctionKind, Node, NodeId, ValueId};
 use mlcc_ir::ops::Op;
 use mlcc_ir::text::node_label;
+use mlcc_ir::types::DType;
 use std::collections::BTreeMap;
 
 /// How a value of the old function is held in the new one.
@@ -31,6 +33,8 @@ pub(super) struct Split<'s, 'a> {
     pub uses: Vec<usize>,
     wholes: BTreeMap<ValueId, ValueId>,
     parts: BTreeMap<(ValueId, Cut), ValueId>,
+    /// Whether values that every rank has can be computed in parts.
+    pub recomputed: BTreeMap<(ValueId, Cut), bool>,
 }
 
 impl<'s, 'a> Split<'s, 'a> {
@@ -46,7 +50,8 @@ impl<'s, 'a> Split<'s, 'a> {
         let mut uses = vec![0; f.values.len()];
         let inputs = f.live().flat_map(|(_, node)| &node.inputs);
         inputs.chain(&f.outputs).for_each(|v| uses[v.index()] += 1);
-        Split { s, f, out, held, uses, wholes: BTreeMap::new(), parts: BTreeMap::new() }
+        let (wholes, parts, recomputed) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Split { s, f, out, held, uses, wholes, parts, recomputed }
     }
 
     pub fn ranks(&self) -> usize {
@@ -113,16 +118,16 @@ impl<'s, 'a> Split<'s, 'a> {
     }
 
     /// A part; where nothing is to be emitted, some value if there is one.
-    fn find_part(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
+    pub fn find_part(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
         if let Some(&part) = self.parts.get(&(v, cut)) {
             return Ok(Some(part));
         }
-        if self.dims(v).get(cut.axis).is_none_or(|dim| !divides(dim, cut.parts)) {
+        if self.dims(v).get(cut.axis).is_none_or(|dim| !cut.divides(dim)) {
             return Ok(None);
         }
         let part = match self.held(v) {
             Held::Part(part, own) => return Ok((own == cut).then_some(part)),
-            Held::Whole(_) => self.fewer_copies(v, cut, emit)?,
+            Held::Whole(_) => self.recompute(v, cut, emit)?,
             Held::Term(_) => None,
             Held::Free => self.free_part(v, cut, emit)?,
         };
@@ -133,10 +138,10 @@ impl<'s, 'a> Split<'s, 'a> {
     }
 
     /// Copies of one value along an axis: a part has fewer of them.
-    fn fewer_copies(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
+    pub fn fewer_copies(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
         let Some(Node { op: Op::Concat { axis }, inputs, .. }) = self.f.def(v) else { return Ok(None) };
         let same = inputs.iter().all(|x| x == &inputs[0]);
-        if *axis != cut.axis || !same || inputs.len() % cut.parts != 0 {
+        if *axis != cut.axis || cut.segments.is_some() || !same || inputs.len() % cut.parts != 0 {
             return Ok(None);
         }
         if !emit {
@@ -169,10 +174,18 @@ impl<'s, 'a> Split<'s, 'a> {
         let (op, inputs) = (&node.op, &node.inputs);
         let from = match op {
             Op::Param(p) if cut.axis == 0 && emit => {
-                let part = self.s.part_of(*p, RowCut { outer: 1, parts: cut.parts });
+                let rows = RowCut { outer: 1, parts: cut.parts, segments: cut.segments };
+                let part = self.s.part_of(*p, rows);
                 return self.emit(Op::Param(part), &[]).map(Some);
             }
-            Op::Param(_) => return Ok((cut.axis == 0).then_some(v)),
+            Op::Param(_) if cut.axis == 0 => return Ok(Some(v)),
+            // Weights of convolutions, which are stored by channels.
+            Op::Param(p) if self.f.ty(v).dtype != DType::F32 || !self.s.is_transposed(*p) => return Ok(None),
+            Op::Param(_) if !emit => return Ok(Some(v)),
+            Op::Param(p) => {
+                let part = self.s.columns_by(*p, cut);
+                return self.emit(Op::Param(part), &[]).map(Some);
+            }
             Op::StateRead(state) => {
                 let known = self.s.states.get(state).copied();
                 return match known {
@@ -202,7 +215,7 @@ impl<'s, 'a> Split<'s, 'a> {
         self.emit(op, &[x]).map(Some)
     }
 
-    fn elementwise_part(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
+    pub fn elementwise_part(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
         let node = self.free_node(v)?;
         let mut parts = Vec::with_capacity(node.inputs.len());
         for &x in &node.inputs {
@@ -246,6 +259,14 @@ impl<'s, 'a> Split<'s, 'a> {
         if self.f.kind != FunctionKind::Entry {
             return Err(Stop::Gathers);
         }
+        match cut.segments {
+            Some(_) => self.gather_segments(part, cut),
+            None => self.gathered(part, cut),
+        }
+    }
+
+    /// The same where the axis has no segments.
+    pub fn gathered(&mut self, part: ValueId, cut: Cut) -> Result<ValueId, Stop> {
         self.s.exchanges += 1;
         let ranks = self.ranks();
         let dims = self.out.ty(part).dims.clone();
@@ -289,7 +310,11 @@ impl<'s, 'a> Split<'s, 'a> {
 /// The axis of `to` that a cut of `from` is a cut of, where both are the same elements in row-major order.
 pub(super) fn reshaped(from: &[Dim], to: &[Dim], cut: Cut) -> Option<Cut> {
     let axis = reshaped_axis(from, to, cut.axis)?;
-    divides(&to[axis], cut.parts).then(|| cut.along(axis))
+    let fits = match cut.segments {
+        None => cut.divides(&to[axis]),
+        Some(_) => to[axis] == from[cut.axis],
+    };
+    fits.then(|| cut.along(axis))
 }
 
 /// The axis of `to` that begins where an axis of `from` does.

@@ -1,7 +1,8 @@
 //! What ops make of values that are held in parts.
 
+use super::Stop;
+use super::cut::Cut;
 use super::held::{Held, Split, reshaped, reshaped_axis};
-use super::{Cut, Stop};
 use mlcc_ir::graph::{FunctionKind, Node, NodeId, ValueId};
 use mlcc_ir::module::{FuncId, StateId};
 use mlcc_ir::ops::{Attention, Op};
@@ -37,6 +38,9 @@ impl Split<'_, '_> {
             Op::Permute { perm } => {
                 let axis = |cut: Cut| perm.iter().position(|&p| p == cut.axis);
                 self.keeps(node, |cut| axis(cut).map(|axis| cut.along(axis)))
+            }
+            Op::Slice { axis, start, len } if self.cut(inputs[0]).is_some_and(|cut| cut.axis == *axis) => {
+                self.slice(node, (*axis, start, len))
             }
             Op::Slice { axis, .. } | Op::Reduce { axis, .. } => {
                 self.keeps(node, |cut| (cut.axis != *axis).then_some(cut))
@@ -137,6 +141,12 @@ impl Split<'_, '_> {
         let Some(cut) = self.cut(x) else { return self.replicated(node) };
         let (from, to) = (self.dims(x), self.dims(out));
         if let Some(new) = reshaped(from, to, cut) {
+            // One head for all: nobody wants parts of it.
+            let is_head =
+                new.axis > cut.axis && to[cut.axis..new.axis].iter().all(|d| d.as_const() == Some(1));
+            if is_head && self.f.kind == FunctionKind::Entry && self.demand_whole(&[x]) {
+                return self.replicated(node);
+            }
             return self.keeps(node, |_| Some(new));
         }
         let Some(size) = reshaped_axis(from, to, cut.axis).and_then(|axis| to[axis].as_const()) else {
@@ -145,7 +155,7 @@ impl Split<'_, '_> {
         // Heads fewer than ranks: several ranks have the same one.
         let size = size as usize;
         let shared = size > 0 && size < cut.parts && cut.parts.is_multiple_of(size);
-        if (shared && self.demand(&[x], size)) || self.s.again {
+        if (shared && self.demand(&[x], size)) || self.s.again || self.demand_whole(&[x]) {
             return self.replicated(node);
         }
         Err(self.s.plan.divide(format!("{size} heads ({})", self.label(id))))
@@ -210,7 +220,7 @@ impl Split<'_, '_> {
         let ranks = self.ranks();
         let heads = |split: &Self, v: ValueId| split.dims(v)[1].as_const().unwrap_or(0) as usize;
         let (query_heads, key_heads) = (heads(self, q), heads(self, k));
-        let by_heads = Cut { axis: 1, parts: ranks };
+        let by_heads = Cut::new(1, ranks);
         if query_heads % ranks != 0 {
             return Err(self.s.plan.divide(format!("{query_heads} query heads ({})", self.label(id))));
         }
@@ -228,7 +238,7 @@ impl Split<'_, '_> {
         // By input: how each rank needs it.
         let cut = |i: usize| match i {
             0 => Some(by_heads),
-            1 | 2 => (parts > 1).then_some(Cut { axis: 1, parts }),
+            1 | 2 => (parts > 1).then_some(Cut::new(1, parts)),
             _ if Some(i) == a.sink_input() => Some(by_heads),
             _ if Some(i) == a.slopes_input() || Some(i) == a.null_input() => Some(by_heads.along(0)),
             _ => None,
@@ -241,7 +251,7 @@ impl Split<'_, '_> {
             if fits {
                 continue;
             }
-            let asked = i < 3 && self.demand(&[k, v], parts);
+            let asked = i < 3 && (self.demand(&[k, v], parts) || self.ask_of_cache(x, cut(i))?);
             if !asked && !self.s.again {
                 let why = format!("its input {i} is not split by heads");
                 return Err(self.s.plan.unsupported(self.label(id), why));
@@ -260,6 +270,19 @@ impl Split<'_, '_> {
         Ok(())
     }
 
+    /// Asks that a cache which every rank has whole is held in parts; false if its rows have none.
+    fn ask_of_cache(&mut self, cache: ValueId, cut: Option<Cut>) -> Result<bool, Stop> {
+        let (Some(Node { op: Op::CacheAppend(state), inputs, .. }), Some(cut)) = (self.f.def(cache), cut)
+        else {
+            return Ok(false);
+        };
+        let has_parts = self.cut(cache).is_none() && self.has_part(inputs[0], cut)?;
+        if has_parts {
+            self.s.correct(*state, Some(cut));
+        }
+        Ok(has_parts)
+    }
+
     /// By the axis along which its sequences are split, which is that of heads or channels.
     fn scan(
         &mut self,
@@ -270,31 +293,50 @@ impl Split<'_, '_> {
     ) -> Result<(), Stop> {
         let is_seq = |i: usize| (carries..carries + seqs).contains(&i);
         let of_seq = |&v: &ValueId| Some((v, self.cut(v).filter(|cut| cut.axis > 0)?));
-        let first = node.inputs[carries..carries + seqs].iter().find_map(of_seq);
-        let Some((like, cut)) = first else { return self.replicated(node) };
+        // Heads come first: what is split along another axis is shared by them.
+        let first = node.inputs[carries..carries + seqs].iter().filter_map(of_seq);
+        let Some((like, cut)) = first.min_by_key(|(_, cut)| cut.axis) else { return self.replicated(node) };
         let (slice, size) = (cut.along(cut.axis - 1), self.dims(like)[cut.axis].clone());
-        if cut.parts != self.ranks() {
+        if cut.parts != self.ranks() || cut.segments.is_some() {
+            if self.demand_whole(&node.inputs) || self.s.again {
+                return self.replicated(node);
+            }
             return Err(self.s.plan.divide(format!("{size} heads ({})", self.label(id))));
         }
-        let (mut inputs, mut cuts) = (Vec::new(), Vec::new());
+        let (mut inputs, mut cuts, mut shared, mut others) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (i, &v) in node.inputs.iter().enumerate() {
             let own = if is_seq(i) { cut } else { slice };
-            let fits = self.dims(v).get(own.axis) == Some(&size) && self.has_part(v, own)?;
-            inputs.push(if fits { self.part(v, own)? } else { self.whole(v)? });
-            cuts.push(fits.then_some(slice));
+            let has_heads = self.dims(v).get(own.axis) == Some(&size);
+            let fits = has_heads && self.has_part(v, own)?;
+            match (fits, has_heads) {
+                (false, true) => others.push(v),
+                (false, false) if self.cut(v).is_some() => shared.push(v),
+                _ => {}
+            }
+            cuts.push((fits, own, v));
         }
+        // All of what heads share is computed by every rank.
+        if self.demand(&shared, 1) || self.s.again {
+            return self.replicated(node);
+        }
+        for &(fits, own, v) in &cuts {
+            inputs.push(if fits { self.part(v, own)? } else { self.whole(v)? });
+        }
+        let cuts: Vec<Option<Cut>> = cuts.iter().map(|(fits, ..)| fits.then_some(slice)).collect();
         let made = match self.s.body(body, &cuts) {
             Ok(made) => made,
-            Err(Stop::Gathers) if self.demand_of_terms(&node.inputs) => return self.replicated(node),
             Err(Stop::Gathers) => {
-                let why = "a step needs values of all ranks";
-                return Err(self.s.plan.unsupported(self.label(id), why));
+                let asked = self.demand_of_terms(&node.inputs) || self.demand(&others, self.ranks());
+                if !asked {
+                    self.keep_whole(&node.inputs[..carries]);
+                }
+                return self.replicated(node);
             }
             Err(stop) => return Err(stop),
         };
         if made.outputs[..carries] != cuts[..carries] {
-            let why = "a step does not keep the parts of its state";
-            return Err(self.s.plan.unsupported(self.label(id), why));
+            self.keep_whole(&node.inputs[..carries]);
+            return self.replicated(node);
         }
         let op = Op::Scan { body: made.id, carries, seqs };
         let outputs = self.out.append(&self.s.new, op, &inputs)?;
@@ -303,5 +345,16 @@ impl Split<'_, '_> {
             self.hold(v, made.outputs[i].map_or(Held::Whole(output), |cut| Held::Part(output, stacked(cut))));
         }
         Ok(())
+    }
+
+    /// States that are read here are whole: the recurrence cannot be split, and every rank computes all of it.
+    fn keep_whole(&mut self, carries: &[ValueId]) {
+        for &v in carries {
+            if let Some(Node { op: Op::StateRead(state), .. }) = self.f.def(v)
+                && matches!(self.s.states.get(state), Some(Some(_)))
+            {
+                self.s.correct(*state, None);
+            }
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! Products and tables: what has weights.
 
+use super::Stop;
+use super::cut::{Cut, RowCut, divides};
 use super::held::{Held, Split};
 use super::terms::Factors;
-use super::{Cut, RowCut, Stop, divides};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Node, NodeId, ValueId};
@@ -24,7 +25,7 @@ const MOST_ROWS: i64 = 1 << 24;
 
 impl Split<'_, '_> {
     /// The parameter that a free value is made of, if it is one.
-    fn weight(&self, mut v: ValueId) -> Option<ParamId> {
+    pub fn weight(&self, mut v: ValueId) -> Option<ParamId> {
         loop {
             let node = self.f.def(v)?;
             match node.op {
@@ -74,6 +75,13 @@ impl Split<'_, '_> {
                 continue;
             }
             let Some(node) = self.f.def(v) else { continue };
+            // A part of what a product gives.
+            if let Op::Slice { axis, start, len } = &node.op
+                && let Some(asked) = self.demand_range(node.inputs[0], (*axis, start, len), Some(parts))
+            {
+                changed |= asked;
+                continue;
+            }
             let weight = match node.op {
                 Op::MatMul { .. } if self.is_free(node.inputs[1]) => self.weight(node.inputs[1]),
                 _ => None,
@@ -110,7 +118,7 @@ impl Split<'_, '_> {
         let factors = Factors { x, weight: w, columns };
         // What others want in parts is none of terms.
         let demanded = self.s.plan.products.contains_key(&weight);
-        if !demanded && self.product_of_columns(id, node, &factors, |x, w| vec![x, w])? {
+        if !demanded && self.product_of_columns(node, &factors, |x, w| vec![x, w])? {
             return Ok(());
         }
         let dims = self.dims(w);
@@ -118,11 +126,15 @@ impl Split<'_, '_> {
         if parts == 1 {
             return self.replicated(node);
         }
-        if !divides(&dims[rows], parts) {
+        let segments = self.s.plan.segments.get(&weight).copied().filter(|s| s.iter().count() > 1);
+        if segments.is_some_and(|segments| segments.iter().all(|(_, parts)| parts == 1)) {
+            return self.replicated(node);
+        }
+        if segments.is_none() && !divides(&dims[rows], parts) {
             let what = format!("{} rows of {}", dims[rows], self.s.old.params[weight].name);
             return Err(self.s.plan.divide(what));
         }
-        let cut = Cut { axis: rows, parts };
+        let cut = Cut { axis: rows, parts, segments };
         if !self.has_part(w, cut)? {
             return Err(self
                 .s
@@ -161,7 +173,7 @@ impl Split<'_, '_> {
         };
         let factors = Factors { x, weight: w, columns: 1 };
         if let Held::Whole(ids) = self.held(ids)
-            && self.product_of_columns(id, node, &factors, |x, w| vec![x, w, ids])?
+            && self.product_of_columns(node, &factors, |x, w| vec![x, w, ids])?
         {
             return Ok(());
         }
@@ -171,14 +183,14 @@ impl Split<'_, '_> {
             let what = format!("{rows} rows of each expert of {}", self.s.old.params[weight].name);
             return Err(self.s.plan.divide(what));
         }
-        let weight = self.s.part_of(weight, RowCut { outer: experts, parts });
+        let weight = self.s.part_of(weight, RowCut { outer: experts, parts, segments: None });
         let mut w = self.emit(Op::Param(weight), &[])?;
         if stored {
             w = self.emit(Op::Dequantize, &[w])?;
         }
         let inputs = [self.whole(x)?, w, self.whole(ids)?];
         let part = self.emit(node.op.clone(), &inputs)?;
-        self.hold(node.outputs[0], Held::Part(part, Cut { axis: 2, parts }));
+        self.hold(node.outputs[0], Held::Part(part, Cut::new(2, parts)));
         Ok(())
     }
 
@@ -199,7 +211,7 @@ impl Split<'_, '_> {
         if self.parts(weight, rows, columns) == 1 {
             return self.replicated(node);
         }
-        let cut = Cut { axis: 0, parts: self.ranks() };
+        let cut = Cut::new(0, self.ranks());
         if !divides(rows, cut.parts) {
             let what = format!("{rows} rows of {}", self.s.old.params[weight].name);
             return Err(self.s.plan.divide(what));

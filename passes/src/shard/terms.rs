@@ -2,10 +2,11 @@
 //! terms, one of each rank, as large as the result. They are gathered and added in the order of the ranks where somebody needs
 //! the sum. What is linear is done with the terms before: of several experts one sum is left, and of branches that are added.
 
+use super::Stop;
+use super::cut::{Cut, RowCut, divides};
 use super::held::{Held, Split};
-use super::{Cut, Stop, divides};
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::graph::{FunctionKind, Node, NodeId, ValueId};
+use mlcc_ir::graph::{FunctionKind, Node, ValueId};
 use mlcc_ir::kernel::BinOp;
 use mlcc_ir::module::ParamId;
 use mlcc_ir::ops::Op;
@@ -23,18 +24,17 @@ impl Split<'_, '_> {
     /// the node of the parts of both.
     pub fn product_of_columns(
         &mut self,
-        id: NodeId,
         node: &Node,
         factors: &Factors,
         inputs: impl Fn(ValueId, ValueId) -> Vec<ValueId>,
     ) -> Result<bool, Stop> {
         let Factors { x, weight, columns } = *factors;
-        let cut = Cut { axis: self.dims(x).len() - 1, parts: self.ranks() };
+        let cut = Cut::new(self.dims(x).len() - 1, self.ranks());
         let entry = self.f.kind == FunctionKind::Entry;
         if !self.s.plan.sums || !entry || self.cut(x) != Some(cut) || self.uses(x) != 1 {
             return Ok(false);
         }
-        let Some(w) = self.columns_of(id, weight, columns)? else { return Ok(false) };
+        let Some(w) = self.columns_of(weight, columns)? else { return Ok(false) };
         let x = self.part(x, cut)?;
         let term = self.emit(node.op.clone(), &inputs(x, w))?;
         self.hold(node.outputs[0], Held::Term(term));
@@ -42,23 +42,36 @@ impl Split<'_, '_> {
     }
 
     /// The rank's part of a weight along an axis.
-    fn columns_of(&mut self, id: NodeId, w: ValueId, axis: usize) -> Result<Option<ValueId>, Stop> {
+    fn columns_of(&mut self, w: ValueId, axis: usize) -> Result<Option<ValueId>, Stop> {
+        self.of_param(w, axis, &|split, param, axis| {
+            if axis == 0 {
+                let rows = RowCut { outer: 1, parts: split.ranks(), segments: None };
+                let divides = divides(&split.s.old.params[param].ty.dims[0], rows.parts);
+                return Ok(divides.then(|| split.s.part_of(param, rows)));
+            }
+            split.whole_groups(param)?;
+            Ok(Some(split.s.columns_of(param)))
+        })
+    }
+
+    /// What a weight is made of a parameter by, from the part of the parameter that `part` gives for an axis of it.
+    pub fn of_param(
+        &mut self,
+        w: ValueId,
+        axis: usize,
+        part: &dyn Fn(&mut Self, ParamId, usize) -> Result<Option<ParamId>, Stop>,
+    ) -> Result<Option<ValueId>, Stop> {
         let Some(node) = self.f.def(w) else { return Ok(None) };
         let axis = match &node.op {
-            Op::Param(param) if axis == 1 && self.dims(w).len() == 2 => {
-                self.whole_groups(*param)?;
-                let part = self.s.columns_of(*param);
+            Op::Param(param) if self.dims(w).len() == 2 => {
+                let Some(part) = part(self, *param, axis)? else { return Ok(None) };
                 return self.emit(Op::Param(part), &[]).map(Some);
-            }
-            Op::Param(_) if axis == 0 => {
-                let cut = Cut { axis, parts: self.ranks() };
-                return if self.has_part(w, cut)? { self.part(w, cut).map(Some) } else { Ok(None) };
             }
             Op::Dequantize | Op::Cast(_) | Op::Unary(_) => axis,
             Op::Permute { perm } => perm[axis],
             _ => return Ok(None),
         };
-        let Some(x) = self.columns_of(id, node.inputs[0], axis)? else { return Ok(None) };
+        let Some(x) = self.of_param(node.inputs[0], axis, part)? else { return Ok(None) };
         self.emit(node.op.clone(), &[x]).map(Some)
     }
 

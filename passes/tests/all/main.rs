@@ -8,4 +8,5 @@ mod program_text;
 mod quantize;
 mod replicate;
 mod shard;
+mod shard_hybrids;
 mod shard_sums;
