@@ -10,6 +10,8 @@
 //!   and turns queries as it loads them, or by one concatenation of columns alone (turned keys, written once);
 //! * contraction, row (elementwise or last-axis reduction), and closed (everything else, a kernel each).
 
+mod around;
+
 use crate::dce::sweep;
 use crate::outline::{self, entry_functions, is_top_level};
 use crate::rewrite::{count, times};
@@ -19,20 +21,23 @@ use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, Node, NodeId, ValueId};
 use mlcc_ir::ops::Op;
 use mlcc_kernels::lower::contraction::is_contraction;
+use mlcc_kernels::params::KernelTarget;
 use petgraph::algo::has_path_connecting;
 use petgraph::visit::{GraphBase, GraphRef, IntoNeighbors, NodeFiltered, Visitable};
 use std::collections::HashSet;
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let mut fused = 0;
+    let target = ctx.options.levels.first().map(|(_, target)| target.clone());
     for id in entry_functions(&program.module) {
         // What nobody uses would belong to no group.
         sweep(&mut program.module, id);
         let f = &program.module.functions[id];
-        let mut fusion = Fusion::new(f);
+        let mut fusion = Fusion::new(f, target.as_ref());
         for (node, _) in f.live() {
             fusion.visit(node);
         }
+        fusion.around_products();
         for (why, n) in &fusion.misses {
             ctx.note(format!("@{}: {why} ({})", f.name, times(*n)));
         }
@@ -58,10 +63,14 @@ struct Group {
     /// Leading axes of row groups, all axes of a contraction's result.
     shape: Vec<Dim>,
     nodes: Vec<NodeId>,
+    /// What is computed here as well as in other groups.
+    copied: Vec<NodeId>,
 }
 
 struct Fusion<'a> {
     f: &'a Function,
+    /// What products of a single row are compiled for, if that joins what is around them.
+    target: Option<&'a KernelTarget>,
     class: Vec<Class>,
     /// Nodes that only attention or a concatenation of columns reads, through nodes of the same kind.
     attended: Vec<bool>,
@@ -72,9 +81,10 @@ struct Fusion<'a> {
 }
 
 impl<'a> Fusion<'a> {
-    fn new(f: &'a Function) -> Self {
+    fn new(f: &'a Function, target: Option<&'a KernelTarget>) -> Self {
         let mut fusion = Fusion {
             f,
+            target,
             class: vec![Class::Structural; f.nodes.len()],
             attended: attended(f),
             group_of: vec![None; f.nodes.len()],
@@ -107,7 +117,9 @@ impl<'a> Fusion<'a> {
             | Op::Slice { .. }
             | Op::Concat { .. }
             | Op::Permute { .. } => Class::Lazy,
-            op if op.is_elementwise() && node.inputs.iter().all(constant) => Class::Lazy,
+            op if op.is_elementwise() && node.inputs.iter().all(constant) && !self.is_of_parts(node) => {
+                Class::Lazy
+            }
             op if op.is_elementwise() => Class::Row,
             Op::Reduce { axis, .. } if axis + 1 == f.ty(node.inputs[0]).rank() => Class::Row,
             Op::QuantizeRows { .. }
@@ -144,7 +156,7 @@ impl<'a> Fusion<'a> {
 
     fn open(&mut self, id: NodeId, class: Class, shape: Vec<Dim>) {
         self.group_of[id.index()] = Some(self.groups.len());
-        self.groups.push(Group { class, shape, nodes: vec![id] });
+        self.groups.push(Group { class, shape, nodes: vec![id], copied: vec![] });
     }
 
     /// Groups that a node reads from directly, latest first.
@@ -171,6 +183,7 @@ impl<'a> Fusion<'a> {
         match g.class {
             Class::Contraction if !node.op.is_elementwise() => return Some("a reduction is no epilogue"),
             Class::Contraction if out.dims != g.shape => return Some("another shape than the product"),
+            Class::Contraction if self.is_of_reduction(node) => return Some("its reduction computes it"),
             Class::Row if row_shape(self.f, node) != g.shape => return Some("other rows"),
             Class::Contraction | Class::Row => {}
             Class::Structural | Class::Lazy | Class::Closed => return Some("the group takes no others"),
@@ -222,8 +235,8 @@ impl<'a> Fusion<'a> {
             self.open(id, Class::Closed, vec![]);
         }
         let mut groups = Vec::new();
-        for group in &self.groups {
-            let mut nodes = group.nodes.clone();
+        for group in self.groups.iter().filter(|group| !group.nodes.is_empty()) {
+            let mut nodes = [group.nodes.as_slice(), &group.copied].concat();
             let mut i = 0;
             while i < nodes.len() {
                 for &v in &f.nodes[nodes[i]].inputs {

@@ -1,7 +1,7 @@
 //! The threads of a GPU block as a team.
 
 use crate::{Recorder, Val};
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::{BinOp, Ty};
 use mlcc_ir::types::DType;
 
 /// Threads of a warp.
@@ -58,10 +58,18 @@ impl<'k> Team<'k> {
 
 /// Sum over the lanes of a warp, in every lane.
 pub fn warp_sum(value: Val) -> Val {
+    fold_lanes(value, BinOp::Add, WARP)
+}
+
+/// Values of `lanes` neighbouring lanes of a warp, a power of two, joined by `op`, in each of them; f32 or i32.
+pub fn fold_lanes(value: Val, op: BinOp, lanes: i64) -> Val {
+    let shuffle = if value.ty().dtype == DType::F32 { "shfl_xor_f32" } else { "shfl_xor_i32" };
     let mut sum = value.named("sum");
-    for distance in [16, 8, 4, 2, 1] {
-        let distance = value.recorder().literal(distance.into(), Ty::scalar(DType::I32));
-        sum = (sum + sum.instr("shfl_xor_f32", &[distance])).named("sum");
+    let mut distance = lanes / 2;
+    while distance > 0 {
+        let by = value.recorder().literal(distance as f64, Ty::scalar(DType::I32));
+        sum = sum.with(op, sum.instr(shuffle, &[by])).named("sum");
+        distance /= 2;
     }
     sum
 }

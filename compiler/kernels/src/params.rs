@@ -1,5 +1,6 @@
 //! What generators need to know of a machine.
 
+use mlcc_ir::dim::Dim;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::math::Quotient;
@@ -51,6 +52,12 @@ impl KernelTarget {
     /// Whether instructions multiply with one lane of a vector, so that an operand need not be repeated in all lanes.
     pub fn by_lane(&self) -> bool {
         self.arch == Arch::Aarch64
+    }
+
+    /// Whether what is computed around a product with results of these dims belongs into its kernel: of a single row on a GPU, where a launch
+    /// costs more than to compute a row of activations again in every block.
+    pub fn joins_single_rows(&self, dims: &[Dim]) -> bool {
+        self.arch == Arch::Nvptx && matches!(dims, [row, _] if row.as_const() == Some(1))
     }
 
     /// True if the machine has the instruction.

@@ -2,15 +2,15 @@
 //! the row, then every output is stored in one loop over the columns, all loads of an iteration before its stores (so an
 //! output may take the place of an input read at the same index).
 //!
-//! CPU: rows are shared out among workers along their first axis, columns are vectors with a scalar tail. GPU: a block per
-//! row of the first two axes, threads stride over the columns, reductions meet in shared memory.
+//! CPU: rows are shared out among workers along their first axis, columns are vectors with a scalar tail. GPU: blocks for each
+//! row of the first two axes ([`gpu`]).
 
 mod columns;
 mod gpu;
 mod quantized;
 
 use crate::inline::{Binding, Index, Inliner, RowAt};
-use crate::machine::{Machine, Sizes};
+use crate::machine::Machine;
 use crate::quantize::{self, CodeBlock, RowBlock, RowCodes};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
@@ -35,6 +35,15 @@ pub struct Rows<'a, 'f, 'k> {
     pub machine: Machine,
 }
 
+/// Who computes a row.
+#[derive(Clone, Copy)]
+enum Executor<'k> {
+    /// A CPU worker, with vectors of `lanes` lanes.
+    Worker { lanes: u32 },
+    /// A block of a GPU.
+    Block(gpu::Block<'k>),
+}
+
 /// Blocks of a GPU along the second axis of a launch.
 const MOST_BLOCKS: i64 = 65_535;
 
@@ -48,26 +57,34 @@ impl<'k> Rows<'_, '_, 'k> {
         }
         let one = Dim::from(1);
         let first = self.leading.first().unwrap_or(&one);
-        let body = |row| match self.leading {
-            [] => self.inner(vec![]),
-            [..] => self.inner(vec![Index::scalar(row)]),
+        let body = |row, executor| match self.leading {
+            [] => self.inner(vec![], executor),
+            [..] => self.inner(vec![Index::scalar(row)], executor),
         };
+        let k = self.k;
         match self.machine {
-            Machine::Cpu { .. } => self.k.par("row", first, body),
-            Machine::Gpu => self.k.blocks("row", 0, first, body),
+            Machine::Cpu { lanes, .. } => k.par("row", first, |row| body(row, Executor::Worker { lanes })),
+            Machine::Gpu => {
+                let columns = gpu::Columns::of(&self);
+                let block = |part| Executor::Block(gpu::Block { k, columns, part });
+                k.blocks("row", 0, first, |row| match columns.blocks {
+                    1 => body(row, block(k.int(0))),
+                    blocks => k.blocks("part", 1, blocks, |part| body(row, block(part))),
+                });
+            }
         }
     }
 
     /// Loops over further leading axes (on a GPU, blocks for the second one where its size is known), then the row itself.
-    fn inner(self, leading: Vec<Index<'k>>) {
-        let Some(size) = self.leading.get(leading.len()) else { return self.row(&leading) };
+    fn inner(self, leading: Vec<Index<'k>>, executor: Executor<'k>) {
+        let Some(size) = self.leading.get(leading.len()) else { return self.row(&leading, executor) };
         let gpu = self.machine == Machine::Gpu;
         let few = size.as_const().is_some_and(|size| size <= MOST_BLOCKS);
         let in_blocks = gpu && leading.len() == 1 && few;
         let reduces = self.inliner.f.live().any(|(_, n)| matches!(n.op, Op::Reduce { .. }));
         let body = |i| {
-            self.inner([leading.as_slice(), &[Index::scalar(i)]].concat());
-            // The next row's reductions write the shared memory that this row's results were read from.
+            self.inner([leading.as_slice(), &[Index::scalar(i)]].concat(), executor);
+            // The next row's reductions write the shared memory that this row's were read from.
             if gpu && !in_blocks && reduces {
                 self.k.barrier();
             }
@@ -78,9 +95,9 @@ impl<'k> Rows<'_, '_, 'k> {
         }
     }
 
-    fn row(self, leading: &[Index<'k>]) {
-        let inliner = with_reductions(self.k, self.inliner, leading, self.machine);
-        columns::store(self.k, &inliner, RowAt::own(leading), self.outputs, self.machine);
+    fn row(self, leading: &[Index<'k>], executor: Executor<'k>) {
+        let inliner = with_reductions(self.k, self.inliner, leading, executor);
+        columns::store(self.k, &inliner, RowAt::own(leading), self.outputs, executor);
         if let (Machine::Cpu { lanes, sizes, .. }, [_, ..]) = (self.machine, self.codes) {
             let row = RowBlock {
                 inliner: &inliner,
@@ -107,10 +124,43 @@ pub(crate) fn emit_at<'k>(
     outputs: &[(ValueId, BufId)],
     lanes: u32,
 ) {
-    // Nothing is quantized or scanned there.
-    let machine = Machine::Cpu { lanes, prefetch: None, sizes: Sizes::default() };
-    let inliner = with_reductions(k, inliner, at.row, machine);
-    columns::store(k, &inliner, at, outputs, machine);
+    let worker = Executor::Worker { lanes };
+    let inliner = with_reductions(k, inliner, at.row, worker);
+    columns::store(k, &inliner, at, outputs, worker);
+}
+
+/// The same in a block of a GPU with so many threads.
+pub(crate) fn emit_in_block<'k>(
+    k: &'k Recorder,
+    inliner: &Inliner<'_, 'k>,
+    at: RowAt<'_, 'k>,
+    outputs: &[(ValueId, BufId)],
+    threads: i64,
+) {
+    let columns = gpu::Columns::of_one_block(inliner, threads);
+    let block = Executor::Block(gpu::Block { k, columns, part: k.int(0) });
+    let inliner = with_reductions(k, inliner, at.row, block);
+    columns::store(k, &inliner, at, outputs, block);
+}
+
+/// Hands a value `[1, columns]` to `keep`, vector by vector with the first column, in the threads of a block of a GPU.
+pub(crate) fn for_each_column<'k>(
+    k: &'k Recorder,
+    inliner: &Inliner<'_, 'k>,
+    v: ValueId,
+    threads: i64,
+    keep: &dyn Fn(Val<'k>, Val<'k>),
+) {
+    let columns = gpu::Columns::of_one_block(inliner, threads);
+    let block = gpu::Block { k, columns, part: k.int(0) };
+    let leading = [Index::scalar(k.int(0))];
+    let inliner = with_reductions(k, inliner, &leading, Executor::Block(block));
+    block.each_vector(&inliner, v, |column, lanes| {
+        let index = [leading[0], Index::from(column, lanes)];
+        let inliner = if lanes > 1 { inliner.with_lanes(lanes) } else { inliner.of_one() };
+        let value = inliner.value(k, v, &index).to_lanes(lanes);
+        keep(column, value.cast(inliner.f.ty(v).dtype).named("value"));
+    });
 }
 
 /// Number of a row among all.
@@ -127,7 +177,7 @@ fn with_reductions<'f, 'k>(
     k: &'k Recorder,
     inliner: &Inliner<'f, 'k>,
     leading: &[Index<'k>],
-    machine: Machine,
+    executor: Executor<'k>,
 ) -> Inliner<'f, 'k> {
     let mut inliner = inliner.clone();
     for (_, node) in inliner.f.live() {
@@ -136,12 +186,12 @@ fn with_reductions<'f, 'k>(
         if !is_over_columns(&inliner, axis, input, leading.len()) {
             continue;
         }
-        let value = match machine {
-            Machine::Cpu { .. } => {
+        let value = match executor {
+            Executor::Worker { .. } => {
                 let index = [leading, &[Index::scalar(k.int(0))]].concat();
                 inliner.value(k, output, &index)
             }
-            Machine::Gpu => gpu::reduce(k, &inliner, op, input, leading),
+            Executor::Block(block) => block.reduce(&inliner, op, input, leading),
         };
         inliner.bindings.insert(output, Binding::Value(value));
     }

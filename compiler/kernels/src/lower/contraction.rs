@@ -1,4 +1,5 @@
-//! Groups around one matrix product: the generator of `crate::product` with the rest of the group as its epilogue.
+//! Groups around one matrix product: the generator of `crate::product` with the rest of the group as its epilogue or, on a GPU, as the
+//! computation of its activations.
 
 use super::error::LowerError;
 use super::kernel::{ArgContract, Emitted};
@@ -6,12 +7,14 @@ use super::plan::Partition;
 use crate::inline::{Binding, Index, Inliner};
 use crate::params::KernelTarget;
 use crate::product::{
-    Activation, Codes, EPILOGUE_OPERANDS, Epilogue, Product, Sums, Weight, choose, choose_gpu, code_block,
-    emit_gpu_product, emit_product,
+    Activation, Codes, EPILOGUE_OPERANDS, Epilogue, Product, Prologue, RowEpilogue, RowPlan, Sums, Weight,
+    choose, choose_gpu, code_block, emit_gpu_product, emit_gpu_row, emit_product,
 };
+use crate::rows::for_each_column;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::graph::{Function, NodeId, ValueId};
-use mlcc_ir::kernel::{Access, BufId};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, Node, NodeId, ValueId};
+use mlcc_ir::kernel::{Access, BufId, Space};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, Packing};
 use mlcc_kernel_lang::{Recorder, Val};
@@ -21,13 +24,35 @@ use mlcc_target::Arch;
 #[derive(Clone, Debug)]
 pub struct Contraction {
     node: NodeId,
+    x: Activations,
+    /// Slices of the result, equally long, that are all that the epilogue reads of it; none where it reads the result.
+    parts: Vec<ValueId>,
     /// Positions among the group's inputs.
-    x: usize,
     scales: Option<usize>,
     sums: Option<usize>,
     w: usize,
     /// Columns per scale of integer activations.
     group: usize,
+}
+
+/// Where the activations come from.
+#[derive(Clone, Debug)]
+enum Activations {
+    /// An input of the group.
+    Input(usize),
+    /// Nodes of the group, which read inputs of these positions.
+    Computed { nodes: Vec<NodeId>, reads: Vec<usize> },
+}
+
+impl Contraction {
+    /// Whether the product itself, or what computes its activations, reads an input.
+    fn reads(&self, i: usize) -> bool {
+        let activations = match &self.x {
+            Activations::Input(x) => *x == i,
+            Activations::Computed { reads, .. } => reads.contains(&i),
+        };
+        activations || [self.scales, self.sums, Some(self.w)].contains(&Some(i))
+    }
 }
 
 /// The packing that the generators read.
@@ -61,7 +86,8 @@ pub fn is_contraction(f: &Function, op: &Op, inputs: &[ValueId]) -> bool {
     }
 }
 
-/// Finds the product of a group whose other nodes are an elementwise epilogue of its shape.
+/// Finds the product of a group whose other nodes are an elementwise epilogue of its shape or of a part of its columns, or compute its
+/// activations.
 pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -> Option<Contraction> {
     let mut products = f.live().filter(|(_, n)| is_contraction(f, &n.op, &n.inputs));
     let (id, node) = products.next()?;
@@ -69,10 +95,13 @@ pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -
         return None;
     }
     let position = |v: ValueId| f.inputs.iter().position(|&i| i == v);
+    let product = node.outputs[0];
+    let parts = parts(f, product);
     let found = match node.op {
         Op::MatMul { .. } => Contraction {
             node: id,
-            x: position(node.inputs[0])?,
+            x: activations_of(f, node.inputs[0], target)?,
+            parts,
             scales: None,
             sums: None,
             w: position(node.inputs[1])?,
@@ -80,7 +109,8 @@ pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -
         },
         Op::MatMulI8 { group } => Contraction {
             node: id,
-            x: position(node.inputs[0])?,
+            x: Activations::Input(position(node.inputs[0])?),
+            parts,
             scales: Some(position(node.inputs[1])?),
             sums: Some(position(node.inputs[2])?),
             w: position(node.inputs[3])?,
@@ -88,17 +118,84 @@ pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -
         },
         _ => return None,
     };
-    let shape = &f.ty(node.outputs[0]).dims;
-    let epilogue = f.live().all(|(n, node)| {
-        n == id
+    if !found.parts.is_empty() && !target.joins_single_rows(&f.ty(product).dims) {
+        return None;
+    }
+    let shape = &f.ty(found.parts.first().copied().unwrap_or(product)).dims;
+    let before = |n: NodeId| match &found.x {
+        Activations::Input(_) => false,
+        Activations::Computed { nodes, .. } => nodes.contains(&n),
+    };
+    // Constants may stand on both sides.
+    let apart = |v: &ValueId| f.def_id(*v).is_none_or(|d| !before(d) || f.nodes[d].inputs.is_empty());
+    let epilogue = f.live().filter(|(n, _)| *n != id && !before(*n)).all(|(_, node)| {
+        found.parts.contains(&node.outputs[0])
             || node.op.is_elementwise()
                 && (node.inputs.is_empty() || broadcasts_to(f, node.outputs[0], shape))
+                && node.inputs.iter().all(apart)
     });
-    let stores = f.outputs.iter().all(|&v| f.ty(v).dims == *shape);
+    let stores = f.outputs.iter().all(|v| f.ty(*v).dims == *shape && apart(v));
     (packings[found.w] == Some(weight_packing(target)) && epilogue && stores).then_some(found)
 }
 
-fn broadcasts_to(f: &Function, v: ValueId, shape: &[mlcc_ir::dim::Dim]) -> bool {
+/// The slices that a product `[m, n]` is read through, in the order of its columns; none if they are not equally long or something else
+/// reads it.
+pub fn parts(f: &Function, product: ValueId) -> Vec<ValueId> {
+    let mut slices = Vec::new();
+    for (_, node) in f.live().filter(|(_, n)| n.inputs.contains(&product)) {
+        let Op::Slice { axis: 1, start, len } = &node.op else { return Vec::new() };
+        let (Some(start), Some(len)) = (start.as_const(), len.as_const()) else { return Vec::new() };
+        slices.push((start, len, node.outputs[0]));
+    }
+    slices.sort_unstable();
+    let width = slices.first().map_or(0, |s| s.1);
+    let columns = f.ty(product).dims.last().and_then(Dim::as_const);
+    let whole = columns == Some(width * slices.len() as i64);
+    let equal = slices.iter().enumerate().all(|(i, s)| (s.0, s.1) == (i as i64 * width, width));
+    if !whole || !equal || f.outputs.contains(&product) {
+        return Vec::new();
+    }
+    slices.into_iter().map(|s| s.2).collect()
+}
+
+/// Whether the kernel of a product computes its activations of these dims, where more than inputs of the group make them.
+pub fn computes_activations(target: &KernelTarget, dims: &[Dim]) -> bool {
+    let columns = dims.last().and_then(Dim::as_const);
+    target.joins_single_rows(dims) && columns.is_some_and(|k| RowPlan::can_compute(k as usize))
+}
+
+/// Where activations come from; `None` where the target does not compute them around a product.
+fn activations_of(f: &Function, x: ValueId, target: &KernelTarget) -> Option<Activations> {
+    if let Some(input) = f.inputs.iter().position(|&i| i == x) {
+        return Some(Activations::Input(input));
+    }
+    if !computes_activations(target, &f.ty(x).dims) {
+        return None;
+    }
+    let (mut nodes, mut reads, mut next) = (Vec::new(), Vec::new(), vec![x]);
+    while let Some(v) = next.pop() {
+        match f.def_id(v) {
+            None => reads.extend(f.inputs.iter().position(|&i| i == v)),
+            Some(def) if nodes.contains(&def) => {}
+            Some(def) => {
+                nodes.push(def);
+                next.extend(&f.nodes[def].inputs);
+            }
+        }
+    }
+    nodes.iter().all(|&n| is_of_row(f, &f.nodes[n])).then_some(Activations::Computed { nodes, reads })
+}
+
+/// What a block computes an activation with.
+fn is_of_row(f: &Function, node: &Node) -> bool {
+    match node.op {
+        Op::Slice { .. } | Op::Concat { .. } | Op::Permute { .. } | Op::Iota { .. } => true,
+        Op::Reduce { axis, .. } => axis + 1 == f.ty(node.inputs[0]).rank(),
+        _ => node.op.is_elementwise(),
+    }
+}
+
+fn broadcasts_to(f: &Function, v: ValueId, shape: &[Dim]) -> bool {
     let dims = &f.ty(v).dims;
     dims.len() <= shape.len()
         && dims.iter().rev().zip(shape.iter().rev()).all(|(d, s)| d == s || d.as_const() == Some(1))
@@ -114,7 +211,7 @@ pub(super) fn emit(
     outputs: &[BufId],
     target: &KernelTarget,
 ) -> Result<Emitted, LowerError> {
-    let product = f.nodes[c.node].outputs[0];
+    let (product, x) = (f.nodes[c.node].outputs[0], f.nodes[c.node].inputs[0]);
     let weight = f.ty(f.inputs[c.w]).clone();
     let size = |i: usize| weight.dims[i].as_const().unwrap_or(0) as usize;
     let (n, k) = (size(0), size(1));
@@ -122,7 +219,7 @@ pub(super) fn emit(
     let m = kb.dim(&rows);
     let activation = match (c.scales, c.sums) {
         (Some(scales), Some(sums)) => {
-            let planes = if f.ty(f.inputs[c.x]).dtype == DType::I16 { 2 } else { 1 };
+            let planes = if f.ty(x).dtype == DType::I16 { 2 } else { 1 };
             let block = code_block(target);
             Activation::Codes(Codes {
                 planes,
@@ -132,20 +229,39 @@ pub(super) fn emit(
                 starts: inputs[sums],
             })
         }
-        _ => activation(f.ty(f.inputs[c.x]).dtype, weight.dtype)
+        _ => activation(f.ty(x).dtype, weight.dtype)
             .ok_or_else(|| LowerError::internal(format!("a product of {weight}")))?,
     };
     let kind = Weight::of(weight.dtype);
     let kind =
         kind.ok_or_else(|| LowerError::internal(format!("a product with weights of type {weight}")))?;
-    let x = inputs[c.x];
+    let (x_type, x_value) = (f.ty(x).dtype, x);
+    let x = match c.x {
+        Activations::Input(i) => inputs[i],
+        Activations::Computed { .. } => kb.alloc("activations", x_type, k, Space::Shared),
+    };
     let epilogue_operands = epilogue_operands(f, c, inputs, outputs);
     let (w, w_offset) = (inputs[c.w], 0);
     let problem = Product { x, activation, w, w_offset, weight: kind, m, n, k, epilogue_operands };
     let epilogue: &mut Epilogue = &mut |k, sums| store_sums(k, &inliner, product, outputs, n as i64, sums);
     let (slices, generator, plan) = match target.arch {
+        Arch::Nvptx if rows.as_const() == Some(1) => {
+            let computed = matches!(c.x, Activations::Computed { .. });
+            let plan = RowPlan::new(n, c.parts.len().max(1) as u32, computed);
+            let prologue: &Prologue = &|k, threads, keep| {
+                let inliner = inliner.clone();
+                for_each_column(k, &inliner, x_value, threads, keep);
+            };
+            let of_parts = if c.parts.is_empty() { vec![product] } else { c.parts.clone() };
+            let epilogue: &mut RowEpilogue = &mut |k, col, sums| {
+                let sums: Vec<_> = of_parts.iter().copied().zip(sums.iter().copied()).collect();
+                store_columns(k, &inliner, &sums, outputs, col);
+            };
+            emit_gpu_row(kb, &problem, plan, computed.then_some(prologue), epilogue)?;
+            (None, "product::gpu", plan.to_string())
+        }
         Arch::Nvptx => {
-            let plan = choose_gpu(target.matrix, &problem, rows.as_const() == Some(1))?;
+            let plan = choose_gpu(target.matrix, &problem, false)?;
             emit_gpu_product(kb, &problem, &plan, epilogue)?;
             (None, "product::gpu", plan.to_string())
         }
@@ -156,17 +272,16 @@ pub(super) fn emit(
         }
     };
     let tiles = slices.map(Partition::Tiles);
-    let operands = [Some(c.x), c.scales, c.sums, Some(c.w)];
     let mut args = Vec::new();
     for (i, &v) in f.inputs.iter().enumerate() {
-        let streamed = !operands.contains(&Some(i)) && f.ty(v).dims == f.ty(product).dims;
+        let streamed = !c.reads(i) && f.ty(v).dims == f.ty(product).dims;
         let partition = if streamed { tiles.clone() } else { None };
         args.push(ArgContract { access: Access::In, partition, in_place: vec![] });
     }
     for &v in &f.outputs {
         let same = |&i: &usize| {
             let other = f.inputs[i];
-            !operands.contains(&Some(i)) && f.ty(other) == f.ty(v)
+            !c.reads(i) && f.ty(other) == f.ty(v)
         };
         let in_place = (0..f.inputs.len()).filter(same).collect();
         args.push(ArgContract { access: Access::Out, partition: tiles.clone(), in_place });
@@ -182,8 +297,7 @@ fn epilogue_operands(
     outputs: &[BufId],
 ) -> [Option<BufId>; EPILOGUE_OPERANDS] {
     let product = f.ty(f.nodes[c.node].outputs[0]);
-    let operands = [Some(c.x), c.scales, c.sums, Some(c.w)];
-    let others = f.inputs.iter().zip(inputs).enumerate().filter(|(i, _)| !operands.contains(&Some(*i)));
+    let others = f.inputs.iter().zip(inputs).enumerate().filter(|(i, _)| !c.reads(*i));
     let read = others.map(|(_, pair)| pair);
     let mut found = read.chain(f.outputs.iter().zip(outputs)).filter(|(v, _)| f.ty(**v) == product);
     std::array::from_fn(|_| found.next().map(|(_, buf)| *buf))
@@ -206,5 +320,23 @@ fn store_sums<'k>(
     let values: Vec<Val> = f.outputs.iter().map(value).collect();
     for (&buf, value) in outputs.iter().zip(values) {
         sums.store_values(k.view(buf, [1, n]), value);
+    }
+}
+
+/// The same of a row whose product, or parts of it, have these sums in a column.
+fn store_columns<'k>(
+    k: &'k Recorder,
+    inliner: &Inliner<'_, 'k>,
+    sums: &[(ValueId, Val<'k>)],
+    outputs: &[BufId],
+    col: Val<'k>,
+) {
+    let mut ctx = inliner.of_one();
+    ctx.bindings.extend(sums.iter().map(|&(v, sum)| (v, Binding::Value(sum))));
+    let index = [Index::scalar(k.int(0)), Index::scalar(col)];
+    let value = |&v| ctx.value(k, v, &index).cast(ctx.f.ty(v).dtype).named("value");
+    let values: Vec<Val> = ctx.f.outputs.iter().map(value).collect();
+    for (&buf, value) in outputs.iter().zip(values) {
+        k.flat(buf).set([col], value);
     }
 }

@@ -1,17 +1,17 @@
-//! The product on a GPU over row-major weights: for one activation row, a warp per weight row whose threads read
-//! consecutive pieces and fold their sums by shuffles; for more, tensor cores ([`matrix`]), or square tiles through shared memory.
+//! The product on a GPU over row-major weights: for one activation row, rows of weights for each warp ([`row`]); for more, tensor cores
+//! ([`matrix`]), or square tiles through shared memory.
 
+mod codes;
 mod matrix;
+mod row;
+
+pub use row::{Prologue, RowEpilogue, RowPlan, emit_gpu_row};
 
 use super::problem::{Activation, Epilogue, Product, Sums, Weight};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::format::{CodeValues, Format, Zero};
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::{DType, Packing};
-use mlcc_kernel_lang::{Recorder, Reg, Team, Val, View, WARP, warp_sum};
-use mlcc_quant::layout::{Place, Region};
-use mlcc_quant::plain::Plain;
-use mlcc_quant::tile;
+use mlcc_kernel_lang::{Recorder, Team, Val, View};
 use mlcc_quant::{Layout, QuantError, unpack_scalar};
 use mlcc_target::MatrixTile;
 use std::fmt;
@@ -26,13 +26,8 @@ const PITCH: i64 = EDGE + 1;
 /// How a product is computed on a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GpuPlan {
-    /// Of one row: a warp per row of weights.
-    Matvec {
-        /// Warps (weight rows) per block.
-        warps: u32,
-        /// Pieces of a weight row that a thread loads before it uses them.
-        unroll: u32,
-    },
+    /// Of one row.
+    Row(RowPlan),
     /// Of any number of rows: square tiles through shared memory.
     Tiles,
     /// The same on tensor cores.
@@ -42,9 +37,7 @@ pub enum GpuPlan {
 impl fmt::Display for GpuPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            GpuPlan::Matvec { warps, unroll } => {
-                write!(f, "a warp per row of weights, {warps} in a block, {unroll} pieces loaded before use")
-            }
+            GpuPlan::Row(plan) => write!(f, "{plan}"),
             GpuPlan::Tiles => write!(f, "tiles of {EDGE} x {EDGE} in shared memory"),
             GpuPlan::Matrix(MatrixTile { rows, columns, warps: [down, across], stages }) => write!(
                 f,
@@ -54,14 +47,14 @@ impl fmt::Display for GpuPlan {
     }
 }
 
-/// The plan for a machine that may have tensor cores. `single_row`: the product is a matvec (decode).
+/// The plan for a machine that may have tensor cores. `single_row`: of one row (decode).
 pub fn choose_gpu(
     tile: Option<MatrixTile>,
     problem: &Product,
     single_row: bool,
 ) -> Result<GpuPlan, QuantError> {
     if single_row {
-        return Ok(GpuPlan::Matvec { warps: 4, unroll: 4 });
+        return Ok(GpuPlan::Row(RowPlan::new(problem.n, 1, false)));
     }
     let layout = layout(problem)?;
     let tile = tile.filter(|_| matrix::fits(problem, &layout));
@@ -85,14 +78,20 @@ pub fn emit_gpu_product(
     epilogue: &mut Epilogue,
 ) -> Result<(), QuantError> {
     let layout = layout(problem)?;
-    Recorder::within(kb, |k| {
-        let gpu = Gpu { k, problem, layout: &layout };
-        match *plan {
-            GpuPlan::Matvec { warps, unroll } => gpu.matvec(i64::from(warps), i64::from(unroll), epilogue),
-            GpuPlan::Tiles => gpu.matmul(epilogue),
-            GpuPlan::Matrix(tile) => gpu.matrix(&tile, epilogue),
+    match *plan {
+        GpuPlan::Row(plan) => {
+            let epilogue: &mut RowEpilogue = &mut |k, col, sums| {
+                epilogue(k, Sums { row: k.int(0), col, lanes: 1, acc: sums[0], mask: None });
+            };
+            return emit_gpu_row(kb, problem, plan, None, epilogue);
         }
-    });
+        GpuPlan::Tiles => {
+            Recorder::within(kb, |k| Gpu { k, problem, layout: &layout }.matmul(epilogue));
+        }
+        GpuPlan::Matrix(tile) => {
+            Recorder::within(kb, |k| Gpu { k, problem, layout: &layout }.matrix(&tile, epilogue));
+        }
+    }
     Ok(())
 }
 
@@ -126,110 +125,6 @@ impl<'k> Gpu<'k, '_> {
     /// Hands one sum to the epilogue.
     fn finish(self, epilogue: &mut Epilogue, row: Val<'k>, col: Val<'k>, sum: Val<'k>) {
         epilogue(self.k, Sums { row, col, lanes: 1, acc: sum, mask: None });
-    }
-
-    // ---- matvec: a warp per weight row
-
-    fn matvec(self, warps: i64, unroll: i64, epilogue: &mut Epilogue) {
-        let (k, n) = (self.k, self.problem.n as i64);
-        k.blocks("block", 0, (n + warps - 1) / warps, |block| {
-            k.threads("thread", warps * WARP, |thread| {
-                let lane = (thread % WARP).named("lane");
-                let row = (block * warps + thread / WARP).named("row");
-                k.when(row.lt(n), || {
-                    let sum = self.warp_sum(row, lane, unroll);
-                    k.when(lane.equals(0), || self.finish(epilogue, k.int(0), row, sum));
-                });
-            });
-        });
-    }
-
-    /// The sum of one weight row, in every lane of the warp.
-    fn warp_sum(self, row: Val<'k>, lane: Val<'k>, unroll: i64) -> Val<'k> {
-        let k = self.k;
-        let piece = piece(self.problem.weight);
-        let pieces = self.problem.k as i64 / piece;
-        let acc = k.reg("acc", k.literal(0.0, Ty::vector(DType::F32, piece as u32)));
-        // Whole rounds of `unroll` pieces per lane, then single ones, the last of them for some lanes only.
-        let rounds = pieces / (WARP * unroll);
-        k.serial("round", rounds, |round| {
-            let first = round * (WARP * unroll) + lane;
-            let numbers: Vec<Val> = (0..unroll).map(|u| first + u * WARP).collect();
-            self.add_pieces(acc, row, &numbers);
-        });
-        let mut done = rounds * WARP * unroll;
-        while done < pieces {
-            let number = lane + done;
-            if done + WARP <= pieces {
-                self.add_pieces(acc, row, &[number]);
-            } else {
-                k.when(number.lt(pieces), || self.add_pieces(acc, row, &[number]));
-            }
-            done += WARP;
-        }
-        let total = acc.get().sum_lanes();
-        warp_sum(self.rest(row, lane, pieces * piece, total))
-    }
-
-    /// Adds the columns after the last whole piece, one per lane.
-    fn rest(self, row: Val<'k>, lane: Val<'k>, first: i64, total: Val<'k>) -> Val<'k> {
-        let left = self.problem.k as i64 - first;
-        if left == 0 {
-            return total.named("sum");
-        }
-        let sum = self.k.reg("sum", total);
-        self.k.when(lane.lt(left), || {
-            let col = lane + first;
-            let w = self.weight(row, col);
-            let x = self.x_floats(self.x().at((0, col)));
-            sum.set(w.fma(x, sum.get()));
-        });
-        sum.get().named("sum")
-    }
-
-    /// `acc += weights * activations` for the numbered pieces of a weight row; all loads come first.
-    fn add_pieces(self, acc: Reg<'k>, row: Val<'k>, numbers: &[Val<'k>]) {
-        let piece = piece(self.problem.weight);
-        let operands: Vec<(Val, Val)> = numbers
-            .iter()
-            .map(|&number| {
-                let col = number * piece;
-                let weights = self.piece_weights(row, col, piece as u32);
-                (weights, self.x_floats(self.x().load((0, col), piece as u32)))
-            })
-            .collect();
-        acc.set(operands.into_iter().fold(acc.get(), |sum, (weights, x)| weights.fma(x, sum)));
-    }
-
-    /// The weights of one piece, f32; what is read from memory is pinned.
-    fn piece_weights(self, row: Val<'k>, col: Val<'k>, lanes: u32) -> Val<'k> {
-        let w = self.k.view(self.problem.w, [self.layout.len as i64]);
-        let place = |place: &Place| self.k.val(self.k.builder(|kb| place.emit(kb, row.id(), col.id())));
-        match &self.layout.region {
-            Region::Plain { place: elements, .. } => {
-                w.load([place(elements)], lanes).named("w").cast(DType::F32)
-            }
-            Region::Group { .. } if lanes == 1 => self.weight(row, col),
-            Region::Group { spec, codes, scales, zeros, .. } => {
-                let codes = w.load([place(codes)], lanes * spec.format.bits as u32 / 8).named("q");
-                let number = spec.number();
-                let number = |at: &Place, name| {
-                    let bytes = w.load([place(at)], number.bytes() as u32);
-                    bytes.bits_as(Ty::scalar(number.dtype())).named(name).cast(DType::F32)
-                };
-                let scale = number(scales, "scale");
-                let codes = match spec.format.bits {
-                    8 => codes.cast(DType::U32),
-                    bits => small_codes(self.k, codes, bits as i64),
-                };
-                let zero = zeros.as_ref().map(|zeros| number(zeros, "zero"));
-                match (spec.format.zero, zero) {
-                    (Zero::Minimum, Some(minimum)) => small_floats(codes, 0).fma(scale, minimum),
-                    (Zero::PerGroup, Some(zero)) => (small_floats(codes, 0) - zero) * scale,
-                    _ => code_floats(spec.format, codes) * scale,
-                }
-            }
-        }
     }
 
     // ---- matmul: square tiles through shared memory
@@ -291,44 +186,6 @@ impl<'k> Gpu<'k, '_> {
             }
         });
     }
-}
-
-/// Columns that one thread of the matvec reads at a time: 4 to 16 bytes of weights.
-fn piece(weight: Weight) -> i64 {
-    match weight {
-        Weight::Plain(Plain::F32) => 4,
-        Weight::Plain(Plain::F16 | Plain::BF16) => 8,
-        Weight::Packed(format) if format.fills_bytes() => 8,
-        // One code after the other.
-        Weight::Packed(_) => 1,
-    }
-}
-
-/// Eight codes of less than 8 bits, the lowest bits first, as u32.
-fn small_codes<'k>(k: &'k Recorder, bytes: Val<'k>, bits: i64) -> Val<'k> {
-    let word = Ty::scalar(DType::U32);
-    let packed = match bytes.lanes() {
-        4 => bytes.bits_as(word),
-        _ => bytes.bits_as(Ty::scalar(DType::U16)).cast(DType::U32),
-    };
-    (packed.splat(8) >> k.literal(0.0, word).ramp(bits, 8)) & ((1 << bits) - 1)
-}
-
-/// What codes of 32 bits stand for where all groups have the same zero point.
-fn code_floats<'k>(format: Format, codes: Val<'k>) -> Val<'k> {
-    match format.values {
-        CodeValues::E4M3 => tile::small_floats(codes),
-        CodeValues::Whole | CodeValues::E2M1 => {
-            small_floats(tile::code_numbers(format, codes, None), tile::centre(format))
-        }
-    }
-}
-
-/// `codes - zero_point` as f32 for codes below 2^23, through the bits of a float: integer conversions are slow on GPUs.
-fn small_floats(codes: Val, zero_point: i64) -> Val {
-    const BASE: f32 = 8_388_608.0;
-    let bits = codes | i64::from(BASE.to_bits());
-    bits.bits_as(Ty::vector(DType::F32, codes.lanes())) - (f64::from(BASE) + zero_point as f64)
 }
 
 /// The four results of a thread within its tile: (row, column).

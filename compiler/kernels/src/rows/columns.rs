@@ -1,9 +1,8 @@
 //! Loops over the columns of a row.
 
-use super::{columns_of, gpu};
+use super::{Executor, columns_of};
 use crate::inline::known::borders;
 use crate::inline::{Inliner, RowAt, store_all};
-use crate::machine::Machine;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::BufId;
@@ -15,7 +14,7 @@ pub(super) fn store<'k>(
     inliner: &Inliner<'_, 'k>,
     at: RowAt<'_, 'k>,
     outputs: &[(ValueId, BufId)],
-    machine: Machine,
+    executor: Executor<'k>,
 ) {
     let like = |v: ValueId| (columns_of(inliner, v), inliner.vectorizable(v));
     let mut left = outputs.to_vec();
@@ -23,11 +22,11 @@ pub(super) fn store<'k>(
         let (columns, wide) = like(first);
         let (together, others) = left.into_iter().partition(|(v, _)| like(*v) == (columns.clone(), wide));
         left = others;
-        match machine {
-            Machine::Cpu { lanes, .. } => {
+        match executor {
+            Executor::Worker { lanes } => {
                 vectors(k, inliner, at, &columns, if wide { lanes } else { 1 }, &together);
             }
-            Machine::Gpu => gpu::store(k, inliner, at, &columns, &together),
+            Executor::Block(block) => block.store(inliner, at, &columns, &together),
         }
     }
 }

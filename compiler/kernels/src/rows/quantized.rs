@@ -1,6 +1,6 @@
 //! Rows that are quantized on a CPU: workers share them out in blocks, as their codes are ordered.
 
-use super::{Rows, columns, columns_of, is_over_columns, with_reductions};
+use super::{Executor, Rows, columns, columns_of, is_over_columns, with_reductions};
 use crate::inline::{Binding, Index, Inliner, RowAt};
 use crate::quantize::{self, CodeBlock, RowBlock, RowCodes};
 use mlcc_ir::dim::Dim;
@@ -15,7 +15,7 @@ use mlcc_target::Quantizers;
 impl<'k> Rows<'_, '_, 'k> {
     /// For each row first what is stored as it is, then the codes of all rows.
     pub(super) fn quantized(self, count: &Dim, (lanes, prefetch): (u32, Option<InstrId>), sizes: Quantizers) {
-        let (k, inliner) = (self.k, self.inliner);
+        let (k, inliner, worker) = (self.k, self.inliner, Executor::Worker { lanes });
         // A single row is in no block.
         let CodeBlock { rows: size, columns } =
             if count.as_const() == Some(1) { CodeBlock::SINGLE } else { self.block };
@@ -28,8 +28,8 @@ impl<'k> Rows<'_, '_, 'k> {
             let prepare = |r: Val<'k>| {
                 let row = (first + r).named("row");
                 let leading = [Index::scalar(row)];
-                let inliner = with_reductions(k, inliner, &leading, self.machine);
-                columns::store(k, &inliner, RowAt::own(&leading), &before, self.machine);
+                let inliner = with_reductions(k, inliner, &leading, worker);
+                columns::store(k, &inliner, RowAt::own(&leading), &before, worker);
                 for (v, kept) in &known {
                     if let Some(Binding::Value(value)) = inliner.bindings.get(v) {
                         kept.set([r], *value);

@@ -7,3 +7,4 @@ mod machines;
 mod product;
 mod product_case;
 mod row_scan;
+mod single_row;

@@ -364,9 +364,9 @@ impl<'k> Gpu<'k, '_> {
                 let codes = w.load((row, first * format.bits as i64 / 8), bytes as u32).named("q");
                 let codes = match format.bits {
                     8 => codes.cast(DType::U32),
-                    bits => super::small_codes(self.k, codes, bits as i64),
+                    bits => super::codes::small_codes(self.k, codes, bits as i64),
                 };
-                super::code_floats(format, codes).named("codes")
+                super::codes::code_floats(format, codes).named("codes")
             }
         };
         let all = match self.problem.weight {

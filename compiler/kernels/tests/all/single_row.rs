@@ -1,0 +1,105 @@
+//! Products of one row on a GPU with what is around them in their kernel: a norm before, and gates and residuals behind, against the graph
+//! interpreter.
+
+use mlcc_interp::compare::{Tolerance, compare};
+use mlcc_interp::graph::{Interpreter, States};
+use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
+use mlcc_ir::compute::RedOp;
+use mlcc_ir::dim::{Dim, SymValues};
+use mlcc_ir::graph::FunctionKind;
+use mlcc_ir::graph_builder::GraphBuilder;
+use mlcc_ir::kernel::UnOp;
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::{DType, Packing, TensorType};
+use mlcc_kernels::lower::group::{Template, lower_group, template};
+use mlcc_kernels::params::KernelTarget;
+
+/// What is around a product in a case.
+#[derive(Clone, Copy, Debug)]
+struct Around {
+    norm: bool,
+    /// Parts of the result that are multiplied, the first of them through a sigmoid.
+    parts: usize,
+    residual: bool,
+}
+
+/// Checks a product with weights `[n, k]`; the plan has the words `says`.
+fn check(weight: DType, (n, k): (usize, usize), around: Around, says: &[&str]) {
+    let columns = n / around.parts;
+    let dims = |dims: &[usize]| dims.iter().map(|&d| Dim::from(d)).collect::<Vec<_>>();
+    let ty = |dtype, of: &[usize]| TensorType { dtype, dims: dims(of) };
+    let f32 = |of: &[usize]| ty(DType::F32, of);
+    let inputs = [f32(&[1, k]), f32(&[k]), ty(weight, &[n, k]), f32(&[1, columns])];
+    let mut b = GraphBuilder::new("case");
+    b.function("f", FunctionKind::Group, &inputs, |b, inputs| {
+        let mut x = inputs[0];
+        if around.norm {
+            let squares = b.mul(x, x);
+            let sum = b.reduce(RedOp::Sum, squares, 1);
+            let mean = b.scale(sum, 1.0 / k as f64);
+            let scale = b.unary(UnOp::Rsqrt, mean);
+            let scaled = b.mul(x, scale);
+            x = b.mul(scaled, inputs[1]);
+        }
+        let mut y = b.op(Op::MatMul { transpose_b: true }, &[x, inputs[2]]);
+        if around.parts > 1 {
+            let part = |i: usize| b.slice(y, 1, (i * columns).into(), columns.into());
+            let parts: Vec<_> = (0..around.parts).map(part).collect();
+            y = b.unary(UnOp::Sigmoid, parts[0]);
+            for part in parts {
+                y = b.mul(y, part);
+            }
+        }
+        if around.residual {
+            y = b.add(y, inputs[3]);
+        }
+        vec![y]
+    });
+    let module = b.finish().unwrap();
+    let (_, f) = module.function("f").unwrap();
+    let syms = SymValues::tokens(1);
+    let values = mlcc_interp::equivalence::random_inputs(f, &syms, 7);
+    let interpreter = Interpreter::new(&module, |_| unreachable!("no parameters"));
+    let want = interpreter.run_named("f", &values, &mut States::new(&module).unwrap(), syms).unwrap();
+
+    let spec = mlcc_target::resolve("sm_80").unwrap();
+    let target = KernelTarget::new(spec.arch, &spec.levels[0]);
+    let packings: Vec<_> = (0..f.inputs.len()).map(|i| (i == 2).then_some(Packing::RowMajor)).collect();
+    let what = format!("{weight} {n} x {k}, {around:?}");
+    assert!(matches!(template(f, &packings, &target), Template::Contraction(_)), "{what}");
+    let group = lower_group(&module, f, "row", &packings, &target).unwrap();
+    for word in says {
+        assert!(group.made.plan.contains(word), "{what}: no {word:?} in {}", group.made.plan);
+    }
+    for options in [Options::workers(1), Options { workers: 1, order: Order::Shuffled(3) }] {
+        let mut buffers: Vec<Buffer> = values
+            .iter()
+            .zip(&inputs)
+            .map(|(t, ty)| Buffer::from_floats(ty.dtype, &t.to_f32()))
+            .chain([Buffer::zeros(DType::F32, columns)])
+            .collect();
+        run_with(&group.kernel, &mut buffers, &syms, &options).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let found = buffers[inputs.len()].to_f32().into_iter().map(f64::from);
+        let tolerance = Tolerance { absolute: 1e-4, relative: 1e-4 };
+        compare(found, want[0].data.iter().copied(), tolerance).unwrap_or_else(|e| panic!("{what}: {e}"));
+    }
+}
+
+#[test]
+fn products_with_what_is_around_them() {
+    let norm = ["activations computed by each block"];
+    // 512 columns come in rounds and in halves of 16 bytes, others leave pieces and columns over.
+    for k in [512, 256, 100, 37] {
+        for weight in [DType::F32, DType::F16] {
+            let plain = Around { norm: false, parts: 1, residual: true };
+            check(weight, (12, k), plain, &["per 2 rows"]);
+            check(weight, (9, k), plain, &["per row"]);
+            check(weight, (22, k), Around { norm: true, ..plain }, &norm);
+            check(weight, (24, k), Around { norm: true, parts: 2, residual: false }, &["2 parts joined"]);
+            check(weight, (27, k), Around { norm: false, parts: 3, residual: true }, &["3 parts joined"]);
+        }
+    }
+    // So many rows that blocks take several turns, the last of them with rows for some.
+    let both = Around { norm: true, parts: 2, residual: true };
+    check(DType::F16, (2 * 8 * 1030, 32), both, &["2 times"]);
+}
