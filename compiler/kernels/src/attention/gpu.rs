@@ -5,11 +5,13 @@
 mod halves;
 mod matrix;
 
+use super::decode::NewRows;
 use super::merge::unfinished;
 use super::plan::{GpuPlan, shared_floats};
 use super::problem::{MASKED, Problem, ScoreIndex};
 use super::shares::SLICE_KEYS;
-use crate::inline::Page;
+use crate::inline::{Index, Page, Paged, RowAt};
+use crate::rows::emit_in_block;
 use matrix::MatrixBlock;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::BufId;
@@ -48,8 +50,9 @@ struct ThreadBlock<'k, 'a> {
     prefix: Option<Val<'k>>,
 }
 
-/// Writes results to `out: f32[n, heads, value_size]`, or with several slices unfinished sums as the CPU kernel does.
-pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, out: BufId) {
+/// Writes results to `out: f32[n, heads, value_size]`, or with several slices unfinished sums as the CPU kernel does. The block that has the
+/// last key of a key head appends its row first (`new_rows`), where each block has all query heads of it.
+pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, new_rows: &[NewRows], out: BufId) {
     Recorder::within(kb, |k| {
         let tiles = match plan.single {
             true => k.int(plan.slices),
@@ -57,11 +60,11 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, out: BufId) {
         };
         k.blocks("tile", 0, tiles, |tile| {
             k.blocks("heads", 1, a.heads() / plan.heads, |heads| match plan.matrix {
-                None => ThreadBlock::new(k, a, plan, tile, heads).run(tile, out),
+                None => ThreadBlock::new(k, a, plan, tile, heads).run(tile, new_rows, out),
                 Some(warps) => {
                     let first = if plan.single { k.int(0) } else { (tiles - tile + -1) * plan.positions };
                     let block = MatrixBlock::new(k, a, (plan, warps), first.named("first"), heads);
-                    block.run(tile, out);
+                    block.run(tile, new_rows, out);
                 }
             });
         });
@@ -103,9 +106,10 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
         }
     }
 
-    fn run(self, tile: Val<'k>, out: BufId) {
+    fn run(self, tile: Val<'k>, new_rows: &[NewRows], out: BufId) {
         let (k, a) = (self.k, self.a);
         let (start, end) = keys_seen(a, self.plan, [tile, self.first, self.n, self.past], self.prefix);
+        append(a, new_rows, (self.head, self.last), [start, end], THREADS);
         self.clear(tile);
         if let Some(sinks) = a.sinks() {
             let single = self.plan.single;
@@ -274,6 +278,34 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
             out.set((slice, head, value_size + 1), self.total.at([row]));
         });
     }
+}
+
+/// Appends the rows of the last key to the caches of a key head, in the block of so many threads whose keys `start..end` end with it.
+fn append<'k>(
+    a: &Problem,
+    new_rows: &[NewRows],
+    (head, last): (Val<'k>, Val<'k>),
+    [start, end]: [Val<'k>; 2],
+    threads: i64,
+) {
+    if new_rows.is_empty() {
+        return;
+    }
+    let k = last.recorder();
+    // Slices after the last one have no keys.
+    k.when(start.le(last) & last.lt(end), || {
+        let [row, stored] = [[k.int(0), head], [last, head]].map(|at| at.map(Index::scalar));
+        let page = a.page(last).map(Page::named);
+        for NewRows { inliner, stores, pages } in new_rows {
+            let shift = |&(buf, pages): &(BufId, Paged)| {
+                Some((buf, pages.shift(page?, k.flat(buf).dtype()).named("shift")))
+            };
+            let shifts: Vec<_> = pages.iter().filter_map(shift).collect();
+            let to = RowAt { row: &row, stored: &stored, shifts: &shifts };
+            emit_in_block(k, inliner, to, stores, threads);
+        }
+        k.barrier();
+    });
 }
 
 /// The first key of a block, and where its keys end.

@@ -26,8 +26,8 @@ pub struct Problem<'a> {
     pub inliner: Inliner<'a, 'static>,
     pub op: Attention,
     q: ValueId,
-    k: ValueId,
-    v: ValueId,
+    pub(super) k: ValueId,
+    pub(super) v: ValueId,
     /// Rows of keys and of values without their scale, and the scale (`[t, kv, 1]`), where that is a factor of whole rows.
     pub(super) key: (ValueId, Option<ValueId>),
     pub(super) value: (ValueId, Option<ValueId>),

@@ -2,7 +2,7 @@
 
 use super::error::LowerError;
 use super::kernel::{ArgContract, Emitted, GroupKernel, Merge, finished};
-use super::operands::result_name;
+use super::operands::{bound, result_name};
 use crate::attention::decode::NewRows;
 use crate::attention::plan::{DecodePlan, SLICES};
 use crate::attention::{Plan, Problem, decode, find, gpu, merge, prefill};
@@ -21,7 +21,7 @@ fn emit(kb: &mut KernelBuilder, a: &Problem, plan: Plan, rows: &[NewRows], out: 
     match plan {
         Plan::Decode(plan) => decode::emit(kb, a, plan, rows, out),
         Plan::Prefill(plan) => prefill::emit(kb, a, plan, out),
-        Plan::Gpu(plan) => gpu::emit(kb, a, plan, out),
+        Plan::Gpu(plan) => gpu::emit(kb, a, plan, rows, out),
     }
 }
 
@@ -53,10 +53,26 @@ pub(super) fn keys_of_row(f: &Function) -> Option<Dim> {
     })
 }
 
-/// True for an attention that can append rows to the caches it reads: one query, on a CPU.
+/// True for an attention that can append rows to the caches it reads: of one query, and on a GPU where a block has all query heads of a
+/// key head, so that nobody else reads the row.
 pub(super) fn appends_rows(f: &Function, target: &KernelTarget) -> bool {
-    let one_query = find(f).is_some_and(|node| f.ty(node.inputs[0]).dims[0].as_const() == Some(1));
-    one_query && !target.batch_invariant && matches!(target.arch, Arch::X86_64 | Arch::Aarch64)
+    let Some(node) = find(f).filter(|node| f.ty(node.inputs[0]).dims[0].as_const() == Some(1)) else {
+        return false;
+    };
+    let has_whole_groups = || {
+        let packings = vec![None; f.inputs.len()];
+        let (_, inliner) =
+            bound(&mut KernelBuilder::new("plan"), f, &packings, None, target, |_| false).ok()?;
+        let a = Problem::new(node, inliner)?;
+        match Plan::choose(&a, target) {
+            Plan::Gpu(plan) => Some(plan.heads == a.group),
+            Plan::Decode(_) | Plan::Prefill(_) => None,
+        }
+    };
+    match target.arch {
+        Arch::X86_64 | Arch::Aarch64 => !target.batch_invariant,
+        Arch::Nvptx => has_whole_groups() == Some(true),
+    }
 }
 
 /// True for a group of rows `[1, kv, _]` that the attention `f` can append to its caches, which it computes head by head.

@@ -5,10 +5,12 @@
 //!
 //! Numbers are those of f32: queries and weights are the sums of two 16-bit floats of the type of the cache; of f32
 //! all are three bf16 ([`super::halves`]). Rows of queries that meet f16 are scaled by a power of two, so that
-//! they have its range.
+//! they have its range. Codes of 8 bits are a bf16 each and meet three; the scales of keys are multiplied with scores, those of values with
+//! weights.
 
 use super::halves::{Factor, Factors, Matrix, side_by_side};
-use super::keys_seen;
+use super::{append, keys_seen};
+use crate::attention::decode::NewRows;
 use crate::attention::merge::unfinished;
 use crate::attention::plan::{GpuPlan, SIDE, Warps};
 use crate::attention::problem::{CacheRows, MASKED, Problem, ScoreIndex};
@@ -17,7 +19,7 @@ use mlcc_ir::fragment::M16N8K16;
 use mlcc_ir::kernel::{BinOp, BufId, Ty};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::matrix::place;
-use mlcc_kernel_lang::{Recorder, Team, Val, View, WARP};
+use mlcc_kernel_lang::{Recorder, Team, Val, View, WARP, fold_lanes};
 
 /// Bytes of a copy.
 const CHUNK: i64 = 16;
@@ -25,6 +27,8 @@ const CHUNK: i64 = 16;
 const COLUMNS: i64 = 8;
 const OF_LANE: i64 = 4;
 const APART: i64 = 8;
+/// Most pieces of a row of queries that a lane keeps in registers.
+const KEPT: i64 = 2;
 
 /// A tile of keys or of values, and where its rows lie if they are stored as they are needed.
 #[derive(Clone, Copy)]
@@ -33,6 +37,15 @@ struct Tile<'k> {
     rows: Option<CacheRows>,
     size: i64,
     values: bool,
+    /// Of the rows of codes.
+    scales: Option<View<'k, 1>>,
+}
+
+impl<'k> Tile<'k> {
+    /// Elements of a fragment of sums times the scales of their rows of the tile, `first` and the next one.
+    fn scaled(self, sums: Val<'k>, first: Val<'k>) -> Val<'k> {
+        self.scales.map_or(sums, |scales| sums * scales.load([first], 2).shuffle([0, 1, 0, 1]))
+    }
 }
 
 /// Attention of one thread block.
@@ -94,6 +107,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
             rows,
             size,
             values,
+            scales: warps.codes.then(|| k.shared(&format!("{name}_scales"), [plan.keys])),
         };
         let first_head = heads * plan.heads;
         MatrixBlock {
@@ -120,10 +134,11 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         }
     }
 
-    pub fn run(self, tile: Val<'k>, out: BufId) {
+    pub fn run(self, tile: Val<'k>, new_rows: &[NewRows], out: BufId) {
         let (k, a, single) = (self.k, self.a, self.plan.single);
         let (start, end) = keys_seen(a, self.plan, [tile, self.first, self.n, self.past], self.prefix);
         let (start, end) = (start.named("start"), end.named("end"));
+        append(a, new_rows, (self.head, self.last), [start, end], WARP * self.warps.rows * self.warps.keys);
         let first_slice = single.then(|| tile.equals(0));
         self.clear(first_slice);
         if let Some(sinks) = a.sinks() {
@@ -189,42 +204,51 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
 
     // ---- what comes into shared memory
 
-    /// Two lanes have a row of queries.
+    /// Some neighbouring lanes have a row of queries, as many as there are threads for.
     fn load_queries(self) {
         let (k, rows) = (self.k, SIDE * self.warps.rows);
+        let threads = WARP * self.warps.rows * self.warps.keys;
+        let fits = |lanes: &i64| lanes * rows <= threads && self.a.size / COLUMNS % lanes == 0;
+        let lanes = [8, 4].into_iter().find(fits).unwrap_or(2);
         self.team.run(|thread| {
-            let its = (thread / 2).named("row");
-            if self.warps.keys == 1 {
-                return self.load_query(its, thread % 2);
+            let its = (thread / lanes).named("row");
+            if lanes * rows == threads {
+                return self.load_query(its, thread % lanes, lanes);
             }
-            k.when(its.lt(rows), || self.load_query(its, thread % 2));
+            k.when(its.lt(rows), || self.load_query(its, thread % lanes, lanes));
         });
         k.barrier();
     }
 
-    /// The first or second half of a row.
-    fn load_query(self, row: Val<'k>, half: Val<'k>) {
-        let (k, length) = (self.k, self.a.size / 2);
+    /// The part of a row that a lane has. A short one stays in registers while the largest element of the row is found.
+    fn load_query(self, row: Val<'k>, part: Val<'k>, lanes: i64) {
+        let (k, length) = (self.k, self.a.size / lanes);
         let (position, head) = self.query_of(row);
         let pieces = length / COLUMNS;
-        let column = |piece: Val<'k>| half * length + piece * COLUMNS;
+        let column = |piece: Val<'k>| part * length + piece * COLUMNS;
         let load =
             |piece: Val<'k>| self.a.query([position, head, column(piece)], COLUMNS as u32).named("query");
+        let largest = |query: Val<'k>| query.abs().reduce_lanes(BinOp::Max);
+        let kept: Option<Vec<Val>> =
+            (pieces <= KEPT).then(|| (0..pieces).map(|piece| load(k.int(piece))).collect());
         let factor = self.scales.map(|scales| {
-            let most = k.fold("piece", pieces, 0.0, |piece, most| {
-                most.max(load(piece).abs().reduce_lanes(BinOp::Max))
-            });
-            let [factor, back] = powers(most.max(of_lane(most, 1)).named("most"));
-            k.when(half.equals(0), || scales.set([row], back));
+            let most = match &kept {
+                Some(kept) => kept.iter().fold(k.float(0.0), |most, &query| most.max(largest(query))),
+                None => k.fold("piece", pieces, 0.0, |piece, most| most.max(largest(load(piece)))),
+            };
+            let most = fold_lanes(most, BinOp::Max, lanes);
+            let [factor, back] = powers(most);
+            k.when(part.equals(0), || scales.set([row], back));
             factor
         });
-        k.serial("piece", pieces, |piece| {
-            let query = load(piece);
-            self.q.set(
-                [row, column(piece)],
-                factor.map_or(query, |factor| query * factor.splat(COLUMNS as u32)),
-            );
-        });
+        let store = |piece: Val<'k>, query: Val<'k>| {
+            let query = factor.map_or(query, |factor| query * factor.splat(COLUMNS as u32));
+            self.q.set([row, column(piece)], query);
+        };
+        match kept {
+            Some(kept) => kept.into_iter().zip(0..).for_each(|(query, piece)| store(k.int(piece), query)),
+            None => k.serial("piece", pieces, |piece| store(piece, load(piece))),
+        }
     }
 
     /// Begins to fill a tile with the rows from `j` on; the last row stands in for those after it.
@@ -232,14 +256,21 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         let (k, a) = (self.k, self.a);
         let page = a.page(j).map(Page::named);
         let row_at = |i: Val<'k>| (j + i).min(self.last);
+        let (_, scale) = if tile.values { a.value } else { a.key };
+        if let (Some(scales), Some(scale)) = (tile.scales, scale) {
+            let zero = k.int(0);
+            self.team.each(self.plan.keys, |i| {
+                scales.set([i], a.row(scale, page, [row_at(i), self.head, zero], 1));
+            });
+        }
         let (Some(rows), Some(to)) = (tile.rows, tile.to.stored()) else {
             let lanes = OF_LANE;
             return self.team.each(self.plan.keys * (tile.size / lanes), |i| {
                 let (row, c) = (i / (tile.size / lanes), i % (tile.size / lanes) * lanes);
                 let at = [row_at(row), self.head, c];
-                let floats =
-                    if tile.values { a.value(page, at, lanes as u32) } else { a.key(page, at, lanes as u32) };
-                tile.to.set([row, c], floats);
+                let (v, (codes, _)) = if tile.values { (a.v, a.value) } else { (a.k, a.key) };
+                let v = if tile.scales.is_some() { codes } else { v };
+                tile.to.set([row, c], a.row(v, page, at, lanes as u32));
             });
         };
         let view = rows.in_page(k.view(rows.buf, [1, a.kv, tile.size]), page);
@@ -256,10 +287,10 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
     /// Adds the keys `start..end`; `start` begins a tile.
     fn keys(self, start: Val<'k>, end: Val<'k>) {
         let (k, step) = (self.k, self.plan.keys);
-        self.load_queries();
         let tiles = (end - start).max(0).div_ceil(step).named("tiles");
         k.when(k.int(0).lt(tiles), || self.fill(&self.keys, start));
         k.commit();
+        self.load_queries();
         k.serial("tile", tiles, |i| {
             let j = (start + i * step).named("j");
             self.fill(&self.values, j);
@@ -303,6 +334,12 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
                 }
             });
         });
+        if self.keys.scales.is_some() {
+            k.unrolled("i", self.keys_of_warp() / COLUMNS, |i| {
+                let s = self.s.load((i, 0), OF_LANE as u32);
+                self.s.set((i, 0), self.keys.scaled(s, part.key + i * COLUMNS + part.column));
+            });
+        }
     }
 
     /// Products to scores, and these to weights with the new maxima; older sums change by what that makes of them.
@@ -383,7 +420,10 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
     fn mix(self, thread: Val<'k>) {
         let (k, part) = (self.k, self.part(thread));
         k.unrolled("i", self.keys_of_warp() / SIDE, |i| {
-            let weights = [0, 1].map(|half| self.s.load((i * 2 + half, 0), OF_LANE as u32));
+            let weights = [0, 1].map(|half| {
+                let weight = self.s.load((i * 2 + half, 0), OF_LANE as u32);
+                self.values.scaled(weight, part.key + i * SIDE + half * COLUMNS + part.column)
+            });
             let weights = Factors::of(side_by_side(weights), self.warps.value.other());
             k.unrolled("c", self.a.value_size / SIDE, |c| {
                 let at = [part.key + i * SIDE, c * SIDE];

@@ -68,8 +68,11 @@ impl fmt::Display for GpuPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let GpuPlan { positions, heads, keys, slices, .. } = self;
         write!(f, "blocks of {positions} positions x {heads} heads, tiles of {keys} keys in shared memory")?;
-        if let Some(Warps { rows, keys, key, value }) = &self.matrix {
+        if let Some(Warps { rows, keys, key, value, codes }) = &self.matrix {
             write!(f, "; tensor cores, {rows} x {keys} warps, keys of {key}, values of {value}")?;
+            if *codes {
+                write!(f, " times the scale of the row")?;
+            }
         }
         match slices {
             1 => Ok(()),

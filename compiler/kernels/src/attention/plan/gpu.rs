@@ -47,6 +47,8 @@ pub struct Warps {
     pub keys: i64,
     pub key: Halves,
     pub value: Halves,
+    /// Both are codes with a scale for each row.
+    pub codes: bool,
 }
 
 /// How numbers are made of 16-bit floats.
@@ -56,20 +58,25 @@ pub struct Halves {
     pub dtype: DType,
     /// Numbers are the sums of so many: f32 as two f16 keep 22 bits, as two bf16 17, as three all of them.
     pub parts: u32,
+    /// Of what they are multiplied with, which is f32.
+    pub others: u32,
 }
 
 impl Halves {
+    /// Codes of 8 bits are a bf16 each; the scale of a row is multiplied with f32.
+    const CODES: Halves = Halves { dtype: DType::BF16, parts: 1, others: 3 };
+
     /// Of keys or values: what is stored in 16 bits is one, f32 and what is computed are three.
     fn of(rows: Option<CacheRows>) -> Halves {
         match rows {
-            Some(rows) => Halves { dtype: rows.dtype, parts: 1 },
-            None => Halves { dtype: DType::BF16, parts: 3 },
+            Some(rows) => Halves { dtype: rows.dtype, parts: 1, others: 2 },
+            None => Halves { dtype: DType::BF16, parts: 3, others: 3 },
         }
     }
 
-    /// Of what they are multiplied with, which is f32.
+    /// How what they are multiplied with is made.
     pub fn other(self) -> Halves {
-        Halves { parts: self.parts.max(2), ..self }
+        Halves { parts: self.others, ..self }
     }
 
     /// Bytes of a number.
@@ -105,14 +112,15 @@ impl GpuPlan {
     /// Rows are whole fragments; a block has as many warps and keys as the shared memory has room for, more than 32 keys last.
     fn on_tensor_cores(a: &Problem, tile: AttentionTile, single: bool) -> Option<GpuPlan> {
         let fits = |size: i64| size % SIDE == 0 && size <= LONGEST;
-        if !fits(a.size) || !fits(a.value_size) || a.has_codes() {
+        if !fits(a.size) || !fits(a.value_size) {
             return None;
         }
-        let [key, value] = a.halves().map(Halves::of);
+        let codes = a.has_codes();
+        let [key, value] = if codes { [Halves::CODES; 2] } else { a.halves().map(Halves::of) };
         let (mut warps, mut keys) = (i64::from(tile.warps), i64::from(tile.keys));
         loop {
             let along_keys = if single { warps.min(keys / SIDE) } else { 1 };
-            let plan = Warps { rows: if single { 1 } else { warps }, keys: along_keys, key, value };
+            let plan = Warps { rows: if single { 1 } else { warps }, keys: along_keys, key, value, codes };
             if plan.shared_bytes(a, keys) <= i64::from(tile.shared_bytes) {
                 let rows = SIDE * plan.rows;
                 return Some(GpuPlan::of(a, single, (rows, keys), Some(plan)));
@@ -159,13 +167,14 @@ impl GpuPlan {
 }
 
 impl Warps {
-    /// Bytes of queries with their scales, of tiles of keys and values, and of sums to join.
+    /// Bytes of queries with their scales, of tiles of keys and values with theirs, and of sums to join.
     fn shared_bytes(&self, a: &Problem, keys: i64) -> i64 {
         let rows = SIDE * self.rows;
         let queries = rows * ((a.size + PAD) * self.key.other().bytes() + 4);
         let tiles = (a.size + PAD) * self.key.bytes() + (a.value_size + PAD) * self.value.bytes();
         let joined = if self.keys > 1 { self.keys * a.group.min(rows) * (a.value_size + 2) * 4 } else { 0 };
-        queries + keys * tiles + joined
+        let scales = if self.codes { 2 * 4 } else { 0 };
+        queries + keys * (tiles + scales) + joined
     }
 }
 
