@@ -3,7 +3,7 @@
 //! the sum. What is linear is done with the terms before: of several experts one sum is left, and of branches that are added.
 
 use super::Stop;
-use super::cut::{Cut, RowCut, divides};
+use super::cut::{Cut, divides};
 use super::held::{Held, Split};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{FunctionKind, Node, ValueId};
@@ -43,35 +43,22 @@ impl Split<'_, '_> {
 
     /// The rank's part of a weight along an axis.
     fn columns_of(&mut self, w: ValueId, axis: usize) -> Result<Option<ValueId>, Stop> {
-        self.of_param(w, axis, &|split, param, axis| {
-            if axis == 0 {
-                let rows = RowCut { outer: 1, parts: split.ranks(), segments: None };
-                let divides = divides(&split.s.old.params[param].ty.dims[0], rows.parts);
-                return Ok(divides.then(|| split.s.part_of(param, rows)));
-            }
-            split.whole_groups(param)?;
-            Ok(Some(split.s.columns_of(param)))
-        })
-    }
-
-    /// What a weight is made of a parameter by, from the part of the parameter that `part` gives for an axis of it.
-    pub fn of_param(
-        &mut self,
-        w: ValueId,
-        axis: usize,
-        part: &dyn Fn(&mut Self, ParamId, usize) -> Result<Option<ParamId>, Stop>,
-    ) -> Result<Option<ValueId>, Stop> {
         let Some(node) = self.f.def(w) else { return Ok(None) };
         let axis = match &node.op {
-            Op::Param(param) if self.dims(w).len() == 2 => {
-                let Some(part) = part(self, *param, axis)? else { return Ok(None) };
+            Op::Param(param) if self.dims(w).len() == 2 && axis == 1 => {
+                self.whole_groups(*param)?;
+                let part = self.s.columns_of(*param);
                 return self.emit(Op::Param(part), &[]).map(Some);
+            }
+            Op::Param(_) if axis == 0 => {
+                let cut = Cut::new(axis, self.ranks());
+                return if self.has_part(w, cut)? { self.part(w, cut).map(Some) } else { Ok(None) };
             }
             Op::Dequantize | Op::Cast(_) | Op::Unary(_) => axis,
             Op::Permute { perm } => perm[axis],
             _ => return Ok(None),
         };
-        let Some(x) = self.of_param(node.inputs[0], axis, part)? else { return Ok(None) };
+        let Some(x) = self.columns_of(node.inputs[0], axis)? else { return Ok(None) };
         self.emit(node.op.clone(), &[x]).map(Some)
     }
 
