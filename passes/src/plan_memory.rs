@@ -377,7 +377,14 @@ impl<'a> EntryPlanner<'a> {
 
     /// An output behind the first: it stays in the arena until the step has ended, for debuggers to read.
     fn is_tap(&self, id: BufferId) -> bool {
-        matches!(self.entry.buffers[id].memory, Memory::Output(i) if i > 0)
+        matches!(self.entry.buffers[id].memory, Memory::Output(i) if i > 0) && !reads_logits(&self.entry.name)
+    }
+
+    /// Bytes of the outputs before output `i`, in as many rows as a call has at most.
+    fn before_output(&self, i: u32) -> u64 {
+        let before = |memory| matches!(memory, Memory::Output(other) if other < i);
+        let ids = self.entry.buffers.iter().filter(|(_, b)| before(b.memory)).map(|(id, _)| id);
+        ids.map(|id| self.bytes(id)).sum()
     }
 
     /// First fit in order of first use; memory is free after its last use.
@@ -445,7 +452,7 @@ impl<'a> EntryPlanner<'a> {
     /// Base and size of a buffer; offset 0 for temporaries.
     fn fixed(&self, id: BufferId) -> BufferRef {
         let bytes = self.bytes(id);
-        let softmax = self.entry.name == SOFTMAX;
+        let of_logits = reads_logits(&self.entry.name);
         if let Memory::State(s) | Memory::NewRows(s) = self.entry.buffers[id].memory {
             let (offset, of_page) = self.plan.states[s.index()];
             let new = matches!(self.entry.buffers[id].memory, Memory::NewRows(_));
@@ -464,11 +471,11 @@ impl<'a> EntryPlanner<'a> {
             Memory::State(s) | Memory::NewRows(s) => (Base::State, self.plan.states[s.index()].0),
             Memory::PageTable => (Base::PageTable, 0),
             Memory::Temp => (Base::Arena, 0),
-            Memory::Input(0) if softmax => (Base::Logits, 0),
+            Memory::Input(0) if of_logits => (Base::Logits, 0),
             Memory::Input(0) => (Base::Tokens, 0),
             Memory::Input(_) if self.entry.batching == Batching::Ragged => (Base::Wanted, 0),
             Memory::Input(_) => (Base::Temperature, 0),
-            Memory::Output(0) if softmax => (Base::Probs, 0),
+            Memory::Output(i) if of_logits => (Base::Probs, self.before_output(i)),
             Memory::Output(0) => (Base::Logits, 0),
             Memory::Output(_) => (Base::Arena, 0),
         };
@@ -478,3 +485,10 @@ impl<'a> EntryPlanner<'a> {
 
 /// The entry that turns logits into probabilities: inputs logits and temperature, output probabilities.
 pub const SOFTMAX: &str = "softmax_with_temperature";
+/// The entry that finds the largest logits of each row: input logits, outputs these and their numbers.
+pub const LIKELIEST: &str = "likeliest";
+
+/// Whether the first input of an entry are logits.
+fn reads_logits(entry: &str) -> bool {
+    matches!(entry, SOFTMAX | LIKELIEST)
+}

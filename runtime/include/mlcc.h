@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 13u
+#define MLCC_ABI_VERSION 14u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_PAGE_ROWS 64u
 #define MLCC_SECTION_ALIGN 4096u

@@ -14,6 +14,7 @@ mod executor;
 mod graphs;
 mod image;
 mod launches;
+mod likeliest;
 mod session;
 mod session_pages;
 mod stream;

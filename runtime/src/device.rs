@@ -10,6 +10,7 @@ use mlcc_abi::Sequence;
 
 use crate::buffer::Buffer;
 use crate::cpu::CpuDevice;
+use crate::likely::Likely;
 use crate::session::Step;
 use crate::table::State;
 use crate::trace::StepTimes;
@@ -62,6 +63,18 @@ pub(crate) trait DeviceSession: Send {
 
     /// Runs a step that eats tokens.
     fn feed(&mut self, model: &Model, step: Step, tokens: &[i32], past: u64) -> Result<()>;
+
+    /// [`DeviceSession::feed`] of one token to decode. Where the device finds the likeliest tokens itself, `enough` gets them; if it
+    /// says true, so does this, and the logits stay where they were made.
+    fn decode_likeliest(
+        &mut self,
+        model: &Model,
+        token: i32,
+        past: u64,
+        _enough: &mut dyn FnMut(&[Likely]) -> bool,
+    ) -> Result<bool> {
+        self.feed(model, Step::Decode, &[token], past).map(|()| false)
+    }
 
     /// `softmax(logits / temperature)` of the last logits.
     fn softmax(&mut self, model: &Model, temperature: f32) -> Result<&[f32]>;

@@ -12,7 +12,7 @@ use mlcc_abi::section;
 use crate::buffer::Buffer;
 use crate::device::{BatchMember, DeviceSession};
 use crate::table::Window;
-use crate::{Adapter, Error, Model, Result, StepTimes};
+use crate::{Adapter, Error, Likely, Model, Result, StepTimes};
 
 pub use copies::Snapshot;
 pub use logits::Logits;
@@ -124,6 +124,21 @@ impl Session {
         self.check(&[token])?;
         self.step(Step::Decode, &[token])?;
         Ok(self.logits())
+    }
+
+    /// Feeds one token. A device that finds the likeliest tokens itself gives these to `enough`, in falling order of their logits, equal ones
+    /// by their number; those that are not numbers come last. If that says true the logits of all tokens are not copied to the host and
+    /// this is `None`: [`Session::logits`] are those of an earlier token then. Else, and on other devices, it is as [`Session::decode`].
+    pub fn decode_likeliest(
+        &mut self,
+        token: i32,
+        enough: &mut dyn FnMut(&[Likely]) -> bool,
+    ) -> Result<Option<&[f32]>> {
+        self.check(&[token])?;
+        self.make_room(1)?;
+        let enough = self.memory.decode_likeliest(&self.model, token, self.rows, enough)?;
+        self.rows += 1;
+        Ok((!enough).then(|| self.logits()))
     }
 
     /// Feeds `tokens` and returns the logits of every position, one row of `vocab` floats after the other.

@@ -101,7 +101,7 @@ impl Checks {
             "prefill" | "decode" | "prefill_logits" => Checks::Tokens,
             BATCH_STEP => Checks::Sequences,
             RAGGED_STEP => Checks::Pieces,
-            "softmax_with_temperature" => Checks::Rows,
+            "softmax_with_temperature" | mlcc_abi::LIKELIEST_ENTRY => Checks::Rows,
             _ => Checks::None,
         }
     }

@@ -133,7 +133,7 @@ pub struct ImageDesc {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceEntryDesc {
-    /// One of [`mlcc_abi::ENTRY_NAMES`].
+    /// One of [`mlcc_abi::ENTRY_NAMES`], or [`mlcc_abi::LIKELIEST_ENTRY`].
     pub name: String,
     pub launches: Vec<LaunchDesc>,
 }

@@ -1,14 +1,14 @@
 //! The graph module of a model: all its entry functions.
 
 use mlcc_ir::dim::{Dim, Sym};
-use mlcc_ir::graph::FunctionKind;
+use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::Module;
-use mlcc_ir::ops::OpError;
+use mlcc_ir::ops::{Op, OpError};
 use mlcc_ir::sequences::Batching;
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_models::{AdapterSlots, Architecture, EntrySpec, Logits};
-use mlcc_passes::plan_memory::SOFTMAX;
+use mlcc_passes::plan_memory::{LIKELIEST, SOFTMAX};
 
 /// The entry function for rows of several sequences.
 const STEP: &str = "step";
@@ -90,6 +90,21 @@ fn build_with(
     b.set_batching(Batching::Single);
     softmax_with_temperature(&mut b, architecture.vocab());
     b.finish()
+}
+
+/// Adds the entry function that finds the largest of `n` rows of logits, so that a device need not send them all to the host. Text
+/// models have no logits, and very small vocabularies are sent as they are.
+pub fn add_likeliest(module: &mut Module) -> Result<(), OpError> {
+    let Some(softmax) = module.functions.values().find(|f| f.name == SOFTMAX) else { return Ok(()) };
+    let logits = softmax.ty(softmax.inputs[0]).clone();
+    if logits.dims[1].as_const().is_none_or(|vocab| vocab < mlcc_abi::LIKELIEST as i64) {
+        return Ok(());
+    }
+    let mut f = Function::new(LIKELIEST, FunctionKind::Entry);
+    let logits = f.add_input(logits);
+    f.outputs = f.append(module, Op::TopK { k: mlcc_abi::LIKELIEST }, &[logits])?;
+    module.functions.push(f);
+    Ok(())
 }
 
 /// `softmax(logits / temperature)` of `n` rows of logits.

@@ -28,7 +28,7 @@ pub enum Base {
     Wanted,
     /// Output: `f32[rows, vocab]`.
     Logits,
-    /// Output of `softmax_with_temperature`: `f32[vocab]`.
+    /// Output of `softmax_with_temperature`, `f32[vocab]`, and outputs of `likeliest`.
     Probs,
     /// Input of `softmax_with_temperature`: `f32[1]`.
     Temperature,

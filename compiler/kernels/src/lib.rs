@@ -4,6 +4,7 @@
 pub mod attention;
 pub mod experts;
 pub mod inline;
+pub mod likeliest;
 pub mod lower;
 pub mod machine;
 pub mod pages;

@@ -23,7 +23,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 13;
+pub const ABI_VERSION: u32 = 14;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Rows of every cache in a page.
@@ -243,6 +243,13 @@ pub const ENTRY_NAMES: [&str; 14] = [
     "adapted_step",
 ];
 
+/// Name of an entry point that devices alone may have: `n` rows of logits in ([`arg::LOGITS`]), of each the [`LIKELIEST`] largest out, in
+/// falling order, equal ones by their number. At [`arg::PROBS`] are rows of as many logits, and behind these, where the largest offset of
+/// an argument says, as many rows of their numbers, `i32`. NaN counts as less than all numbers; -0 becomes 0.
+pub const LIKELIEST_ENTRY: &str = "likeliest";
+/// Logits of a row that [`LIKELIEST_ENTRY`] finds.
+pub const LIKELIEST: usize = 64;
+
 /// What the names of entry points begin with that are for calls with adapters.
 pub const ADAPTED: &str = "adapted_";
 
@@ -451,7 +458,7 @@ pub struct Launch {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceEntry {
-    /// One of [`ENTRY_NAMES`]. `create_kv_cache` and `reset_kv_cache` may be absent: the state table says it all.
+    /// One of [`ENTRY_NAMES`], or [`LIKELIEST_ENTRY`]. `create_kv_cache` and `reset_kv_cache` may be absent: the state table says it all.
     pub name: Str,
     pub launches: *const Launch,
     pub n_launches: u64,

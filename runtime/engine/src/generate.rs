@@ -13,6 +13,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use mlcc_runtime::Likely;
 use thiserror::Error;
 
 use crate::grammar::GrammarError;
@@ -52,6 +53,16 @@ pub trait LanguageModel {
     /// token alone, and its logits are one row.
     fn feed_drafts(&mut self, tokens: &[TokenId]) -> Result<&[f32], Self::Error> {
         self.decode(tokens[0])
+    }
+    /// Appends one token. A model that finds the likeliest next tokens by itself gives them to `enough` (as
+    /// [`mlcc_runtime::Session::decode_likeliest`]); `None` if that said true. Else the logits after it.
+    fn decode_likeliest(
+        &mut self,
+        token: TokenId,
+        enough: &mut dyn FnMut(&[Likely]) -> bool,
+    ) -> Result<Option<&[f32]>, Self::Error> {
+        let _ = enough;
+        self.feed_drafts(&[token]).map(Some)
     }
     /// Keeps the first `past` tokens, of which only drafts may be missing.
     fn take_back(&mut self, past: usize) -> Result<(), Self::Error> {
@@ -398,7 +409,14 @@ impl<M: LanguageModel> Generator<M> {
         if let Some(drafter) = self.drafter.as_deref_mut().filter(|_| most > 0) {
             text.draft(0, drafter, most);
         }
-        let logits = self.model.feed_drafts(&text.tokens()[*fed..]).map_err(model_error)?;
+        let logits = match text.tokens()[*fed..] {
+            [token] => {
+                let enough = &mut |likeliest: &[Likely]| text.choose_among(likeliest);
+                self.model.decode_likeliest(token, enough).map(Option::unwrap_or_default)
+            }
+            ref tokens => self.model.feed_drafts(tokens),
+        };
+        let logits = logits.map_err(model_error)?;
         text.keep_drafts((logits.len() / vocab).saturating_sub(1));
         let Chosen { end, accepted, .. } = text.take(logits, vocab, past + 1, show);
         *fed += 1 + accepted;

@@ -1,6 +1,6 @@
 //! Compiled models in the terms of this crate.
 
-use mlcc_runtime::{Error, Model, Session, Snapshot};
+use mlcc_runtime::{Error, Likely, Model, Session, Snapshot};
 
 use crate::eval::WindowModel;
 use crate::generate::{LanguageModel, RewindModel};
@@ -101,6 +101,14 @@ impl LanguageModel for Session {
             [_, _, ..] if takes_drafts(self.model()) => Session::prefill_logits(self, tokens),
             _ => Session::decode(self, tokens[0]),
         }
+    }
+
+    fn decode_likeliest(
+        &mut self,
+        token: TokenId,
+        enough: &mut dyn FnMut(&[Likely]) -> bool,
+    ) -> Result<Option<&[f32]>, Error> {
+        Session::decode_likeliest(self, token, enough)
     }
 
     fn take_back(&mut self, past: usize) -> Result<(), Error> {

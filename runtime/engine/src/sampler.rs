@@ -8,6 +8,7 @@
 
 mod changes;
 mod history;
+mod likeliest;
 mod logprobs;
 mod params;
 mod pcg;
@@ -136,17 +137,22 @@ impl Sampler {
         grammar: Option<&Grammar>,
     ) -> Result<TokenId, SampleError> {
         self.fill(logits, grammar)?;
+        self.draw().ok_or(SampleError::NoFiniteLogit { vocab: self.vocab })
+    }
+
+    /// One of the candidates, of which there is at least one.
+    fn draw(&mut self) -> Option<TokenId> {
         self.chosen += 1;
         // Exactly one number per token, also when there is no choice: later tokens then do not depend on it.
         let mut left = self.rng.next_f64();
         for candidate in &self.candidates {
             left -= candidate.probability;
             if left < 0.0 {
-                return Ok(candidate.id);
+                return Some(candidate.id);
             }
         }
         // Rounding may leave a rest of 1e-16 after the last one.
-        self.candidates.last().map(|c| c.id).ok_or(SampleError::NoFiniteLogit { vocab: self.vocab })
+        self.candidates.last().map(|c| c.id)
     }
 
     /// The tokens that may be drawn, with probabilities that sum to 1; sorted by probability where top-k or top-p cuts.
@@ -199,11 +205,7 @@ const TOP_P_WEIGHTS: [f64; 4] = [1e-2, 1e-4, 1e-8, 0.0];
 
 /// Fills `candidates` with what temperature, top-k, top-p and min-p leave of the logits, of which `best` is the likeliest.
 fn cut(params: &SamplingParams, logits: &[f32], best: Candidate, candidates: &mut Vec<Candidate>) {
-    let weight = |logit: f32| (f64::from(logit - best.logit) / f64::from(params.temperature)).exp();
-    let weigh = |candidates: &mut Vec<Candidate>| -> f64 {
-        candidates.iter_mut().for_each(|c| c.probability = weight(c.logit));
-        candidates.iter().map(|c| c.probability).sum()
-    };
+    let weigh = |candidates: &mut Vec<Candidate>| weigh(params, best.logit, candidates);
     // A logit below all of at least that weight, if not by much.
     let below = |weight: f64| {
         let logit = f64::from(best.logit) + f64::from(params.temperature) * weight.ln();
@@ -229,6 +231,22 @@ fn cut(params: &SamplingParams, logits: &[f32], best: Candidate, candidates: &mu
         scan::at_least(logits, below(f64::from(params.min_p)), candidates);
         weigh(candidates);
     }
+    drop_unlikely(params, candidates);
+}
+
+/// How likely a token is beside the likeliest one, whose logit is `best`.
+fn weight(params: &SamplingParams, best: f32, logit: f32) -> f64 {
+    (f64::from(logit - best) / f64::from(params.temperature)).exp()
+}
+
+/// Notes the weights of candidates; their sum.
+fn weigh(params: &SamplingParams, best: f32, candidates: &mut [Candidate]) -> f64 {
+    candidates.iter_mut().for_each(|c| c.probability = weight(params, best, c.logit));
+    candidates.iter().map(|c| c.probability).sum()
+}
+
+/// Drops what min-p does not let through, and makes probabilities of the weights.
+fn drop_unlikely(params: &SamplingParams, candidates: &mut Vec<Candidate>) {
     candidates.retain(|c| c.probability >= f64::from(params.min_p));
     let kept: f64 = candidates.iter().map(|c| c.probability).sum();
     candidates.iter_mut().for_each(|c| c.probability /= kept);

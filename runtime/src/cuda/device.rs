@@ -108,6 +108,8 @@ pub(crate) struct Gpu {
     name: String,
     entries: Vec<(String, Vec<Kernel>)>,
     pub decode_loaded: Loaded,
+    /// Launches of `decode`, and then of what finds the likeliest tokens.
+    decode_likeliest: Option<(Vec<Kernel>, Loaded)>,
     executor: Mutex<Executor>,
     weights: DeviceBuffer,
     pages: Option<Arc<PagePool<DevicePages>>>,
@@ -174,17 +176,22 @@ impl Gpu {
             Module { handle: context.enter()?.load_module(&image.bytes)?, context: Arc::clone(&context) };
         let resolve = |entry: &DeviceEntry| {
             let kernels = entry.launches.iter().map(|l| Kernel::resolve(&context, module.handle, l));
-            Ok((entry.name.clone(), kernels.collect::<Result<_>>()?))
+            Ok((entry.name.clone(), kernels.collect::<Result<Vec<Kernel>>>()?))
         };
         let entries: Vec<_> = table.device_entries.iter().map(resolve).collect::<Result<_>>()?;
         if !entries.iter().any(|(name, _)| name == "decode") {
             return Err(Error::MissingEntry { path: path.to_path_buf(), entry: "decode" });
         }
+        let of = |name: &str| entries.iter().find(|(n, _)| n == name).map(|(_, kernels)| kernels.as_slice());
+        let decode_likeliest = of("decode")
+            .zip(of(mlcc_abi::LIKELIEST_ENTRY))
+            .map(|(decode, choice)| ([decode, choice].concat(), Loaded::default()));
         let weights = upload(&context, weights)?;
         // Before the pages, which take most of what is left.
         let executor = Mutex::new(Executor::new(&context, table)?);
         let pages = DevicePages::pool(&context, &table.plan, options.cache_pages)?.map(Arc::new);
-        Ok(Self { name, entries, decode_loaded: Loaded::default(), executor, weights, pages, module })
+        let decode_loaded = Loaded::default();
+        Ok(Self { name, entries, decode_loaded, decode_likeliest, executor, weights, pages, module })
     }
 
     /// Of the caches of all sequences, if the model has any.
@@ -204,6 +211,11 @@ impl Gpu {
     /// Where the weights begin.
     pub fn weights(&self) -> DevicePtr {
         self.weights.ptr()
+    }
+
+    /// Launches of `decode` that end with the likeliest tokens, and whether all have run.
+    pub fn decode_likeliest(&self) -> Option<(&[Kernel], &Loaded)> {
+        self.decode_likeliest.as_ref().map(|(kernels, loaded)| (kernels.as_slice(), loaded))
     }
 
     /// The launch list of an entry point.

@@ -9,6 +9,7 @@ use super::control::{ControlBlock, Inputs};
 use super::device::{Context, DeviceBuffer, Gpu};
 use super::graphs::Graphs;
 use super::launches::{Bases, BatchSizes, Sizes, Span, entry};
+use super::likeliest::LikeliestTokens;
 use super::stream::Stream;
 use crate::Result;
 use crate::buffer::Buffer;
@@ -26,6 +27,8 @@ pub(crate) struct Executor {
     logits: DeviceBuffer,
     rows: Option<DeviceBuffer>,
     probs: Option<DeviceBuffer>,
+    /// Where the device finds them.
+    pub likeliest: Option<LikeliestTokens>,
     /// Of `decode_batch`, and of `step`.
     batches: Graphs,
     steps: Graphs,
@@ -43,6 +46,7 @@ impl Executor {
             logits: DeviceBuffer::new(context, "the logits on the GPU", plan.vocab.saturating_mul(4))?,
             rows: None,
             probs: None,
+            likeliest: LikeliestTokens::new(context, table)?,
             batches: Graphs::new("tokens of several sequences are decoded"),
             steps: Graphs::new("steps of several sequences are computed"),
             plan,
@@ -81,7 +85,8 @@ impl Executor {
     /// Bytes of scratch memory and results.
     pub fn bytes(&self) -> u64 {
         let some = [Some(&self.arena), Some(&self.logits), self.rows.as_ref(), self.probs.as_ref()];
-        some.into_iter().flatten().map(|buffer| buffer.len() as u64).sum()
+        let likeliest = self.likeliest.as_ref().map_or(0, LikeliestTokens::bytes) as u64;
+        some.into_iter().flatten().map(|buffer| buffer.len() as u64).sum::<u64>() + likeliest
     }
 
     /// What the last step has left.

@@ -32,7 +32,7 @@ pub(crate) struct Graphs {
     notice: Option<String>,
 }
 
-/// Whether all kernels of `decode` have run once. The driver loads a kernel when it is first launched, which it cannot do
+/// Whether all kernels of a list have run once. The driver loads a kernel when it is first launched, which it cannot do
 /// while it records.
 #[derive(Default)]
 pub(crate) struct Loaded(AtomicBool);
@@ -42,21 +42,21 @@ impl Graphs {
         Self { what, made: Vec::new(), seen: Vec::new(), refused: 0, notice: None }
     }
 
-    /// Puts the launches of a token on the stream, as a graph where that is possible. `past`: tokens before this one.
+    /// Puts the launches of a token on the stream, as a graph where that is possible. `loaded` tells whether all of them have run.
+    /// `past`: tokens before this one, of `context` at most.
     pub fn decode(
         &mut self,
         device: &Gpu,
-        kernels: &[Kernel],
+        (kernels, loaded): (&[Kernel], &Loaded),
         bases: &Bases,
-        past: u64,
-        context: u64,
+        (past, context): (u64, u64),
         stream: Handle,
     ) -> Result<()> {
         let sizes = Sizes { n: 1, past: Span::of(past), ..Sizes::default() };
         let largest = Sizes { past: bucket(kernels, sizes.past, context), ..sizes };
-        let loaded = device.decode_loaded.0.load(Ordering::Relaxed);
-        self.run(device, kernels, bases, (sizes, largest), loaded, stream)?;
-        device.decode_loaded.0.store(true, Ordering::Relaxed);
+        let has_run = loaded.0.load(Ordering::Relaxed);
+        self.run(device, kernels, bases, (sizes, largest), has_run, stream)?;
+        loaded.0.store(true, Ordering::Relaxed);
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use crate::{Error, Result};
 const PLAIN_SHARED_BYTES: u32 = 48 << 10;
 
 /// A launch with its kernel resolved.
+#[derive(Clone)]
 pub(crate) struct Kernel {
     function: Handle,
     launch: Launch,

@@ -10,12 +10,14 @@ use mlcc_abi::{Control, Sequence};
 use super::control::Inputs;
 use super::device::{DeviceBuffer, Gpu};
 use super::executor::Executor;
-use super::graphs::Graphs;
-use super::launches::{Bases, Sizes, Span, entry};
+use super::graphs::{Graphs, Loaded};
+use super::launches::{Bases, Kernel, Sizes, Span, entry};
+use super::likeliest::LikeliestTokens;
 use super::session_pages::SessionPages;
 use super::stream::Stream;
 use crate::buffer::Buffer;
 use crate::device::{BatchMember, DeviceSession};
+use crate::likely::Likely;
 use crate::page_table::PageTable;
 use crate::session::Step;
 use crate::table::{Plan, State, Table};
@@ -24,6 +26,8 @@ use crate::{Model, Result};
 /// Between two calls nothing runs on it, so its pages may go to other sequences.
 pub(crate) struct CudaSession {
     graphs: Graphs,
+    /// Of tokens that end with the likeliest next ones.
+    likeliest_graphs: Graphs,
     /// All states that are no caches.
     state: DeviceBuffer,
     /// Of the rows of its caches.
@@ -48,6 +52,7 @@ impl CudaSession {
         let host_logits = Buffer::floats("the logits", plan.vocab)?;
         Ok(Self {
             graphs: Graphs::new("tokens are decoded"),
+            likeliest_graphs: Graphs::new("tokens are decoded"),
             state,
             pages,
             host_logits,
@@ -63,6 +68,33 @@ impl CudaSession {
         let Some(pages) = &mut self.pages else { return Ok(()) };
         pages.table.own(&model.table().states, past..past + n, past)?;
         pages.send(stream)
+    }
+
+    /// As [`CudaSession::run`] of one token; false if its logits were wanted.
+    fn run_likeliest(
+        &mut self,
+        executor: &mut Executor,
+        kernels: (&[Kernel], &Loaded),
+        (token, past): (i32, u64),
+        enough: &mut dyn FnMut(&[Likely]) -> bool,
+    ) -> Result<bool> {
+        let device = Arc::clone(&self.device);
+        let control = Control { n: 1, past: past as i64, temperature: 1.0, ..Control::default() };
+        let inputs = Inputs { tokens: &[token], ..Inputs::default() };
+        executor.control.write(&control, inputs, executor.stream.handle())?;
+        let (own, stream) = (executor.bases(), &executor.stream);
+        let page_table = self.pages.as_ref().map_or(0, SessionPages::ptr);
+        let probs = executor.likeliest.as_ref().map_or(0, LikeliestTokens::ptr);
+        let bases = Bases { state: self.state.ptr(), page_table, probs, ..own };
+        let past = (past, self.plan.context);
+        self.likeliest_graphs.decode(&device, kernels, &bases, past, stream.handle())?;
+        if let Some(likeliest) = &mut executor.likeliest {
+            likeliest.receive(1, stream)?;
+            if enough(likeliest.row(0)) {
+                return Ok(true);
+            }
+        }
+        stream.receive(bases.logits, self.host_logits.bytes_mut()).map(|()| false)
     }
 
     fn run(&mut self, executor: &mut Executor, step: Step, tokens: &[i32], past: u64) -> Result<()> {
@@ -83,7 +115,8 @@ impl CudaSession {
         let stream = &executor.stream;
         match step {
             Step::Decode => {
-                self.graphs.decode(&device, kernels, &bases, past, self.plan.context, stream.handle())?;
+                let (kernels, past) = ((kernels, &device.decode_loaded), (past, self.plan.context));
+                self.graphs.decode(&device, kernels, &bases, past, stream.handle())?;
             }
             _ => {
                 let sizes = Sizes { n: n as i64, past: Span::of(past), ..Sizes::default() };
@@ -118,6 +151,27 @@ impl DeviceSession for CudaSession {
         self.own(&executor.stream, model, past, tokens.len() as u64)?;
         let done = self.run(&mut executor, step, tokens, past);
         // What was launched before a launch that failed works on the pages.
+        let done = done.or_else(|error| executor.stream.wait().and(Err(error)));
+        if done.is_ok() {
+            executor.control.settled();
+        }
+        done
+    }
+
+    fn decode_likeliest(
+        &mut self,
+        model: &Model,
+        token: i32,
+        past: u64,
+        enough: &mut dyn FnMut(&[Likely]) -> bool,
+    ) -> Result<bool> {
+        let device = Arc::clone(&self.device);
+        let Some(kernels) = device.decode_likeliest() else {
+            return self.feed(model, Step::Decode, &[token], past).map(|()| false);
+        };
+        let mut executor = device.executor();
+        self.own(&executor.stream, model, past, 1)?;
+        let done = self.run_likeliest(&mut executor, kernels, (token, past), enough);
         let done = done.or_else(|error| executor.stream.wait().and(Err(error)));
         if done.is_ok() {
             executor.control.settled();
@@ -277,7 +331,7 @@ impl DeviceSession for CudaSession {
     }
 
     fn notice(&self) -> Option<&str> {
-        self.graphs.notice()
+        self.graphs.notice().or(self.likeliest_graphs.notice())
     }
 }
 
@@ -287,6 +341,7 @@ impl Drop for CudaSession {
         let _ = self.device.executor().stream.wait();
         if let Ok(driver) = self.device.context().enter() {
             self.graphs.destroy(driver);
+            self.likeliest_graphs.destroy(driver);
         }
     }
 }

@@ -30,7 +30,8 @@ impl Table {
             }
         }
         for entry in &self.device_entries {
-            if !abi::ENTRY_NAMES.contains(&entry.name.as_str()) {
+            let name = entry.name.as_str();
+            if !abi::ENTRY_NAMES.contains(&name) && name != abi::LIKELIEST_ENTRY {
                 return malformed(format!("a device entry has the unknown name `{}`", entry.name));
             }
             entry.launches.iter().try_for_each(|launch| check_launch(launch, &entry.name, &self.plan))?;
@@ -220,7 +221,8 @@ fn is_argument(a: &LaunchArg, plan: &Plan) -> bool {
         arg::STATE => plan.state_bytes,
         arg::TOKENS | arg::WANTED => rows.saturating_mul(4),
         arg::SEQUENCES => plan.batch.saturating_mul(size_of::<mlcc_abi::Sequence>() as u64),
-        arg::LOGITS | arg::PROBS => plan.vocab.saturating_mul(rows).saturating_mul(4),
+        arg::LOGITS => plan.vocab.saturating_mul(rows).saturating_mul(4),
+        arg::PROBS => plan.vocab.max(2 * abi::LIKELIEST as u64).saturating_mul(rows).saturating_mul(4),
         arg::CONTROL => size_of::<Control>() as u64,
         arg::PAGES | arg::PAGE_TABLE if plan.page_bytes == 0 => return false,
         arg::PAGES => plan.page_bytes,

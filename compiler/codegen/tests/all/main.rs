@@ -12,6 +12,7 @@ mod examples;
 mod handwritten_kernel;
 mod llvm_aarch64;
 mod llvm_gpu_attention;
+mod llvm_gpu_likeliest;
 mod llvm_gpu_products;
 mod llvm_kernels;
 mod llvm_matrix;

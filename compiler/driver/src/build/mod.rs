@@ -374,6 +374,9 @@ pub fn compile(
             Program::new(crate::model::build_module_with_taps(name, architecture, source.context, batch)?)
         }
     };
+    if target.arch == Arch::Nvptx && source.text.is_none() {
+        crate::model::add_likeliest(&mut program.module)?;
+    }
     let mut pass_options = pass_options(source, target, options);
     if options.keep_quant {
         sorted_columns::sort(&mut program.module, source, options)?;

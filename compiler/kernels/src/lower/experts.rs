@@ -2,10 +2,12 @@
 
 use super::contraction::activation;
 use super::error::LowerError;
-use super::kernel::{ArgContract, Emitted};
+use super::kernel::{ArgContract, Emitted, GroupKernel, Merge, finished};
+use super::operands::result_name;
 use super::plan::Partition;
 use crate::experts::{GpuProduct, TopK};
 use crate::inline::Inliner;
+use crate::likeliest::{Choice as LongChoice, To};
 use crate::machine::Machine;
 use crate::params::KernelTarget;
 use crate::product::{Activation, Choice, Codes, EPILOGUE_OPERANDS, Product, Weight, choose, emit_experts};
@@ -54,6 +56,61 @@ pub fn find<'f>(f: &'f Function, packings: &[Option<Packing>], target: &KernelTa
         _ => weight(node).is_some_and(tiled),
     };
     fits.then_some(node)
+}
+
+/// How the choice of a group is made on a GPU by whole blocks; `None` for other groups.
+pub(super) fn long_choice(f: &Function, node: &Node, target: &KernelTarget) -> Option<LongChoice> {
+    let Op::TopK { k } = node.op else { return None };
+    let columns = f.ty(node.inputs[0]).dims[1].as_const()?;
+    LongChoice::new(k as i64, columns).filter(|_| target.arch == Arch::Nvptx)
+}
+
+/// A choice by whole blocks, in one kernel or two. `kb` has the inputs of the group, bound in `inliner`.
+pub(super) fn choose_long(
+    mut kb: KernelBuilder,
+    f: &Function,
+    node: &Node,
+    choice: LongChoice,
+    inliner: &Inliner<'_, 'static>,
+    target: &KernelTarget,
+) -> Result<GroupKernel, LowerError> {
+    let x = node.inputs[0];
+    let rows = f.ty(x).dims[0].clone();
+    let arg = |access| ArgContract { access, partition: None, in_place: vec![] };
+    let inputs = || f.inputs.iter().map(|_| arg(Access::In));
+    let results = |kb: &mut KernelBuilder| {
+        let mut of_op = [None; 2];
+        for &v in &f.outputs {
+            let ty = f.ty(v);
+            let buf = kb.param(result_name(f, v), ty.dtype, ty.elements(), Access::Out, 64);
+            let at = node.outputs.iter().position(|&o| o == v);
+            if let Some(slot) = at.and_then(|at| of_op.get_mut(at)) {
+                *slot = Some(buf);
+            }
+        }
+        of_op
+    };
+    let outputs = || f.outputs.iter().map(|_| arg(Access::Out));
+    let plan = format!("the largest {} by blocks, {} tiles of a row", choice.count, choice.tiles());
+    let emitted = |args, plan| Emitted { args, generator: "likeliest", plan };
+    if choice.tiles() == 1 {
+        let [values, ids] = results(&mut kb);
+        Recorder::within(&mut kb, |k| choice.emit(inliner, k, x, To::Results { values, ids }));
+        return finished(kb, f, emitted(inputs().chain(outputs()).collect(), plan), target);
+    }
+    let between = rows.scale(choice.between());
+    let keys = kb.param("keys", DType::I64, between.clone(), Access::Out, 64);
+    Recorder::within(&mut kb, |k| choice.emit(inliner, k, x, To::Between(keys)));
+    let mut merge = KernelBuilder::new(format!("{}_merge", kb.kernel().name));
+    let from = merge.param("keys", DType::I64, between.clone(), Access::In, 64);
+    let of_merge = results(&mut merge);
+    Recorder::within(&mut merge, |k| choice.emit_merge(k, &rows, from, of_merge));
+    let args = std::iter::once(arg(Access::In)).chain(outputs()).collect();
+    let joins = format!("joins {} tiles", choice.tiles());
+    let kernel = Box::new(finished(merge, f, emitted(args, joins), target)?);
+    let args = inputs().chain([arg(Access::Out)]).collect();
+    let first = finished(kb, f, emitted(args, plan), target)?;
+    Ok(GroupKernel { merge: Some(Merge { kernel, bytes: between.scale(8) }), ..first })
 }
 
 pub(super) fn emit(

@@ -95,6 +95,11 @@ pub fn lower_appending(
         }
         return attention_group(kb, f, node, inliner, &appended, target);
     }
+    if let Template::Experts(node) = chosen
+        && let Some(choice) = experts::long_choice(f, node, target)
+    {
+        return experts::choose_long(kb, f, node, choice, &inliner, target);
+    }
     let table = pages.and_then(|pages| pages.bind(&mut kb, &mut inliner));
     let mut outputs = Vec::new();
     for &v in &f.outputs {

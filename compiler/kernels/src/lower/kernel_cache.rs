@@ -218,6 +218,13 @@ impl<'a> KernelCache<'a> {
             // The table, between inputs and results.
             cost.bytes.insert(cost.bytes.len() - f.outputs.len(), Dim::from(0));
         }
+        if let Some(merge) = &merge
+            && f.outputs.len() > 1
+        {
+            // One unfinished result stands for all of them.
+            cost.bytes.truncate(cost.bytes.len() - f.outputs.len());
+            cost.bytes.push(merge.bytes.clone());
+        }
         self.costs.push(cost);
         self.keys.push(keys_of_row(f));
         self.merges.push(None);

@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use mlcc_runtime::Likely;
 use thiserror::Error;
 
 use crate::generate::FinishReason;
@@ -28,7 +29,7 @@ pub(crate) struct Ends {
 /// A token that was chosen, to whoever wants the text.
 pub(crate) struct Shown<'a> {
     pub token: TokenId,
-    /// From which it was chosen.
+    /// From which it was chosen; none where that was done among the likeliest.
     pub logits: &'a [f32],
     /// What it adds to the text, in whole characters; nothing while that may become a stop string.
     pub text: &'a str,
@@ -62,6 +63,8 @@ pub(crate) struct Continuation<'t> {
     /// Prepared where a token is chosen, or before that on another thread.
     pub grammar: Option<Grammar>,
     sampler: Sampler,
+    /// Chosen already, by [`Continuation::choose_among`].
+    early: Option<TokenId>,
     text: TextOut<'t>,
     guess: Guess,
     drafted: usize,
@@ -86,6 +89,7 @@ impl<'t> Continuation<'t> {
             ends,
             grammar,
             sampler,
+            early: None,
             text,
             guess: Guess::default(),
             drafted: 0,
@@ -166,6 +170,18 @@ impl<'t> Continuation<'t> {
         self.tokens.truncate(known + self.drafts);
     }
 
+    /// Chooses the next token among the likeliest ones, for [`Continuation::take`], which needs no logits then. False where these do not
+    /// tell. There are no drafts.
+    pub fn choose_among(&mut self, likeliest: &[Likely]) -> bool {
+        if self.grammar.is_some() || self.ends.max_tokens == Some(0) {
+            return false;
+        }
+        let begin = Instant::now();
+        self.early = self.sampler.sample_among(likeliest);
+        self.choosing += begin.elapsed();
+        self.early.is_some()
+    }
+
     /// Chooses tokens from rows of `vocab` logits, of which the first is behind `past` tokens and each other behind a draft, as long as
     /// the drafts are what is chosen. `show` gets each token but one that ends the text, and may end it.
     pub fn take(
@@ -210,7 +226,10 @@ impl<'t> Continuation<'t> {
             return Ok((None, Some(FinishReason::Length)));
         }
         let begin = Instant::now();
-        let token = self.choose(logits)?;
+        let token = match self.early.take() {
+            Some(token) => token,
+            None => self.choose(logits)?,
+        };
         self.choosing += begin.elapsed();
         self.sampler.accept(token);
         self.chosen += 1;

@@ -48,6 +48,19 @@ impl LogitChanges {
         }
     }
 
+    /// Whether no logit becomes larger.
+    pub(super) fn only_lower(&self) -> bool {
+        self.bias.iter().all(|&(_, bias)| bias <= 0.0)
+    }
+
+    /// What [`LogitChanges::apply`] makes of the logit of one token.
+    pub(super) fn changed(&self, chosen: usize, token: TokenId, logit: f32) -> f32 {
+        if self.holds_back(chosen) && self.held_back.contains(&token) {
+            return f32::NEG_INFINITY;
+        }
+        self.bias.iter().filter(|&&(id, _)| id == token).fold(logit, |logit, &(_, bias)| logit + bias)
+    }
+
     fn holds_back(&self, chosen: usize) -> bool {
         chosen < self.min_tokens && !self.held_back.is_empty()
     }

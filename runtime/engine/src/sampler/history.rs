@@ -64,16 +64,25 @@ impl History {
             if std::mem::replace(&mut self.rounds[token], self.round) == self.round {
                 continue;
             }
-            let logit = &mut logits[token];
-            // Dividing a negative logit would make the token likelier.
-            if *logit <= 0.0 {
-                *logit *= params.repeat_penalty;
-            } else {
-                *logit /= params.repeat_penalty;
-            }
-            *logit -= self.counts[token] as f32 * params.frequency_penalty + params.presence_penalty;
+            logits[token] = lowered(params, self.counts[token], logits[token]);
         }
     }
+
+    /// What [`History::penalize`] makes of the logit of one token.
+    pub(super) fn penalized(&self, params: &SamplingParams, token: TokenId, logit: f32) -> f32 {
+        let count = usize::try_from(token).ok().and_then(|token| self.counts.get(token)).copied();
+        match count.unwrap_or(0) {
+            0 => logit,
+            count => lowered(params, count, logit),
+        }
+    }
+}
+
+/// The logit of a token that stands `count` times in the window.
+fn lowered(params: &SamplingParams, count: u32, logit: f32) -> f32 {
+    // Dividing a negative logit would make the token likelier.
+    let logit = if logit <= 0.0 { logit * params.repeat_penalty } else { logit / params.repeat_penalty };
+    logit - (count as f32 * params.frequency_penalty + params.presence_penalty)
 }
 
 #[cfg(test)]

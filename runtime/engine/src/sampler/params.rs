@@ -113,6 +113,13 @@ impl SamplingParams {
         Ok(())
     }
 
+    /// Whether the penalties make no logit larger.
+    pub(super) fn only_lower(&self) -> bool {
+        let lower =
+            self.repeat_penalty >= 1.0 && self.presence_penalty >= 0.0 && self.frequency_penalty >= 0.0;
+        lower || !self.penalizes()
+    }
+
     /// Do the penalties change any logit?
     pub(super) fn penalizes(&self) -> bool {
         self.repeat_last_n != 0

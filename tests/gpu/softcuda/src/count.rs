@@ -171,12 +171,17 @@ impl Counts {
     }
 }
 
-/// Counts by name of the kernel, and how often a graph was started.
-pub fn report(counts: &BTreeMap<String, (std::sync::Arc<Kernel>, Counts)>, graph_launches: u64) -> Value {
+/// Counts by name of the kernel, how often a graph was started, copies to the host and their bytes.
+pub fn report(
+    counts: &BTreeMap<String, (std::sync::Arc<Kernel>, Counts)>,
+    graph_launches: u64,
+    [copies, bytes]: [u64; 2],
+) -> Value {
     let mut out = Map::new();
     let launches: u64 = counts.values().map(|(_, c)| c.sums.launches).sum();
     out.insert("launches".into(), launches.into());
     out.insert("graph_launches".into(), graph_launches.into());
+    out.insert("to_host".into(), json!({"copies": copies, "bytes": bytes}));
     out.insert("kernels".into(), counts.values().map(|(kernel, c)| c.to_json(kernel)).collect());
     out.into()
 }

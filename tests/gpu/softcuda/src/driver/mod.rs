@@ -47,6 +47,8 @@ pub struct Driver {
     counts: BTreeMap<String, (Arc<Kernel>, Counts)>,
     launches: u64,
     graph_launches: u64,
+    /// Copies to the host, and their bytes.
+    to_host: [u64; 2],
 }
 
 impl Driver {
@@ -63,6 +65,7 @@ impl Driver {
             counts: BTreeMap::new(),
             launches: 0,
             graph_launches: 0,
+            to_host: [0; 2],
         }
     }
 
@@ -110,7 +113,7 @@ impl Driver {
 
     /// What launches have done, if that is counted.
     pub fn report(&self) -> serde_json::Value {
-        report(&self.counts, self.graph_launches)
+        report(&self.counts, self.graph_launches, self.to_host)
     }
 
     /// Gives the context up; with the last one what broke it is forgotten, and counts are written.

@@ -167,6 +167,8 @@ impl Driver {
                 let mut data = vec![0; to.len()];
                 self.space.read(*from, &mut data)?;
                 to.write(&data);
+                let [copies, bytes] = &mut self.to_host;
+                (*copies, *bytes) = (*copies + 1, *bytes + data.len() as u64);
                 Ok(())
             }
             Work::Copy { to, from, bytes } => self.space.copy(*to, *from, *bytes),
