@@ -12,7 +12,7 @@ use crate::objects::{Made, Objects};
 use crate::table::TableDesc;
 use crate::units::{Generator, LevelUnits, StateUnits, compile_units};
 #[cfg(feature = "llvm")]
-use crate::{launch::device_entries, pool, table::ImageDesc};
+use crate::{launch::device_entries, pool, ptxas::assemble_for, table::ImageDesc};
 #[cfg(feature = "llvm")]
 use mlcc_abi as abi;
 use mlcc_target::{Arch, Spec};
@@ -156,7 +156,7 @@ fn cpu_table(input: &Input<'_>) -> Result<TableDesc, CodegenError> {
     Ok(table)
 }
 
-/// Text of every GPU level, and the table with them.
+/// Text of every GPU level, with machine code where that is wanted, and the table with them.
 #[cfg(feature = "llvm")]
 fn images(
     input: &Input<'_>,
@@ -168,13 +168,20 @@ fn images(
     let order: Vec<usize> = (0..input.levels.len()).collect();
     let text = |i: usize| llvm::ptx_text(triple, &input.levels[i], output, objects);
     let keys = pool::run(jobs.threads, &order, text)?;
+    let machine_code = |i: usize| -> Result<Option<Vec<u8>>, CodegenError> {
+        let Some(assembler) = input.assembler.filter(|_| output == Output::Assembly) else { return Ok(None) };
+        let (text, arch) = (objects.get(&keys[i]), &input.levels[i].level.name);
+        Ok(Some(assemble_for(&assembler.path, &text, arch)?.cubin))
+    };
+    let cubins = pool::run(jobs.threads, &order, machine_code)?;
     let mut table = input.table.clone();
     let mut parts = Vec::new();
-    for (level, key) in input.levels.iter().map(|input| input.level).zip(&keys) {
+    for ((level, key), cubin) in input.levels.iter().map(|input| input.level).zip(&keys).zip(cubins) {
         let bytes = objects.get(key);
         let sm = level.gpu.as_ref().map_or(0, |gpu| gpu.sm);
         let scope = device_scope(level);
         table.images.push(ImageDesc { kind: "ptx".into(), sm, scope, bytes: bytes.clone() });
+        table.images.extend(cubin.map(|bytes| ImageDesc { kind: "cubin".into(), sm, scope, bytes }));
         parts.push(Part { name: level.name.clone(), bytes });
     }
     if let Some(level) = input.levels.first() {

@@ -25,6 +25,8 @@ pub enum CodegenError {
     #[error("no CPU target for the host part of the artifact: this machine is {arch}")]
     NoHost { arch: String },
     #[error(transparent)]
+    Ptxas(#[from] crate::ptxas::PtxasError),
+    #[error(transparent)]
     Target(#[from] mlcc_target::TargetError),
     #[error("target level `{level}` needs the CPU feature `{feature}`, which the ABI has no name for")]
     Feature { level: String, feature: String },

@@ -3,6 +3,7 @@
 
 use crate::error::CodegenError;
 use crate::prepare::abi_features;
+use crate::ptxas::Assembler;
 use crate::table::{StateDesc, TableDesc, VariantDesc};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
@@ -20,6 +21,8 @@ pub struct Input<'a> {
     /// What the table says about the model. Code generation fills in `variants` (CPU) or `images` and `device_entries`
     /// (GPU).
     pub table: TableDesc,
+    /// Makes machine code for each level of a GPU target, beside the text.
+    pub assembler: Option<&'a Assembler>,
 }
 
 /// Kernels and steps for one level; the choice of kernels may differ from level to level.

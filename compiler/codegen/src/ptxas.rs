@@ -1,6 +1,6 @@
-//! NVIDIA's assembler, where it is found: it holds PTX against the hardware's rules and tells registers and spills.
+//! NVIDIA's assembler, where it is found: it makes machine code of PTX, holds PTX against the hardware's rules and tells registers and spills.
 //!
-//! Nothing needs it: the driver assembles PTX by itself. It comes with the CUDA toolkit, or alone as the Python package
+//! Nothing needs it: the driver assembles PTX by itself when a model is loaded. It comes with the CUDA toolkit, or alone as the Python package
 //! `nvidia-cuda-nvcc-cu12`.
 
 use std::path::{Path, PathBuf};
@@ -14,8 +14,73 @@ pub const PTXAS_VARIABLE: &str = "MLCC_PTXAS";
 pub enum PtxasError {
     #[error("cannot {action} {}: {source}", .path.display())]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
-    #[error("ptxas refuses the code for sm_{sm}:\n{output}")]
-    Refused { sm: u32, output: String },
+    #[error("ptxas refuses the code for {arch}:\n{output}")]
+    Refused { arch: String, output: String },
+    #[error(
+        "ptxas is neither in PATH nor named in {PTXAS_VARIABLE}; it comes with the CUDA toolkit, or as a Python package: python3 -m pip \
+         install --no-deps --target DIR nvidia-cuda-nvcc-cu12==12.9.86, then {PTXAS_VARIABLE}=DIR/nvidia/cuda_nvcc/bin/ptxas"
+    )]
+    Missing,
+    #[error("{} does not tell its version (`release 12.9, V12.9.86`): {output}", .path.display())]
+    Version { path: PathBuf, output: String },
+}
+
+/// An assembler that was asked for its version. Equal versions make equal code.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Assembler {
+    pub path: PathBuf,
+    /// For example `12.9.86`.
+    pub version: String,
+}
+
+impl Assembler {
+    /// [`find_ptxas`], with its version.
+    pub fn find() -> Result<Assembler, PtxasError> {
+        let path = find_ptxas().ok_or(PtxasError::Missing)?;
+        let run = Command::new(&path).arg("--version").output();
+        let run = run.map_err(|source| PtxasError::Io { action: "run", path: path.clone(), source })?;
+        let output = String::from_utf8_lossy(&run.stdout).into_owned();
+        match version(&output) {
+            Some(version) => Ok(Assembler { path, version: version.into() }),
+            None => Err(PtxasError::Version { path, output: output.trim().into() }),
+        }
+    }
+
+    /// The CUDA version that a driver needs for its machine code: drivers take that of all assemblers of their major version ("CUDA Compatibility",
+    /// "Minor Version Compatibility").
+    pub fn driver(&self) -> String {
+        format!("{}.0", self.version.split('.').next().unwrap_or_default())
+    }
+}
+
+/// The version in what `ptxas --version` prints.
+fn version(text: &str) -> Option<&str> {
+    let (_, rest) = text.split_once(", V")?;
+    let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+    Some(&rest[..end]).filter(|version| version.split('.').count() >= 2 && !version.starts_with('.'))
+}
+
+/// The CUDA version that a driver needs for PTX of this version (times ten), and for the functions that the runtime calls: "PTX ISA", "Release
+/// Notes". `None` for versions that are not listed here.
+pub fn driver_of_ptx(ptx: u32) -> Option<&'static str> {
+    Some(match ptx {
+        ..=74 => "11.4",
+        75 => "11.5",
+        76 => "11.6",
+        77 => "11.7",
+        78 => "11.8",
+        80 => "12.0",
+        81 => "12.1",
+        82 => "12.2",
+        83 => "12.3",
+        84 => "12.4",
+        85 => "12.5",
+        86 => "12.7",
+        87 => "12.8",
+        88 => "12.9",
+        90 => "13.0",
+        _ => return None,
+    })
 }
 
 /// What the assembler says about one kernel.
@@ -54,6 +119,11 @@ pub fn find_ptxas() -> Option<PathBuf> {
 
 /// Assembles PTX for devices of compute capability `sm`.
 pub fn assemble(ptxas: &Path, ptx: &[u8], sm: u32) -> Result<Assembled, PtxasError> {
+    assemble_for(ptxas, ptx, &format!("sm_{sm}"))
+}
+
+/// The same, for a target of the assembler (`sm_90a`).
+pub fn assemble_for(ptxas: &Path, ptx: &[u8], arch: &str) -> Result<Assembled, PtxasError> {
     let io = |action, path: &Path| {
         let path = path.to_owned();
         move |source| PtxasError::Io { action, path, source }
@@ -63,14 +133,14 @@ pub fn assemble(ptxas: &Path, ptx: &[u8], sm: u32) -> Result<Assembled, PtxasErr
     let (input, output) = (folder.path().join("code.ptx"), folder.path().join("code.cubin"));
     std::fs::write(&input, ptx).map_err(io("write", &input))?;
     let run = Command::new(ptxas)
-        .args(["-v", "-O3", &format!("-arch=sm_{sm}"), "-o"])
+        .args(["-v", "-O3", &format!("-arch={arch}"), "-o"])
         .arg(&output)
         .arg(&input)
         .output()
         .map_err(io("run", ptxas))?;
     let text = String::from_utf8_lossy(&[run.stdout, run.stderr].concat()).into_owned();
     if !run.status.success() {
-        return Err(PtxasError::Refused { sm, output: text.trim().to_owned() });
+        return Err(PtxasError::Refused { arch: arch.into(), output: text.trim().to_owned() });
     }
     let cubin = std::fs::read(&output).map_err(io("read", &output))?;
     Ok(Assembled { cubin, usage: usage(&text) })
@@ -105,6 +175,20 @@ fn number_before(line: &str, what: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_version_is_read() {
+        let text = "Built on Tue\nCuda compilation tools, release 12.9, V12.9.86\nBuild cuda_12.9.r12.9\n";
+        assert_eq!(version(text), Some("12.9.86"));
+        for wrong in ["", "release 12.9", "release, V", "x, Vx", "x, V12"] {
+            assert_eq!(version(wrong), None, "{wrong}");
+        }
+        let assembler = Assembler { path: "ptxas".into(), version: "12.9.86".into() };
+        assert_eq!(
+            (assembler.driver().as_str(), driver_of_ptx(63), driver_of_ptx(78)),
+            ("12.0", Some("11.4"), Some("11.8"))
+        );
+    }
 
     #[test]
     fn the_report_is_read() {

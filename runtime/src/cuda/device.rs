@@ -15,7 +15,7 @@ use super::session::CudaSession;
 use crate::device::{Device, DeviceBatch, DeviceSession};
 use crate::page_pool::PagePool;
 use crate::session::Step;
-use crate::table::{DeviceEntry, Table};
+use crate::table::{DeviceEntry, Image, Table};
 use crate::{CachePages, Error, LoadOptions, Model, Result};
 
 /// Weights go up in pieces, so that the driver's staging of mapped pages stays small.
@@ -168,12 +168,12 @@ impl Gpu {
         let driver = Driver::open().map_err(no_device)?;
         let (context, name, sm) = open_context(driver, options.device.unwrap_or(0), &no_device)?;
         let context = Arc::new(context);
-        let image = image::choose(&table.images, sm).ok_or_else(|| {
+        let load = |image: &Image| context.enter()?.load_module(&image.bytes);
+        let handle = image::load(&image::fitting(&table.images, sm), load).unwrap_or_else(|| {
             let has: Vec<String> = table.images.iter().map(image::describe).collect();
-            no_device(format!("{name} is an sm_{sm} and the artifact has {}", has.join(", ")))
+            Err(no_device(format!("{name} is an sm_{sm} and the artifact has {}", has.join(", "))))
         })?;
-        let module =
-            Module { handle: context.enter()?.load_module(&image.bytes)?, context: Arc::clone(&context) };
+        let module = Module { handle, context: Arc::clone(&context) };
         let resolve = |entry: &DeviceEntry| {
             let kernels = entry.launches.iter().map(|l| Kernel::resolve(&context, module.handle, l));
             Ok((entry.name.clone(), kernels.collect::<Result<Vec<Kernel>>>()?))

@@ -1,18 +1,40 @@
 //! Which image of an artifact a GPU gets.
 
+use std::cmp::Reverse;
+
 use mlcc_abi::device_scope;
 
 use crate::table::Image;
+use crate::{Error, Result};
 
 /// Compute capabilities (times ten) whose family-specific features are the same, earliest first: "CUDA C++ Programming
 /// Guide", "Family-Specific Compilation Targets". Others are alone in their family.
 const FAMILIES: [&[u32]; 2] = [&[100, 103], &[120, 121]];
 
-/// The best image for a GPU of compute capability `sm / 10`: a cubin before PTX, which the driver has to translate; of
+/// The images that a GPU of compute capability `sm / 10` can run, best first: cubins before PTX, which the driver has to translate; of
 /// these the one for the latest device, and for that the one that may use most of it.
-pub(super) fn choose(images: &[Image], sm: u32) -> Option<&Image> {
-    let rank = |image: &&Image| (image.kind == "cubin", image.sm, specific(image.scope));
-    images.iter().filter(|image| runs_on(image, sm)).max_by_key(rank)
+pub(super) fn fitting(images: &[Image], sm: u32) -> Vec<&Image> {
+    let rank = |image: &&Image| Reverse((is_cubin(image), image.sm, specific(image.scope)));
+    let mut fitting: Vec<&Image> = images.iter().filter(|image| runs_on(image, sm)).collect();
+    fitting.sort_by_key(rank);
+    fitting
+}
+
+/// Loads the first image that the driver takes: machine code may be that of a newer assembler than it knows, which its PTX is not.
+/// What it says of the first PTX is final. `None` if there is none.
+pub(super) fn load<T>(images: &[&Image], load: impl Fn(&Image) -> Result<T>) -> Option<Result<T>> {
+    let mut loaded = None;
+    for image in images {
+        match load(image) {
+            Err(error @ Error::Driver { .. }) if is_cubin(image) => loaded = loaded.or(Some(Err(error))),
+            of_driver => return Some(of_driver),
+        }
+    }
+    loaded
+}
+
+fn is_cubin(image: &Image) -> bool {
+    image.kind == "cubin"
 }
 
 /// An image as messages name it: `ptx for sm_90a`.
@@ -100,13 +122,37 @@ mod tests {
     fn every_gpu_gets_what_it_can_run() {
         for (names, sm, expected) in TABLE {
             let images: Vec<Image> = names.iter().map(|n| image(n)).collect();
-            let found = choose(&images, *sm).map(|i| describe(i).replace(" for", ""));
+            let found = fitting(&images, *sm).first().map(|i| describe(i).replace(" for", ""));
             assert_eq!(found.as_deref(), *expected, "sm_{sm} of {names:?}");
         }
     }
 
     #[test]
     fn an_image_of_an_unknown_scope_is_not_taken() {
-        assert!(choose(&[Image { scope: 3, ..image("ptx sm_80") }], 80).is_none());
+        assert!(fitting(&[Image { scope: 3, ..image("ptx sm_80") }], 80).is_empty());
+    }
+
+    #[test]
+    fn ptx_is_loaded_where_a_driver_takes_no_cubin() {
+        let images: Vec<Image> = ["ptx sm_80", "cubin sm_80", "cubin sm_86", "ptx sm_86"].map(image).into();
+        let fitting = fitting(&images, 86);
+        let names = |images: &[&Image]| images.iter().map(|i| describe(i)).collect::<Vec<_>>();
+        let all = ["cubin for sm_86", "cubin for sm_80", "ptx for sm_86", "ptx for sm_80"];
+        assert_eq!(names(&fitting), all);
+        let refused = |image: &Image| Error::Driver { call: "load", what: describe(image) };
+        let taking = |kind: &'static str| {
+            move |image: &Image| if image.kind == kind { Ok(describe(image)) } else { Err(refused(image)) }
+        };
+        let of = |images: &[&Image], kind| load(images, taking(kind)).map(|r| r.map_err(|e| e.to_string()));
+        assert_eq!(of(&fitting, "cubin"), Some(Ok("cubin for sm_86".into())));
+        assert_eq!(of(&fitting, "ptx"), Some(Ok("ptx for sm_86".into())));
+        let error = of(&fitting, "").unwrap().unwrap_err();
+        assert!(error.contains("ptx for sm_86"), "{error}");
+        // Without PTX it is the best cubin that counts.
+        let error = of(&fitting[..2], "").unwrap().unwrap_err();
+        assert!(error.contains("cubin for sm_86"), "{error}");
+        assert_eq!(of(&[], ""), None);
+        let no_memory = load(&fitting, |_| Err::<(), _>(Error::OutOfMemory { what: "code", bytes: 1 }));
+        assert!(matches!(no_memory, Some(Err(Error::OutOfMemory { .. }))));
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use clap::ValueEnum;
 use mlcc_codegen::cache::ObjectCache;
+use mlcc_codegen::ptxas::Assembler;
 use mlcc_models::text_head::POOLINGS;
 use mlcc_models::{AdapterRequest, AdapterSlots, DownloadEvent, DownloadListener, ModelRequest, Pooling};
 use mlcc_passes::pipeline::{PIPELINE, find};
@@ -101,6 +102,10 @@ pub struct Args {
     /// tokens is slower. For CPUs
     #[arg(long)]
     batch_invariant: bool,
+    /// Machine code for each GPU of --target beside its PTX, which loads faster; needs NVIDIA's ptxas. Drivers that cannot take it translate
+    /// the PTX
+    #[arg(long)]
+    cubin: bool,
     /// Most tokens of one sequence [default: what the model was trained with, at most 4096; no limit for recurrent models]
     #[arg(short = 'c', long, visible_alias = "context-window-size", value_parser = clap::value_parser!(u64).range(1..=MOST_POSITIONS))]
     ctx_size: Option<u64>,
@@ -308,6 +313,11 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         sliding_window: args.sliding_window.map(|n| n as usize),
         attention_sinks: args.attention_sinks.map(|n| n as usize),
         backend,
+        assembler: args
+            .cubin
+            .then(Assembler::find)
+            .transpose()
+            .map_err(|e| CliError::Failed(format!("--cubin: {e}")))?,
         split_weights: args.split_weights,
         weights_on_load: args.weights_on_load,
         memory_budget: args.memory_budget,

@@ -194,6 +194,13 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
         ["scratch".into(), size("/memory/arena_bytes")],
         ["tokenizer".into(), tokenizer],
     ];
+    if let Some(images) = metadata.pointer("/target/images").and_then(Value::as_array) {
+        let row = rows.iter().position(|[name, _]| name == "compiler").unwrap_or(rows.len());
+        rows.insert(row, ["images".into(), images.iter().map(image_text).collect::<Vec<_>>().join(", ")]);
+        if metadata.pointer("/target/ptxas").is_some() {
+            rows.insert(row + 1, ["assembler".into(), format!("ptxas {}", get("/target/ptxas"))]);
+        }
+    }
     if let Some(ranks) = metadata.pointer("/memory/ranks").and_then(Value::as_u64).filter(|&ranks| ranks > 1)
     {
         let row = rows.iter().position(|[name, _]| name == "weights").unwrap_or(rows.len());
@@ -256,6 +263,12 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
         out.push_str(&ui::table(&param_rows(list)));
     }
     out
+}
+
+/// An image for GPUs, and how new the driver has to be.
+fn image_text(image: &Value) -> String {
+    let text = |key: &str| image[key].as_str().unwrap_or("-").to_string();
+    format!("{} for {} (CUDA {})", text("kind"), text("for"), text("cuda"))
 }
 
 /// What a token adds to the state, where it grows.

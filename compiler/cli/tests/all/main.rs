@@ -21,6 +21,7 @@ mod gguf;
 mod gptq;
 mod gpu_batches;
 mod gpu_bundle;
+mod gpu_cubins;
 mod gpu_likeliest;
 mod gpu_memory;
 mod gpu_notices;

@@ -42,6 +42,7 @@ impl Toy {
             target: &self.target,
             levels: self.target.levels.iter().map(one).collect(),
             table: table(name),
+            assembler: None,
         }
     }
     fn artifact(&self, folder: &Path) -> PathBuf {

@@ -1,9 +1,10 @@
 //! The metadata JSON of an artifact. Only facts that equal input makes equal: no paths, no times.
 
+use mlcc_codegen::ptxas::driver_of_ptx;
 use mlcc_models::{AdapterRequest, Prompts, Purpose, TextHead};
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
-use mlcc_target::{Arch, Target};
+use mlcc_target::{Arch, Level, Target};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -81,7 +82,12 @@ pub fn json(
     if options.batch_invariant {
         value["batch_invariant"] = json!(true);
     }
-    if target.arch != Arch::Nvptx {
+    if target.arch == Arch::Nvptx {
+        value["target"]["images"] = images(target, options);
+        if let Some(assembler) = &options.assembler {
+            value["target"]["ptxas"] = json!(assembler.version);
+        }
+    } else {
         value["profile"] = profile::json(program);
     }
     let taps = taps::places(program, memory);
@@ -96,6 +102,17 @@ pub fn json(
         value["quant_policy"] = json!(options.policy.to_toml());
     }
     value.to_string()
+}
+
+/// What is in it for GPUs: which they are, and the CUDA version that their driver needs at least.
+fn images(target: &Target, options: &BuildOptions) -> Value {
+    let of_level = |level: &Level| {
+        let text = level.gpu.as_ref().and_then(|gpu| driver_of_ptx(gpu.ptx));
+        let image = |kind: &str, cuda: Option<&str>| json!({ "kind": kind, "for": level.name, "cuda": cuda });
+        let code = options.assembler.as_ref().map(|a| image("cubin", Some(&a.driver())));
+        [Some(image("ptx", text)), code].into_iter().flatten().collect::<Vec<_>>()
+    };
+    target.levels.iter().flat_map(of_level).collect()
 }
 
 fn memory_json(

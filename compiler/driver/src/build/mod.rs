@@ -361,6 +361,9 @@ pub fn compile(
     if options.batch_invariant && target.arch == Arch::Nvptx {
         return Err(BuildError::BatchInvariantOnGpu);
     }
+    if options.assembler.is_some() && target.arch != Arch::Nvptx {
+        return Err(BuildError::Unsupported("--cubin: machine code for GPUs needs --target cuda".into()));
+    }
     let mut program = match (&source.text, options.debug_taps) {
         (Some(text), _) => text.program.clone(),
         (None, false) if let Some(slots) = options.adapters => {
@@ -423,7 +426,7 @@ pub fn pass_options(source: &Source, target: &Target, options: &BuildOptions) ->
 fn input<'a>(
     source: &Source,
     target: &'a Target,
-    options: &BuildOptions,
+    options: &'a BuildOptions,
     program: &'a Program,
     memory: &mlcc_passes::plan_memory::MemoryPlan,
 ) -> Input<'a> {
@@ -432,7 +435,7 @@ fn input<'a>(
         levels.map(|(level, code)| LevelInput { level, kernels: &code.lowered.kernels, steps: &code.steps });
     let metadata = metadata::json(source, target, options, program, memory);
     let table = table::describe(source, target, options, program, memory, metadata);
-    Input { target, levels: levels.collect(), table }
+    Input { target, levels: levels.collect(), table, assembler: options.assembler.as_ref() }
 }
 
 fn check_budget(

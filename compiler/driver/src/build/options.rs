@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use mlcc_codegen::cache::ObjectCache;
+use mlcc_codegen::ptxas::Assembler;
 use mlcc_engine::ChatSource;
 use mlcc_ir::types::DType;
 use mlcc_models::{AdapterRequest, AdapterSlots, ModelRequest};
@@ -73,6 +74,8 @@ pub struct BuildOptions {
     /// First tokens that stay visible; `None`: what the model has.
     pub attention_sinks: Option<usize>,
     pub backend: Backend,
+    /// Makes machine code for GPUs, beside the PTX that drivers translate.
+    pub assembler: Option<Assembler>,
     pub split_weights: bool,
     /// Random weights are not written: the runtime makes them from the seed. Needs random weights.
     pub weights_on_load: bool,
@@ -143,6 +146,7 @@ impl BuildOptions {
             sliding_window: None,
             attention_sinks: None,
             backend: Backend::default(),
+            assembler: None,
             split_weights: false,
             weights_on_load: false,
             memory_budget: None,

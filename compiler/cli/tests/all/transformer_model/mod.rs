@@ -386,7 +386,7 @@ pub fn artifact(
     let levels = target.levels.iter().zip(&program.levels);
     let levels =
         levels.map(|(level, code)| LevelInput { level, kernels: &code.lowered.kernels, steps: &code.steps });
-    let input = Input { target, levels: levels.collect(), table };
+    let input = Input { target, levels: levels.collect(), table, assembler: None };
     let library = match backend {
         #[cfg(feature = "llvm")]
         Backend::Llvm => mlcc_codegen::compile(&input, "tiny.so"),

@@ -26,7 +26,12 @@ fn build_by(target: &Target, jobs: &Jobs) -> Library {
     let (kernels, steps) = (kernels(Place::Workers), steps(Place::Workers));
     let one = |level| LevelInput { level, kernels: &kernels, steps: &steps };
     let name = if target.arch == Arch::X86_64 { "x86-64" } else { "aarch64" };
-    let input = Input { target, levels: target.levels.iter().map(one).collect(), table: table(name) };
+    let input = Input {
+        target,
+        levels: target.levels.iter().map(one).collect(),
+        table: table(name),
+        assembler: None,
+    };
     compile_with_cranelift_by(&input, "toy.so", jobs).unwrap()
 }
 
@@ -166,7 +171,7 @@ fn the_library_has_one_symbol() {
 
 fn refusal(target: &Target, kernels: &[Kernel], steps: &[Step]) -> String {
     let levels = vec![LevelInput { level: &target.levels[0], kernels, steps }];
-    let input = Input { target, levels, table: table("x86-64") };
+    let input = Input { target, levels, table: table("x86-64"), assembler: None };
     compile_with_cranelift(&input, "toy.so").unwrap_err().to_string()
 }
 
