@@ -294,9 +294,12 @@ fn time(work: &Work, gpu: &GpuModel) -> (f64, Bound, Vec<(Bound, f64)>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mlcc_target::Latency;
 
+    /// With the figures that the sums below are made of.
     fn gpu() -> GpuModel {
-        mlcc_target::gpus().unwrap().remove(0)
+        let latency = Latency { l1: 41, shared: 29, l2: 263, memory: 479, other: 24, operands: 12 };
+        GpuModel { latency, l2_bytes_per_clock: 5120, ..mlcc_target::gpus().unwrap().remove(0) }
     }
 
     #[test]

@@ -2,6 +2,7 @@ use super::*;
 use crate::launch::{Plan, SequenceSizes};
 use crate::sass;
 use mlcc_abi::{LaunchArg, arg, repeat};
+use mlcc_target::{GpuModel, Latency};
 
 /// A kernel of these instructions, each with the stall, the scoreboards (result, wait) behind it.
 fn kernel(lines: &[(&str, u64)]) -> Kernel {
@@ -40,8 +41,13 @@ const PAST: LaunchArg = LaunchArg { kind: arg::CONTROL, reserved: 0, offset: 8 }
 fn walked(kernel: &Kernel, args: &[LaunchArg], threads: u32, call: &Call, block: [u32; 3]) -> Walked {
     let shape =
         Shape { grid: [8, 1, 1], block: [threads, 1, 1], shared_bytes: 0, args, repeat: repeat::ONCE };
-    let gpu = mlcc_target::gpus().unwrap().remove(0);
-    walk(kernel, &shape, call, &gpu, block).unwrap()
+    walk(kernel, &shape, call, &gpu(), block).unwrap()
+}
+
+/// With latencies that the sums below are made of.
+fn gpu() -> GpuModel {
+    let latency = Latency { l1: 41, shared: 29, l2: 263, memory: 479, other: 24, operands: 12 };
+    GpuModel { latency, ..mlcc_target::gpus().unwrap().remove(0) }
 }
 
 /// Each thread reads 16 bytes of weights, at 512 bytes for each warp and 4 KiB for each block.
@@ -148,7 +154,7 @@ fn warps_wait_for_the_slowest_at_a_barrier() {
         ("BAR.SYNC.DEFER_BLOCKING 0x0", plain(1)),
         ("EXIT", plain(1)),
     ]);
-    let gpu = mlcc_target::gpus().unwrap().remove(0);
+    let gpu = gpu();
     let shape = Shape { grid: [1; 3], block: [64, 1, 1], shared_bytes: 0, args: &[], repeat: repeat::ONCE };
     let walked = walk(&kernel, &shape, &call(1, 0), &gpu, [0; 3]).unwrap();
     assert_eq!(walked.alone, 3 + 30 + 1);
@@ -281,7 +287,7 @@ fn what_is_not_known_is_refused() {
     assert_eq!(error, "kernel k_t: predictions know no instruction `FROB.X` (at 0x0)");
     let kernel = kernel(&[("NOP", plain(1))]);
     let shape = Shape { grid: [1; 3], block: [32, 1, 1], shared_bytes: 0, args: &[], repeat: repeat::ONCE };
-    let gpu = mlcc_target::gpus().unwrap().remove(0);
+    let gpu = gpu();
     let error = walk(&kernel, &shape, &call(1, 0), &gpu, [0; 3]).unwrap_err().to_string();
     assert!(error.contains("an end without an exit"), "{error}");
 }
