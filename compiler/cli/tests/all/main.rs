@@ -26,6 +26,7 @@ mod gpu_likeliest;
 mod gpu_memory;
 mod gpu_notices;
 mod gpu_pages;
+mod gpu_predicted;
 #[cfg(unix)]
 #[allow(dead_code, reason = "the server's own tests use all of it")]
 #[path = "../../../../runtime/serve/tests/all/http.rs"]
