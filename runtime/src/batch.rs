@@ -4,6 +4,7 @@ use mlcc_abi::Sequence;
 
 use crate::buffer::Buffer;
 use crate::device::{BatchCall, DeviceBatch, missing};
+use crate::likely::{Enough, Likely};
 use crate::session::Step;
 use crate::trace::{StepTimes, Trace};
 use crate::{CachePages, Error, Model, Result, Session};
@@ -44,6 +45,8 @@ pub struct Batch {
     rows: Vec<i32>,
     /// What a session that went alone says of itself ([`Session::notice`]).
     of_one: Option<String>,
+    /// By wanted row of a step, whether its likeliest tokens were enough.
+    told: Vec<bool>,
     /// Times of the items of steps, if they are taken.
     trace: Option<Box<Trace>>,
 }
@@ -132,6 +135,7 @@ impl Model {
             fed: Vec::with_capacity(rows),
             rows: Vec::with_capacity(rows),
             of_one: None,
+            told: Vec::with_capacity(most),
             trace: None,
         })
     }
@@ -188,7 +192,7 @@ impl Batch {
             return Ok(self.logits());
         }
         let mut members = sessions.iter_mut().map(|s| (&mut **s, 1));
-        if let Err(error) = self.run(Step::DecodeBatch, &mut members, tokens, &[]) {
+        if let Err(error) = self.run(Step::DecodeBatch, &mut members, tokens, &[], None) {
             return Err(self.refused(error, sessions.iter_mut().map(|s| (&mut **s, 1))));
         }
         let logits = &self.logits.as_floats()[..n * vocab];
@@ -204,7 +208,23 @@ impl Batch {
     /// wanted of it. All tokens together may be as many as [`Model::max_step_tokens`]. If a token or session is refused, no
     /// session has changed.
     pub fn step(&mut self, rows: &mut [Rows<'_>]) -> Result<&[f32]> {
+        self.step_with(rows, None)
+    }
+
+    /// As [`Batch::step`]. Where the device finds the likeliest next tokens itself (steps of one token of each session), `enough` gets those of
+    /// each row by its number, as in [`Session::decode_likeliest`]; rows of which it says true are not copied to the host and undefined in what
+    /// is returned, and their sessions have the logits of an earlier token.
+    pub fn step_likeliest(
+        &mut self,
+        rows: &mut [Rows<'_>],
+        enough: &mut dyn FnMut(usize, &[Likely]) -> bool,
+    ) -> Result<&[f32]> {
+        self.step_with(rows, Some(enough))
+    }
+
+    fn step_with(&mut self, rows: &mut [Rows<'_>], enough: Option<Enough<'_>>) -> Result<&[f32]> {
         self.made = 0;
+        self.told.clear();
         let n: usize = rows.iter().map(|r| r.tokens.len()).sum();
         if rows.is_empty() {
             return Err(Error::BatchTokens { sessions: 0, tokens: 0 });
@@ -218,13 +238,13 @@ impl Batch {
         // The code makes those of one row at least.
         self.make_room(wanted.max(1))?;
         if !self.has(Step::Rows) || matches!(rows, [Rows { tokens: [_], .. }]) {
-            return self.one_by_one(rows);
+            return self.one_by_one(rows, enough);
         }
         // Kernels for one query are faster than those for several with one.
         let one_each = rows.iter().all(|r| r.tokens.len() == 1 && r.want != Want::Nothing);
         let kind = if one_each { Step::DecodeBatch } else { Step::Rows };
         if !self.has(kind) {
-            return self.one_by_one(rows);
+            return self.one_by_one(rows, enough);
         }
         let (mut fed, mut numbers) = (std::mem::take(&mut self.fed), std::mem::take(&mut self.rows));
         fed.clear();
@@ -234,16 +254,22 @@ impl Batch {
             numbers.extend(fed.len() as i32 - piece.wanted() as i32..fed.len() as i32);
         }
         let mut members = rows.iter_mut().map(|r| (&mut *r.session, r.tokens.len()));
-        let result = self.run(kind, &mut members, &fed, &numbers);
-        (self.fed, self.rows) = (fed, numbers);
+        let mut told = std::mem::take(&mut self.told);
+        let mut noted = enough.map(|enough| noting(enough, &mut told));
+        let asked = noted.as_mut().map(|noted| noted as Enough<'_>);
+        let result = self.run(kind, &mut members, &fed, &numbers, asked);
+        drop(noted);
+        (self.fed, self.rows, self.told) = (fed, numbers, told);
         if let Err(error) = result {
             let members = rows.iter_mut().map(|r| (&mut *r.session, r.tokens.len()));
             return Err(self.refused(error, members));
         }
         let mut logits = self.logits.as_floats()[..wanted * vocab].chunks_exact(vocab);
-        for piece in rows.iter_mut() {
+        for (index, piece) in rows.iter_mut().enumerate() {
             let last = piece.wanted().checked_sub(1).and_then(|at| logits.nth(at));
-            piece.session.leave_batch(piece.tokens.len(), last)?;
+            // Only steps of a row each ask.
+            let copied = !self.told.get(index).copied().unwrap_or(false);
+            piece.session.leave_batch(piece.tokens.len(), last.filter(|_| copied))?;
         }
         self.made = wanted * vocab;
         Ok(self.logits())
@@ -300,13 +326,24 @@ impl Batch {
     }
 
     /// The step of a single token, or of an artifact that has no code for several sequences, and so takes a single one.
-    fn one_by_one(&mut self, rows: &mut [Rows<'_>]) -> Result<&[f32]> {
+    fn one_by_one(&mut self, rows: &mut [Rows<'_>], mut enough: Option<Enough<'_>>) -> Result<&[f32]> {
         let (vocab, mut at) = (self.model.vocab(), 0);
         for (index, piece) in rows.iter_mut().enumerate() {
             let session = &mut *piece.session;
-            let logits = match piece.want {
-                Want::Nothing | Want::Last => session.prefill(piece.tokens),
-                Want::All => session.prefill_logits(piece.tokens),
+            let logits = match (piece.want, piece.tokens, &mut enough) {
+                (Want::Last, &[token], Some(enough)) => {
+                    let one = session.decode_likeliest(token, &mut |likeliest| enough(index, likeliest));
+                    match one.map_err(|e| of_the_only(index, e))? {
+                        Some(logits) => Ok(logits),
+                        None => {
+                            at += vocab;
+                            self.hear(session);
+                            continue;
+                        }
+                    }
+                }
+                (Want::Nothing | Want::Last, tokens, _) => session.prefill(tokens),
+                (Want::All, tokens, _) => session.prefill_logits(tokens),
             };
             let logits = logits.map_err(|e| of_the_only(index, e))?;
             let floats = match piece.want {
@@ -329,6 +366,7 @@ impl Batch {
         members: &mut dyn Iterator<Item = (&mut Session, usize)>,
         tokens: &[i32],
         wanted: &[i32],
+        enough: Option<Enough<'_>>,
     ) -> Result<()> {
         self.sequences.clear();
         let (mut first, mut adapted) = (0, false);
@@ -344,7 +382,7 @@ impl Batch {
         let call =
             |tokens| BatchCall { sequences: &self.sequences, tokens, wanted: filled, n_wanted, adapted };
         if let Some(device) = &mut self.on_device {
-            return device.run(step, &call(tokens), &mut self.logits);
+            return device.run(step, &call(tokens), &mut self.logits, enough);
         }
         let cpu = self.model.device().cpu().ok_or_else(|| missing(&self.model, step))?;
         let call = call(self.tokens.hold(tokens));
@@ -352,6 +390,15 @@ impl Batch {
         // nobody else, and so are the pages for new rows; each has memory for its rows, tokens and numbers of rows are in range, and there are as many as the plan
         // permits. The logits have room for the rows that are wanted.
         unsafe { cpu.run_batch(&self.model, step, &call, &mut self.logits, self.trace.as_deref_mut()) }
+    }
+}
+
+/// Asks, and keeps the answers.
+fn noting<'a>(enough: Enough<'a>, told: &'a mut Vec<bool>) -> impl FnMut(usize, &[Likely]) -> bool + 'a {
+    move |row, likeliest| {
+        let said = enough(row, likeliest);
+        told.push(said);
+        said
     }
 }
 

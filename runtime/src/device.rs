@@ -10,7 +10,7 @@ use mlcc_abi::Sequence;
 
 use crate::buffer::Buffer;
 use crate::cpu::CpuDevice;
-use crate::likely::Likely;
+use crate::likely::{Enough, Likely};
 use crate::session::Step;
 use crate::table::State;
 use crate::trace::StepTimes;
@@ -168,7 +168,14 @@ pub(crate) trait DeviceSession: Send {
 pub(crate) trait DeviceBatch: Send {
     /// Runs a step for tokens that were checked, and gives the logits of the wanted rows, of which there is at least one. What the
     /// sequences point to is alive and used by nobody else.
-    fn run(&mut self, step: Step, call: &BatchCall<'_>, logits: &mut Buffer) -> Result<()>;
+    /// Rows of which `enough` has said true, if the device asks, get none.
+    fn run(
+        &mut self,
+        step: Step,
+        call: &BatchCall<'_>,
+        logits: &mut Buffer,
+        enough: Option<Enough<'_>>,
+    ) -> Result<()>;
 
     /// As [`crate::Batch::notice`].
     fn notice(&self) -> Option<String>;

@@ -6,3 +6,6 @@ pub struct Likely {
     pub token: i32,
     pub logit: f32,
 }
+
+/// Whether the likeliest tokens of a row, by its number, suffice, so that its logits need not be copied.
+pub(crate) type Enough<'a> = &'a mut dyn FnMut(usize, &[Likely]) -> bool;

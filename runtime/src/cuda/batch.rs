@@ -6,6 +6,7 @@ use super::device::Gpu;
 use crate::Result;
 use crate::buffer::Buffer;
 use crate::device::{BatchCall, DeviceBatch};
+use crate::likely::Enough;
 use crate::session::Step;
 
 pub(crate) struct CudaBatch {
@@ -19,8 +20,14 @@ impl CudaBatch {
 }
 
 impl DeviceBatch for CudaBatch {
-    fn run(&mut self, step: Step, call: &BatchCall<'_>, logits: &mut Buffer) -> Result<()> {
-        self.device.executor().run_batch(&self.device, step, call, logits)
+    fn run(
+        &mut self,
+        step: Step,
+        call: &BatchCall<'_>,
+        logits: &mut Buffer,
+        enough: Option<Enough<'_>>,
+    ) -> Result<()> {
+        self.device.executor().run_batch(&self.device, step, call, logits, enough)
     }
 
     fn notice(&self) -> Option<String> {

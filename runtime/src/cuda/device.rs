@@ -110,6 +110,8 @@ pub(crate) struct Gpu {
     pub decode_loaded: Loaded,
     /// Launches of `decode`, and then of what finds the likeliest tokens.
     decode_likeliest: Option<(Vec<Kernel>, Loaded)>,
+    /// The same of `decode_batch`.
+    batch_likeliest: Option<Vec<Kernel>>,
     executor: Mutex<Executor>,
     weights: DeviceBuffer,
     pages: Option<Arc<PagePool<DevicePages>>>,
@@ -183,15 +185,26 @@ impl Gpu {
             return Err(Error::MissingEntry { path: path.to_path_buf(), entry: "decode" });
         }
         let of = |name: &str| entries.iter().find(|(n, _)| n == name).map(|(_, kernels)| kernels.as_slice());
-        let decode_likeliest = of("decode")
-            .zip(of(mlcc_abi::LIKELIEST_ENTRY))
-            .map(|(decode, choice)| ([decode, choice].concat(), Loaded::default()));
+        let and_likeliest =
+            |name| of(name).zip(of(mlcc_abi::LIKELIEST_ENTRY)).map(|(step, choice)| [step, choice].concat());
+        let decode_likeliest = and_likeliest("decode").map(|kernels| (kernels, Loaded::default()));
+        let batch_likeliest = and_likeliest(Step::DecodeBatch.name());
         let weights = upload(&context, weights)?;
         // Before the pages, which take most of what is left.
         let executor = Mutex::new(Executor::new(&context, table)?);
         let pages = DevicePages::pool(&context, &table.plan, options.cache_pages)?.map(Arc::new);
         let decode_loaded = Loaded::default();
-        Ok(Self { name, entries, decode_loaded, decode_likeliest, executor, weights, pages, module })
+        Ok(Self {
+            name,
+            entries,
+            decode_loaded,
+            decode_likeliest,
+            batch_likeliest,
+            executor,
+            weights,
+            pages,
+            module,
+        })
     }
 
     /// Of the caches of all sequences, if the model has any.
@@ -216,6 +229,11 @@ impl Gpu {
     /// Launches of `decode` that end with the likeliest tokens, and whether all have run.
     pub fn decode_likeliest(&self) -> Option<(&[Kernel], &Loaded)> {
         self.decode_likeliest.as_ref().map(|(kernels, loaded)| (kernels.as_slice(), loaded))
+    }
+
+    /// Launches of `decode_batch` that end with the likeliest tokens of each row.
+    pub fn batch_likeliest(&self) -> Option<&[Kernel]> {
+        self.batch_likeliest.as_deref()
     }
 
     /// The launch list of an entry point.

@@ -8,12 +8,13 @@ use mlcc_abi::Control;
 use super::control::{ControlBlock, Inputs};
 use super::device::{Context, DeviceBuffer, Gpu};
 use super::graphs::Graphs;
-use super::launches::{Bases, BatchSizes, Sizes, Span, entry};
+use super::launches::{Bases, BatchSizes, Kernel, Sizes, Span, entry};
 use super::likeliest::LikeliestTokens;
 use super::stream::Stream;
 use crate::Result;
 use crate::buffer::Buffer;
 use crate::device::BatchCall;
+use crate::likely::Enough;
 use crate::session::Step;
 use crate::table::{Plan, Table};
 
@@ -31,6 +32,7 @@ pub(crate) struct Executor {
     pub likeliest: Option<LikeliestTokens>,
     /// Of `decode_batch`, and of `step`.
     batches: Graphs,
+    likeliest_batches: Graphs,
     steps: Graphs,
     plan: Plan,
 }
@@ -48,6 +50,7 @@ impl Executor {
             probs: None,
             likeliest: LikeliestTokens::new(context, table)?,
             batches: Graphs::new("tokens of several sequences are decoded"),
+            likeliest_batches: Graphs::new("tokens of several sequences are decoded"),
             steps: Graphs::new("steps of several sequences are computed"),
             plan,
         })
@@ -75,6 +78,7 @@ impl Executor {
             // First the old ones go, with what writes to them, so that there is never memory for both.
             let driver = self.stream.enter()?;
             self.batches.destroy(driver);
+            self.likeliest_batches.destroy(driver);
             self.steps.destroy(driver);
             self.rows = None;
             self.rows = Some(DeviceBuffer::new(self.stream.context(), LOGITS, bytes)?);
@@ -115,21 +119,26 @@ impl Executor {
         Ok(())
     }
 
-    /// Runs a step of several sequences, the logits of which go to `logits`.
+    /// Runs a step of several sequences, the logits of which go to `logits`, but for rows of which `enough` says true.
     pub fn run_batch(
         &mut self,
         device: &Gpu,
         step: Step,
         call: &BatchCall<'_>,
         logits: &mut Buffer,
+        enough: Option<Enough<'_>>,
     ) -> Result<()> {
         let from = self.logits_of(call.n_wanted as u64)?.ptr();
-        let started = self.start(device, step, call, from);
+        let fits = self.likeliest.as_ref().is_some_and(|list| list.holds(call.n_wanted));
+        let asked = enough.zip(device.batch_likeliest()).filter(|_| step == Step::DecodeBatch && fits);
+        let (enough, kernels) = asked.unzip();
+        let started = self.start(device, step, call, from, kernels);
         // What was launched works on the states of the sequences, also where a later launch was refused.
         let bytes = &mut logits.bytes_mut()[..call.n_wanted * self.plan.vocab as usize * 4];
-        let done = match started {
-            Ok(()) => self.stream.receive(from, bytes),
-            Err(error) => self.stream.wait().and(Err(error)),
+        let done = match (started, enough) {
+            (Ok(()), Some(enough)) => self.receive_rows(from, bytes, call.n_wanted, enough),
+            (Ok(()), None) => self.stream.receive(from, bytes),
+            (Err(error), _) => self.stream.wait().and(Err(error)),
         };
         if done.is_ok() {
             self.control.settled();
@@ -137,8 +146,28 @@ impl Executor {
         done
     }
 
-    fn start(&mut self, device: &Gpu, step: Step, call: &BatchCall<'_>, logits: u64) -> Result<()> {
-        let kernels = entry(device, step)?;
+    /// Copies the rows whose likeliest tokens are not enough.
+    fn receive_rows(&mut self, from: u64, to: &mut [u8], rows: usize, enough: Enough<'_>) -> Result<()> {
+        let Some(likeliest) = &mut self.likeliest else { return self.stream.receive(from, to) };
+        likeliest.receive(rows, &self.stream)?;
+        for (i, row) in to.chunks_exact_mut((self.plan.vocab as usize * 4).max(1)).enumerate() {
+            if !enough(i, likeliest.row(i)) {
+                self.stream.receive(from + (i * row.len()) as u64, row)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// With the launches of the step, or `likeliest` ones.
+    fn start(
+        &mut self,
+        device: &Gpu,
+        step: Step,
+        call: &BatchCall<'_>,
+        logits: u64,
+        likeliest: Option<&[Kernel]>,
+    ) -> Result<()> {
+        let kernels = likeliest.map_or_else(|| entry(device, step), Ok)?;
         let (n, b) = (call.tokens.len() as i64, call.sequences.len() as i64);
         let wanted = call.n_wanted as i64;
         let of_step = step == Step::Rows;
@@ -157,14 +186,20 @@ impl Executor {
         let (rows, sequences) = (self.plan.chunk.max(self.plan.batch) as i64, self.plan.batch as i64);
         let n = if of_step { rows } else { sequences };
         let most = Sizes { n, batch: BatchSizes { sequences, most_rows: n, wanted: n }, ..sizes };
-        let bases = Bases { logits, ..self.bases() };
-        let graphs = if of_step { &mut self.steps } else { &mut self.batches };
+        let own = self.bases();
+        let probs = self.likeliest.as_ref().map_or(own.probs, LikeliestTokens::ptr);
+        let bases = Bases { logits, probs, ..own };
+        let graphs = match likeliest {
+            Some(_) => &mut self.likeliest_batches,
+            None if of_step => &mut self.steps,
+            None => &mut self.batches,
+        };
         graphs.several(device, kernels, &bases, (sizes, most), self.plan.context, self.stream.handle())
     }
 
     /// Why steps of several sequences go without graphs, if the driver refuses them.
     pub fn notice(&self) -> Option<&str> {
-        self.batches.notice().or(self.steps.notice())
+        self.batches.notice().or(self.likeliest_batches.notice()).or(self.steps.notice())
     }
 }
 
@@ -173,6 +208,7 @@ impl Drop for Executor {
         let _ = self.stream.wait();
         if let Ok(driver) = self.stream.enter() {
             self.batches.destroy(driver);
+            self.likeliest_batches.destroy(driver);
             self.steps.destroy(driver);
         }
     }

@@ -55,6 +55,11 @@ impl LikeliestTokens {
         self.on_device.ptr()
     }
 
+    /// Whether there is room for so many rows.
+    pub fn holds(&self, rows: usize) -> bool {
+        rows <= self.rows
+    }
+
     pub fn bytes(&self) -> usize {
         self.on_device.len()
     }

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use mlcc_engine::sampler::{Sampler, SamplingParams};
-use mlcc_runtime::{LoadOptions, Model};
+use mlcc_runtime::{Likely, LoadOptions, Model, Rows, Session};
 
-use crate::program::{books, text};
+use crate::program::{books, case, text};
 use crate::software_gpu::{build, driver, in_child, on_gpu};
 
 /// The rest of [`texts_are_those_of_all_logits`], in a process whose environment names the driver.
@@ -25,12 +25,10 @@ fn child_with_lists() {
         let expected = b.decode(token).unwrap().to_vec();
         let mut chosen = None;
         // Now and then the list does not suffice.
-        let mut enough = |list: &[mlcc_runtime::Likely]| {
+        let mut enough = |list: &[Likely]| {
             let mut sorted: Vec<usize> = (0..vocab).collect();
             sorted.sort_by(|&x, &y| expected[y].total_cmp(&expected[x]).then(x.cmp(&y)));
-            let same = |(l, id): (&mlcc_runtime::Likely, &usize)| {
-                l.token as usize == *id && l.logit == expected[*id]
-            };
+            let same = |(l, id): (&Likely, &usize)| l.token as usize == *id && l.logit == expected[*id];
             assert!(list.len() == 64 && list.iter().zip(&sorted).all(same), "{list:?}");
             chosen = among.sample_among(list);
             assert!(chosen.is_some());
@@ -49,6 +47,63 @@ fn child_with_lists() {
     // Logits that somebody wants are there again, and so are their probabilities.
     assert_eq!(a.decode(token).unwrap(), b.decode(token).unwrap());
     assert_eq!(a.softmax(0.5).unwrap(), b.softmax(0.5).unwrap());
+}
+
+/// A token of each session.
+fn rows<'a>(sessions: &'a mut [Session], tokens: &'a [i32]) -> Vec<Rows<'a>> {
+    sessions.iter_mut().zip(tokens.chunks(1)).map(|(session, token)| Rows::of(session, token)).collect()
+}
+
+/// The rest of [`batches_are_those_of_all_logits`].
+#[test]
+fn child_with_batches() {
+    let Some(artifact) = std::env::var_os("MLCC_TEST_LIKELIEST_BATCH").map(PathBuf::from) else { return };
+    println!("child ran");
+    let model = Model::load(&artifact, &LoadOptions::default()).unwrap();
+    let vocab = model.vocab();
+    let mut sessions: [_; 6] = std::array::from_fn(|i| {
+        let mut session = model.session().unwrap();
+        session.prefill(&[3 + (i % 3) as i32, 8, 21]).unwrap();
+        session
+    });
+    let (all, listed) = sessions.split_at_mut(3);
+    let (mut of_all, mut of_lists) = (model.batch(3).unwrap(), model.batch(3).unwrap());
+    let mut tokens = [4, 30, 30];
+    for step in 0..5 {
+        let expected = of_all.step(&mut rows(all, &tokens)).unwrap();
+        let mut asked = vec![];
+        let mut enough = |row: usize, list: &[Likely]| {
+            let expected = &expected[row * vocab..][..vocab];
+            assert!(list.len() == 64 && list.iter().all(|l| expected[l.token as usize] == l.logit));
+            assert!(list.is_sorted_by(|a, b| a.logit > b.logit || a.logit == b.logit && a.token < b.token));
+            asked.push(row);
+            // The second row is copied, too.
+            row != 1
+        };
+        let found = of_lists.step_likeliest(&mut rows(listed, &tokens), &mut enough).unwrap();
+        assert_eq!(found[vocab..][..vocab], expected[vocab..][..vocab], "step {step}");
+        assert_eq!(asked, [0, 1, 2]);
+        let best = |row: &[f32]| (0..vocab).rev().max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as i32;
+        tokens = std::array::from_fn(|i| best(&expected[i * vocab..][..vocab]));
+    }
+    assert_eq!(of_lists.notice(), None);
+    assert_eq!(listed[1].logits(), all[1].logits());
+    for (a, b) in all.iter_mut().zip(listed) {
+        assert_eq!(a.decode(5).unwrap(), b.decode(5).unwrap());
+    }
+}
+
+#[test]
+fn batches_are_those_of_all_logits() {
+    let Some(driver) = driver() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--quant", "q4f16", "--target", "sm_80", "--max-batch", "4", "--ctx-size", "64"];
+    let artifact = build(&case("llama3-gqa-tied"), folder.path(), "tiny.so", &flags);
+    for order in ["turns", "random:4"] {
+        let variables =
+            [("MLCC_TEST_LIKELIEST_BATCH", artifact.to_str().unwrap()), ("SOFTCUDA_ORDER", order)];
+        in_child("gpu_likeliest::child_with_batches", &driver, &variables);
+    }
 }
 
 #[test]

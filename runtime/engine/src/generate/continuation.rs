@@ -182,6 +182,11 @@ impl<'t> Continuation<'t> {
         self.early.is_some()
     }
 
+    /// Forgets a choice of a step that has failed.
+    pub fn forget_choice(&mut self) {
+        self.early = None;
+    }
+
     /// Chooses tokens from rows of `vocab` logits, of which the first is behind `past` tokens and each other behind a draft, as long as
     /// the drafts are what is chosen. `show` gets each token but one that ends the text, and may end it.
     pub fn take(

@@ -16,12 +16,15 @@ use crate::serving::step::{Feed, Limits, Step, Want, wanted};
 use crate::serving::writer::{Phase, Taken, Writer};
 use crate::speculate::CHEAP_ROWS;
 use crate::tokenizer::TokenId;
+use mlcc_runtime::Likely;
 
 /// The lists of a step; they are kept.
 pub(super) struct Round<S: 'static> {
     pub rows: Vec<Planned>,
     feeds: Vec<Feed<'static, S>>,
     choices: Vec<Mutex<Choice<'static, 'static>>>,
+    /// Of each feed, the text that may choose among its likeliest tokens.
+    asked: Vec<Option<u64>>,
     /// Of the texts that choose a token, with what ends these.
     grammars: Vec<(u64, Grammar, Vec<TokenId>)>,
     /// Texts the prompts of which were known as a whole, with the logits behind them.
@@ -42,6 +45,7 @@ impl<S> Default for Round<S> {
             rows: Vec::new(),
             feeds: Vec::new(),
             choices: Vec::new(),
+            asked: Vec::new(),
             grammars: Vec::new(),
             known: Vec::new(),
             ended: Vec::new(),
@@ -259,6 +263,8 @@ impl<M: Step + 'static> Scheduler<'_, M> {
 
     fn run_step(&mut self) -> Result<(), Failure> {
         self.lend_grammars();
+        let mut asked = std::mem::take(&mut self.round.asked);
+        asked.clear();
         let mut feeds: Vec<Feed<'_, M::Sequence>> = recycle(std::mem::take(&mut self.round.feeds));
         let mut rows = self.round.rows.iter().peekable();
         for (index, slot) in self.slots.slots.iter_mut().enumerate() {
@@ -269,11 +275,21 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             // Once for the whole text, if its length is known.
             slot.fed.reserve(writer.text.room() - row.fed);
             slot.fed.extend_from_slice(tokens);
-            feeds.push(Feed { sequence, tokens, want: row.want });
+            let lent = self.round.grammars.iter().any(|(id, ..)| *id == row.id);
+            let among = row.writing && row.count == 1 && writer.needs_no_logits() && !lent;
+            asked.push(among.then_some(row.id));
+            feeds.push(Feed { sequence, tokens: &slot.fed[row.fed..], want: row.want });
         }
-        let model = &mut self.model;
-        let result = beside(&mut self.round.grammars, || of_model(|| model.step(&mut feeds)));
+        let (model, writers) = (&mut self.model, &mut self.writers);
+        let mut enough = |feed: usize, likeliest: &[Likely]| {
+            let id = asked.get(feed).copied().flatten();
+            let writer = id.and_then(|id| writers.iter_mut().find(|w| w.id == id));
+            writer.is_some_and(|writer| writer.text.choose_among(likeliest))
+        };
+        let step = || of_model(|| model.step_likeliest(&mut feeds, &mut enough));
+        let result = beside(&mut self.round.grammars, step);
         self.round.feeds = recycle(feeds);
+        self.round.asked = asked;
         for (id, grammar, _) in self.round.grammars.drain(..) {
             if let Some(writer) = self.writers.iter_mut().find(|w| w.id == id) {
                 writer.text.grammar = Some(grammar);

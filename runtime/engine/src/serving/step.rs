@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mlcc_runtime::{Adapter, Batch, CachePages, Model, Rows, Session, Workers};
+use mlcc_runtime::{Adapter, Batch, CachePages, Likely, Model, Rows, Session, Workers};
 
 use crate::generate::{LanguageModel, RewindModel};
 use crate::model::{is_batch_invariant, takes_drafts};
@@ -131,6 +131,16 @@ pub trait Step: Send {
     }
     /// Feeds every sequence its tokens. After an error the sequences are unknown.
     fn step(&mut self, feeds: &mut [Feed<'_, Self::Sequence>]) -> Result<(), StepError<Self>>;
+    /// As [`Step::step`]. A model that finds the likeliest next tokens of feeds of one token by itself gives them to `enough` with the number of
+    /// the feed (as [`mlcc_runtime::Batch::step_likeliest`]); where that says true the row of [`Step::logits`] is undefined.
+    fn step_likeliest(
+        &mut self,
+        feeds: &mut [Feed<'_, Self::Sequence>],
+        enough: &mut dyn FnMut(usize, &[Likely]) -> bool,
+    ) -> Result<(), StepError<Self>> {
+        let _ = enough;
+        self.step(feeds)
+    }
     /// What the last step wanted: rows of `vocab` numbers, in the order of its feeds and of the tokens in each.
     fn logits(&self) -> &[f32];
 }
@@ -327,6 +337,14 @@ impl Step for ModelStep {
     }
 
     fn step(&mut self, feeds: &mut [Feed<'_, Session>]) -> Result<(), mlcc_runtime::Error> {
+        self.step_likeliest(feeds, &mut |_, _| false)
+    }
+
+    fn step_likeliest(
+        &mut self,
+        feeds: &mut [Feed<'_, Session>],
+        enough: &mut dyn FnMut(usize, &[Likely]) -> bool,
+    ) -> Result<(), mlcc_runtime::Error> {
         self.places.clear();
         self.has_gathered = !self.is_one_group(feeds);
         if !self.has_gathered {
@@ -336,7 +354,7 @@ impl Step for ModelStep {
                 Rows { session: sequence, tokens, want: *want }
             };
             group.extend(feeds.iter_mut().map(rows));
-            let result = self.batch.step(&mut group).map(|_| ());
+            let result = self.batch.step_likeliest(&mut group, enough).map(|_| ());
             self.group = recycle(group);
             return result;
         }

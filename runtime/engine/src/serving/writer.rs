@@ -114,6 +114,11 @@ impl<'t> Writer<'t> {
         !self.begun
     }
 
+    /// Whether nobody wants to know how likely its tokens are.
+    pub fn needs_no_logits(&self) -> bool {
+        self.request.logprobs.is_none()
+    }
+
     /// Whether the prompt's tokens are to be scored.
     pub fn scores(&self) -> Option<usize> {
         self.request.prompt_logprobs.filter(|_| self.is_new())
@@ -122,6 +127,7 @@ impl<'t> Writer<'t> {
     /// Its sequence is lost and will be read again.
     pub fn read_again(&mut self) {
         self.text.keep_drafts(0);
+        self.text.forget_choice();
         self.prompt_logprobs.clear();
         self.phase = Phase::Reading;
     }
