@@ -90,6 +90,23 @@ FAMILIES = {
         linear_num_value_heads=4, linear_key_head_dim=12, linear_value_head_dim=24, linear_conv_kernel_dim=3,
         layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
         rope_parameters={"rope_type": "default", "rope_theta": None}, pad_token_id=None, eos_token_id=2, dtype="bfloat16"),
+    "glm4-moe-groups": lambda: transformers.Glm4MoeConfig(
+        vocab_size=112, hidden_size=64, intermediate_size=96, moe_intermediate_size=24, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, n_shared_experts=1, n_routed_experts=8, num_experts_per_tok=3,
+        n_group=4, topk_group=2, first_k_dense_replace=1, routed_scaling_factor=1.5, norm_topk_prob=True, use_qk_norm=True,
+        max_position_embeddings=128, pad_token_id=None, dtype="bfloat16"),
+    "nemotron-h-latent": lambda: transformers.NemotronHConfig(
+        vocab_size=112, hidden_size=64, intermediate_size=96, hybrid_override_pattern="ME*E", num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, mamba_num_heads=8, mamba_head_dim=16, n_groups=2, ssm_state_size=16, conv_kernel=4,
+        chunk_size=16, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, moe_latent_size=32,
+        moe_shared_expert_intermediate_size=48, n_group=4, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5,
+        mlp_hidden_act="relu2", max_position_embeddings=128, pad_token_id=None, dtype="bfloat16"),
+    "deepseek-v2-groups": lambda: transformers.DeepseekV2Config(
+        vocab_size=112, hidden_size=64, intermediate_size=96, moe_intermediate_size=24, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=4, n_shared_experts=1, n_routed_experts=8, num_experts_per_tok=3,
+        topk_method="group_limited_greedy", n_group=4, topk_group=2, first_k_dense_replace=1, routed_scaling_factor=2.5,
+        kv_lora_rank=24, q_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=12,
+        max_position_embeddings=128, pad_token_id=None, dtype="bfloat16"),
     "mistral4": lambda: transformers.Mistral4Config(
         vocab_size=112, hidden_size=64, intermediate_size=96, moe_intermediate_size=24, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=4, n_shared_experts=1, n_routed_experts=8, num_experts_per_tok=3,
@@ -102,7 +119,8 @@ FAMILIES = {
 }
 
 # Cases with other prompts than PROMPTS.
-LONGER = ("exaone4", "mamba", "olmo-hybrid", "mistral4")
+LONGER = ("exaone4", "mamba", "olmo-hybrid", "mistral4", "deepseek-v2-groups", "glm4-moe-groups",
+          "nemotron-h-latent")
 
 
 def model_of(config, seed):

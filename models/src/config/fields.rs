@@ -23,11 +23,14 @@ impl ConfigFields {
         }
     }
 
-    /// `Infinity`, which Python writes, is read as the largest number.
+    /// `Infinity`, which Python writes, is read as the largest number; so is `{"__float__": "Infinity"}` of newer releases of transformers.
     pub fn parse(origin: &str, json: &[u8]) -> Result<ConfigFields, ConfigError> {
         let file = origin.to_string();
         match serde_json::from_slice(&mlcc_files::json::without_infinity(json)) {
-            Ok(Value::Object(raw)) => Ok(ConfigFields { origin: file, raw }),
+            Ok(Value::Object(mut raw)) => {
+                raw.values_mut().for_each(plain_infinity);
+                Ok(ConfigFields { origin: file, raw })
+            }
             Ok(other) => Err(ConfigError::Json {
                 file,
                 detail: format!("expected an object, found {}", brief(&other)),
@@ -161,6 +164,20 @@ impl ConfigFields {
             expected: expected.to_string(),
             found: brief(found),
         }
+    }
+}
+
+/// Numbers in place of objects that stand for infinite ones.
+fn plain_infinity(value: &mut Value) {
+    let text = value.get("__float__").and_then(Value::as_str);
+    if let Some(number) = text.and_then(|text| text.parse::<f64>().ok()).filter(|number| !number.is_nan()) {
+        *value = Value::from(number.clamp(f64::MIN, f64::MAX));
+        return;
+    }
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(plain_infinity),
+        Value::Object(fields) => fields.values_mut().for_each(plain_infinity),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 

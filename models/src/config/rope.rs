@@ -39,6 +39,11 @@ impl RopeConfig {
         defaults: RopeDefaults,
     ) -> Result<RopeConfig, ConfigError> {
         let (parameters, scaling) = (config.object("rope_parameters")?, config.object("rope_scaling")?);
+        if let Some(found) = parameters.as_ref().and_then(|kinds| kinds.get("full_attention")) {
+            let expected =
+                "one set of numbers for all layers: this family has no kinds of layers that differ in it";
+            return Err(config.wrong("rope_parameters", expected, found));
+        }
         let named = parameters.as_ref().filter(|p| p.get("rope_theta").is_some()).unwrap_or(config);
         let theta = named.float_or("rope_theta", named.float_or("rotary_emb_base", defaults.theta)?)?;
         if !(theta > 1.0 && theta.is_finite()) {
@@ -67,6 +72,19 @@ impl RopeConfig {
             parameters.remove("rope_type");
         }
         RopeConfig::read(&plain, head_size, context, defaults)
+    }
+
+    /// The fields as layers of this kind see them, where `rope_parameters` has an object for each kind.
+    pub fn for_kind(config: &ConfigFields, kind: &str) -> Result<Option<ConfigFields>, ConfigError> {
+        let field = "rope_parameters";
+        let Some(parameters) = config.object(field)?.filter(|kinds| kinds.get("full_attention").is_some())
+        else {
+            return Ok(None);
+        };
+        let of_kind = parameters.object(kind)?.ok_or_else(|| parameters.missing(kind, "an object"))?;
+        let mut fields = config.clone();
+        fields.raw.insert(field.to_string(), Value::Object(of_kind.raw));
+        Ok(Some(fields))
     }
 
     /// Of layers without and with a window, where `rope_parameters` has an object for each of both. What is read for one

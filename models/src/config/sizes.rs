@@ -31,7 +31,12 @@ impl Sizes {
         let (hidden_field, heads_field) = (config.first(&HIDDEN), config.first(&HEADS));
         let (hidden, heads) = (config.size(hidden_field)?, config.size(heads_field)?);
         config.within(heads_field, heads, MOST_HEADS)?;
-        let layers = config.size(config.first(&LAYERS))?;
+        let listed =
+            ["layers_block_type", "layer_types"].iter().find_map(|list| config.get(list)?.as_array());
+        let layers = match (config.get(config.first(&LAYERS)), listed) {
+            (None, Some(list)) if !list.is_empty() => list.len(),
+            _ => config.size(config.first(&LAYERS))?,
+        };
         config.within(config.first(&LAYERS), layers, MOST_LAYERS)?;
         let kv_field = config.first(&KV_HEADS);
         let kv_heads = config.size_or(kv_field, heads)?;
@@ -104,7 +109,16 @@ impl ConfigFields {
         };
         let wrong = || self.wrong(field, &format!("a list of {layers} of {}", kinds.join(", ")), found);
         let names = found.as_array().filter(|names| names.len() == layers).ok_or_else(wrong)?;
-        let number = |name: &Value| kinds.iter().position(|kind| name.as_str() == Some(kind));
+        let position = |name: &str| kinds.iter().position(|kind| *kind == name);
+        let number = |name: &Value| {
+            let name = name.as_str()?;
+            // Newer releases of transformers call state spaces so.
+            position(name).or_else(|| match name {
+                "linear_attention" => position("mamba"),
+                "full_attention" => position("attention"),
+                _ => None,
+            })
+        };
         names.iter().map(|name| number(name).ok_or_else(wrong)).collect()
     }
 

@@ -45,30 +45,34 @@ pub struct Places {
 }
 
 impl DeepSeekConfig {
-    /// Version 2: softmax over all experts.
+    /// Version 2: softmax over all experts, in groups that are as good as their best one.
     pub fn v2(fields: &ConfigFields) -> Result<DeepSeekConfig, ConfigError> {
-        let method = fields.get("topk_method").and_then(Value::as_str).unwrap_or("greedy");
-        if method != "greedy" {
-            return Err(fields.wrong(
-                "topk_method",
-                "greedy: experts in groups are not read",
-                &method.into(),
-            ));
-        }
+        let field = "topk_method";
+        let groups = match fields.get(field).map(|method| (method, method.as_str())) {
+            None | Some((_, Some("greedy"))) => None,
+            Some((_, Some("group_limited_greedy"))) => {
+                Groups::read(fields, "n_group", "n_routed_experts", 1)?
+            }
+            Some((other, _)) => return Err(fields.wrong(field, "greedy or group_limited_greedy", other)),
+        };
         let routing = Routing {
+            groups,
             normalised: fields.flag_or("norm_topk_prob", false)?,
             ..Routing::read(fields, &["n_routed_experts"])?
         };
         DeepSeekConfig::common(fields, routing, false)
     }
 
-    /// Version 3: corrected sigmoids, in groups.
+    /// Version 3: corrected sigmoids, in groups that are as good as their two best ones.
     pub fn v3(fields: &ConfigFields) -> Result<DeepSeekConfig, ConfigError> {
+        if let Some(method) = fields.get("topk_method").filter(|method| method.as_str() != Some("noaux_tc")) {
+            return Err(fields.wrong("topk_method", "noaux_tc", method));
+        }
         let routing = Routing {
             scores: Scores::Sigmoid,
             normalised: fields.flag_or("norm_topk_prob", true)?,
             smallest_sum: 1e-20,
-            groups: Groups::read(fields, "n_group", "n_routed_experts")?,
+            groups: Groups::read(fields, "n_group", "n_routed_experts", 2)?,
             ..Routing::read(fields, &["n_routed_experts"])?
         };
         DeepSeekConfig::common(fields, routing, true)
@@ -84,7 +88,7 @@ impl DeepSeekConfig {
         let routing = Routing {
             normalised: fields.flag_or("norm_topk_prob", true)?,
             smallest_sum: 1e-20,
-            groups: Groups::read(&fields, "n_group", "n_routed_experts")?,
+            groups: Groups::read(&fields, "n_group", "n_routed_experts", 2)?,
             ..Routing::read(&fields, &["n_routed_experts"])?
         };
         let config = DeepSeekConfig::common(&fields, routing, false)?;

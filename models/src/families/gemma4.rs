@@ -48,7 +48,7 @@ impl Gemma4Config {
         }
         let sizes = Sizes::read(fields, Some(131_072))?;
         let windows = fields.windows(sizes.layers, |layer| !(layer + 1).is_multiple_of(6))?;
-        let heads = Heads::read(fields, &sizes)?;
+        let heads = Heads::read(fields, &sizes, &windows)?;
         let shared_layers = fields.count_or("num_kv_shared_layers", 0)?;
         let first_shared = sizes.layers.saturating_sub(shared_layers);
         let kinds = |layers: &[Option<usize>], full: bool| layers.iter().any(|w| w.is_none() == full);

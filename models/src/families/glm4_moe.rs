@@ -3,12 +3,11 @@
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::moe::{Experts, Glu, Routing, Scores, SharedExpert};
+use crate::layers::moe::{Experts, Glu, Groups, Routing, Scores, SharedExpert};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{Frame, Net, Sizes, Transformer};
 use mlcc_ir::graph::ValueId;
-use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Glm4MoeConfig {
@@ -33,16 +32,13 @@ impl Glm4MoeConfig {
         let defaults = RopeDefaults { share: 0.5, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
-        let groups = fields.size_or("n_group", 1)?;
-        if groups > 1 {
-            return Err(fields.wrong("n_group", "1: experts in groups are not read", &Value::from(groups)));
-        }
         let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
         let routing = Routing {
             scores: Scores::Sigmoid,
             normalised: fields.flag_or("norm_topk_prob", true)?,
             smallest_sum: 1e-20,
             scale: fields.float_or("routed_scaling_factor", 1.0)?,
+            groups: Groups::read(fields, "n_group", "n_routed_experts", 2)?,
             ..Routing::read(fields, &["n_routed_experts"])?
         };
         let width = fields.size("moe_intermediate_size")?;

@@ -87,7 +87,7 @@ fn routing(fields: &ConfigFields) -> Result<Routing, ConfigError> {
         normalised: fields.flag_or(fields.first(&["moe_renormalize", "norm_topk_prob"]), true)?,
         smallest_sum: 1e-20,
         scale: fields.float_or("routed_scaling_factor", 2.446)?,
-        groups: Groups::read(fields, groups, fields.first(&count))?,
+        groups: Groups::read(fields, groups, fields.first(&count), 2)?,
         ..Routing::read(fields, &count)?
     })
 }

@@ -4,7 +4,7 @@
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::mamba2::Mamba2;
-use crate::layers::moe::{ExpertNames, Experts, Glu, Routing, Scores, Stored};
+use crate::layers::moe::{ExpertNames, Experts, Glu, Groups, Routing, Scores, Stored};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{Activation, Attention, Linear, SelfAttention, mlp};
 use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
@@ -21,6 +21,8 @@ pub struct NemotronHConfig {
     /// `None` where no layer is of that kind.
     pub mixer: Option<Mamba2>,
     pub experts: Option<Experts>,
+    /// Width of what the experts take and give, where it is not that of the rows.
+    pub latent: Option<usize>,
     /// Width of the shared expert.
     pub shared: usize,
     pub attention_bias: bool,
@@ -95,6 +97,10 @@ impl NemotronHConfig {
                 Some(_) => fields.size("moe_shared_expert_intermediate_size")?,
                 None => 0,
             },
+            latent: match fields.get("moe_latent_size").filter(|_| experts.is_some()) {
+                Some(_) => Some(fields.size("moe_latent_size")?),
+                None => None,
+            },
             experts,
             attention_bias: fields.flag_or("attention_bias", false)?,
             mlp_bias: fields.flag_or("mlp_bias", false)?,
@@ -130,27 +136,32 @@ impl NemotronHConfig {
         let stored = Stored::Single { experts: &inside, parts: ["", "up_proj", "down_proj"] };
         let names =
             ExpertNames { router: &router, correction: Some(&correction), expert_scale: None, stored };
-        let h = experts.apply(net, x, &names);
+        let layer = |part: &str| format!("{name}.{part}");
+        let inner = match self.latent {
+            Some(width) => Linear::new(&layer("fc1_latent_proj"), width).bias(self.mlp_bias).apply(net, x),
+            None => x,
+        };
+        let mut h = experts.apply_routed(net, x, inner, &names);
+        if self.latent.is_some() {
+            let back = layer("fc2_latent_proj");
+            h = Linear::new(&back, self.sizes.hidden).bias(self.mlp_bias).apply(net, h);
+        }
         let shared = self.plain(net, &format!("{name}.shared_experts"), x, self.shared);
         net.add(h, shared)
     }
 }
 
 fn experts(fields: &ConfigFields, activation: Activation) -> Result<Experts, ConfigError> {
-    for (field, what) in [("n_group", 1), ("n_shared_experts", 1)] {
-        let found = fields.size_or(field, what)?;
-        if found != what {
-            return Err(fields.wrong(field, &format!("{what}: others are not read"), &Value::from(found)));
-        }
-    }
-    if let Some(found) = fields.get("moe_latent_size") {
-        return Err(fields.wrong("moe_latent_size", "null: experts of a latent width are not read", found));
+    let shared = fields.size_or("n_shared_experts", 1)?;
+    if shared != 1 {
+        return Err(fields.wrong("n_shared_experts", "1: others are not read", &Value::from(shared)));
     }
     let routing = Routing {
         scores: Scores::Sigmoid,
         normalised: fields.flag_or("norm_topk_prob", true)?,
         smallest_sum: 1e-20,
         scale: fields.float_or("routed_scaling_factor", 1.0)?,
+        groups: Groups::read(fields, "n_group", "n_routed_experts", 2)?,
         ..Routing::read(fields, &["n_routed_experts"])?
     };
     Ok(Experts {

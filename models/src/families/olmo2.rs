@@ -67,12 +67,16 @@ impl Olmo2Config {
     }
 
     pub fn olmo3(fields: &ConfigFields) -> Result<Olmo2Config, ConfigError> {
-        let config = Olmo2Config::from_fields(fields)?;
+        let full = RopeConfig::for_kind(fields, "full_attention")?;
+        let config = Olmo2Config::from_fields(full.as_ref().unwrap_or(fields))?;
         // Rotary embedding is scaled on layers without a window only.
         let windows = fields.windows(config.sizes.layers, |layer| !(layer + 1).is_multiple_of(4))?;
         let (size, context) = (config.sizes.head_size, config.sizes.context);
-        let local_rope = RopeConfig::unscaled(fields, size, context, RopeDefaults::LLAMA)?.rope;
-        Ok(Olmo2Config { windows, local_rope, ..config })
+        let local = match RopeConfig::for_kind(fields, "sliding_attention")? {
+            Some(fields) => RopeConfig::read(&fields, size, context, RopeDefaults::LLAMA)?,
+            None => RopeConfig::unscaled(fields, size, context, RopeDefaults::LLAMA)?,
+        };
+        Ok(Olmo2Config { windows, local_rope: local.rope, ..config })
     }
 }
 

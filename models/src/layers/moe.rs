@@ -32,12 +32,14 @@ pub struct Routing {
     pub groups: Option<Groups>,
 }
 
-/// Experts in groups of equal size, of which a token gets some (DeepSeek-V3). A group is as good as its two best experts.
+/// Experts in groups of equal size, of which a token gets some (DeepSeek). A group is as good as its best experts together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Groups {
     pub count: usize,
     /// Groups per token.
     pub chosen: usize,
+    /// How many experts of a group are looked at: one (DeepSeek-V2) or two (V3).
+    pub best: usize,
 }
 
 impl Groups {
@@ -47,11 +49,12 @@ impl Groups {
         fields: &ConfigFields,
         groups_field: &str,
         experts_field: &str,
+        best: usize,
     ) -> Result<Option<Groups>, ConfigError> {
         let (count, experts) = (fields.size_or(groups_field, 1)?, fields.size(experts_field)?);
         let chosen = fields.size_or("topk_group", count)?;
-        if count > 1 && (!experts.is_multiple_of(count) || experts / count < 2) {
-            let expected = format!("a number of groups of at least 2 among {experts} experts");
+        if count > 1 && (!experts.is_multiple_of(count) || experts / count < best) {
+            let expected = format!("a number of groups of at least {best} among {experts} experts");
             return Err(fields.wrong(groups_field, &expected, &Value::from(count)));
         }
         match chosen {
@@ -60,7 +63,7 @@ impl Groups {
                 Err(fields.wrong("topk_group", &expected, &Value::from(chosen)))
             }
             _ if chosen == count => Ok(None),
-            _ => Ok(Some(Groups { count, chosen })),
+            _ => Ok(Some(Groups { count, chosen, best })),
         }
     }
 
@@ -68,7 +71,7 @@ impl Groups {
     fn masked(self, net: &mut Net, scores: ValueId, experts: usize) -> ValueId {
         let (n, count, size) = (net.n(), self.count, experts / self.count);
         let by_group = net.reshape(scores, [n.product(&Dim::from(count)), Dim::from(size)]);
-        let (best, _) = net.top_k(by_group, 2);
+        let (best, _) = net.top_k(by_group, self.best);
         let best = net.reduce(RedOp::Sum, best, 1);
         let best = net.reshape(best, [n.clone(), Dim::from(count)]);
         let (chosen, _) = net.top_k(best, self.chosen);

@@ -2,7 +2,7 @@
 
 use mlcc_models::definition::Definition;
 use mlcc_models::families::Phi3Config;
-use mlcc_models::families::{Exaone4Config, LlamaConfig};
+use mlcc_models::families::{Exaone4Config, Gemma4Config, LlamaConfig, NemotronHConfig, Olmo2Config};
 use mlcc_models::layers::rope::{Frequencies, frequencies};
 use mlcc_models::{Checkpoint, ModelConfig, expect};
 use serde_json::{Map, Value, json};
@@ -163,9 +163,8 @@ fn hybrids_that_contradict_themselves_are_refused() {
     let all_shared = json!({ "model_type": "gemma4_text", "num_kv_shared_layers": 2,
         "layer_types": ["full_attention", "full_attention"] });
     refused(all_shared, &["`num_kv_shared_layers`", "one of its kind before it"]);
-    let glm =
-        json!({ "model_type": "glm4_moe", "n_group": 2, "n_routed_experts": 4, "num_experts_per_tok": 2 });
-    refused(glm, &["`n_group`", "experts in groups are not read"]);
+    let glm = json!({ "model_type": "glm4_moe", "n_group": 4, "topk_group": 2, "n_routed_experts": 4, "num_experts_per_tok": 2 });
+    refused(glm, &["`n_group`", "a number of groups of at least 2 among 4 experts"]);
 }
 
 #[test]
@@ -193,6 +192,45 @@ fn parts_of_later_families_that_contradict_are_refused() {
     refused(mistral(json!({})), &["`rope_parameters` is missing"]);
     let growth = json!({ "rope_parameters": { "rope_theta": 1e4, "llama_4_scaling_beta": -1 } });
     refused(mistral(growth), &["`llama_4_scaling_beta`", "from 0 to 1000"]);
+    for (version, method, known) in [
+        ("deepseek_v2", "noaux_tc", "greedy or group_limited_greedy"),
+        ("deepseek_v3", "greedy", "noaux_tc"),
+        ("deepseek_v2", "random", "greedy or group_limited_greedy"),
+    ] {
+        let fields = json!({ "model_type": version, "topk_method": method });
+        refused(mistral(fields), &["`topk_method`", known, method]);
+    }
+    let groups = json!({ "model_type": "deepseek_v2", "topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2 });
+    refused(mistral(groups), &["`n_group`", "of at least 1 among 4 experts"]);
+}
+
+/// As newer releases of transformers write them: kinds of layers by other names, and infinity as an object.
+#[test]
+fn newer_spellings() {
+    let mamba = |changes: Value| {
+        let mut fields = json!({ "model_type": "nemotron_h", "num_hidden_layers": null, "mamba_num_heads": 8, "mamba_head_dim": 4,
+            "n_groups": 2, "ssm_state_size": 4, "conv_kernel": 4, "head_dim": 8 });
+        fields.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        fields
+    };
+    let limit = json!([0.0, { "__float__": "Infinity" }]);
+    let newer = mamba(
+        json!({ "layers_block_type": ["linear_attention", "full_attention", "mlp"], "time_step_limit": limit }),
+    );
+    let older = mamba(
+        json!({ "hybrid_override_pattern": "M*-", "num_hidden_layers": 3, "time_step_limit": [0.0, f64::MAX] }),
+    );
+    let family =
+        |fields| parse(with(fields)).unwrap().architecture.family::<NemotronHConfig>().cloned().unwrap();
+    assert_eq!(family(newer), family(older));
+    refused(
+        mamba(json!({ "layers_block_type": ["sliding_attention"] })),
+        &["`layers_block_type`", "a list of 1 of mamba, attention"],
+    );
+    refused(
+        mamba(json!({ "layers_block_type": ["mamba"], "time_step_limit": [0.0, { "__float__": "NaN" }] })),
+        &["`time_step_limit`"],
+    );
 }
 
 /// Which layers of EXAONE 4 have a window: by number, by letters, or none.
@@ -302,4 +340,59 @@ fn tensors_of_another_model_are_refused() {
     assert_eq!(error.missing.len(), 8);
     // The head of a checkpoint whose configuration ties it is let pass.
     assert_eq!(error.extra, []);
+}
+
+/// Heads of Gemma 4's layers without a window, by layer in newer files.
+#[test]
+fn heads_of_single_layers() {
+    let gemma = |changes: Value| {
+        let mut fields = json!({ "model_type": "gemma4_text", "num_hidden_layers": 3, "head_dim": 16, "sliding_window": 8,
+            "attention_k_eq_v": true, "rope_parameters": {
+                "full_attention": { "rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25 },
+                "sliding_attention": { "rope_type": "default", "rope_theta": 1e4 } }, "layer_types": ["sliding_attention", "full_attention", "full_attention"] });
+        fields.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        fields
+    };
+    let read = |changes| parse(with(gemma(changes))).unwrap().architecture.family::<Gemma4Config>().cloned();
+    let layer = json!({ "head_dim": 32, "num_key_value_heads": 1 });
+    let newer = read(json!({ "per_layer_config": { "1": layer, "2": layer } }));
+    assert_eq!(newer, read(json!({ "global_head_dim": 32, "num_global_key_value_heads": 1 })));
+    // What no layer tells is as in the layers with a window.
+    let same = json!({ "global_head_dim": 16, "num_global_key_value_heads": 2 });
+    assert_eq!(read(json!({ "per_layer_config": {} })), read(same));
+    for layers in [
+        json!({ "0": layer, "1": layer, "2": layer }),
+        json!({ "1": layer }),
+        json!({ "1": { "intermediate_size": 8 }, "2": layer }),
+        json!({ "x": layer }),
+    ] {
+        refused(
+            gemma(json!({ "per_layer_config": layers })),
+            &["`per_layer_config`", "equal in all of them"],
+        );
+    }
+    refused(gemma(json!({ "per_layer_config": { "1": 7 } })), &["should be an object"]);
+}
+
+/// Rotary embedding by kind of layer, as newer files of OLMo 3 have it; other families have one for all.
+#[test]
+fn rotary_embedding_by_kind_of_layer() {
+    let yarn = json!({ "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16 });
+    let mut full = yarn.clone();
+    full.as_object_mut().unwrap().insert("rope_theta".into(), json!(5e5));
+    let kinds =
+        json!({ "full_attention": full, "sliding_attention": { "rope_type": "default", "rope_theta": 5e5 } });
+    let read = |changes: Value| {
+        let mut fields = with(json!({ "model_type": "olmo3", "sliding_window": 8 }));
+        fields.extend(changes.as_object().unwrap().clone());
+        parse(fields).unwrap().architecture.family::<Olmo2Config>().cloned()
+    };
+    let older = read(json!({ "rope_theta": 5e5, "rope_scaling": yarn }));
+    assert_eq!(read(json!({ "rope_parameters": kinds })), older);
+    refused(json!({ "rope_parameters": kinds }), &["`rope_parameters`", "one set of numbers for all layers"]);
+    let half = json!({ "full_attention": { "rope_theta": 5e5 } });
+    refused(
+        json!({ "model_type": "olmo3", "sliding_window": 8, "rope_parameters": half }),
+        &["`sliding_attention` is missing"],
+    );
 }

@@ -8,7 +8,7 @@ use crate::layers::norm::{rms_norm, rms_norm_unweighted};
 use crate::layers::{Linear, RopeTables};
 use crate::transformer::{Net, Sizes};
 use mlcc_ir::graph::ValueId;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::cell::Cell;
 
 /// Heads of a kind of layer.
@@ -25,7 +25,13 @@ const LARGEST_HEAD: usize = 4096;
 
 impl Heads {
     /// Of layers without and with a window.
-    pub fn read(fields: &ConfigFields, sizes: &Sizes) -> Result<[Heads; 2], ConfigError> {
+    pub fn read(
+        fields: &ConfigFields,
+        sizes: &Sizes,
+        windows: &[Option<usize>],
+    ) -> Result<[Heads; 2], ConfigError> {
+        let told = Heads::of_layers(fields, sizes, windows)?;
+        let fields = told.as_ref().unwrap_or(fields);
         let keys_are_values = fields.flag_or("attention_k_eq_v", false)?;
         let size = fields.size_or("global_head_dim", 512)?;
         if size > LARGEST_HEAD {
@@ -42,6 +48,46 @@ impl Heads {
         }
         let sliding = Heads { size: sizes.head_size, kv: sizes.kv_heads, keys_are_values: false };
         Ok([Heads { size, kv, keys_are_values }, sliding])
+    }
+
+    /// The fields with what newer releases of transformers write for single layers (`per_layer_config`) under the older names, which are
+    /// of all layers without a window. What a layer does not tell is as in the others.
+    fn of_layers(
+        fields: &ConfigFields,
+        sizes: &Sizes,
+        windows: &[Option<usize>],
+    ) -> Result<Option<ConfigFields>, ConfigError> {
+        const PER_LAYER: &str = "per_layer_config";
+        let Some(layers) = fields.object(PER_LAYER)? else { return Ok(None) };
+        let wrong = |found: &str| {
+            let expected =
+                "head_dim and num_key_value_heads of layers without a window, equal in all of them";
+            Err(fields.wrong(PER_LAYER, expected, &Value::from(found)))
+        };
+        let mut told: Option<[usize; 2]> = None;
+        let full = windows.iter().enumerate().filter(|(_, window)| window.is_none());
+        let numbers: Vec<String> = full.map(|(layer, _)| layer.to_string()).collect();
+        if let Some(other) = layers.raw.keys().find(|layer| !numbers.contains(layer)) {
+            return wrong(other);
+        }
+        for layer in &numbers {
+            let own = layers.object(layer)?.unwrap_or(ConfigFields { raw: Map::new(), ..fields.clone() });
+            let known = ["head_dim", "num_key_value_heads"];
+            if let Some(other) = own.raw.keys().find(|field| !known.contains(&field.as_str())) {
+                return wrong(other);
+            }
+            let [size, kv] = known;
+            let found = [own.size_or(size, sizes.head_size)?, own.size_or(kv, sizes.kv_heads)?];
+            if told.replace(found).is_some_and(|told| told != found) {
+                return wrong(layer);
+            }
+        }
+        let mut fields = fields.clone();
+        if let Some([size, kv]) = told {
+            fields.raw.insert("global_head_dim".to_string(), size.into());
+            fields.raw.insert("num_global_key_value_heads".to_string(), kv.into());
+        }
+        Ok(Some(fields))
     }
 }
 

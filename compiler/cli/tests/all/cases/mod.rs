@@ -23,7 +23,7 @@ pub const RWKV4: [&str; 3] = ["rwkv4-hf", "rwkv4-hf-odd", "rwkv4-pth"];
 pub const MATRIX_STATES: [&str; 3] = ["rwkv5-hf", "rwkv6-hf", "rwkv7-hf"];
 
 /// Every family by its case, and kinds of rope scaling.
-pub const FAMILIES: [&str; 65] = [
+pub const FAMILIES: [&str; 68] = [
     "llama-mha",
     "llama3-gqa-tied",
     "mistral-swa",
@@ -89,6 +89,9 @@ pub const FAMILIES: [&str; 65] = [
     "mamba",
     "olmo-hybrid",
     "mistral4",
+    "deepseek-v2-groups",
+    "glm4-moe-groups",
+    "nemotron-h-latent",
 ];
 
 /// All cases that are part of the project.
