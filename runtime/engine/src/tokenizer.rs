@@ -17,6 +17,7 @@ mod sentencepiece;
 mod stream;
 mod table;
 mod tiktoken;
+mod wordpiece_json;
 mod world;
 
 use thiserror::Error;
@@ -53,7 +54,7 @@ pub enum TokenizerError {
     Io { path: String, source: std::io::Error },
     #[error(
         "no tokenizer in {folder}: expected tokenizer.json, 20B_tokenizer.json, rwkv_vocab_*.txt, tokenizer.model, \
-         *.tiktoken, or vocab.json with merges.txt there. Put one of them beside the weights, or name the file with \
+         sentencepiece.bpe.model, *.tiktoken, vocab.json with merges.txt, or vocab.txt there. Put one of them beside the weights, or name the file with \
          --tokenizer."
     )]
     NotFound { folder: String },
@@ -62,11 +63,6 @@ pub enum TokenizerError {
          vocabulary (.txt), a sentencepiece model (.model) or tiktoken ranks (.tiktoken)"
     )]
     UnknownFile { path: String },
-    #[error(
-        "{path} is a WordPiece vocabulary, which is not read. Make a tokenizer.json of it with the transformers library \
-         (AutoTokenizer.from_pretrained(...).save_pretrained(...)) and put that beside it."
-    )]
-    WordPiece { path: String },
     #[error(
         "the tokenizer of this artifact is of kind {found:?}, which this version does not know (it knows {known}). Use \
          the mlcc version that built the artifact, or build it again."
@@ -204,6 +200,11 @@ impl Tokenizer {
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<TokenId>, Vec<u32>), TokenizerError> {
         match self {
             Tokenizer::Hf(hf) => hf.encode_pair(first, second),
+            Tokenizer::SentencePiece(sp) if sp.takes_pairs() => {
+                let ids = sp.encode_pair(first, second);
+                let types = vec![0; ids.len()];
+                Ok((ids, types))
+            }
             Tokenizer::RwkvWorld(_) | Tokenizer::SentencePiece(_) | Tokenizer::Tiktoken(_) => {
                 Err(TokenizerError::NoPairs { kind: self.kind().tag() })
             }

@@ -36,6 +36,9 @@ pub struct Extras {
     /// Put after a prompt.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub suffix: Vec<TokenId>,
+    /// Put between two texts that become one input.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub between: Vec<TokenId>,
     /// tiktoken: how a text is cut before pairs are joined.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pattern: Option<Pattern>,

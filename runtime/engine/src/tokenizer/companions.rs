@@ -9,8 +9,9 @@ use serde_json::Value;
 use super::added::{Added, Extras};
 use super::bpe_json::ByteLevelBpe;
 use super::regexes::{GPT2, QWEN2};
-use super::sentencepiece::{PieceKind, SentencePieceModel};
+use super::sentencepiece::{Piece, PieceKind, SentencePieceModel};
 use super::tiktoken::{Pattern, count_ranks};
+use super::wordpiece_json::WordPiece;
 use super::{TokenId, TokenizerError};
 
 /// Parsed companions of one file; absent ones are `null`.
@@ -24,6 +25,9 @@ pub(super) struct Companions {
 /// Classes whose code is known to follow `vocab.json` and `merges.txt`.
 const BYTE_LEVEL_CLASSES: &[&str] =
     &["GPT2Tokenizer", "Qwen2Tokenizer", "CodeGenTokenizer", "GPTNeoXTokenizer"];
+
+/// Classes whose code is known to follow `vocab.txt`.
+const WORD_PIECE_CLASSES: &[&str] = &["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"];
 
 /// What those classes call every special token that no file names.
 const END_OF_TEXT: &str = "<|endoftext|>";
@@ -126,26 +130,56 @@ impl Companions {
         Ok(added.into_iter().map(token).collect())
     }
 
-    /// What belongs to a sentencepiece model.
-    pub fn sentence_piece(&self, file_name: &str, bytes: &[u8]) -> Result<Extras, TokenizerError> {
+    /// A sentencepiece model with the ids that the tokenizer's class gives, and what belongs to it.
+    pub fn sentence_piece(
+        &self,
+        file_name: &str,
+        bytes: Vec<u8>,
+    ) -> Result<(Vec<u8>, Extras), TokenizerError> {
         let model =
-            SentencePieceModel::parse(bytes).map_err(|reason| TokenizerError::SentencePiece { reason })?;
+            SentencePieceModel::parse(&bytes).map_err(|reason| TokenizerError::SentencePiece { reason })?;
+        let shifted = file_name == "sentencepiece.bpe.model" && self.class().is_empty();
+        if self.class() == "XLMRobertaTokenizer" || shifted {
+            return self.xlm_roberta(model);
+        }
+        Ok((bytes, self.beside_pieces(file_name, &model)?))
+    }
+
+    /// XLM-RoBERTa: four control tokens come first, those of the model fall away, and `<mask>` is the last.
+    fn xlm_roberta(&self, mut model: SentencePieceModel) -> Result<(Vec<u8>, Extras), TokenizerError> {
+        let first = ["<unk>", "<s>", "</s>"];
+        if !model.pieces.iter().take(3).map(|piece| piece.text.as_str()).eq(first) {
+            let reason =
+                "its first pieces are not <unk>, <s> and </s>, as those of XLM-RoBERTa are".to_owned();
+            return Err(TokenizerError::SentencePiece { reason });
+        }
+        let piece = |text: &str, kind| Piece { text: text.to_owned(), score: 0.0, kind };
+        let control = ["<s>", "<pad>", "</s>"].map(|text| piece(text, PieceKind::Control));
+        let begin = control.into_iter().chain([piece("<unk>", PieceKind::Unknown)]);
+        model.pieces.splice(..3, begin);
+        let mask = TokenId::try_from(model.pieces.len()).unwrap_or(TokenId::MAX);
+        let added = Added { text: "<mask>".to_owned(), ids: vec![mask], special: true, parsed: true };
+        let (begin, end) = (vec![0], vec![2]);
+        let between = [&end[..], &end[..]].concat();
+        let extras = Extras { added: vec![added], prefix: begin, between, suffix: end, ..Extras::default() };
+        Ok((model.to_bytes(), extras))
+    }
+
+    /// What the files say beside a sentencepiece model whose ids are its own.
+    fn beside_pieces(&self, file_name: &str, model: &SentencePieceModel) -> Result<Extras, TokenizerError> {
         if self.class() == "ChatGLMTokenizer" || file_name == "ice_text.model" {
             return match file_name {
-                "ice_text.model" => self.chatglm_6b(&model),
-                _ => self.chatglm_2(&model),
+                "ice_text.model" => self.chatglm_6b(model),
+                _ => self.chatglm_2(model),
             };
         }
-        if matches!(
-            self.class(),
-            "XLMRobertaTokenizer" | "CamembertTokenizer" | "NllbTokenizer" | "MBartTokenizer"
-        ) {
+        if matches!(self.class(), "CamembertTokenizer" | "NllbTokenizer" | "MBartTokenizer") {
             return Err(TokenizerError::UnknownClass {
                 class: self.class().to_owned(),
                 detail: "its ids are shifted against the sentencepiece model".to_owned(),
             });
         }
-        let id_of = |name: &str| piece_id(&model, name);
+        let id_of = |name: &str| piece_id(model, name);
         let added = self.added()?;
         let find = |name: Option<&str>, default: &str| {
             let name = name.unwrap_or(default);
@@ -241,6 +275,44 @@ impl Companions {
         let id = |name: &&str| added.iter().find(|added| added.text == **name)?.ids.first().copied();
         let prefix = prefix.iter().filter_map(id).collect();
         Ok(Extras { added, prefix, pattern: Some(pattern), ..Extras::default() })
+    }
+
+    /// `vocab.txt` as the tokenizer.json that the `transformers` library makes of it.
+    pub fn word_pieces(&self, vocab: &[u8]) -> Result<Vec<u8>, TokenizerError> {
+        let class = self.class();
+        if !class.is_empty() && !WORD_PIECE_CLASSES.contains(&class) {
+            return Err(TokenizerError::UnknownClass {
+                class: class.to_owned(),
+                detail: format!("of vocab.txt {} are known", WORD_PIECE_CLASSES.join(", ")),
+            });
+        }
+        if self.flag("do_basic_tokenize") == Some(false) {
+            return Err(TokenizerError::Companion {
+                file: "tokenizer_config.json".to_owned(),
+                reason: "do_basic_tokenize is false, and words are cut at white space only with that"
+                    .to_owned(),
+            });
+        }
+        let vocab = std::str::from_utf8(vocab).map_err(|e| TokenizerError::Json { reason: e.to_string() })?;
+        let usual = WordPiece::of(vocab.lines().map(str::to_owned).collect());
+        let token = |name: &str, usual: String| self.token(name).map_or(usual, str::to_owned);
+        let mut others: Vec<String> = ["pad_token", "mask_token"]
+            .into_iter()
+            .zip(usual.others)
+            .map(|(name, usual)| token(name, usual))
+            .collect();
+        others.extend(self.added()?.into_iter().filter(|added| added.special).map(|added| added.text));
+        let pieces = WordPiece {
+            lowercase: self.flag("do_lower_case").unwrap_or(true),
+            strip_accents: self.flag("strip_accents"),
+            chinese_chars: self.flag("tokenize_chinese_chars").unwrap_or(true),
+            unknown: token("unk_token", usual.unknown),
+            begin: token("cls_token", usual.begin),
+            end: token("sep_token", usual.end),
+            others,
+            vocab: usual.vocab,
+        };
+        Ok(pieces.to_json()?.to_string().into_bytes())
     }
 
     /// `vocab.json` with `merges.txt` as the tokenizer.json that the `transformers` library makes of them.

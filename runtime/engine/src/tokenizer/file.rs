@@ -58,7 +58,10 @@ const LONGEST_HEAD: usize = 1 << 20;
 /// Names in the order of preference: the checkpoint's own, RWKV's file for its Pile models, World vocabularies, then
 /// formats that need a file beside them.
 const NAMES: [&str; 2] = ["tokenizer.json", "20B_tokenizer.json"];
-const MODELS: [&str; 3] = ["tokenizer.model", "spiece.model", "ice_text.model"];
+const MODELS: [&str; 4] = ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "ice_text.model"];
+
+/// The vocabulary of BERT.
+const WORD_PIECES: &str = "vocab.txt";
 
 impl TokenizerFile {
     /// The tokenizer in a checkpoint's folder.
@@ -87,12 +90,9 @@ impl TokenizerFile {
             .or_else(|| matching("rwkv_vocab_", ".txt"))
             .or_else(|| MODELS.iter().find_map(|name| named(name)))
             .or_else(|| matching("", ".tiktoken"))
-            .or_else(|| named("vocab.json").filter(|_| named("merges.txt").is_some()));
-        match (found, named("vocab.txt")) {
-            (Some(path), _) => Self::read(&path).map(Some),
-            (None, Some(path)) => Err(TokenizerError::WordPiece { path: path.display().to_string() }),
-            (None, None) => Ok(None),
-        }
+            .or_else(|| named("vocab.json").filter(|_| named("merges.txt").is_some()))
+            .or_else(|| named(WORD_PIECES));
+        found.map(|path| Self::read(&path)).transpose()
     }
 
     /// One file. Its name and its beginning tell its kind; files beside it (tokenizer_config.json, merges.txt,
@@ -101,9 +101,6 @@ impl TokenizerFile {
         let name = || path.display().to_string();
         let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
-        if file_name == "vocab.txt" {
-            return Err(TokenizerError::WordPiece { path: name() });
-        }
         if !matches!(extension, "json" | "txt" | "model" | "tiktoken") {
             return Err(TokenizerError::UnknownFile { path: name() });
         }
@@ -121,13 +118,17 @@ impl TokenizerFile {
                 (TokenizerKind::HfJson, json, Extras::default())
             }
             "json" => (TokenizerKind::HfJson, bytes, Extras::default()),
+            "txt" if file_name == WORD_PIECES => {
+                let json = beside()?.word_pieces(&bytes).map_err(named)?;
+                (TokenizerKind::HfJson, json, Extras::default())
+            }
             "txt" => (TokenizerKind::RwkvWorld, bytes, Extras::default()),
             _ if ranks => {
                 let extras = beside()?.tiktoken(file_name, &bytes).map_err(named)?;
                 (TokenizerKind::Tiktoken, bytes, extras)
             }
             _ => {
-                let extras = beside()?.sentence_piece(file_name, &bytes).map_err(named)?;
+                let (bytes, extras) = beside()?.sentence_piece(file_name, bytes).map_err(named)?;
                 (TokenizerKind::SentencePiece, bytes, extras)
             }
         };

@@ -7,12 +7,13 @@ use super::added::Extras;
 use super::bpe_json::ByteLevelBpe;
 use super::regexes::{known, pre_tokenizer};
 use super::sentencepiece::{ModelType, Piece, PieceKind, SentencePieceModel};
+use super::wordpiece_json::WordPiece;
 use super::{TokenId, TokenizerError, TokenizerFile, TokenizerKind};
 
 /// The values of the file, named as the keys are. Ids are as they stand there.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GgufVocabulary {
-    /// `tokenizer.ggml.model`: llama, gpt2, t5, rwkv.
+    /// `tokenizer.ggml.model`: llama, gpt2, t5, bert, rwkv.
     pub model: String,
     pub pre: Option<String>,
     pub tokens: Vec<String>,
@@ -22,6 +23,9 @@ pub struct GgufVocabulary {
     pub bos_token_id: Option<u32>,
     pub eos_token_id: Option<u32>,
     pub unknown_token_id: Option<u32>,
+    /// What begins a text, and what ends each (BERT).
+    pub cls_token_id: Option<u32>,
+    pub separator_token_id: Option<u32>,
     pub add_bos_token: Option<bool>,
     pub add_eos_token: Option<bool>,
     pub add_space_prefix: Option<bool>,
@@ -49,10 +53,13 @@ impl GgufVocabulary {
             "llama" => self.sentence_piece(ModelType::Bpe)?,
             "t5" => self.sentence_piece(ModelType::Unigram)?,
             "gpt2" => (TokenizerKind::HfJson, self.byte_level()?.to_string().into_bytes(), Extras::default()),
+            "bert" => {
+                (TokenizerKind::HfJson, self.word_pieces()?.to_string().into_bytes(), Extras::default())
+            }
             "rwkv" => (TokenizerKind::RwkvWorld, self.world()?.into_bytes(), Extras::default()),
             other => {
                 return Err(wrong(format!(
-                    "tokenizer.ggml.model is `{other}`; llama, t5, gpt2 and rwkv are read. Put the model's \
+                    "tokenizer.ggml.model is `{other}`; llama, t5, gpt2, bert and rwkv are read. Put the model's \
                      tokenizer.json beside the file, or name it with --tokenizer"
                 )));
             }
@@ -141,6 +148,36 @@ impl GgufVocabulary {
         bpe.bos = self.named(self.bos_token_id).filter(|_| self.add_bos_token.unwrap_or(setup.add_bos));
         bpe.eos = self.named(self.eos_token_id).filter(|_| self.add_eos_token.unwrap_or(false));
         Ok(bpe.to_json())
+    }
+
+    /// WordPiece: tokens that begin a word have a mark in front, in place of the `##` of the others; control tokens have none. Files do
+    /// not say whether letters become small: llama.cpp always makes them so.
+    fn word_pieces(&self) -> Result<Value, TokenizerError> {
+        let mut vocab = Vec::with_capacity(self.tokens.len());
+        let mut others = Vec::new();
+        for (id, token) in self.tokens.iter().enumerate() {
+            let is_control = self.kind(id)? == PieceKind::Control;
+            // Older files leave all tokens in brackets as they are.
+            let control = is_control || (token.starts_with('[') && token.ends_with(']'));
+            vocab.push(match token.strip_prefix('\u{2581}') {
+                Some(word) if !control => word.to_owned(),
+                None if !control => format!("##{token}"),
+                _ => token.clone(),
+            });
+            if is_control {
+                others.push(token.clone());
+            }
+        }
+        let usual = WordPiece::of(vocab);
+        let named = |id: Option<u32>, usual: &str| self.named(id).map_or(usual.to_owned(), |(name, _)| name);
+        let pieces = WordPiece {
+            unknown: named(self.unknown_token_id, &usual.unknown),
+            begin: named(self.cls_token_id.or(self.bos_token_id), &usual.begin),
+            end: named(self.separator_token_id.or(self.eos_token_id), &usual.end),
+            others: usual.others.iter().cloned().chain(others).collect(),
+            ..usual
+        };
+        pieces.to_json()
     }
 
     /// The World vocabulary: tokens are written as the inside of a Python bytes literal. Token 0 is the end of a text.

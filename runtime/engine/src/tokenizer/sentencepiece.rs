@@ -107,6 +107,18 @@ impl SentencePieceTokenizer {
         out
     }
 
+    /// Whether the files say what stands between two texts.
+    pub fn takes_pairs(&self) -> bool {
+        !self.extras.between.is_empty()
+    }
+
+    /// Two texts as one input.
+    pub fn encode_pair(&self, first: &str, second: &str) -> Vec<TokenId> {
+        let Extras { prefix, between, suffix, .. } = &self.extras;
+        let (first, second) = (self.encode(first, false), self.encode(second, false));
+        [prefix, &first, between, &second, suffix].map(Vec::as_slice).concat()
+    }
+
     fn encode_part(&self, text: &str, first: bool, out: &mut Vec<TokenId>) {
         let text = if self.extras.glm_spaces { Cow::Owned(glm_spaces(text)) } else { Cow::Borrowed(text) };
         let text = self.normalizer.normalize(&text, first || !self.extras.first_part_only);

@@ -3,7 +3,7 @@
 use crate::common;
 use std::path::{Path, PathBuf};
 
-use mlcc_engine::tokenizer::Added;
+use mlcc_engine::tokenizer::{Added, GgufVocabulary};
 use mlcc_engine::{DecodeStream, SpecialTokens, TokenId, Tokenizer, TokenizerFile, TokenizerKind};
 use serde_json::Value;
 
@@ -163,4 +163,91 @@ fn gpt2_from_vocabulary_and_merges() {
     std::fs::remove_file(own.path().join("merges.txt")).unwrap();
     let error = TokenizerFile::read(&own.path().join("vocab.json")).unwrap_err().to_string();
     assert!(error.contains("merges.txt"), "{error}");
+}
+
+/// A folder with vocab.txt and tokenizer_config.json alone, and the vocabulary as GGUF files have it
+/// (`tools/wordpiece_cases.py`).
+#[test]
+fn word_pieces_without_a_tokenizer_json() {
+    let file: Value = serde_json::from_slice(&std::fs::read(data("wordpiece.json")).unwrap()).unwrap();
+    let strings = |value: &Value| serde_json::from_value::<Vec<String>>(value.clone()).unwrap();
+    let vocab = strings(&file["vocab"]);
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("vocab.txt"), vocab.join("\n") + "\n").unwrap();
+    for (number, case) in file["cases"].as_array().unwrap().iter().enumerate() {
+        std::fs::write(folder.path().join("tokenizer_config.json"), case["config"].to_string()).unwrap();
+        let read = TokenizerFile::find(folder.path()).unwrap();
+        let mut tokenizers = vec![Tokenizer::from_section(&read.to_section()).unwrap()];
+        if number == 0 {
+            tokenizers.push(gguf_word_pieces(&vocab));
+        }
+        for tokenizer in &tokenizers {
+            assert_eq!(tokenizer.special_ids(), [0, 1, 2, 3, 4]);
+            for text in case["texts"].as_array().unwrap() {
+                let (text, expected) = (text["text"].as_str().unwrap(), ids(&text["ids"]));
+                assert_eq!(tokenizer.encode_prompt(text).unwrap(), expected, "{text:?} {}", case["config"]);
+            }
+            for pair in case["pairs"].as_array().unwrap() {
+                let texts = strings(&pair["pair"]);
+                let (found, types) = tokenizer.encode_pair(&texts[0], &texts[1]).unwrap();
+                assert_eq!(found, ids(&pair["ids"]));
+                assert_eq!(Value::from(types), pair["types"]);
+            }
+        }
+    }
+    let config = r#"{"tokenizer_class": "BertJapaneseTokenizer"}"#;
+    std::fs::write(folder.path().join("tokenizer_config.json"), config).unwrap();
+    let error = TokenizerFile::find(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("BertJapaneseTokenizer"), "{error}");
+}
+
+fn gguf_word_pieces(vocab: &[String]) -> Tokenizer {
+    let special = |token: &str| token.starts_with('[') && token.len() > 2;
+    let token = |token: &String| match token.strip_prefix("##") {
+        _ if special(token) => token.clone(),
+        Some(rest) => rest.to_owned(),
+        None => format!("\u{2581}{token}"),
+    };
+    let vocabulary = GgufVocabulary {
+        model: "bert".to_owned(),
+        tokens: vocab.iter().map(token).collect(),
+        token_types: vocab.iter().map(|token| if special(token) { 3 } else { 1 }).collect(),
+        unknown_token_id: Some(1),
+        cls_token_id: Some(2),
+        separator_token_id: Some(3),
+        ..GgufVocabulary::default()
+    };
+    vocabulary.to_file(Path::new("bert.gguf")).unwrap().load().unwrap()
+}
+
+/// The pieces of a model in the order of XLM-RoBERTa: ids are one more, but for the control tokens.
+#[test]
+fn xlm_roberta_from_its_sentencepiece_model() {
+    let files: Value = serde_json::from_slice(&std::fs::read(data("tokenizer_cases.json")).unwrap()).unwrap();
+    let file = files.as_array().unwrap().iter().find(|file| file["file"] == "unigram.model").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(data("unigram.model"), folder.path().join("sentencepiece.bpe.model")).unwrap();
+    let pieces = Tokenizer::from_dir(folder.path()).unwrap().vocab_size();
+    let config = r#"{"tokenizer_class": "XLMRobertaTokenizer"}"#;
+    std::fs::write(folder.path().join("tokenizer_config.json"), config).unwrap();
+    let read = TokenizerFile::find(folder.path()).unwrap();
+    let tokenizer = Tokenizer::from_section(&read.to_section()).unwrap();
+    let shifted = |id: TokenId| [3, 0, 2].get(id as usize).copied().unwrap_or(id + 1);
+    let own = |text: &str| -> Vec<TokenId> {
+        let case = file["cases"].as_array().unwrap().iter().find(|case| case["text"] == text).unwrap();
+        ids(&case["ids"]).into_iter().map(shifted).collect()
+    };
+    for case in file["cases"].as_array().unwrap() {
+        let text = case["text"].as_str().unwrap();
+        let expected = [&[0][..], &own(text), &[2]].concat();
+        assert_eq!(tokenizer.encode_prompt(text).unwrap(), expected, "{text:?}");
+    }
+    let (first, second) = ("Hello world", "1234567 3.14159 0x1F");
+    let expected = [&[0][..], &own(first), &[2, 2], &own(second), &[2]].concat();
+    let zeros = vec![0; expected.len()];
+    assert_eq!(tokenizer.encode_pair(first, second).unwrap(), (expected, zeros));
+    let names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"].map(|name| tokenizer.token_to_id(name).unwrap());
+    assert_eq!(names[..4], [0, 1, 2, 3]);
+    // Without the class the name of the file tells it.
+    assert_eq!((names[4] as usize, tokenizer.vocab_size()), (pieces - 1, pieces));
 }
