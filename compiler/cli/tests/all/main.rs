@@ -32,6 +32,7 @@ mod gpu_predicted;
 #[path = "../../../../runtime/serve/tests/all/http.rs"]
 mod http;
 mod hub;
+mod hybrid_sessions;
 mod interpreters;
 mod interrupts;
 mod keep;
