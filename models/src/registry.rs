@@ -13,7 +13,7 @@ use crate::families::{
     OlmoHybridConfig, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig, Rwkv4Config,
     Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, ernie4_5, qwen2, smollm3,
 };
-use crate::text_head::TextHead;
+use crate::text_head::{Part, Pooling, Purpose, TextHead};
 
 /// A model type and how its configuration is read.
 pub struct Entry {
@@ -234,9 +234,40 @@ pub(crate) fn architecture(fields: &ConfigFields) -> Result<(String, Architectur
     let (model_type, entry) = entry(fields)?;
     let text = text_model(fields)?;
     let architecture = (entry.config)(text.as_ref().unwrap_or(fields))?;
-    // Encoders have read it themselves: each has a head of its own.
-    let labels = fields.labels()?.filter(|_| architecture.reads_texts() && architecture.texts().is_none());
-    Ok((model_type, architecture.with_texts(labels.map(TextHead::labels))))
+    let head = head_of_texts(fields, &architecture)?;
+    Ok((model_type, architecture.with_texts(head)))
+}
+
+/// The way of pooling, as GGUF files say it, by its name.
+pub(crate) const POOLING: &str = "gguf.pooling";
+/// The widths of dense layers after it.
+pub(crate) const DENSE: &str = "gguf.dense";
+
+/// What is made of texts, where the configuration says it and the architecture has not read it itself, as encoders read their
+/// classifiers.
+fn head_of_texts(
+    fields: &ConfigFields,
+    architecture: &Architecture,
+) -> Result<Option<TextHead>, ConfigError> {
+    let classifies = architecture.texts().is_some_and(|head| head.purpose == Purpose::Scores);
+    if !architecture.reads_texts() || classifies {
+        return Ok(None);
+    }
+    if let (Some(labels), None) = (fields.labels()?, architecture.texts()) {
+        return Ok(Some(TextHead::labels(labels)));
+    }
+    let Some(found) = fields.get(POOLING) else { return Ok(None) };
+    let known = found.as_str().and_then(Pooling::find);
+    let mut head =
+        TextHead::embedding(known.ok_or_else(|| fields.wrong(POOLING, "cls, mean or lasttoken", found))?);
+    let widths = if fields.get(DENSE).is_some() { fields.numbers(DENSE)? } else { Vec::new() };
+    let dense = widths.into_iter().zip(2..).map(|(out, number): (f64, usize)| Part::Linear {
+        name: format!("{number}_Dense.linear"),
+        out: out as usize,
+        bias: false,
+    });
+    head.parts.splice(..0, dense);
+    Ok(Some(head))
 }
 
 /// The configuration of the text model inside, if the file has no sizes outside of it. Whether the head is the embedding, and

@@ -7,6 +7,7 @@
 
 pub mod blocks;
 pub mod config;
+mod encoders;
 mod families;
 pub mod header;
 mod hybrids;

@@ -53,6 +53,8 @@ impl BertConfig {
             return Err(fields.wrong("type_vocab_size", "a few token types", &types.into()));
         }
         let first_position = if roberta { fields.count_or("pad_token_id", 1)? + 1 } else { 0 };
+        // GGUF files have none of the rows that no token has.
+        let first_position = fields.count_or("position_offset", first_position)?;
         if first_position >= sizes.context {
             let found = serde_json::Value::from(sizes.context);
             let expected = format!("more than the {first_position} rows that no token has");

@@ -58,6 +58,7 @@ mod serving;
 mod software_gpu;
 mod step;
 mod texts;
+mod texts_gguf;
 mod together;
 mod transformer;
 mod transformer_model;

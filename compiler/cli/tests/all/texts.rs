@@ -10,7 +10,7 @@ use mlcc_runtime::{Error, Model};
 use serde::Deserialize;
 
 /// As the reference cases state it; measured are up to 1e-6.
-const F32: f32 = 1e-5;
+pub const F32: f32 = 1e-5;
 
 #[derive(Deserialize)]
 struct Golden {
@@ -18,7 +18,7 @@ struct Golden {
 }
 
 #[derive(Deserialize)]
-struct Input {
+pub struct Input {
     input_ids: Vec<i32>,
     #[serde(default)]
     token_type_ids: Vec<i32>,
@@ -55,7 +55,7 @@ pub const CASES: [&str; 9] = [
 /// Tokens of the reranker with token types.
 const TYPED_VOCAB: i32 = 128;
 
-fn inputs(case: &str) -> Vec<Input> {
+pub fn inputs(case: &str) -> Vec<Input> {
     let bytes = std::fs::read(directory(case).join("golden.json")).unwrap();
     serde_json::from_slice::<Golden>(&bytes).unwrap().inputs
 }
@@ -78,7 +78,7 @@ fn worst(found: &[f32], expected: &[f32]) -> f32 {
 }
 
 /// All texts together, in one call and in several.
-fn check(what: &str, model: &Model, inputs: &[Input], tolerance: f32) {
+pub fn check(what: &str, model: &Model, inputs: &[Input], tolerance: f32) {
     let mut texts = model.texts().unwrap();
     let ids: Vec<Vec<i32>> = inputs.iter().map(|input| input.ids(TYPED_VOCAB)).collect();
     let ids: Vec<&[i32]> = ids.iter().map(|ids| &ids[..]).collect();

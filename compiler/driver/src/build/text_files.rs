@@ -75,6 +75,9 @@ fn gguf_vocabulary(metadata: &Metadata) -> Result<Option<GgufVocabulary>, Checkp
         bos_token_id: id("bos_token_id")?,
         eos_token_id: id("eos_token_id")?,
         unknown_token_id: id("unknown_token_id")?,
+        cls_token_id: id("cls_token_id")?,
+        // As the files spell it.
+        separator_token_id: id("seperator_token_id")?,
         add_bos_token: metadata.flag(&key("add_bos_token"))?,
         add_eos_token: metadata.flag(&key("add_eos_token"))?,
         add_space_prefix: metadata.flag(&key("add_space_prefix"))?,

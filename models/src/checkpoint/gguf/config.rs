@@ -6,7 +6,7 @@
 use super::super::bytes::FileBytes;
 use super::families::family;
 use super::{Metadata, RawTensor, headers};
-use super::{hybrids, rope};
+use super::{encoders, hybrids, rope};
 use crate::config::ConfigFields;
 use crate::error::CheckpointError;
 use serde_json::{Map, Value, json};
@@ -18,6 +18,7 @@ pub(in crate::checkpoint) fn fields(files: &[FileBytes]) -> Result<ConfigFields,
     let mut writer = Writer { metadata: &metadata, arch: &arch, tensors: &tensors, raw: Map::new() };
     writer.common()?;
     family(&mut writer)?;
+    encoders::pooling(&mut writer)?;
     writer.rope(files)?;
     Ok(ConfigFields { origin: metadata.origin.clone(), raw: writer.raw })
 }
@@ -35,6 +36,9 @@ pub(super) const ARCHITECTURES: &[(&str, &str)] = &[
     ("gemma", "gemma"),
     ("gemma2", "gemma2"),
     ("gemma3", "gemma3_text"),
+    ("gemma-embedding", "gemma3_text"),
+    ("bert", "bert"),
+    ("modern-bert", "modernbert"),
     ("phi3", "phi3"),
     ("gpt2", "gpt2"),
     ("gptneox", "gpt_neox"),
@@ -112,6 +116,11 @@ impl Writer<'_> {
 
     pub(super) fn has(&self, tensor: &str) -> bool {
         self.tensors.iter().any(|raw| raw.name == tensor)
+    }
+
+    /// Rows of a tensor that is there.
+    pub(super) fn rows(&self, tensor: &str) -> Option<usize> {
+        self.tensors.iter().find(|raw| raw.name == tensor)?.shape.first().copied()
     }
 
     /// A number that the model cannot do without.

@@ -1,7 +1,7 @@
 //! What differs from family to family in the configuration of a GGUF file.
 
 use super::config::{ARCHITECTURES, Writer};
-use super::hybrids;
+use super::{encoders, hybrids};
 use crate::error::CheckpointError;
 use serde_json::json;
 
@@ -33,6 +33,12 @@ pub(super) fn family(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
             Ok(())
         }
         "gemma2" | "gemma3" => gemma(w),
+        "gemma-embedding" => {
+            encoders::gemma_embedding(w);
+            gemma(w)
+        }
+        "bert" => encoders::bert(w),
+        "modern-bert" => encoders::modern_bert(w),
         "phi3" => {
             w.set("hidden_act", "silu");
             w.copy("attention.sliding_window", "sliding_window")?;
@@ -284,7 +290,7 @@ fn gemma(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
         }
         _ => w.set("query_pre_attn_scalar", w.head_size()?),
     }
-    if w.arch == "gemma3" {
+    if w.arch == "gemma3" || w.arch == "gemma-embedding" {
         let local = w.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
         w.set("rope_local_base_freq", local);
         w.set("sliding_window_pattern", w.number("attention.sliding_window_pattern")?.unwrap_or(6));

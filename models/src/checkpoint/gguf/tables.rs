@@ -1,6 +1,7 @@
 //! What tensors of each architecture are called in GGUF and in the Hugging Face checkpoint, and what llama.cpp's converter
 //! did to them.
 
+mod encoders;
 mod hybrids;
 
 pub(super) use hybrids::Axis;
@@ -72,6 +73,8 @@ const GEMMA_TOP: &[Entry] = &[
     ("token_embd.weight", "model.embed_tokens.weight", Same),
     ("output_norm.weight", "model.norm.weight", PlusOne),
     ("output.weight", "lm_head.weight", Same),
+    ("dense_2.weight", "2_Dense.linear.weight", Same),
+    ("dense_3.weight", "3_Dense.linear.weight", Same),
 ];
 
 /// The parts that Llama-like blocks name alike, without the layer.
@@ -265,7 +268,9 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
                 ("ffn_norm", "post_attention_layernorm", PlusOne),
             ])
         },
-        "gemma2" | "gemma3" => Family {
+        "bert" => encoders::BERT,
+        "modern-bert" => encoders::MODERN_BERT,
+        "gemma2" | "gemma3" | "gemma-embedding" => Family {
             top: GEMMA_TOP,
             ..llama(&[
                 ("attn_norm", "input_layernorm", PlusOne),

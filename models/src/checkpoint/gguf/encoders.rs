@@ -1,0 +1,60 @@
+//! The configuration of encoders and of what is made of texts: which rows are pooled, dense layers, heads of classifiers.
+
+use super::config::Writer;
+use crate::error::CheckpointError;
+use crate::registry::{DENSE, POOLING};
+use serde_json::json;
+
+/// `pooling_type` of a score by a head of its own.
+const RANK: u64 = 4;
+
+/// How texts are pooled, where the file says it: by the names of sentence-transformers. Decoders may say it too.
+pub(super) fn pooling(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    let how = match w.number("pooling_type")? {
+        None | Some(0) => return Ok(()),
+        Some(1) => "mean",
+        Some(2) => "cls",
+        Some(3) => "lasttoken",
+        // The head is one of XLM-RoBERTa; that of BERT lacks the layer in front of it.
+        Some(RANK) if w.arch == "bert" && w.has("cls.weight") => return Ok(()),
+        Some(RANK) => return Err(w.refuse("is a reranker with a head other than that of XLM-RoBERTa")),
+        Some(other) => return Err(w.refuse(&format!("has pooling_type {other}"))),
+    };
+    w.set(POOLING, how);
+    Ok(())
+}
+
+/// BERT, and XLM-RoBERTa with the rows of its table of positions that no token has cut off.
+pub(super) fn bert(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    w.set("hidden_act", "gelu");
+    w.set("position_offset", 0);
+    w.set("type_vocab_size", w.rows("token_types.weight").unwrap_or(1));
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_eps")?;
+    if w.has("cls.weight") && w.number("pooling_type")? == Some(RANK) {
+        w.set("model_type", "xlm-roberta");
+        w.set("architectures", json!(["XLMRobertaForSequenceClassification"]));
+        w.set("num_labels", w.rows("cls.output.weight").unwrap_or(1));
+    }
+    Ok(())
+}
+
+pub(super) fn modern_bert(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    w.set("hidden_activation", "gelu");
+    w.set("norm_bias", w.has("output_norm.bias"));
+    w.set("attention_bias", w.has("blk.0.attn_qkv.bias"));
+    w.set("mlp_bias", w.has("blk.0.ffn_up.bias"));
+    w.copy_float("attention.layer_norm_epsilon", "norm_eps")?;
+    w.copy("attention.sliding_window", "local_attention")?;
+    w.copy("attention.sliding_window_pattern", "global_attn_every_n_layers")?;
+    w.copy_float("rope.freq_base", "global_rope_theta")?;
+    w.copy_float("rope.freq_base_swa", "local_rope_theta")
+}
+
+/// EmbeddingGemma: Gemma 3 that sees both sides, and dense layers without bias and activation.
+pub(super) fn gemma_embedding(w: &mut Writer<'_>) {
+    w.set("use_bidirectional_attention", true);
+    let widths: Vec<_> = ["dense_2.weight", "dense_3.weight"].iter().map_while(|name| w.rows(name)).collect();
+    if !widths.is_empty() {
+        w.set(DENSE, widths);
+    }
+}
