@@ -14,13 +14,15 @@ import pathlib
 
 import gguf
 import numpy as np
+from write_hybrids import granite_hybrid, lfm2, qwen35
 
 PRESETS = pathlib.Path(__file__).parents[2] / "models/src/presets/transformers.json"
 TYPES = gguf.GGMLQuantizationType
 FORMATS = {"q4_0": TYPES.Q4_0, "q8_0": TYPES.Q8_0, "f16": TYPES.F16, "bf16": TYPES.BF16}
 FILE_TYPES = {"q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "f16": gguf.LlamaFileType.MOSTLY_F16,
               "bf16": gguf.LlamaFileType.MOSTLY_BF16}
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gpt2": "gpt2", "rwkv7": "rwkv7"}
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gpt2": "gpt2", "rwkv7": "rwkv7", "lfm2": "lfm2",
+                 "qwen3_5_text": "qwen35", "granitemoehybrid": "granitehybrid"}
 # Ranks of the thin matrices: decay, rate (iclr), value residual, gate.
 RWKV7 = {"rwkv7-0.4b": (1024, 24, (64, 64, 32, 128)), "rwkv7-1.5b": (2048, 24, (96, 96, 64, 256))}
 
@@ -34,12 +36,15 @@ class Writer:
         self.format = FORMATS[format]
         self.made = {}
 
-    def matrix(self, name, rows, columns, type=None):
-        type = type or self.format
-        key = (rows, columns, type)
+    def matrix(self, name, rows, columns, type=None, value=None, copies=None):
+        """A matrix, or a stack of equal ones (experts); of random values, if none is given."""
+        type = self.format if type is None else type  # F32 is 0
+        key = (rows, columns, type, value, copies)
         if key not in self.made:
-            values = self.random.standard_normal((rows, columns), np.float32) * np.float32(0.02)
-            self.made[key] = gguf.quants.quantize(values, type)
+            random = self.random.standard_normal((rows, columns), np.float32) * np.float32(0.02)
+            values = random if value is None else np.full((rows, columns), value, np.float32)
+            one = gguf.quants.quantize(values, type)
+            self.made[key] = one if copies is None else np.repeat(one[None], copies, axis=0)
         self.file.add_tensor(name, self.made[key], raw_dtype=type)
 
     def vector(self, name, size, value=0.0):
@@ -162,7 +167,7 @@ def rwkv7(writer, config):
     writer.matrix("output.weight", config["vocab_size"], hidden, writer.head_type())
 
 
-FAMILIES = {"gpt2": gpt2, "rwkv7": rwkv7}
+FAMILIES = {"gpt2": gpt2, "rwkv7": rwkv7, "lfm2": lfm2, "qwen3_5_text": qwen35, "granitemoehybrid": granite_hybrid}
 
 
 def configuration(preset):
