@@ -8,6 +8,7 @@ use mlcc_abi::Sequence;
 use crate::buffer::Buffer;
 use crate::device::{BatchCall, missing};
 use crate::session::Step;
+use crate::trace::{StepTimes, Trace};
 use crate::{Error, Model, Result};
 
 /// Makes vectors of texts. Texts of any lengths go together, without padding, and no vector depends on the others.
@@ -35,6 +36,7 @@ pub struct Texts {
     sequences: Vec<Sequence>,
     fed: Vec<i32>,
     last: Vec<i32>,
+    trace: Option<Box<Trace>>,
 }
 
 // SAFETY: the pointers in `sequences` are null: texts have neither states nor pages.
@@ -69,6 +71,7 @@ impl Model {
             sequences: Vec::new(),
             fed: Vec::new(),
             last: Vec::new(),
+            trace: None,
         })
     }
 
@@ -103,6 +106,13 @@ impl Texts {
             rest = later;
         }
         Ok(&self.vectors)
+    }
+
+    /// Takes the time of each item of the steps from now on, or no longer. Gives what was taken so far, as [`crate::Session::trace`].
+    pub fn trace(&mut self, on: bool) -> Vec<StepTimes> {
+        let taken = self.trace.take().map_or(Vec::new(), |trace| trace.times());
+        self.trace = on.then(|| Box::new(Trace::new(self.model.threads())));
+        taken
     }
 
     fn check(&self, text: &[i32]) -> Result<()> {
@@ -140,7 +150,7 @@ impl Texts {
         let call = BatchCall { sequences, tokens, wanted, n_wanted: texts.len(), adapted: false };
         // SAFETY: the code has no states and no pages (checked in the table), tokens and lengths are in range, there are as many
         // rows and texts as the plan permits, and there is room for a vector of each.
-        unsafe { cpu.run_batch(&self.model, step, &call, &mut self.made, None)? };
+        unsafe { cpu.run_batch(&self.model, step, &call, &mut self.made, self.trace.as_deref_mut())? };
         let width = self.model.text_width();
         self.vectors.extend_from_slice(&self.made.as_floats()[..texts.len() * width]);
         Ok(())

@@ -1,7 +1,7 @@
 //! `mlcc bench`: speed, and how much of the machine's own limits it is.
 //!
 //! `ppN` feeds N tokens as a prompt, `tgN` feeds N tokens one by one, `tgN@b4` to each of four sequences together, `mxA+N` one
-//! step with the next tokens of A sequences and N of a prompt. A token costs at least the bytes that are read for it (weights once
+//! step with the next tokens of A sequences and N of a prompt, `txAxN` makes the vectors of A texts of N tokens. A token costs at least the bytes that are read for it (weights once
 //! per call, for however many sequences; states of its own) and the multiplications of its matrices; the machine's read
 //! bandwidth and arithmetic peak, probed in the same run with as many threads, turn these into an upper limit of tokens per
 //! second.
@@ -14,20 +14,20 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use clap::ValueEnum;
-use mlcc_runtime::{Batch, Model, Rows, Session, StepTimes};
+use mlcc_runtime::Model;
 use serde_json::Value;
 
-use crate::commands::{HugePages, Limits, Placing, load_placed, print, print_json, warn_of};
+use crate::commands::{HugePages, Placing, load_placed, print, print_json};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
-use plan::tests;
+use plan::{Room, tests};
 use probe::{Arithmetic, KINDS};
 use report::Row;
-use test::{Mix, Test, operations};
+use runner::Runner;
+use test::{Mix, Test, TextsOf, operations};
 
 mod busy;
 mod kernels;
@@ -36,6 +36,7 @@ mod plan;
 mod predict;
 pub(super) mod probe;
 mod report;
+mod runner;
 mod start;
 mod test;
 
@@ -59,6 +60,10 @@ pub struct Args {
     /// after `--depth` others, and the first 120 tokens of one more
     #[arg(long, value_name = "NEXT+PIECE", value_delimiter = ',')]
     mixed: Vec<Mix>,
+    /// Of models of texts: texts of so many tokens, as `64x256`, all in one go (with commas for several) [default: 64x256, or what
+    /// the context has room for]
+    #[arg(long, value_name = "TEXTSxTOKENS", value_delimiter = ',', conflicts_with_all = ["n_prompt", "n_gen", "mixed", "predict"])]
+    texts: Vec<TextsOf>,
     /// How often each test runs
     #[arg(short, long, visible_alias = "iterations", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
@@ -162,10 +167,10 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         };
     }
     // Nothing to measure is told before anything is read.
-    tests(args, Limits::default())?;
+    tests(args, Room::Unknown)?;
     if args.kernels {
         let model = load_placed(&args.artifact, threads, args.placing, args.huge_pages, ui)?;
-        let profiles = kernels::measure(&model, &tests(args, Limits::of(&model))?, args, ui)?;
+        let profiles = kernels::measure(&model, &tests(args, Room::of(&model))?, args, ui)?;
         return match args.output {
             Form::Json => print_json(&profiles),
             Form::Md => print(&kernels::markdown(&profiles)),
@@ -179,7 +184,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         let mut rows = Vec::new();
         for threads in thread_counts {
             let model = load_placed(&args.artifact, threads, args.placing, args.huge_pages, ui)?;
-            rows.extend(busy::measure(&model, &tests(args, Limits::of(&model))?, args, ui)?);
+            rows.extend(busy::measure(&model, &tests(args, Room::of(&model))?, args, ui)?);
         }
         return match args.output {
             Form::Json => print_json(&rows),
@@ -189,7 +194,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let mut rows = Vec::new();
     for threads in thread_counts {
         let model = load_placed(&args.artifact, threads, args.placing, args.huge_pages, ui)?;
-        rows.extend(measure(&model, &tests(args, Limits::of(&model))?, args, ui)?);
+        rows.extend(measure(&model, &tests(args, Room::of(&model))?, args, ui)?);
     }
     match args.output {
         Form::Json => print_json(&rows),
@@ -235,119 +240,6 @@ fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Ro
     bar.finish_and_clear();
     runner.warn(ui);
     Ok(rows)
-}
-
-/// The sequences that the tests feed.
-struct Runner {
-    sessions: Vec<Session>,
-    /// How many of the first tokens of each are those that tests have before theirs.
-    read: Vec<usize>,
-    batch: Batch,
-    /// Seconds of the steps of the last test, of one that generates.
-    steps: Vec<f64>,
-}
-
-impl Runner {
-    /// With as many sequences as the tests want.
-    fn new(model: &Model, tests: &[Test]) -> Result<Runner, CliError> {
-        let most = tests.iter().map(|t| t.sequences()).max().unwrap_or(1);
-        let batch = model.batch(most)?;
-        let sessions = (0..most).map(|_| model.session()).collect::<Result<_, _>>()?;
-        Ok(Runner { sessions, read: vec![0; most], batch, steps: Vec::new() })
-    }
-
-    /// Begins sequences with the tokens before those of the test. Sequences that have them go back to them.
-    fn prepare(&mut self, test: Test) -> Result<(), CliError> {
-        let (depth, sequences) = match test {
-            Test::Generate { depth, sequences, .. } => (depth, sequences),
-            Test::Mixed { depth, mix } => (depth, mix.next),
-            Test::Prompt(_) => (0, 0),
-        };
-        let has =
-            |session: &Session, read| depth > 0 && read >= depth && session.can_truncate_to(depth as u64);
-        let there = self.sessions.iter_mut().zip(&mut self.read).take(test.sequences());
-        // All are reset before any takes memory for rows, as new sequences would.
-        for (i, (session, read)) in there.enumerate() {
-            if i >= sequences || !has(session, *read) {
-                session.reset()?;
-                *read = 0;
-            }
-        }
-        for (session, read) in self.sessions.iter_mut().zip(&mut self.read).take(sequences) {
-            match *read {
-                0 if depth > 0 => {
-                    session.prefill(&tokens(depth, session.model().vocab() as u64)).map(drop)?
-                }
-                0 => {}
-                _ => session.truncate(depth as u64)?,
-            }
-            *read = depth;
-        }
-        Ok(())
-    }
-
-    /// Tokens per second of one run, those of all sequences together, which are prepared.
-    fn time(&mut self, test: Test) -> Result<f64, CliError> {
-        let begin = Instant::now();
-        self.feed(test)?;
-        Ok(test.tokens() as f64 / begin.elapsed().as_secs_f64())
-    }
-
-    /// Feeds the tokens of a test.
-    fn feed(&mut self, test: Test) -> Result<(), CliError> {
-        let vocab = self.sessions[0].model().vocab() as u64;
-        self.steps.clear();
-        match test {
-            Test::Prompt(n) => {
-                self.sessions[0].prefill(&tokens(n, vocab))?;
-            }
-            Test::Generate { tokens: n, sequences, .. } => self.generate(&tokens(n, vocab), sequences)?,
-            Test::Mixed { mix, .. } => {
-                let tokens = tokens(mix.next + mix.piece, vocab);
-                let (piece, next) = tokens.split_at(mix.piece);
-                let fed = next.chunks(1).chain([piece]);
-                let mut rows: Vec<Rows> =
-                    self.sessions.iter_mut().zip(fed).map(|(s, tokens)| Rows::of(s, tokens)).collect();
-                self.batch.step(&mut rows)?;
-            }
-        }
-        stop_if_interrupted()
-    }
-
-    /// Feeds single tokens to so many sequences, and takes the time of each step.
-    fn generate(&mut self, tokens: &[i32], sequences: usize) -> Result<(), CliError> {
-        let mut sessions: Vec<&mut Session> = self.sessions.iter_mut().take(sequences).collect();
-        let mut next = vec![0; sequences];
-        for (i, &token) in tokens.iter().enumerate() {
-            // Sequences of different tokens: they may pick different experts.
-            next.iter_mut().enumerate().for_each(|(k, t)| *t = tokens[(i + 7 * k) % tokens.len()]);
-            let begin = Instant::now();
-            match &mut sessions[..] {
-                [one] => one.decode(token).map(drop)?,
-                all => self.batch.decode(all, &next).map(drop)?,
-            }
-            self.steps.push(begin.elapsed().as_secs_f64());
-            stop_if_interrupted()?;
-        }
-        Ok(())
-    }
-
-    /// Says what has made the tests slower than they could be. Not of every sequence: they all go through the same driver.
-    fn warn(&self, ui: &Ui) {
-        self.sessions.iter().find(|s| s.notice().is_some()).into_iter().for_each(|s| warn_of(s, ui));
-        // Of sessions alone it would say the same again.
-        let of_sessions = |notice: &String| self.sessions.iter().any(|s| s.notice() == Some(notice.as_str()));
-        if let Some(notice) = self.batch.notice().filter(|notice| !of_sessions(notice)) {
-            ui.warn(notice);
-        }
-    }
-
-    /// Takes times of the steps' items from now on, or no longer; gives what was taken so far.
-    fn trace(&mut self, on: bool) -> Vec<StepTimes> {
-        let mut times = self.sessions[0].trace(on);
-        times.extend(self.batch.trace(on));
-        times
-    }
 }
 
 fn stop_if_interrupted() -> Result<(), CliError> {

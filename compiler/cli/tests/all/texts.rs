@@ -279,6 +279,45 @@ fn the_command_embeds_lines() {
 }
 
 #[test]
+fn bench_reads_texts() {
+    let folder = tempfile::tempdir().unwrap();
+    let so = with_tokenizer("embed-bert", folder.path());
+    let bench = |more: &[&str]| {
+        let fixed = ["bench", so.to_str().unwrap(), "-t", "1", "-r", "1", "--warm-up", "0", "-o", "json"];
+        mlcc(&[&fixed, more].concat(), "")
+    };
+    let rows = |more: &[&str]| -> Vec<serde_json::Value> {
+        let (ok, out, err) = bench(more);
+        assert!(ok, "{err}");
+        serde_json::from_str(&out).unwrap()
+    };
+    let named = |rows: &[serde_json::Value]| -> Vec<String> {
+        rows.iter().map(|row| row["test"].as_str().unwrap().to_string()).collect()
+    };
+    let found = rows(&["--texts", "3x5,2x8"]);
+    assert_eq!(named(&found), ["tx3x5", "tx2x8"]);
+    assert!(
+        found
+            .iter()
+            .all(|row| row["tok_s"].as_f64().unwrap() > 0.0 && row["ops_per_token"].as_f64().unwrap() > 0.0)
+    );
+    let kernels = rows(&["--kernels", "--texts", "3x5"]);
+    assert_eq!(named(&kernels), ["tx3x5"]);
+    let products =
+        kernels[0]["kernels"].as_array().unwrap().iter().filter(|k| k["ops"].as_f64().unwrap() > 0.0);
+    assert!(products.count() > 0, "{kernels:?}");
+
+    for (args, what) in [
+        (&["--texts", "2x100000"][..], "needs room for 100000 tokens"),
+        (&["-p", "8"], "give --texts"),
+        (&["--texts", "8"], "expected TEXTSxTOKENS"),
+    ] {
+        let (ok, _, err) = bench(args);
+        assert!(!ok && err.contains(what), "{args:?}: {err}");
+    }
+}
+
+#[test]
 fn the_command_orders_documents() {
     let folder = tempfile::tempdir().unwrap();
     let so = with_tokenizer("rerank-xlmr", folder.path());

@@ -15,8 +15,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::report::median;
+use super::runner::Runner;
 use super::test::Test;
-use super::{Args, Runner, probe};
+use super::{Args, probe};
 use crate::commands::scheme_name;
 use crate::error::CliError;
 use crate::interrupt;

@@ -16,8 +16,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::probe::{self, Arithmetic, KINDS};
+use super::runner::Runner;
 use super::test::{Mix, Test};
-use super::{Args, Runner, reading};
+use super::{Args, reading};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
 use mlcc_driver::build::profile::KernelInfo;
@@ -276,6 +277,10 @@ fn calls(test: Test, chunk: u64) -> Vec<Call> {
             sequences.push(sequence(piece, 0));
             let entry = if piece == 1 { "decode_batch" } else { "step" };
             vec![Call::of(entry, sequences)]
+        }
+        Test::Texts { of, together } => {
+            let texts = vec![sequence(of.tokens, 0); of.texts];
+            texts.chunks(together).map(|call| Call::of("step", call.to_vec())).collect()
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Which tests a run of `mlcc bench` makes: those that are asked for, else the usual ones as far as the model has room.
 
+use mlcc_runtime::Model;
+
 use super::Args;
-use super::test::Test;
+use super::test::{Test, TextsOf};
 use crate::commands::Limits;
 use crate::error::CliError;
 
@@ -9,7 +11,75 @@ use crate::error::CliError;
 const PROMPT: usize = 512;
 const GENERATED: usize = 128;
 
-pub(super) fn tests(args: &Args, limits: Limits) -> Result<Vec<Test>, CliError> {
+/// Texts of the usual test, of a model that makes vectors of them.
+const TEXTS: TextsOf = TextsOf { texts: 64, tokens: 256 };
+
+/// What an artifact has room for.
+#[derive(Clone, Copy)]
+pub(super) enum Room {
+    /// It was not read yet.
+    Unknown,
+    Sequences(Limits),
+    /// It makes vectors of texts.
+    Texts(TextRoom),
+}
+
+/// What a model that makes vectors has room for.
+#[derive(Clone, Copy)]
+pub(super) struct TextRoom {
+    /// Tokens of a text.
+    tokens: usize,
+    /// Texts and tokens of a call.
+    call: TextsOf,
+}
+
+impl TextRoom {
+    fn test(self, of: TextsOf) -> Test {
+        Test::Texts { of, together: (self.call.tokens / of.tokens).clamp(1, self.call.texts.max(1)) }
+    }
+}
+
+impl Room {
+    pub fn of(model: &Model) -> Room {
+        match model.text_width() {
+            0 => Room::Sequences(Limits::of(model)),
+            _ => Room::Texts(TextRoom {
+                tokens: model.max_text_tokens(),
+                call: TextsOf { texts: model.plan().batch as usize, tokens: model.max_step_tokens() },
+            }),
+        }
+    }
+}
+
+pub(super) fn tests(args: &Args, room: Room) -> Result<Vec<Test>, CliError> {
+    match room {
+        Room::Texts(room) => texts(args, room),
+        Room::Sequences(_) if !args.texts.is_empty() => Err(CliError::usage(
+            "--texts is for models that make vectors of texts; this one generates: give -p, -n or --mixed",
+        )),
+        Room::Sequences(limits) => sequences(args, limits),
+        Room::Unknown if !args.texts.is_empty() => Ok(Vec::new()),
+        Room::Unknown => sequences(args, Limits::default()),
+    }
+}
+
+fn texts(args: &Args, room: TextRoom) -> Result<Vec<Test>, CliError> {
+    let generates = [args.n_prompt.is_some(), args.n_gen.is_some(), !args.mixed.is_empty()];
+    if generates.contains(&true) {
+        return Err(CliError::usage(
+            "this model makes vectors of texts and generates none: give --texts 64x256 in place of -p, -n and --mixed",
+        ));
+    }
+    if args.texts.is_empty() {
+        return Ok(vec![room.test(TextsOf { tokens: TEXTS.tokens.min(room.tokens), ..TEXTS })]);
+    }
+    for of in &args.texts {
+        fits(format_args!("--texts {}x{}", of.texts, of.tokens), of.tokens, Some(room.tokens))?;
+    }
+    Ok(args.texts.iter().map(|&of| room.test(of)).collect())
+}
+
+fn sequences(args: &Args, limits: Limits) -> Result<Vec<Test>, CliError> {
     let mut tests = Vec::new();
     match &args.n_prompt {
         None => tests.push(Test::Prompt(limits.prompt.map_or(PROMPT, |most| PROMPT.min(most)))),

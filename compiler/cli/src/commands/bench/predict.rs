@@ -78,7 +78,7 @@ pub fn run(args: &Args, gpu: &str) -> Result<(), CliError> {
     let table = table_of(&artifact)?;
     let metadata: Value = serde_json::from_str(&table.metadata).unwrap_or(Value::Null);
     let limits = Limits::of_table(&table);
-    let mut tests = plan::tests(args, limits)?;
+    let mut tests = plan::tests(args, plan::Room::Sequences(limits))?;
     if args.n_prompt.is_none() && limits.prompt.is_none_or(|most| LONG_PROMPT <= most) {
         tests.insert(1, Test::Prompt(LONG_PROMPT));
     }
@@ -192,6 +192,7 @@ impl<'a> Predictor<'a> {
                 let call = self.call(vec![one(1, depth + tokens / 2); sequences], true);
                 self.entry("decode_batch", &call)
             }
+            Test::Texts { .. } => Ok(Vec::new()),
             Test::Mixed { mix, depth } => {
                 let mut sequences = vec![one(1, depth); mix.next];
                 sequences.push(one(mix.piece, 0));

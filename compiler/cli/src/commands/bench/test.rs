@@ -22,6 +22,37 @@ pub(super) enum Test {
         mix: Mix,
         depth: usize,
     },
+    /// Vectors of texts, of which so many go together in a call.
+    Texts {
+        of: TextsOf,
+        together: usize,
+    },
+}
+
+/// So many texts of so many tokens each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TextsOf {
+    pub texts: usize,
+    pub tokens: usize,
+}
+
+impl FromStr for TextsOf {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<TextsOf, String> {
+        let [texts, tokens] = two(text, 'x')
+            .ok_or_else(|| format!("`{text}` are no texts: expected TEXTSxTOKENS, as 64x256"))?;
+        // All texts are in memory.
+        tokens_of(&texts.saturating_mul(tokens).to_string())?;
+        Ok(TextsOf { texts, tokens })
+    }
+}
+
+/// Two numbers above 0 with `between` between them.
+fn two(text: &str, between: char) -> Option<[usize; 2]> {
+    let (a, b) = text.split_once(between)?;
+    let both = [tokens_of(a).ok()?, tokens_of(b).ok()?];
+    both.iter().all(|&n| n > 0).then_some(both)
 }
 
 /// What a step holds: the next tokens of so many sequences, and so many tokens of a prompt.
@@ -35,10 +66,9 @@ impl FromStr for Mix {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Mix, String> {
-        let wrong = || format!("`{text}` is no step: expected NEXT+PIECE, as 8+120");
-        let (next, piece) = text.split_once('+').ok_or_else(wrong)?;
-        let [next, piece] = [tokens_of(next)?, tokens_of(piece)?];
-        if next == 0 || piece == 0 { Err(wrong()) } else { Ok(Mix { next, piece }) }
+        let [next, piece] =
+            two(text, '+').ok_or_else(|| format!("`{text}` is no step: expected NEXT+PIECE, as 8+120"))?;
+        Ok(Mix { next, piece })
     }
 }
 
@@ -64,6 +94,7 @@ impl Test {
             Test::Prompt(n) => n,
             Test::Generate { tokens, sequences, .. } => tokens * sequences,
             Test::Mixed { mix, .. } => mix.next + mix.piece,
+            Test::Texts { of, .. } => of.texts * of.tokens,
         }
     }
 
@@ -73,6 +104,7 @@ impl Test {
             Test::Prompt(_) => 1,
             Test::Generate { sequences, .. } => sequences,
             Test::Mixed { mix, .. } => mix.next + 1,
+            Test::Texts { of, .. } => of.texts,
         }
     }
 
@@ -85,6 +117,7 @@ impl Test {
                 format!("tg{tokens}{}{batch}", after(depth))
             }
             Test::Mixed { mix, depth } => format!("mx{}+{}{}", mix.next, mix.piece, after(depth)),
+            Test::Texts { of, .. } => format!("tx{}x{}", of.texts, of.tokens),
         }
     }
 
@@ -104,6 +137,15 @@ impl Test {
                 let bytes = all_weights + cache(n as f64 / 2.0);
                 // The head is needed once per call only.
                 Cost { bytes: bytes * calls / n as f64, ops: std::array::from_fn(|i| ops[i] - head[i]) }
+            }
+            Test::Texts { of, together } => {
+                let calls = of.texts.div_ceil(together) as f64;
+                // Heads of scores are for the last rows alone.
+                let per_row = 1.0 - 1.0 / of.tokens as f64;
+                Cost {
+                    bytes: all_weights * calls / self.tokens() as f64,
+                    ops: std::array::from_fn(|i| ops[i] - per_row * head[i]),
+                }
             }
             Test::Generate { tokens, depth, sequences } => {
                 // States are each sequence's own.
@@ -173,6 +215,30 @@ mod tests {
         assert_eq!([0, 100].map(|d| bytes(&metadata, d)), [1020.0, 2020.0]);
         metadata["memory"]["window"] = 50.into();
         assert_eq!(bytes(&metadata, 100), 1500.0);
+    }
+
+    #[test]
+    fn texts_share_the_reading_of_weights() {
+        let metadata = serde_json::json!({ "decode": { "bytes_per_token": 1000, "ops_per_token": { "i8": 400 },
+            "head_ops": { "i8": 100 } } });
+        let test = Test::Texts { of: TextsOf { texts: 6, tokens: 10 }, together: 4 };
+        assert_eq!((test.name().as_str(), test.tokens(), test.sequences()), ("tx6x10", 60, 6));
+        let cost = test.cost(&metadata, 64);
+        assert_eq!(
+            (cost.bytes, cost.ops),
+            (2000.0 / 60.0, [0.0, 0.0, 310.0, 0.0]),
+            "two calls, a head for each text"
+        );
+    }
+
+    #[test]
+    fn texts_are_read_strictly() {
+        assert_eq!("64x256".parse(), Ok(TextsOf { texts: 64, tokens: 256 }));
+        for wrong in
+            ["64", "64x", "x256", "0x8", "8x0", "8x8x8", "-1x8", "9999999x9999999", "18446744073709551615x2"]
+        {
+            assert!(wrong.parse::<TextsOf>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -1,0 +1,139 @@
+//! Feeds the tokens of tests: to sequences, or as texts to a model that makes vectors.
+
+use std::time::Instant;
+
+use mlcc_runtime::{Batch, Model, Rows, Session, StepTimes, Texts};
+
+use super::test::Test;
+use super::{stop_if_interrupted, tokens};
+use crate::commands::warn_of;
+use crate::error::CliError;
+use crate::ui::Ui;
+
+/// The sequences that the tests feed.
+pub(super) struct Runner {
+    sessions: Vec<Session>,
+    /// How many of the first tokens of each are those that tests have before theirs.
+    read: Vec<usize>,
+    /// None of a model of texts.
+    batch: Option<Batch>,
+    /// Of a model of texts.
+    texts: Option<Texts>,
+    vocab: u64,
+    /// Seconds of the steps of the last test, of one that generates.
+    pub steps: Vec<f64>,
+}
+
+impl Runner {
+    /// With as many sequences as the tests want.
+    pub fn new(model: &Model, tests: &[Test]) -> Result<Runner, CliError> {
+        let makes_vectors = model.text_width() > 0;
+        let most = if makes_vectors { 0 } else { tests.iter().map(|t| t.sequences()).max().unwrap_or(1) };
+        Ok(Runner {
+            sessions: (0..most).map(|_| model.session()).collect::<Result<_, _>>()?,
+            read: vec![0; most],
+            batch: (most > 0).then(|| model.batch(most)).transpose()?,
+            texts: makes_vectors.then(|| model.texts()).transpose()?,
+            vocab: model.vocab() as u64,
+            steps: Vec::new(),
+        })
+    }
+
+    /// Begins sequences with the tokens before those of the test. Sequences that have them go back to them.
+    pub fn prepare(&mut self, test: Test) -> Result<(), CliError> {
+        let (depth, sequences) = match test {
+            Test::Generate { depth, sequences, .. } => (depth, sequences),
+            Test::Mixed { depth, mix } => (depth, mix.next),
+            Test::Prompt(_) | Test::Texts { .. } => (0, 0),
+        };
+        let has =
+            |session: &Session, read| depth > 0 && read >= depth && session.can_truncate_to(depth as u64);
+        let there = self.sessions.iter_mut().zip(&mut self.read).take(test.sequences());
+        // All are reset before any takes memory for rows, as new sequences would.
+        for (i, (session, read)) in there.enumerate() {
+            if i >= sequences || !has(session, *read) {
+                session.reset()?;
+                *read = 0;
+            }
+        }
+        for (session, read) in self.sessions.iter_mut().zip(&mut self.read).take(sequences) {
+            match *read {
+                0 if depth > 0 => session.prefill(&tokens(depth, self.vocab)).map(drop)?,
+                0 => {}
+                _ => session.truncate(depth as u64)?,
+            }
+            *read = depth;
+        }
+        Ok(())
+    }
+
+    /// Tokens per second of one run, those of all sequences together, which are prepared.
+    pub fn time(&mut self, test: Test) -> Result<f64, CliError> {
+        let begin = Instant::now();
+        self.feed(test)?;
+        Ok(test.tokens() as f64 / begin.elapsed().as_secs_f64())
+    }
+
+    /// Feeds the tokens of a test.
+    pub fn feed(&mut self, test: Test) -> Result<(), CliError> {
+        let vocab = self.vocab;
+        self.steps.clear();
+        match test {
+            Test::Prompt(n) => {
+                self.sessions[0].prefill(&tokens(n, vocab))?;
+            }
+            Test::Generate { tokens: n, sequences, .. } => self.generate(&tokens(n, vocab), sequences)?,
+            Test::Mixed { mix, .. } => {
+                let tokens = tokens(mix.next + mix.piece, vocab);
+                let (piece, next) = tokens.split_at(mix.piece);
+                let fed = next.chunks(1).chain([piece]);
+                let mut rows: Vec<Rows> =
+                    self.sessions.iter_mut().zip(fed).map(|(s, tokens)| Rows::of(s, tokens)).collect();
+                self.batch.iter_mut().try_for_each(|batch| batch.step(&mut rows).map(drop))?;
+            }
+            Test::Texts { of, .. } => {
+                let tokens = tokens(of.texts * of.tokens, vocab);
+                let texts: Vec<&[i32]> = tokens.chunks(of.tokens).collect();
+                self.texts.iter_mut().try_for_each(|model| model.run(&texts).map(drop))?;
+            }
+        }
+        stop_if_interrupted()
+    }
+
+    /// Feeds single tokens to so many sequences, and takes the time of each step.
+    fn generate(&mut self, tokens: &[i32], sequences: usize) -> Result<(), CliError> {
+        let mut sessions: Vec<&mut Session> = self.sessions.iter_mut().take(sequences).collect();
+        let mut next = vec![0; sequences];
+        for (i, &token) in tokens.iter().enumerate() {
+            // Sequences of different tokens: they may pick different experts.
+            next.iter_mut().enumerate().for_each(|(k, t)| *t = tokens[(i + 7 * k) % tokens.len()]);
+            let begin = Instant::now();
+            match &mut sessions[..] {
+                [one] => one.decode(token).map(drop)?,
+                all => self.batch.iter_mut().try_for_each(|batch| batch.decode(all, &next).map(drop))?,
+            }
+            self.steps.push(begin.elapsed().as_secs_f64());
+            stop_if_interrupted()?;
+        }
+        Ok(())
+    }
+
+    /// Says what has made the tests slower than they could be. Not of every sequence: they all go through the same driver.
+    pub fn warn(&self, ui: &Ui) {
+        self.sessions.iter().find(|s| s.notice().is_some()).into_iter().for_each(|s| warn_of(s, ui));
+        // Of sessions alone it would say the same again.
+        let of_sessions = |notice: &String| self.sessions.iter().any(|s| s.notice() == Some(notice.as_str()));
+        let of_batch = self.batch.as_ref().and_then(Batch::notice);
+        if let Some(notice) = of_batch.filter(|notice| !of_sessions(notice)) {
+            ui.warn(notice);
+        }
+    }
+
+    /// Takes times of the steps' items from now on, or no longer; gives what was taken so far.
+    pub fn trace(&mut self, on: bool) -> Vec<StepTimes> {
+        let mut times: Vec<StepTimes> = self.sessions.first_mut().map(|s| s.trace(on)).unwrap_or_default();
+        times.extend(self.batch.iter_mut().flat_map(|batch| batch.trace(on)));
+        times.extend(self.texts.iter_mut().flat_map(|texts| texts.trace(on)));
+        times
+    }
+}
