@@ -253,7 +253,7 @@ pub fn keep(net: &mut Net, layer: usize, [k, v]: [ValueId; 2]) -> [ValueId; 2] {
 }
 
 /// All rows of a cache with those of this call: `[past + n, ..]`.
-fn cached(net: &mut Net, name: &str, rows: ValueId) -> ValueId {
+pub fn cached(net: &mut Net, name: &str, rows: ValueId) -> ValueId {
     if net.reads_texts() {
         return rows;
     }

@@ -1,17 +1,17 @@
 //! Multi-head latent attention (DeepSeek-AI 2024; reference: `DeepseekV3Attention` of transformers): queries, and keys and values,
-//! come from rows of a low rank. Here keys and values are expanded before they are kept.
+//! come from rows of a low rank. A cache keeps these rows alone, one for all heads: what would make keys of them is applied to the
+//! queries, and what would make values of them to the mean of the rows (the paper calls these matrices absorbed).
 
-use super::attention::{Attention, Queries};
-use super::linear;
+use super::attention::{Attention, Queries, cached};
 use super::linear::Linear;
-use super::matrix_state::repeat_heads;
 use super::norm::rms_norm;
 use super::rope::{RopeTables, part};
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::transformer::Net;
+use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
-use mlcc_ir::module::ParamRole;
+use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
 use mlcc_ir::types::{DType, TensorType};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -76,53 +76,85 @@ impl LatentAttention {
 
     /// `[n, hidden]` to `[n, hidden]`.
     pub fn apply(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, at: Positions) -> ValueId {
-        let (hidden, size) = (net.width(x), self.plain + self.turned);
+        let (hidden, n) = (net.width(x), net.n());
         let q = self.queries(net, name, x);
+        let q = net.split_heads(q, self.heads);
+        let (still, moving) = (part(net, q, 0, self.plain), part(net, q, self.plain, self.turned));
+        let heads = self.all_heads(net, x);
+        let still = self.of_heads(net, (still, heads), (name, Side::Keys));
         // A row of low rank, and the part of the keys that all heads share.
         let latent = project(net, name, "kv_a_proj_with_mqa", x, (self.rank + self.turned, self.bias));
         let low = net.slice(latent, 1, 0.into(), self.rank.into());
         let shared = net.slice(latent, 1, self.rank.into(), self.turned.into());
         let low = rms_norm(net, low, &format!("{name}.kv_a_layernorm"), LATENT_EPS);
-        let (k, v) = self.expanded(net, name, low);
-        let attention = Attention { scale: self.scale, ..Attention::causal(size) };
-        let inputs = [Some(q), Some(shared), Some(k), v];
-        let inputs: Vec<ValueId> = inputs.into_iter().flatten().collect();
-        let rows = net.per_sequence(&inputs, |net, rows| {
-            let kv = net.split_heads(rows[2], self.heads);
-            let (k, v) = match rows.get(3) {
-                Some(&v) => (kv, net.split_heads(v, self.heads)),
-                None => (part(net, kv, 0, self.plain), part(net, kv, self.plain, self.value)),
-            };
-            let mut shared = net.split_heads(rows[1], 1);
+        let attention = Attention { scale: self.scale, ..Attention::causal(self.plain + self.turned) };
+        let rows = net.per_sequence(&[still, moving, low, shared], |net, rows| {
+            let q = self.placed(net, (rows[0], rows[1]), at);
+            let (low, mut shared) = (net.split_heads(rows[2], 1), net.split_heads(rows[3], 1));
             if let Some(rope) = at.rope {
                 shared = rope.apply(net, shared);
             }
-            let shared = repeat_heads(net, shared, self.heads);
-            let k = net.concat(&[k, shared], 2);
-            let q = net.split_heads(rows[0], self.heads);
-            let q = self.placed(net, q, at);
-            vec![attention.apply(net, layer, q, k, v)]
+            let row = net.concat(&[low, shared], 2);
+            let all = cached(net, &format!("layers.{layer}.latent"), row);
+            let values = part(net, all, 0, self.rank);
+            vec![attention.over(net, q, [all, values], None)]
         });
-        project(net, name, "o_proj", rows[0], (hidden, self.bias))
+        let mixed = net.split_heads(rows[0], self.heads);
+        let values = self.of_heads(net, (mixed, heads), (name, Side::Values));
+        let values = net.reshape(values, [n, Dim::from(self.heads * self.value)]);
+        project(net, name, "o_proj", values, (hidden, self.bias))
     }
 
-    /// Keys and values of all heads, `[n, heads * size]` each, from the row of low rank; with keys and values of a head beside one
-    /// another where one tensor has both.
-    fn expanded(&self, net: &mut Net, name: &str, low: ValueId) -> (ValueId, Option<ValueId>) {
-        let one = |net: &mut Net, which: &str, size: usize| {
-            let name = format!("{name}.{which}.weight");
-            let source = net.tensor(&name, &[self.heads, size, self.rank]);
-            let ty = TensorType::new(DType::F32, [self.heads * size, self.rank]);
-            let weight = net.param_from(&name, ParamRole::Linear, ty, source);
-            linear(net, low, weight)
+    /// Rows `[n, heads, in]` times a matrix of each head: queries for keys become queries for rows of low rank, and means of such
+    /// rows become means of values. The heads are experts, of which every row chooses all.
+    fn of_heads(&self, net: &mut Net, (x, heads): (ValueId, ValueId), (name, side): (&str, Side)) -> ValueId {
+        let (out, input) = match side {
+            Side::Keys => (self.rank, self.plain),
+            Side::Values => (self.value, self.rank),
         };
-        match self.split {
-            true => (one(net, "k_b_proj", self.plain), Some(one(net, "v_b_proj", self.value))),
+        let (stored, source) = self.source(net, name, side);
+        let ty = TensorType::new(DType::F32, [self.heads * out, input]);
+        let weight = net.param_from(&stored, ParamRole::Linear, ty, source);
+        net.matmul_experts(x, weight, heads, self.heads)
+    }
+
+    /// Numbers of the heads for each row of `x: [n, ..]`, `i32[n, heads]`.
+    fn all_heads(&self, net: &mut Net, x: ValueId) -> ValueId {
+        let numbers = net.table("latent_attention.heads", (0..self.heads).map(|head| head as f32).collect());
+        let numbers = net.cast(numbers, DType::I32);
+        let numbers = net.reshape(numbers, [Dim::from(1), Dim::from(self.heads)]);
+        // The same whatever the rows hold: they only say how many there are.
+        let any = net.slice(x, 1, 0.into(), 1.into());
+        net.select_ge(any, any, numbers, numbers)
+    }
+
+    /// The matrices of all heads, below one another: `[heads * rank, plain]` or `[heads * value, rank]`, and their name.
+    fn source(&self, net: &mut Net, name: &str, side: Side) -> (String, ParamSource) {
+        let (width, which) = match side {
+            Side::Keys => (self.plain, "k_b_proj"),
+            Side::Values => (self.value, "v_b_proj"),
+        };
+        let stored = format!("{name}.{which}.weight");
+        // Rows of a head: `start` of `of`.
+        let (tensor, start, of) = match self.split {
+            true => (net.tensor(&stored, &[self.heads, width, self.rank]), 0, width),
             false => {
-                let width = self.heads * (self.plain + self.value);
-                (project(net, name, "kv_b_proj", low, (width, false)), None)
+                let of = self.plain + self.value;
+                let tensor = net.tensor(&format!("{name}.kv_b_proj.weight"), &[self.heads * of, self.rank]);
+                (tensor, if side == Side::Keys { 0 } else { self.plain }, of)
             }
-        }
+        };
+        let all = self.heads * of;
+        let rows = |blocks| ParamSource::Rows(blocks, Box::new(tensor.clone()));
+        let source = match side {
+            Side::Values => rows(RowBlocks { start, len: width, stride: of, count: self.heads, of: all }),
+            Side::Keys => {
+                let head =
+                    |i| ParamSource::Transpose(Box::new(rows(RowBlocks::range(i * of + start, width, all))));
+                ParamSource::Concat((0..self.heads).map(head).collect())
+            }
+        };
+        (stored, source)
     }
 
     /// `[n, heads * size]`.
@@ -134,18 +166,25 @@ impl LatentAttention {
         project(net, name, "q_b_proj", low, (width, false))
     }
 
-    /// Queries `[n, heads, size]` at their positions.
-    fn placed(&self, net: &mut Net, q: ValueId, at: Positions) -> Queries {
-        let Some(rope) = at.rope else { return Queries::from(q) };
-        let (still, moving) = (part(net, q, 0, self.plain), part(net, q, self.plain, self.turned));
-        let far = rope.apply_for_sinks(net, moving).map(|far| net.concat(&[still, far], 2));
+    /// Queries `[n, heads, rank + turned]` at their positions, of what is not turned and what is.
+    fn placed(&self, net: &mut Net, (still, moving): (ValueId, ValueId), at: Positions) -> Queries {
+        let join = |net: &mut Net, moving| net.concat(&[still, moving], 2);
+        let Some(rope) = at.rope else { return Queries::from(join(net, moving)) };
+        let far = rope.apply_for_sinks(net, moving).map(|far| join(net, far));
         let near = rope.apply(net, moving);
-        let mut near = net.concat(&[still, near], 2);
+        let mut near = join(net, near);
         if let Some(scale) = at.query_scale {
             near = net.mul(near, scale);
         }
         Queries { near, far: far.unwrap_or(near) }
     }
+}
+
+/// What the heads' matrices make of rows of low rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Side {
+    Keys,
+    Values,
 }
 
 fn project(net: &mut Net, name: &str, which: &str, x: ValueId, (out, bias): (usize, bool)) -> ValueId {

@@ -158,9 +158,17 @@ impl Split<'_, '_> {
         }
     }
 
-    /// Each rank has some rows of every expert.
+    /// Each rank has some rows of every expert; of rows by head (latent attention) it has its heads, and all matrices.
     pub fn experts(&mut self, id: NodeId, node: &Node, experts: usize) -> Result<(), Stop> {
         let [x, w, ids] = [node.inputs[0], node.inputs[1], node.inputs[2]];
+        if let Some(cut) = self.cut(x).filter(|cut| cut.axis == 1)
+            && self.has_part(ids, cut)?
+        {
+            let inputs = [self.part(x, cut)?, self.whole(w)?, self.part(ids, cut)?];
+            let part = self.emit(node.op.clone(), &inputs)?;
+            self.hold(node.outputs[0], Held::Part(part, cut));
+            return Ok(());
+        }
         let rows = self.dims(w)[0].floor_div(experts as i64);
         let parts = self.ranks();
         let weight = match self.f.def(w) {

@@ -107,7 +107,11 @@ fn every_attention_is_recognised() {
         let options = options(&dir, "f32", Backend::default());
         let (program, _) = program(&options, Some("fuse_attention"));
         let module = &program.module;
-        let layers = module.states.values().filter(|s| s.name.ends_with(".key")).count();
+        let layers = module
+            .states
+            .values()
+            .filter(|s| s.name.ends_with(".key") || s.name.ends_with(".latent"))
+            .count();
         assert!(layers > 0 || dir.ends_with("mamba") || dir.ends_with("mamba2"), "{}", dir.display());
         // Half of these layers read the caches of others.
         let layers = if dir.ends_with("gemma4-e") { 2 * layers } else { layers };

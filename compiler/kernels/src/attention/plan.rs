@@ -71,7 +71,10 @@ pub struct RowPrefetch {
 impl RowPrefetch {
     /// Those of keys and of values, with the instruction for each type.
     fn of_rows(a: &Problem, instr: impl Fn(DType) -> Option<InstrId>) -> [Option<RowPrefetch>; 2] {
-        a.cache_rows().map(|rows| {
+        let [keys, values] = a.cache_rows();
+        // Rows that are keys and values (latent attention) are fetched once.
+        let values = values.filter(|_| values != keys);
+        [keys, values].map(|rows| {
             let rows = rows?;
             Some(RowPrefetch { rows, instr: instr(rows.dtype)? })
         })
