@@ -52,7 +52,7 @@ fn assembly(program: &Program, target: &str) -> Result<String, String> {
         ..PlanDesc::default()
     };
     let table = TableDesc { plan, ..TableDesc::default() };
-    let input = Input { target: &target, levels: levels.collect(), table };
+    let input = Input { target: &target, levels: levels.collect(), assembler: None, table };
     let parts = emit(&input, Output::Assembly).map_err(|e| e.to_string())?;
     let code = parts.iter().filter(|p| p.name != "table").map(|p| String::from_utf8_lossy(&p.bytes));
     Ok(code.collect::<Vec<_>>().join("\n"))
