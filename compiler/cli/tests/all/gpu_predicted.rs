@@ -18,16 +18,31 @@ const HEAD: &str = "model\ttest\tkernel\tblocks\tlaunches\tus\tbound\tregisters"
 /// A time that grows or shrinks by more has changed.
 const SHARE: f64 = 0.03;
 
-/// A preset, its weights, flags of its build and of the predictions, and the product that is made of one row of a prompt.
-const MODELS: [(&str, &str, &[&str], &[&str], &str); 2] = [
-    (
-        "qwen3-0.6b",
-        "q4f16_2",
-        &["--max-batch", "8"],
-        &["-p", "512", "-n", "64", "-b", "1,8"],
-        "k_matmul_151936",
-    ),
-    ("rwkv-430m", "f16", &[], &["-p", "512", "-n", "64"], "k_matmul_50277"),
+/// What is built, and which predictions are made of it.
+struct Case {
+    preset: &'static str,
+    quant: &'static str,
+    build: &'static [&'static str],
+    tests: &'static [&'static str],
+    /// The product that is made of one row of a prompt.
+    head: &'static str,
+}
+
+const CASES: [Case; 2] = [
+    Case {
+        preset: "qwen3-0.6b",
+        quant: "q4f16_2",
+        build: &["--max-batch", "8"],
+        tests: &["-p", "512", "-n", "64", "-b", "1,8"],
+        head: "k_matmul_151936",
+    },
+    Case {
+        preset: "rwkv-430m",
+        quant: "f16",
+        build: &[],
+        tests: &["-p", "512", "-n", "64"],
+        head: "k_matmul_50277",
+    },
 ];
 
 fn tool(path: Option<PathBuf>, name: &str, variable: &str, version: &str) -> Option<PathBuf> {
@@ -56,14 +71,14 @@ struct Row {
 }
 
 fn predicted(folder: &Path, tools: &[(&str, &Path); 2], rows: &mut BTreeMap<Key, Row>) {
-    for (model, quant, build, tests, last) in MODELS {
-        let artifact = folder.join(format!("{model}-{quant}.so"));
+    for Case { preset, quant, build, tests, head } in CASES {
+        let artifact = folder.join(format!("{preset}-{quant}.so"));
         let mut command = mlcc();
         command.args([
             "build",
             "-q",
             "-m",
-            model,
+            preset,
             "--random-weights",
             "0",
             "--weights-on-load",
@@ -80,13 +95,13 @@ fn predicted(folder: &Path, tools: &[(&str, &Path); 2], rows: &mut BTreeMap<Key,
         let found: Vec<Value> = serde_json::from_str(&text(command.envs(tools.iter().copied()))).unwrap();
         for test in &found {
             for kernel in test["kernels"].as_array().unwrap() {
-                add(&format!("{model} {quant}"), test["test"].as_str().unwrap(), kernel, last, rows);
+                add(&format!("{preset} {quant}"), test["test"].as_str().unwrap(), kernel, head, rows);
             }
         }
     }
 }
 
-fn add(model: &str, test: &str, kernel: &Value, last: &str, rows: &mut BTreeMap<Key, Row>) {
+fn add(model: &str, test: &str, kernel: &Value, head: &str, rows: &mut BTreeMap<Key, Row>) {
     let name = kernel["kernel"].as_str().unwrap();
     let what = format!("{model} {test} {name}");
     let number = |key: &str| kernel[key].as_u64().unwrap();
@@ -94,7 +109,7 @@ fn add(model: &str, test: &str, kernel: &Value, last: &str, rows: &mut BTreeMap<
     let product =
         name.starts_with("k_matmul") || name.starts_with("k_attention") && !name.ends_with("_merge");
     assert!(!product || kernel["wide_loads"] == true, "{what} has no loads or copies of 16 bytes");
-    let of_rows = test.starts_with("pp") && !name.starts_with(last);
+    let of_rows = test.starts_with("pp") && !name.starts_with(head);
     assert!(
         !(product && of_rows) || kernel["tensor_cores"] == true,
         "{what} has no products on tensor cores"
