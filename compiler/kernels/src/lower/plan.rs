@@ -114,12 +114,16 @@ impl LoweredLaunch {
         }
     }
 
-    /// An exchange by the first worker.
+    /// An exchange by the first worker, who need not be the one that has the only share of a kernel: nobody's shares are those of an
+    /// exchange.
     pub fn exchange(part: BufferId, all: BufferId, parts: Parts, wanted: bool) -> LoweredLaunch {
-        let partition = Some(Partition::Rows(Dim::from(1)));
-        let arg = |buffer, access| {
-            let (partition, in_place) = (partition.clone(), Vec::new());
-            Arg { buffer, access, partition, in_place, row_bytes: 0, sequence_bytes: 0 }
+        let arg = |buffer, access| Arg {
+            buffer,
+            access,
+            partition: None,
+            in_place: Vec::new(),
+            row_bytes: 0,
+            sequence_bytes: 0,
         };
         LoweredLaunch {
             work: Work::Exchange(parts),
