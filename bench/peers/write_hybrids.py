@@ -25,6 +25,7 @@ def lfm2(writer, config):
         if layer in attention:
             attention_layer(writer, block, hidden, heads * (hidden // heads), kv_heads * (hidden // heads), hidden // heads)
         else:
+            writer.vector(block + "attn_norm.weight", hidden, 1.0)
             writer.matrix(block + "shortconv.in_proj.weight", 3 * hidden, hidden)
             writer.matrix(block + "shortconv.conv.weight", hidden, config["conv_L_cache"], F32)
             writer.matrix(block + "shortconv.out_proj.weight", hidden, hidden)
