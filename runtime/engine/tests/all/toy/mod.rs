@@ -106,9 +106,14 @@ impl ToySequence {
 
     /// With an adapter of the toy's, which is a number.
     pub fn adapted(mut self, adapter: Option<&TextAdapter>) -> Self {
+        self.adapt(adapter);
+        self
+    }
+
+    /// The same of one that keeps its memory.
+    fn adapt(&mut self, adapter: Option<&TextAdapter>) {
         assert!(self.fed.is_empty(), "an adapter is chosen before there are tokens");
         self.salt = adapter.map_or(0, |adapter| *adapter.handle().expect("a number"));
-        self
     }
 }
 
@@ -307,7 +312,7 @@ impl Step for Toy {
     }
 
     fn adapt(&self, sequence: &mut ToySequence, adapter: Option<&TextAdapter>) -> Result<(), Refused> {
-        *sequence = sequence.clone().adapted(adapter);
+        sequence.adapt(adapter);
         Ok(())
     }
 
