@@ -130,6 +130,7 @@ pub fn launch(error: LaunchError) -> PyErr {
         LaunchError::EmptyPrompt
         | LaunchError::PromptToken { .. }
         | LaunchError::Params(_)
+        | LaunchError::NoAdapters
         | LaunchError::Stop(_) => kinds::InvalidRequest::new_err(message),
     }
 }
