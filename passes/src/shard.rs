@@ -1,7 +1,7 @@
 //! Splits a model among ranks: every product by rows of its weight, attention and scans by heads, embedding and head by
 //! vocabulary. What one rank has and all need is gathered by an `exchange`.
 //!
-//! A value is held whole by every rank, or each rank holds one of equal parts along an axis ([`Cut`]). Functions are
+//! A value is held whole by every rank, or each rank holds one of parts along an axis that are equally long ([`Cut`]). Functions are
 //! rebuilt in order, and each op says what it makes of the parts that it gets (`ops`); where it can do nothing with them,
 //! they are gathered first. What parameters and constants make is computed where it is needed, whole or in parts (`held`).
 //! So no sum crosses ranks, and each rank computes elements of the whole model with their bits.
@@ -26,7 +26,7 @@ mod terms;
 pub use mode::TpMode;
 
 use crate::{Context, Options, PassError, Program, dce};
-use cut::{Cut, RowCut, Segments, cut_type};
+use cut::{Cut, Parts, RowCut, Segments, cut_type};
 use held::Split;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, FunctionKind};
@@ -86,8 +86,10 @@ struct Plan {
     ranks: usize,
     /// Whether products of parts are split by columns.
     sums: bool,
-    /// Into how many parts products are split, where it is not by the rule for all.
-    products: BTreeMap<ParamId, usize>,
+    /// How the rows of products are split, where it is not by the rule for all.
+    products: BTreeMap<ParamId, Parts>,
+    /// Products whose parts attention has chosen.
+    chosen: BTreeSet<ParamId>,
     /// What the rows of products join that are read apart.
     segments: BTreeMap<ParamId, Segments>,
     /// How states are held that a round was wrong about; `None`: whole.
@@ -171,7 +173,8 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
 /// The module for a number of ranks, with sums over ranks or without.
 fn shard(module: &Module, ranks: usize, sums: bool) -> Result<Result<Sharded, ShardError>, PassError> {
     let (products, segments, states) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-    let mut plan = Plan { ranks, sums, products, segments, states, wrong: BTreeMap::new() };
+    let (chosen, wrong) = (BTreeSet::new(), BTreeMap::new());
+    let mut plan = Plan { ranks, sums, products, chosen, segments, states, wrong };
     for _ in 0..ROUNDS {
         match Splitter::new(module, &mut plan).run() {
             Ok(sharded) => return Ok(Ok(sharded)),
@@ -270,21 +273,20 @@ impl<'a> Splitter<'a> {
         }
     }
 
-    /// The parameter that has the rank's rows of another; its rows divide.
+    /// The parameter that has the rank's rows of another.
     fn part_of(&mut self, whole: ParamId, cut: RowCut) -> ParamId {
         if let Some(&part) = self.params.get(&(whole, cut)) {
             return part;
         }
         let (param, ranks) = (&self.old.params[whole], self.plan.ranks);
         let mut ty = param.ty.clone();
-        let RowCut { parts, segments, .. } = cut;
-        cut_type(&mut ty, Some(Cut { axis: 0, parts, segments }));
-        let rows = param.ty.dims[0].as_const().unwrap_or(0) as usize;
+        let (parts, rows) = (cut.parts, cut::size(&param.ty.dims[0]).unwrap_or(0));
+        ty.dims[0] = Dim::from(cut.len(rows));
         let of_rank = |rank| cut.source(&param.source, rows, rank, ranks);
         let source = ParamSource::Ranks((0..ranks).map(of_rank).collect());
         let mut name = format!("{}.part", param.name);
-        if (cut.outer, cut.parts) != (1, ranks) {
-            name = format!("{name}.{}x{}", cut.outer, cut.parts);
+        if (cut.outer, parts.count) != (1, ranks) {
+            name = format!("{name}.{}x{}", cut.outer, parts.count);
         }
         if cut.segments.is_some() {
             name.push_str(".segments");

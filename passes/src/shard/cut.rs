@@ -3,18 +3,100 @@
 use mlcc_ir::dim::Dim;
 use mlcc_ir::module::{ParamSource, RowBlocks};
 use mlcc_ir::types::TensorType;
+use std::ops::Range;
 
-/// Rank `r` of `ranks` holds part `r * parts / ranks` of `parts` equal ones along an axis; where the axis has segments, that of each
-/// of them, one behind the other.
+/// Parts of an axis, one as long as the other. Where its size does not divide, parts overlap: the last ones begin earlier, so
+/// that they have as many elements. What several parts have is the same everywhere.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Parts {
+    pub count: usize,
+    /// Elements that stay together (a head, a tile of rows); 1 where parts do not overlap.
+    pub unit: usize,
+}
+
+impl Parts {
+    pub const WHOLE: Parts = Parts::new(1);
+
+    pub const fn new(count: usize) -> Parts {
+        Parts { count, unit: 1 }
+    }
+
+    /// Parts of an axis of so many elements, in units that divide it.
+    pub fn of_units(count: usize, unit: usize, size: usize) -> Parts {
+        let divides = size.checked_div(unit).is_some_and(|units| units.is_multiple_of(count));
+        Parts { count, unit: if divides { 1 } else { unit } }
+    }
+
+    /// Whether no element is in two parts.
+    pub fn divide(self, size: usize) -> bool {
+        self.unit == 1 && size.is_multiple_of(self.count)
+    }
+
+    /// Whether an axis of this size has such parts.
+    pub fn fit(self, size: usize) -> bool {
+        size > 0 && size.is_multiple_of(self.unit)
+    }
+
+    /// Elements of a part.
+    pub fn len(self, size: usize) -> usize {
+        (size / self.unit).div_ceil(self.count) * self.unit
+    }
+
+    /// The first element of a part.
+    pub fn start(self, size: usize, number: usize) -> usize {
+        let len = self.len(size);
+        (number * len).min(size - len)
+    }
+
+    /// What an axis is joined from: numbers of parts, and the elements of each that are in none before, counted from its first one.
+    pub fn pieces(self, size: usize) -> Vec<(usize, Range<usize>)> {
+        let len = self.len(size);
+        let (full, rest) = (size / len, size % len);
+        let mut pieces: Vec<_> = (0..full).map(|number| (number, 0..len)).collect();
+        if rest > 0 {
+            pieces.push((full, len - rest..len));
+        }
+        pieces
+    }
+
+    /// The number of the part that a rank has.
+    pub fn of_rank(self, rank: usize, ranks: usize) -> usize {
+        rank * self.count / ranks
+    }
+
+    /// The first rank that has a part.
+    pub fn rank(self, number: usize, ranks: usize) -> usize {
+        (number * ranks).div_ceil(self.count)
+    }
+
+    /// The same parts where an axis of `from` elements is one of `to` in row-major order; `None` if they begin or end within an element.
+    pub fn regrouped(self, from: usize, to: usize) -> Option<Parts> {
+        if self.divide(from) {
+            return to.is_multiple_of(self.count).then_some(self);
+        }
+        let unit = match (to.is_multiple_of(from), from.is_multiple_of(to)) {
+            (true, _) => self.unit * (to / from),
+            (_, true) if self.unit.is_multiple_of(from / to) => self.unit / (from / to),
+            _ => return None,
+        };
+        Some(Parts { unit, ..self })
+    }
+}
+
+/// Rank `r` of `ranks` holds part `r * parts / ranks` along an axis; where the axis has segments, that of each of them, one behind
+/// the other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Cut {
     pub axis: usize,
-    pub parts: usize,
+    pub parts: Parts,
     pub segments: Option<Segments>,
 }
 
 impl Cut {
     pub fn new(axis: usize, parts: usize) -> Cut {
+        Cut::by(axis, Parts::new(parts))
+    }
+    pub fn by(axis: usize, parts: Parts) -> Cut {
         Cut { axis, parts, segments: None }
     }
     pub fn along(self, axis: usize) -> Cut {
@@ -22,18 +104,19 @@ impl Cut {
     }
 
     /// Whether an axis of this size has such parts.
-    pub fn divides(&self, dim: &Dim) -> bool {
+    pub fn fits(&self, dim: &Dim) -> bool {
         match self.segments {
-            None => divides(dim, self.parts),
-            Some(segments) => dim.as_const() == Some(segments.len() as i64),
+            None => size(dim).is_some_and(|size| self.parts.fit(size)),
+            Some(segments) => size(dim) == Some(segments.len()),
         }
     }
 
     /// The size of a part.
     pub fn of(&self, dim: &Dim) -> Dim {
-        match self.segments {
-            None => dim.floor_div(self.parts as i64),
-            Some(segments) => Dim::from(segments.local()),
+        match (self.segments, size(dim)) {
+            (Some(segments), _) => Dim::from(segments.local()),
+            (None, Some(size)) => Dim::from(self.parts.len(size)),
+            (None, None) => dim.floor_div(self.parts.count as i64),
         }
     }
 
@@ -42,8 +125,8 @@ impl Cut {
     pub fn slice(&self, start: usize, len: usize) -> Option<(usize, Option<Cut>)> {
         let (at, segments) = self.segments?.slice(start, len)?;
         let cut = match segments.iter().next() {
-            Some((_, 1)) if segments.count == 1 => None,
-            Some((_, parts)) if segments.count == 1 => Some(Cut::new(self.axis, parts)),
+            Some((_, Parts::WHOLE)) if segments.count == 1 => None,
+            Some((_, parts)) if segments.count == 1 => Some(Cut::by(self.axis, parts)),
             _ => Some(Cut { segments: Some(segments), ..*self }),
         };
         Some((at, cut))
@@ -53,22 +136,22 @@ impl Cut {
 /// Most segments of an axis.
 const MOST: usize = 8;
 
-/// What an axis joins: so many elements, in so many parts each. With one part all of them are on every rank.
+/// What an axis joins: so many elements, and their parts. With one part all of them are on every rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Segments {
     count: usize,
-    of: [(usize, usize); MOST],
+    of: [(usize, Parts); MOST],
 }
 
 impl Segments {
-    pub fn new(of: &[(usize, usize)]) -> Option<Segments> {
-        let mut all = [(0, 0); MOST];
+    pub fn new(of: &[(usize, Parts)]) -> Option<Segments> {
+        let mut all = [(0, Parts::WHOLE); MOST];
         all.get_mut(..of.len())?.copy_from_slice(of);
         (!of.is_empty()).then_some(Segments { count: of.len(), of: all })
     }
 
-    /// Lengths and numbers of parts.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+    /// Lengths and parts.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, Parts)> + '_ {
         self.of[..self.count].iter().copied()
     }
 
@@ -78,7 +161,7 @@ impl Segments {
 
     /// Elements of a rank.
     pub fn local(&self) -> usize {
-        self.iter().map(|(len, parts)| len / parts).sum()
+        self.iter().map(|(len, parts)| parts.len(len)).sum()
     }
 
     /// Those of a range, and where they begin on a rank.
@@ -87,7 +170,7 @@ impl Segments {
         for (size, parts) in self.iter() {
             match at {
                 at if at >= start && at + size <= start + len => found.push((size, parts)),
-                at if at + size <= start => local += size / parts,
+                at if at + size <= start => local += parts.len(size),
                 at if at >= start + len => {}
                 _ => return None,
             }
@@ -96,16 +179,23 @@ impl Segments {
         Some((local, Segments::new(&found)?))
     }
 
-    /// With borders around a range, and so many parts of what is in it, if that is told. `None` if there would be too many.
-    pub fn with(&self, start: usize, len: usize, parts: Option<usize>) -> Option<Segments> {
+    /// With borders around a range, and such parts of what is in it, if that is told. `None` if there would be too many.
+    pub fn with(&self, start: usize, len: usize, parts: Option<Parts>) -> Option<Segments> {
         let (mut at, mut all) = (0, Vec::new());
         for (size, own) in self.iter() {
             let borders = [start, start + len].map(|border| border.clamp(at, at + size));
             let pieces = [at..borders[0], borders[0]..borders[1], borders[1]..at + size];
             for (number, piece) in pieces.into_iter().enumerate().filter(|(_, piece)| !piece.is_empty()) {
-                let parts = if number == 1 { parts.map_or(own, |parts| parts.min(own)) } else { own };
-                // What does not divide is on every rank.
-                all.push((piece.len(), if piece.len().is_multiple_of(parts) { parts } else { 1 }));
+                // Fewer parts, or larger units: so two who want different ones come to an end.
+                let coarser = |parts: &Parts| {
+                    parts.count < own.count || parts.count == own.count && parts.unit > own.unit
+                };
+                let asked = parts.filter(|parts| number == 1 && coarser(parts));
+                let wanted = asked.unwrap_or(own);
+                // What nobody asked for is on every rank where it does not divide.
+                let keeps = piece.len() == size || asked.is_some();
+                let fits = if keeps { wanted.fit(piece.len()) } else { wanted.divide(piece.len()) };
+                all.push((piece.len(), if fits { wanted } else { Parts::WHOLE }));
             }
             at += size;
         }
@@ -118,40 +208,52 @@ impl Segments {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct RowCut {
     pub outer: usize,
-    pub parts: usize,
+    pub parts: Parts,
     pub segments: Option<Segments>,
 }
 
 impl RowCut {
+    /// Rows of a rank, of so many.
+    pub fn len(&self, rows: usize) -> usize {
+        match self.segments {
+            Some(segments) => segments.local(),
+            None => self.parts.len(rows / self.outer) * self.outer,
+        }
+    }
+
     /// The rows of a rank, of a source of so many.
     pub fn source(&self, source: &ParamSource, rows: usize, rank: usize, ranks: usize) -> ParamSource {
         let of_rows = |blocks| ParamSource::Rows(blocks, Box::new(source.clone()));
         let Some(segments) = self.segments else {
-            let stride = rows / self.outer;
-            let len = stride / self.parts;
-            let start = rank * self.parts / ranks * len;
+            let (parts, stride) = (self.parts, rows / self.outer);
+            let (start, len) = (parts.start(stride, parts.of_rank(rank, ranks)), parts.len(stride));
             return of_rows(RowBlocks { start, len, stride, count: self.outer, of: rows });
         };
         let mut at = 0;
-        let part = |(size, parts): (usize, usize)| {
-            let (begin, len) = (at, size / parts);
+        let part = |(size, parts): (usize, Parts)| {
+            let start = at + parts.start(size, parts.of_rank(rank, ranks));
             at += size;
-            of_rows(RowBlocks::range(begin + rank * parts / ranks * len, len, rows))
+            of_rows(RowBlocks::range(start, parts.len(size), rows))
         };
         ParamSource::Concat(segments.iter().map(part).collect())
     }
 }
 
-/// The type of a part; the sizes divide.
+/// The type of a part.
 pub(super) fn cut_type(ty: &mut TensorType, cut: Option<Cut>) {
     if let Some(cut) = cut {
         ty.dims[cut.axis] = cut.of(&ty.dims[cut.axis]);
     }
 }
 
+/// A size that is constant.
+pub(super) fn size(dim: &Dim) -> Option<usize> {
+    usize::try_from(dim.as_const()?).ok()
+}
+
 /// Whether a size is constant and divides.
 pub(super) fn divides(dim: &Dim, parts: usize) -> bool {
-    dim.as_const().is_some_and(|size| size > 0 && size % parts as i64 == 0)
+    size(dim).is_some_and(|size| size > 0 && size.is_multiple_of(parts))
 }
 
 #[cfg(test)]
@@ -159,7 +261,38 @@ mod tests {
     use super::*;
 
     fn segments(of: &[(usize, usize)]) -> Segments {
-        Segments::new(of).unwrap()
+        let of: Vec<_> = of.iter().map(|&(len, parts)| (len, Parts::new(parts))).collect();
+        Segments::new(&of).unwrap()
+    }
+
+    /// Every part of six heads of 16 among four ranks has two heads; the last rank has those of the one before.
+    #[test]
+    fn the_last_parts_overlap() {
+        let heads = Parts::new(4);
+        assert_eq!((heads.len(6), heads.divide(6)), (2, false));
+        assert_eq!([0, 1, 2, 3].map(|part| heads.start(6, part)), [0, 2, 4, 4]);
+        assert_eq!(heads.pieces(6), [(0, 0..2), (1, 0..2), (2, 0..2)]);
+        let rows = heads.regrouped(6, 96).unwrap();
+        assert_eq!(rows, Parts { count: 4, unit: 16 });
+        assert_eq!(rows, Parts::of_units(4, 16, 96));
+        assert_eq!(rows.regrouped(96, 6), Some(heads));
+        assert_eq!(rows.regrouped(96, 32), None);
+        // A vocabulary of 333: one row is on both ranks, and taken from the first.
+        let vocabulary = Parts::new(2);
+        assert_eq!([0, 1].map(|part| vocabulary.start(333, part)), [0, 166]);
+        assert_eq!(vocabulary.pieces(333), [(0, 0..167), (1, 1..167)]);
+    }
+
+    #[test]
+    fn parts_that_divide_have_no_unit() {
+        let even = Parts::of_units(4, 16, 128);
+        assert_eq!((even, even.divide(128)), (Parts::new(4), true));
+        assert_eq!(even.pieces(128).len(), 4);
+        assert_eq!(even.regrouped(128, 8), Some(even));
+        assert_eq!(even.regrouped(128, 6), None);
+        // Two key heads of four ranks, and of three.
+        assert_eq!([0, 1, 2, 3].map(|rank| Parts::new(2).of_rank(rank, 4)), [0, 0, 1, 1]);
+        assert_eq!([0, 1].map(|part| Parts::new(2).rank(part, 3)), [0, 2]);
     }
 
     #[test]
@@ -169,18 +302,23 @@ mod tests {
         assert_eq!(three, segments(&[(8, 2), (6, 2), (10, 2)]));
         // Again the same, and a smaller one inside that every rank has.
         assert_eq!(three.with(8, 6, None), Some(three));
-        let shared = three.with(14, 4, Some(1)).unwrap();
+        let shared = three.with(14, 4, Some(Parts::WHOLE)).unwrap();
         assert_eq!(shared, segments(&[(8, 2), (6, 2), (4, 1), (6, 2)]));
         assert_eq!((shared.len(), shared.local()), (24, 4 + 3 + 4 + 3));
         // Seven elements do not divide, nor does the one that is left.
         assert_eq!(whole.with(0, 7, None), Some(segments(&[(7, 1), (17, 1)])));
         let many = (0..9).try_fold(segments(&[(24, 2)]), |all, at| all.with(2 * at, 2, None));
         assert_eq!(many, None);
+        // Three heads of eight between two ranks, where somebody asks for them.
+        let heads = Parts::of_units(2, 8, 24);
+        let uneven = segments(&[(40, 2)]).with(0, 24, Some(heads)).unwrap();
+        assert_eq!(uneven.iter().collect::<Vec<_>>(), [(24, heads), (16, Parts::new(2))]);
+        assert_eq!((uneven.local(), uneven.with(0, 24, None)), (16 + 8, Some(uneven)));
     }
 
     #[test]
     fn slices_are_whole_segments() {
-        let cut = Cut { axis: 1, parts: 2, segments: Some(segments(&[(8, 2), (4, 1), (6, 2)])) };
+        let cut = Cut { segments: Some(segments(&[(8, 2), (4, 1), (6, 2)])), ..Cut::new(1, 2) };
         assert_eq!(cut.slice(0, 8), Some((0, Some(Cut::new(1, 2)))));
         assert_eq!(cut.slice(8, 4), Some((4, None)));
         let two = Cut { segments: Some(segments(&[(4, 1), (6, 2)])), ..cut };
@@ -191,7 +329,7 @@ mod tests {
 
     #[test]
     fn rows_of_segments_are_joined() {
-        let cut = RowCut { outer: 1, parts: 2, segments: Some(segments(&[(8, 2), (4, 1)])) };
+        let cut = RowCut { outer: 1, parts: Parts::new(2), segments: Some(segments(&[(8, 2), (4, 1)])) };
         let source = ParamSource::Tensor("w".into());
         let ParamSource::Concat(parts) = cut.source(&source, 12, 1, 2) else { panic!("not joined") };
         let rows = |start, len| ParamSource::Rows(RowBlocks::range(start, len, 12), Box::new(source.clone()));

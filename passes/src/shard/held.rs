@@ -1,6 +1,6 @@
 //! How values are held, and how a rank gets all of one, or its part of one.
 
-use super::cut::{Cut, RowCut, cut_type};
+use super::cut::{Cut, Parts, RowCut, cut_type, size};
 use super::{Splitter, Stop, product};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
@@ -9,8 +9,13 @@ use mlcc_ir::ops::Op;
 use mlcc_ir::text::node_label;
 use mlcc_ir::types::DType;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// How a value of the old function is held in the new one.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is one for each value of a function, while it is rebuilt"
+)]
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Held {
     /// By every rank.
@@ -92,7 +97,7 @@ impl<'s, 'a> Split<'s, 'a> {
         }
         let whole = match self.held(v) {
             Held::Whole(whole) => whole,
-            Held::Part(part, cut) => self.gather(part, cut)?,
+            Held::Part(part, cut) => self.gather(part, cut, &self.dims(v)[cut.axis])?,
             Held::Term(term) => self.sum(term)?,
             Held::Free => self.free_whole(v)?,
         };
@@ -122,7 +127,7 @@ impl<'s, 'a> Split<'s, 'a> {
         if let Some(&part) = self.parts.get(&(v, cut)) {
             return Ok(Some(part));
         }
-        if self.dims(v).get(cut.axis).is_none_or(|dim| !cut.divides(dim)) {
+        if self.dims(v).get(cut.axis).is_none_or(|dim| !cut.fits(dim)) {
             return Ok(None);
         }
         let part = match self.held(v) {
@@ -141,14 +146,17 @@ impl<'s, 'a> Split<'s, 'a> {
     pub fn fewer_copies(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
         let Some(Node { op: Op::Concat { axis }, inputs, .. }) = self.f.def(v) else { return Ok(None) };
         let same = inputs.iter().all(|x| x == &inputs[0]);
-        if *axis != cut.axis || cut.segments.is_some() || !same || inputs.len() % cut.parts != 0 {
+        let sizes = size(&self.dims(v)[cut.axis]).zip(size(&self.dims(inputs[0])[cut.axis]));
+        let Some((all, one)) = sizes.filter(|&(_, one)| one > 0) else { return Ok(None) };
+        let len = cut.parts.len(all);
+        if *axis != cut.axis || cut.segments.is_some() || !same || !len.is_multiple_of(one) {
             return Ok(None);
         }
         if !emit {
             return Ok(Some(v));
         }
         let copy = self.whole(inputs[0])?;
-        self.emit(Op::Concat { axis: *axis }, &vec![copy; inputs.len() / cut.parts]).map(Some)
+        self.emit(Op::Concat { axis: *axis }, &vec![copy; len / one]).map(Some)
     }
 
     /// The node of a value that is free.
@@ -163,7 +171,7 @@ impl<'s, 'a> Split<'s, 'a> {
             && let Some(cut) = self.s.state_cut(state, None)
         {
             let part = self.emit(node.op.clone(), &[])?;
-            return self.gather(part, cut);
+            return self.gather(part, cut, &self.dims(v)[cut.axis]);
         }
         let inputs = self.wholes(&node.inputs)?;
         self.emit(node.op.clone(), &inputs)
@@ -254,37 +262,45 @@ impl<'s, 'a> Split<'s, 'a> {
         }
     }
 
-    /// An exchange of parts, which are joined along their axis.
-    fn gather(&mut self, part: ValueId, cut: Cut) -> Result<ValueId, Stop> {
+    /// An exchange of parts, which are joined along their axis, of so many elements.
+    fn gather(&mut self, part: ValueId, cut: Cut, of: &Dim) -> Result<ValueId, Stop> {
         if self.f.kind != FunctionKind::Entry {
             return Err(Stop::Gathers);
         }
-        match cut.segments {
-            Some(_) => self.gather_segments(part, cut),
-            None => self.gathered(part, cut),
+        match (cut.segments, size(of)) {
+            (Some(_), _) => self.gather_segments(part, cut),
+            (None, Some(size)) => self.gathered(part, cut.axis, cut.parts, size),
+            (None, None) => Err(self.s.plan.unsupported(format!("an axis of {of} elements"), "it varies")),
         }
     }
 
     /// The same where the axis has no segments.
-    pub fn gathered(&mut self, part: ValueId, cut: Cut) -> Result<ValueId, Stop> {
+    pub fn gathered(
+        &mut self,
+        part: ValueId,
+        axis: usize,
+        parts: Parts,
+        size: usize,
+    ) -> Result<ValueId, Stop> {
         self.s.exchanges += 1;
         let ranks = self.ranks();
-        let dims = self.out.ty(part).dims.clone();
-        let (leading, last) = (&dims[..cut.axis], product(&dims[cut.axis..]));
-        let flat: Vec<Dim> = leading.iter().cloned().chain([last.clone()]).collect();
-        let flat = if flat == dims { part } else { self.emit(Op::Reshape { dims: flat }, &[part])? };
-        let mut all = self.emit(Op::Exchange { ranks }, &[flat])?;
-        if cut.parts < ranks {
-            let mut slices = Vec::with_capacity(cut.parts);
-            for i in 0..cut.parts {
-                let start = last.scale((i * ranks / cut.parts) as i64);
-                let slice = Op::Slice { axis: cut.axis, start, len: last.clone() };
-                slices.push(self.emit(slice, &[all])?);
-            }
-            all = self.emit(Op::Concat { axis: cut.axis }, &slices)?;
+        let mut whole = self.out.ty(part).dims.clone();
+        let inner = product(&whole[axis + 1..]);
+        let flat: Vec<Dim> = whole[..axis].iter().cloned().chain([product(&whole[axis..])]).collect();
+        let flat = if flat == whole { part } else { self.emit(Op::Reshape { dims: flat }, &[part])? };
+        let all = self.emit(Op::Exchange { ranks }, &[flat])?;
+        let len = parts.len(size);
+        let mut slices = Vec::new();
+        for range in places(parts, size, ranks).into_iter().filter(|range| range.len() < ranks * len) {
+            let [start, len] = [range.start, range.len()].map(|elements| inner.scale(elements as i64));
+            slices.push(self.emit(Op::Slice { axis, start, len }, &[all])?);
         }
-        let mut whole = dims;
-        whole[cut.axis] = whole[cut.axis].scale(cut.parts as i64);
+        let all = match slices.as_slice() {
+            [] => all,
+            &[one] => one,
+            _ => self.emit(Op::Concat { axis }, &slices)?,
+        };
+        whole[axis] = Dim::from(size);
         match self.out.ty(all).dims == whole {
             true => Ok(all),
             false => self.emit(Op::Reshape { dims: whole }, &[all]),
@@ -307,14 +323,29 @@ impl<'s, 'a> Split<'s, 'a> {
     }
 }
 
+/// Where the elements of an axis are among the parts of all ranks, one behind the other.
+fn places(parts: Parts, size: usize, ranks: usize) -> Vec<Range<usize>> {
+    let len = parts.len(size);
+    let mut all: Vec<Range<usize>> = Vec::new();
+    for (number, piece) in parts.pieces(size) {
+        let first = parts.rank(number, ranks) * len;
+        match all.last_mut() {
+            Some(last) if last.end == first + piece.start => last.end = first + piece.end,
+            _ => all.push(first + piece.start..first + piece.end),
+        }
+    }
+    all
+}
+
 /// The axis of `to` that a cut of `from` is a cut of, where both are the same elements in row-major order.
 pub(super) fn reshaped(from: &[Dim], to: &[Dim], cut: Cut) -> Option<Cut> {
     let axis = reshaped_axis(from, to, cut.axis)?;
-    let fits = match cut.segments {
-        None => cut.divides(&to[axis]),
-        Some(_) => to[axis] == from[cut.axis],
-    };
-    fits.then(|| cut.along(axis))
+    let sizes = (size(&from[cut.axis])?, size(&to[axis])?);
+    let cut = cut.along(axis);
+    match cut.segments {
+        None => Some(Cut { parts: cut.parts.regrouped(sizes.0, sizes.1)?, ..cut }),
+        Some(_) => (sizes.0 == sizes.1).then_some(cut),
+    }
 }
 
 /// The axis of `to` that begins where an axis of `from` does.

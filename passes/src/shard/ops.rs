@@ -1,7 +1,7 @@
 //! What ops make of values that are held in parts.
 
 use super::Stop;
-use super::cut::Cut;
+use super::cut::{Cut, Parts, size};
 use super::held::{Held, Split, reshaped, reshaped_axis};
 use mlcc_ir::graph::{FunctionKind, Node, NodeId, ValueId};
 use mlcc_ir::module::{FuncId, StateId};
@@ -149,16 +149,23 @@ impl Split<'_, '_> {
             }
             return self.keeps(node, |_| Some(new));
         }
-        let Some(size) = reshaped_axis(from, to, cut.axis).and_then(|axis| to[axis].as_const()) else {
+        let axis = reshaped_axis(from, to, cut.axis);
+        let sizes = axis.and_then(|axis| size(&from[cut.axis]).zip(size(&to[axis])));
+        let Some((all, heads)) = sizes.filter(|&(_, heads)| heads > 0) else {
             return self.replicated(node);
         };
         // Heads fewer than ranks: several ranks have the same one.
-        let size = size as usize;
-        let shared = size > 0 && size < cut.parts && cut.parts.is_multiple_of(size);
-        if (shared && self.demand(&[x], size)) || self.s.again || self.demand_whole(&[x]) {
+        let shared = heads < cut.parts.count && cut.parts.count.is_multiple_of(heads);
+        let parts = match shared {
+            true => Parts::new(heads),
+            false => Parts::of_units(self.ranks(), all / heads, all),
+        };
+        let heads_are_units = all.is_multiple_of(heads);
+        let asked = heads_are_units && self.demand(&[x], parts);
+        if asked || self.s.again || self.demand_whole(&[x]) {
             return self.replicated(node);
         }
-        Err(self.s.plan.divide(format!("{size} heads ({})", self.label(id))))
+        Err(self.s.plan.divide(format!("{heads} heads ({})", self.label(id))))
     }
 
     fn concat(&mut self, node: &Node, axis: usize) -> Result<(), Stop> {
@@ -218,27 +225,26 @@ impl Split<'_, '_> {
     fn attention(&mut self, id: NodeId, node: &Node, a: &Attention) -> Result<(), Stop> {
         let [q, k, v] = [node.inputs[0], node.inputs[1], node.inputs[2]];
         let ranks = self.ranks();
-        let heads = |split: &Self, v: ValueId| split.dims(v)[1].as_const().unwrap_or(0) as usize;
+        let heads = |split: &Self, v: ValueId| size(&split.dims(v)[1]).unwrap_or(0).max(1);
         let (query_heads, key_heads) = (heads(self, q), heads(self, k));
-        let by_heads = Cut::new(1, ranks);
-        if query_heads % ranks != 0 {
-            return Err(self.s.plan.divide(format!("{query_heads} query heads ({})", self.label(id))));
-        }
+        let (queries, keys) = parts_of_heads(query_heads, key_heads, ranks);
+        let by_heads = Cut::by(1, queries);
+        // The rows of a product that heads are made of.
+        let rows = |split: &Self, v: ValueId, heads: usize, parts: Parts| {
+            let size = split.dims(v)[2..].iter().filter_map(size).product::<usize>();
+            parts.regrouped(heads, heads * size).unwrap_or(parts)
+        };
         if !self.has_part(q, by_heads)? {
-            return match self.demand(&[q], ranks) || self.s.again {
+            let wanted = rows(self, q, query_heads, queries);
+            return match self.choose(&[q], wanted) || self.s.again {
                 true => self.replicated(node),
-                false => Err(self.s.plan.unsupported(self.label(id), "its queries are not split by heads")),
+                false => Err(self.s.plan.divide(format!("{query_heads} query heads ({})", self.label(id)))),
             };
         }
-        let parts = match (key_heads % ranks, ranks % key_heads.max(1)) {
-            (0, _) => ranks,
-            (_, 0) => key_heads,
-            _ => return Err(self.s.plan.divide(format!("{key_heads} key heads ({})", self.label(id)))),
-        };
         // By input: how each rank needs it.
         let cut = |i: usize| match i {
             0 => Some(by_heads),
-            1 | 2 => (parts > 1).then_some(Cut::new(1, parts)),
+            1 | 2 => (keys.count > 1).then_some(Cut::by(1, keys)),
             _ if Some(i) == a.sink_input() => Some(by_heads),
             _ if Some(i) == a.slopes_input() || Some(i) == a.null_input() => Some(by_heads.along(0)),
             _ => None,
@@ -251,7 +257,9 @@ impl Split<'_, '_> {
             if fits {
                 continue;
             }
-            let asked = i < 3 && (self.demand(&[k, v], parts) || self.ask_of_cache(x, cut(i))?);
+            let [of_keys, of_values] = [k, v].map(|x| rows(self, x, key_heads, keys));
+            let chosen = i < 3 && (self.choose(&[k], of_keys) | self.choose(&[v], of_values));
+            let asked = chosen || (i < 3 && self.ask_of_cache(x, cut(i))?);
             if !asked && !self.s.again {
                 let why = format!("its input {i} is not split by heads");
                 return Err(self.s.plan.unsupported(self.label(id), why));
@@ -297,7 +305,7 @@ impl Split<'_, '_> {
         let first = node.inputs[carries..carries + seqs].iter().filter_map(of_seq);
         let Some((like, cut)) = first.min_by_key(|(_, cut)| cut.axis) else { return self.replicated(node) };
         let (slice, size) = (cut.along(cut.axis - 1), self.dims(like)[cut.axis].clone());
-        if cut.parts != self.ranks() || cut.segments.is_some() {
+        if cut.parts.count != self.ranks() || cut.segments.is_some() {
             if self.demand_whole(&node.inputs) || self.s.again {
                 return self.replicated(node);
             }
@@ -316,7 +324,7 @@ impl Split<'_, '_> {
             cuts.push((fits, own, v));
         }
         // All of what heads share is computed by every rank.
-        if self.demand(&shared, 1) || self.s.again {
+        if self.demand(&shared, Parts::WHOLE) || self.s.again {
             return self.replicated(node);
         }
         for &(fits, own, v) in &cuts {
@@ -326,7 +334,8 @@ impl Split<'_, '_> {
         let made = match self.s.body(body, &cuts) {
             Ok(made) => made,
             Err(Stop::Gathers) => {
-                let asked = self.demand_of_terms(&node.inputs) || self.demand(&others, self.ranks());
+                let parts = Parts::new(self.ranks());
+                let asked = self.demand_of_terms(&node.inputs) || self.demand(&others, parts);
                 if !asked {
                     self.keep_whole(&node.inputs[..carries]);
                 }
@@ -356,5 +365,16 @@ impl Split<'_, '_> {
                 self.s.correct(*state, None);
             }
         }
+    }
+}
+
+/// The parts of query heads and of key heads, so that a rank has the key heads of its queries.
+fn parts_of_heads(queries: usize, keys: usize, ranks: usize) -> (Parts, Parts) {
+    match (keys.is_multiple_of(ranks), ranks.is_multiple_of(keys)) {
+        (true, _) => (Parts::new(ranks), Parts::new(ranks)),
+        // Several ranks have the same key head, and each some of its queries, or all of them.
+        (_, true) if queries.is_multiple_of(ranks) || keys == 1 => (Parts::new(ranks), Parts::new(keys)),
+        (_, true) => (Parts::new(keys), Parts::new(keys)),
+        _ => (Parts::of_units(ranks, queries / keys, queries), Parts::new(ranks)),
     }
 }

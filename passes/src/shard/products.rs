@@ -1,7 +1,7 @@
 //! Products and tables: what has weights.
 
 use super::Stop;
-use super::cut::{Cut, RowCut, divides};
+use super::cut::{Cut, Parts, RowCut, divides, size};
 use super::held::{Held, Split};
 use super::terms::Factors;
 use mlcc_ir::dim::Dim;
@@ -38,35 +38,56 @@ impl Split<'_, '_> {
         }
     }
 
-    /// Into how many parts the rows of a weight are split.
-    fn parts(&self, weight: ParamId, rows: &Dim, columns: &Dim) -> usize {
+    /// How the rows of a weight are split.
+    fn parts(&self, weight: ParamId, rows: &Dim, columns: &Dim) -> Parts {
         let sizes = (rows.as_const().unwrap_or(0), columns.as_const().unwrap_or(0));
         let role = self.s.old.params[weight].role;
         match self.s.plan.products.get(&weight) {
             Some(&parts) => parts,
-            None if sizes.0.saturating_mul(FLAT) <= sizes.1 => 1,
-            None if sizes.0 <= FEW && !divides(rows, self.ranks()) => 1,
+            None if sizes.0.saturating_mul(FLAT) <= sizes.1 => Parts::WHOLE,
+            None if sizes.0 <= FEW && !divides(rows, self.ranks()) => Parts::WHOLE,
             // The thin half of a low-rank product: its other half has the rows of heads.
-            None if role == ParamRole::LowRank && sizes.0 < sizes.1 => 1,
-            None => self.ranks(),
+            None if role == ParamRole::LowRank && sizes.0 < sizes.1 => Parts::WHOLE,
+            None => self.parts_of_rows(rows),
+        }
+    }
+
+    /// A part of rows for each rank: of whole tiles where they do not divide.
+    fn parts_of_rows(&self, rows: &Dim) -> Parts {
+        match divides(rows, TILE) && !divides(rows, self.ranks()) {
+            true => Parts { unit: TILE, ..Parts::new(self.ranks()) },
+            false => Parts::new(self.ranks()),
         }
     }
 
     /// Asks that the products which values are computed from be split so; false if all of them have been asked before.
-    pub fn demand(&mut self, values: &[ValueId], parts: usize) -> bool {
-        self.demand_of(values, parts, |_, _| true)
+    pub fn demand(&mut self, values: &[ValueId], parts: Parts) -> bool {
+        self.demand_of(values, parts, |split, weight, _| !split.s.plan.products.contains_key(&weight))
     }
 
     /// The same of products that are held as terms: somebody wants parts.
     pub fn demand_of_terms(&mut self, values: &[ValueId]) -> bool {
-        self.demand_of(values, self.ranks(), |split, product| matches!(split.held(product), Held::Term(_)))
+        let parts = Parts::new(self.ranks());
+        self.demand_of(values, parts, |split, weight, product| {
+            !split.s.plan.products.contains_key(&weight) && matches!(split.held(product), Held::Term(_))
+        })
     }
 
+    /// The same once more, in the place of what others have asked for: of queries, keys and values their attention knows best.
+    pub fn choose(&mut self, values: &[ValueId], parts: Parts) -> bool {
+        self.demand_of(values, parts, |split, weight, _| {
+            let plan = &mut split.s.plan;
+            plan.products.get(&weight) != Some(&parts) && plan.chosen.insert(weight)
+        })
+    }
+
+    /// `wanted` says of which products, by weight and result: of each only so often, since two values that ask for different parts of
+    /// one product would ask forever.
     fn demand_of(
         &mut self,
         values: &[ValueId],
-        parts: usize,
-        which: impl Fn(&Self, ValueId) -> bool,
+        parts: Parts,
+        wanted: impl Fn(&mut Self, ParamId, ValueId) -> bool,
     ) -> bool {
         let mut changed = false;
         let (mut open, mut seen) = (values.to_vec(), BTreeSet::new());
@@ -87,10 +108,7 @@ impl Split<'_, '_> {
                 _ => None,
             };
             match weight {
-                // Once: two values that ask for different parts of one product would ask forever.
-                Some(weight)
-                    if !self.s.plan.products.contains_key(&weight) && which(self, node.outputs[0]) =>
-                {
+                Some(weight) if wanted(self, weight, node.outputs[0]) => {
                     self.s.plan.products.insert(weight, parts);
                     changed = true;
                 }
@@ -123,23 +141,21 @@ impl Split<'_, '_> {
         }
         let dims = self.dims(w);
         let parts = self.parts(weight, &dims[rows], &dims[columns]);
-        if parts == 1 {
+        if parts.count == 1 {
             return self.replicated(node);
         }
         let segments = self.s.plan.segments.get(&weight).copied().filter(|s| s.iter().count() > 1);
-        if segments.is_some_and(|segments| segments.iter().all(|(_, parts)| parts == 1)) {
+        if segments.is_some_and(|segments| segments.iter().all(|(_, parts)| parts.count == 1)) {
             return self.replicated(node);
-        }
-        if segments.is_none() && !divides(&dims[rows], parts) {
-            let what = format!("{} rows of {}", dims[rows], self.s.old.params[weight].name);
-            return Err(self.s.plan.divide(what));
         }
         let cut = Cut { axis: rows, parts, segments };
         if !self.has_part(w, cut)? {
-            return Err(self
-                .s
-                .plan
-                .unsupported(self.label(id), "its weight has no rows of its own for each rank"));
+            let plan = &self.s.plan;
+            if !divides(&dims[rows], parts.count * parts.unit) {
+                let what = format!("{} rows of {}", dims[rows], self.s.old.params[weight].name);
+                return Err(plan.divide(what));
+            }
+            return Err(plan.unsupported(self.label(id), "its weight has no rows of its own for each rank"));
         }
         let inputs = [self.whole(x)?, self.part(w, cut)?];
         let part = self.emit(node.op.clone(), &inputs)?;
@@ -170,7 +186,6 @@ impl Split<'_, '_> {
             return Ok(());
         }
         let rows = self.dims(w)[0].floor_div(experts as i64);
-        let parts = self.ranks();
         let weight = match self.f.def(w) {
             Some(Node { op: Op::Param(p), .. }) => Some((*p, false)),
             Some(Node { op: Op::Dequantize, inputs, .. }) => self.weight(inputs[0]).map(|p| (p, true)),
@@ -187,10 +202,7 @@ impl Split<'_, '_> {
         }
         // Of packed weights, products in integers take whole tiles alone: a part is to be computed as the whole is.
         let tile = if stored && divides(&rows, TILE) { TILE } else { 1 };
-        if !divides(&rows, parts * tile) {
-            let what = format!("{rows} rows of each expert of {}", self.s.old.params[weight].name);
-            return Err(self.s.plan.divide(what));
-        }
+        let parts = Parts::of_units(self.ranks(), tile, size(&rows).unwrap_or(0));
         let weight = self.s.part_of(weight, RowCut { outer: experts, parts, segments: None });
         let mut w = self.emit(Op::Param(weight), &[])?;
         if stored {
@@ -198,7 +210,7 @@ impl Split<'_, '_> {
         }
         let inputs = [self.whole(x)?, w, self.whole(ids)?];
         let part = self.emit(node.op.clone(), &inputs)?;
-        self.hold(node.outputs[0], Held::Part(part, Cut::new(2, parts)));
+        self.hold(node.outputs[0], Held::Part(part, Cut::by(2, parts)));
         Ok(())
     }
 
@@ -216,14 +228,11 @@ impl Split<'_, '_> {
         let is_embedding = |p: &ParamId| self.s.old.params[*p].role == ParamRole::Embedding;
         let Some(weight) = weight.filter(is_embedding) else { return self.replicated(node) };
         let (rows, columns) = (&self.dims(table)[0], &self.dims(table)[1]);
-        if self.parts(weight, rows, columns) == 1 {
+        let parts = self.parts(weight, rows, columns);
+        if parts.count != self.ranks() {
             return self.replicated(node);
         }
-        let cut = Cut::new(0, self.ranks());
-        if !divides(rows, cut.parts) {
-            let what = format!("{rows} rows of {}", self.s.old.params[weight].name);
-            return Err(self.s.plan.divide(what));
-        }
+        let cut = Cut::by(0, parts);
         let few = rows.as_const().is_some_and(|rows| rows <= MOST_ROWS);
         if !few || !self.has_part(table, cut)? {
             return Err(self.s.plan.unsupported(self.label(id), "its table has no rows for each rank"));
@@ -235,27 +244,33 @@ impl Split<'_, '_> {
 
     /// Every rank looks up all ids in its rows, and all take each row from the rank that has it.
     fn embedded(&mut self, table: ValueId, ids: ValueId, cut: Cut) -> Result<ValueId, Stop> {
-        let rows = self.dims(table)[0].floor_div(cut.parts as i64).as_const().unwrap_or(0);
+        let (parts, all) = (cut.parts, size(&self.dims(table)[0]).unwrap_or(0));
+        let (ranks, rows) = (parts.count, parts.len(all));
         let columns = self.dims(table)[1].clone();
         let ids = self.whole(ids)?;
-        let first = self.s.number(&format!("rank.first_of_{rows}"), |rank| (rank as i64 * rows) as f32);
+        let mut name = format!("rank.first_of_{rows}");
+        if !parts.divide(all) {
+            name = format!("{name}_in_{all}");
+        }
+        let first = self.s.number(&name, |rank| parts.start(all, rank) as f32);
         let first = self.emit(Op::Param(first), &[])?;
         let first = self.emit(Op::Cast(DType::I32), &[first])?;
         let own = self.emit(Op::Binary(BinOp::Sub), &[ids, first])?;
-        let (zero, last) = (self.id(0)?, self.id(rows - 1)?);
+        let (zero, last) = (self.id(0)?, self.id(rows as i64 - 1)?);
         let own = self.emit(Op::Binary(BinOp::Max), &[own, zero])?;
         let own = self.emit(Op::Binary(BinOp::Min), &[own, last])?;
         let table = self.part(table, cut)?;
         let found = self.emit(Op::Gather, &[table, own])?;
-        let all = self.emit(Op::Exchange { ranks: cut.parts }, &[found])?;
+        let found = self.emit(Op::Exchange { ranks }, &[found])?;
         self.s.exchanges += 1;
         let count = self.out.ty(ids).dims[0].clone();
         let ids = self.emit(Op::Reshape { dims: vec![count, Dim::from(1)] }, &[ids])?;
         let of_rank =
             |rank: usize| Op::Slice { axis: 1, start: columns.scale(rank as i64), len: columns.clone() };
-        let mut row = self.emit(of_rank(0), &[all])?;
-        for rank in 1..cut.parts {
-            let (theirs, first) = (self.emit(of_rank(rank), &[all])?, self.id(rank as i64 * rows)?);
+        let mut row = self.emit(of_rank(0), &[found])?;
+        for (rank, _) in parts.pieces(all).into_iter().skip(1) {
+            let theirs = self.emit(of_rank(rank), &[found])?;
+            let first = self.id(parts.start(all, rank) as i64)?;
             row = self.emit(Op::SelectGe, &[ids, first, theirs, row])?;
         }
         Ok(row)

@@ -2,7 +2,7 @@
 //! recurrence). Each rank has a part of each of them.
 
 use super::Stop;
-use super::cut::{Cut, Segments};
+use super::cut::{Cut, Parts, Segments};
 use super::held::{Held, Split};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{FunctionKind, Node, ValueId};
@@ -28,13 +28,13 @@ impl Split<'_, '_> {
         self.replicated(node)
     }
 
-    /// Asks that the products which a range of columns comes from are split so that it stays together, in so many parts if that
-    /// is told. `None` if it comes from no product; false if all of them were asked before.
+    /// Asks that the products which a range of columns comes from are split so that it stays together, in such parts if that is
+    /// told. `None` if it comes from no product; false if all of them were asked before.
     pub fn demand_range(
         &mut self,
         v: ValueId,
         (axis, start, len): (usize, &Dim, &Dim),
-        parts: Option<usize>,
+        parts: Option<Parts>,
     ) -> Option<bool> {
         let (start, len) = constants(start, len)?;
         if self.f.kind != FunctionKind::Entry || axis + 1 != self.dims(v).len() {
@@ -81,7 +81,7 @@ impl Split<'_, '_> {
     }
 
     /// Makes a range of the rows of a product's weight a segment; `None` if its rows are not split.
-    fn segment(&mut self, node: &Node, start: usize, len: usize, parts: Option<usize>) -> Option<bool> {
+    fn segment(&mut self, node: &Node, start: usize, len: usize, parts: Option<Parts>) -> Option<bool> {
         let weight = self.weight(node.inputs[1])?;
         // The thin halves of several low-rank products are gathered once.
         if self.s.old.params[weight].role == ParamRole::LowRank {
@@ -93,7 +93,8 @@ impl Split<'_, '_> {
         }
         let ranks = self.ranks();
         let segments = &mut self.s.plan.segments;
-        let known = segments.get(&weight).copied().or_else(|| Segments::new(&[(width, ranks)]))?;
+        let known =
+            segments.get(&weight).copied().or_else(|| Segments::new(&[(width, Parts::new(ranks))]))?;
         let new = known.with(start, len, parts)?;
         Some(new != known && segments.insert(weight, new) != Some(new))
     }
@@ -110,7 +111,7 @@ impl Split<'_, '_> {
             let Some(node) = self.f.def(v) else { continue };
             match &node.op {
                 Op::Slice { axis, start, len } => {
-                    match self.demand_range(node.inputs[0], (*axis, start, len), Some(1)) {
+                    match self.demand_range(node.inputs[0], (*axis, start, len), Some(Parts::WHOLE)) {
                         Some(asked) => changed |= asked,
                         None => open.extend(&node.inputs),
                     }
@@ -128,16 +129,15 @@ impl Split<'_, '_> {
         let (ranks, axis, local) = (self.ranks(), cut.axis, segments.local());
         let mut whole = self.out.ty(part).dims.clone();
         // What one rank has of the axis, for each rank: they are joined as parts of one axis.
-        let all = self.gathered(part, Cut::new(axis, ranks))?;
+        let all = self.gathered(part, axis, Parts::new(ranks), ranks * local)?;
         let (mut pieces, mut at) = (Vec::new(), 0);
-        for (len, parts) in segments.iter() {
-            let piece = len / parts;
-            for number in 0..parts {
-                let start = number * ranks / parts * local + at;
-                let slice = Op::Slice { axis, start: Dim::from(start), len: Dim::from(piece) };
+        for (size, parts) in segments.iter() {
+            for (number, piece) in parts.pieces(size) {
+                let start = parts.rank(number, ranks) * local + at + piece.start;
+                let slice = Op::Slice { axis, start: Dim::from(start), len: Dim::from(piece.len()) };
                 pieces.push(self.emit(slice, &[all])?);
             }
-            at += piece;
+            at += parts.len(size);
         }
         let all = self.emit(Op::Concat { axis }, &pieces)?;
         whole[axis] = Dim::from(segments.len());

@@ -31,7 +31,9 @@ impl Split<'_, '_> {
         let Factors { x, weight, columns } = *factors;
         let cut = Cut::new(self.dims(x).len() - 1, self.ranks());
         let entry = self.f.kind == FunctionKind::Entry;
-        if !self.s.plan.sums || !entry || self.cut(x) != Some(cut) || self.uses(x) != 1 {
+        // An element that two ranks have would be added twice.
+        let overlaps = !divides(&self.dims(x)[cut.axis], self.ranks());
+        if !self.s.plan.sums || !entry || overlaps || self.cut(x) != Some(cut) || self.uses(x) != 1 {
             return Ok(false);
         }
         let Some(w) = self.columns_of(weight, columns)? else { return Ok(false) };

@@ -10,3 +10,4 @@ mod replicate;
 mod shard;
 mod shard_hybrids;
 mod shard_sums;
+mod shard_uneven;

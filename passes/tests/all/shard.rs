@@ -17,7 +17,7 @@ use mlcc_ir::verify::verify_module;
 use mlcc_models::config::ModelConfig;
 use mlcc_models::{Architecture, Checkpoint, EntrySpec, Logits};
 use mlcc_passes::pipeline::Control;
-use mlcc_passes::{Context, Options, PIPELINE, PassError, Program, QuantScheme, ShardError, run_pipeline};
+use mlcc_passes::{Context, Options, PIPELINE, PassError, Program, QuantScheme, run_pipeline};
 use serde_json::{Value, json};
 
 /// A family with sizes that are chosen here.
@@ -181,7 +181,13 @@ pub(crate) fn check(what: &str, model: &Model, quants: &[&str], ranks: &[usize],
     split
 }
 
-fn check_bits(what: &str, model: &Model, quants: &[&str], ranks: &[usize], off: &[&str]) -> Module {
+pub(crate) fn check_bits(
+    what: &str,
+    model: &Model,
+    quants: &[&str],
+    ranks: &[usize],
+    off: &[&str],
+) -> Module {
     let mut last = None;
     for quant in quants {
         let one = model.compiled(1, quant, off).unwrap();
@@ -340,31 +346,6 @@ fn rows_of_ranks_are_those_of_the_whole() {
     assert!(checked >= 4 * 7 * 3, "{checked} parts");
 }
 
-fn refused(case: &str, fields: Value, ranks: usize) -> ShardError {
-    match Model::new(case, fields).compiled(ranks, "f32", &[]) {
-        Err(PassError::Shard(error)) => error,
-        Err(error) => panic!("{error}"),
-        Ok(_) => panic!("{case} is split among {ranks} ranks"),
-    }
-}
-
-#[test]
-fn what_does_not_divide_is_told_with_what_does() {
-    let fields = json!({"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 96});
-    let error = refused("llama3-gqa-tied", fields, 4).to_string();
-    assert_eq!(
-        error,
-        "6 heads (%20 = reshape of @prefill) cannot be divided among 4 ranks; up to 16, these numbers work: 2"
-    );
-    let odd = json!({"vocab_size": 641});
-    let error = refused("llama3-gqa-tied", odd, 2).to_string();
-    assert!(
-        error.starts_with("641 rows of model.embed_tokens.weight cannot be divided among 2 ranks"),
-        "{error}"
-    );
-    assert!(error.ends_with("no number of ranks up to 16 works"), "{error}");
-}
-
 /// The reference cases of models that generate.
 pub(crate) fn cases() -> Vec<String> {
     let root = format!("{}/../tests/goldens", env!("CARGO_MANIFEST_DIR"));
@@ -464,7 +445,7 @@ qwen3-next: 26 exchanges
 qwen3.5: 18 exchanges
 qwen3.5-moe: 26 exchanges
 rwkv4-hf: 18 exchanges
-rwkv4-hf-odd: 333 rows of rwkv.embeddings.weight cannot be divided among 2 ranks; no number of ranks up to 16 works
+rwkv4-hf-odd: 14 exchanges
 rwkv4-pth: 18 exchanges
 rwkv5-hf: 14 exchanges
 rwkv6-hf: 35 exchanges

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cases::{artifact, assert_close, backends, find, golden, ids, load, program};
+use crate::cases::{artifact, assert_close, backends, find, golden, ids, load, program, scheme};
 use crate::interpreters::memory_of_rank;
 use crate::together::{self, F32};
 use mlcc_driver::build::{Backend, BuildOptions, Source};
@@ -18,15 +18,18 @@ use mlcc_passes::{Program, TpMode};
 use mlcc_runtime::{Error, LoadOptions, Model, Workers};
 
 /// Key heads that are fewer than ranks, experts, states that are matrices, heads that share what writes to the state, convolutions, a
-/// low rank, and queries that are normed over all heads.
-const CASES: [(&str, &str); 7] = [
-    ("llama3-gqa-tied", "q4i8"),
-    ("qwen3-moe", "f32"),
-    ("rwkv7-hf", "q4i8"),
-    ("granite4-hybrid", "f32"),
-    ("qwen3.5", "q4i8"),
-    ("deepseek-v3", "f32"),
-    ("olmo3", "f32"),
+/// low rank, queries that are normed over all heads; heads, rows and a vocabulary that do not divide among ranks.
+const CASES: [(&str, &str, usize); 10] = [
+    ("llama3-gqa-tied", "q4i8", 2),
+    ("qwen3-moe", "f32", 2),
+    ("rwkv7-hf", "q4i8", 2),
+    ("granite4-hybrid", "f32", 2),
+    ("qwen3.5", "q4i8", 2),
+    ("deepseek-v3", "f32", 2),
+    ("olmo3", "f32", 2),
+    ("llama3-gqa-tied", "q4i8", 3),
+    ("qwen3-moe", "q4i8", 3),
+    ("rwkv4-hf-odd", "q4i8", 2),
 ];
 
 fn options(dir: &Path, quant: &str, backend: Backend, ranks: usize) -> BuildOptions {
@@ -252,20 +255,20 @@ fn bits(results: &[Vec<f32>]) -> Vec<u32> {
 fn artifacts_of_ranks_give_what_one_gives() {
     let folder = tempfile::tempdir().unwrap();
     for (i, backend) in backends().enumerate() {
-        for (case, quant) in
+        for (case, quant, ranks) in
             CASES.into_iter().skip(if i == 0 { 0 } else { 2 }).take(if i == 0 { CASES.len() } else { 1 })
         {
             let Some(one) = built(case, quant, backend, 1, folder.path()) else { continue };
-            let Some(split) = built(case, quant, backend, 2, folder.path()) else { continue };
+            let Some(split) = built(case, quant, backend, ranks, folder.path()) else { continue };
             let prompt: Vec<i32> = golden(case).prompts.iter().flat_map(ids).cycle().take(12).collect();
             let wanted = texts(&load(&one, None, 1), &prompt);
             // A worker for each rank, two, and more than they can share evenly: not a bit differs.
-            let found = [1, 4, 5].map(|threads| {
+            let found = [1, 2 * ranks, 2 * ranks + 1].map(|threads| {
                 let model = load(&split, None, threads);
-                assert_eq!(model.threads(), (threads / 2).max(1) * 2);
+                assert_eq!(model.threads(), (threads / ranks).max(1) * ranks);
                 texts(&model, &prompt)
             });
-            let what = format!("{case} in {quant} by {}", backend.name());
+            let what = format!("{case} in {quant} on {ranks} ranks by {}", backend.name());
             assert!(found.iter().all(|f| bits(f) == bits(&found[0])), "{what}: threads change bits");
             for (number, (one, ranks)) in wanted.iter().zip(&found[0]).enumerate() {
                 same(&format!("{what}, call {number}"), case, one, ranks);
@@ -361,9 +364,10 @@ fn what_does_not_go_with_ranks_is_named() {
         let error = refused(change);
         assert!(error.starts_with(&format!("--tensor-parallel 2 does not go with {named}")), "{error}");
     }
-    let error = refused(&|o| o.ranks = 3);
-    assert!(
-        error.ends_with("cannot be divided among 3 ranks; up to 16, these numbers work: 2, 4"),
-        "{error}"
-    );
+    let error = refused(&|o| {
+        (o.ranks, o.tp_mode) = (4, TpMode::Reduce);
+        (o.quant, o.quant_name) = (scheme("q4i8"), "q4i8".into());
+    });
+    assert!(error.contains("columns in groups of 32"), "{error}");
+    assert!(error.contains("cannot be divided among 4 ranks; up to 16, these numbers work: 3, 5"), "{error}");
 }
