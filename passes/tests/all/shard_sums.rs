@@ -4,7 +4,7 @@
 use super::shard::{Model, bits, cases, exchanges, llama, rwkv7};
 use mlcc_interp::graph::{ExchangeFault, GraphError, Message, RankError, Tamper, Tensor};
 use mlcc_ir::module::{Module, ParamSource};
-use mlcc_passes::{Options, PassError, QuantScheme, TpMode};
+use mlcc_passes::{Options, PIPELINE, PassError, QuantScheme, TpMode};
 use mlcc_target::ExchangeCost;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -37,9 +37,14 @@ const CODES: f32 = 2e-2;
 
 /// All ranks have the same bits, close to those of one.
 fn check(what: &str, model: &Model, quant: &str, ranks: usize) -> Module {
-    let one = model.compiled(1, quant, &[]).unwrap();
+    check_without(what, model, quant, ranks, &[])
+}
+
+/// The same without the passes `off`.
+fn check_without(what: &str, model: &Model, quant: &str, ranks: usize, off: &[&str]) -> Module {
+    let one = model.compiled(1, quant, off).unwrap();
     let wanted = &model.results(&one, 1)[0];
-    let split = model.with_notes(options(ranks, quant, TpMode::Reduce), &[]);
+    let split = model.with_notes(options(ranks, quant, TpMode::Reduce), off);
     let split = split.unwrap_or_else(|e| panic!("{what} in {quant}: {e}")).0;
     let found = model.results(&split, ranks);
     let same = found.iter().all(|of_rank| bits(of_rank) == bits(&found[0]));
@@ -91,6 +96,21 @@ fn rwkv_and_experts() {
 }
 
 /// Columns of a rank are those of the whole, packed with the same codes.
+/// Whatever pass is left out, sums of two and of four ranks stay close to one rank.
+#[test]
+fn each_pass_off() {
+    let (llama, rwkv7) = (wide("llama3-gqa-tied", &json!({})), rwkv7());
+    let graph = PIPELINE.iter().take_while(|p| p.name != "lower");
+    for pass in graph.filter(|p| p.optional && p.name != "shard") {
+        let what = format!("without {}", pass.name);
+        for ranks in [2, 4] {
+            check_without(&format!("llama {what}"), &llama, "f32", ranks, &[pass.name]);
+            check_without(&format!("rwkv7 {what}"), &rwkv7, "f32", ranks, &[pass.name]);
+        }
+        check_without(&format!("llama {what}"), &llama, "q4i8", 2, &[pass.name]);
+    }
+}
+
 #[test]
 fn columns_of_ranks_are_those_of_the_whole() {
     let model = wide("llama3-gqa-tied", &json!({}));
