@@ -37,10 +37,15 @@ struct Group {
 
 impl Group {
     fn start(count: usize, plugin: &Path, arguments: &[&str], fault: Option<&str>) -> Group {
-        let folder = tempfile::tempdir().unwrap();
+        Group::start_each(plugin, &vec![arguments; count], fault)
+    }
+
+    /// Each with a command line of its own.
+    fn start_each(plugin: &Path, arguments: &[&[&str]], fault: Option<&str>) -> Group {
+        let (folder, count) = (tempfile::tempdir().unwrap(), arguments.len());
         let start = |rank: usize| {
             let mut command = program();
-            command.args(arguments).env("MLCC_MPI", plugin).env("MLCC_RANK_TIMEOUT", "20");
+            command.args(arguments[rank]).env("MLCC_MPI", plugin).env("MLCC_RANK_TIMEOUT", "20");
             command.env("TEST_RANKS", folder.path()).env("TEST_RANK", rank.to_string());
             command.env("OMPI_COMM_WORLD_SIZE", count.to_string()).env_remove("TEST_FAULT");
             if let Some(fault) = fault {
@@ -52,6 +57,19 @@ impl Group {
         Group { folder, children }
     }
 
+    fn log(&self, rank: usize) -> String {
+        std::fs::read_to_string(self.folder.path().join(format!("{rank}.log"))).unwrap_or_default()
+    }
+
+    /// Waits until a rank has come to so many exchanges.
+    fn wait_for(&self, rank: usize, exchanges: usize) {
+        let begin = Instant::now();
+        while self.log(rank).lines().filter(|line| line.starts_with("exchange ")).count() < exchanges {
+            assert!(begin.elapsed() < Duration::from_secs(60), "rank {rank}: {}", self.log(rank));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// What they have written when all have ended, and their logs.
     fn wait(mut self) -> (Vec<Output>, Vec<Vec<String>>) {
         let begin = Instant::now();
@@ -61,10 +79,7 @@ impl Group {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        let log = |rank| {
-            let log = std::fs::read_to_string(self.folder.path().join(format!("{rank}.log")));
-            log.unwrap_or_default().lines().map(str::to_owned).collect()
-        };
+        let log = |rank| self.log(rank).lines().map(str::to_owned).collect();
         let logs = (0..self.children.len()).map(log).collect();
         (self.children.into_iter().map(|child| child.wait_with_output().unwrap()).collect(), logs)
     }
@@ -186,6 +201,62 @@ fn processes_that_go_wrong_end_together() {
             assert!(log.contains("fault: process 1 says kind 1"), "{fault}: {log}");
             assert!(log.ends_with("abort 1\n"), "{fault}: {log}");
         }
+    }
+}
+
+/// A rank that is killed while it greets the others, while it loads, in the prompt, among tokens: the other one ends at once.
+#[test]
+fn a_rank_that_is_killed_ends_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(plugin) = plugin(folder.path(), 1) else { return };
+    let split = folder.path().join("split.so");
+    build(&case("llama3-gqa-tied"), &split, &["--quant", "f32", "--tensor-parallel", "2"]);
+    let golden = case("llama3-gqa-tied").join("golden.json");
+    let [file, golden] = [&split, &golden].map(|path| path.to_str().unwrap());
+    let arguments = ["verify", file, "--golden", golden, "-t", "1"];
+    for number in [0, 1, 5, 40, 90] {
+        // It stands still in this exchange until it is killed.
+        let mut group = Group::start(2, &plugin, &arguments, Some(&format!("drop:1:{number}")));
+        group.wait_for(1, number + 1);
+        let mut other = group.children.pop().unwrap();
+        other.kill().unwrap();
+        let killed = Instant::now();
+        other.wait().unwrap();
+        let first = group.children.pop().unwrap().wait_with_output().unwrap();
+        let took = killed.elapsed();
+        assert_eq!(first.status.code(), Some(1), "exchange {number}: {}", stderr(&first));
+        assert!(stderr(&first).contains("All ranks end"), "exchange {number}: {}", stderr(&first));
+        assert!(took < Duration::from_secs(10), "exchange {number}: it ended after {took:?}");
+    }
+}
+
+#[test]
+fn ranks_of_other_artifacts_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(plugin) = plugin(folder.path(), 1) else { return };
+    let file = |name: &str, flags: &[&str]| {
+        let file = folder.path().join(name);
+        build(&case("rwkv4-hf"), &file, &[&["--quant", "f32", "--tensor-parallel"], flags].concat());
+        file.to_str().unwrap().to_owned()
+    };
+    let (two, other, three) =
+        (file("2.so", &["2"]), file("o.so", &["2", "--chunk", "8"]), file("3.so", &["3"]));
+    let run = |files: [&str; 2]| {
+        let arguments = files.map(|file| ["run", file, "-q", "-p", "x", "-n", "1", "-t", "1"]);
+        let (outputs, _) = Group::start_each(&plugin, &[&arguments[0], &arguments[1]], None).wait();
+        for output in &outputs {
+            assert_eq!(output.status.code(), Some(1), "{}", stderr(output));
+        }
+        outputs.iter().map(stderr).collect::<Vec<_>>()
+    };
+    for told in run([&two, &other]) {
+        let named =
+            told.contains("rank 1 (process ") && told.contains("has another artifact, rank 0 (process ");
+        assert!(named && told.contains("Give all the same files"), "{told}");
+    }
+    // As many processes as the artifact has ranks.
+    for told in run([&three, &three]) {
+        assert!(told.contains("3 ranks") && told.contains("2 processes were started"), "{told}");
     }
 }
 
