@@ -217,6 +217,9 @@ impl Split<'_, '_> {
     /// Rows of a table: of an embedding each rank has some, of other values and tables all.
     pub fn gather_rows(&mut self, id: NodeId, node: &Node) -> Result<(), Stop> {
         let (table, ids, out) = (node.inputs[0], node.inputs[1], node.outputs[0]);
+        if self.dims(ids).len() > 1 {
+            return self.replicated(node);
+        }
         if let Some(cut) = self.cut(table).filter(|cut| cut.axis > 0) {
             let inputs = [self.part(table, cut)?, self.whole(ids)?];
             let part = self.emit(node.op.clone(), &inputs)?;

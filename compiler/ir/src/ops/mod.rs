@@ -95,7 +95,7 @@ pub enum Op {
     Concat {
         axis: usize,
     },
-    /// Rows of `table: [rows, k]` picked by `ids: i32[n]`; an id out of range is undefined (hosts check ids).
+    /// Rows of `table: [rows, k]` picked by `ids: i32[n, ..]`, to `[n, .., k]`; an id out of range is undefined (hosts check ids).
     Gather,
 
     // contraction and reduction

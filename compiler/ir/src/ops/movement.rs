@@ -55,11 +55,11 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
             Ok(vec![out])
         }
         (Op::Gather, [table, ids]) => {
-            if table.rank() != 2 || ids.rank() != 1 || ids.dtype != DType::I32 {
-                return bad(op, format!("takes a table [rows, k] and ids i32[n], not {table} and {ids}"));
+            if table.rank() != 2 || ids.rank() == 0 || ids.dtype != DType::I32 {
+                return bad(op, format!("takes a table [rows, k] and ids i32[n, ..], not {table} and {ids}"));
             }
             let dtype = if table.dtype.is_packed() { DType::F32 } else { table.dtype };
-            Ok(vec![TensorType { dtype, dims: vec![ids.dims[0].clone(), table.dims[1].clone()] }])
+            Ok(vec![TensorType { dtype, dims: ids.dims.iter().chain(&table.dims[1..]).cloned().collect() }])
         }
         _ => bad(op, format!("takes other than {} inputs", inputs.len())),
     }
@@ -89,8 +89,9 @@ pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
         }
         Op::Concat { axis } => concat(inputs, *axis, 0, Dim::from(0)),
         Op::Gather => {
-            let row = Scalar::load(1, vec![Scalar::Axis(0)]);
-            Scalar::load(0, vec![row, Scalar::Axis(1)])
+            let rank = inputs[1].rank();
+            let row = Scalar::load(1, (0..rank).map(Scalar::Axis).collect());
+            Scalar::load(0, vec![row, Scalar::Axis(rank)])
         }
         _ => unreachable!("not a movement op: {}", op.name()),
     }
