@@ -41,6 +41,9 @@ pub struct EntrySpec<'a> {
     pub texts: Option<&'a TextHead>,
     /// Rows go through the adapter of their sequence too.
     pub adapters: Option<AdapterSlots>,
+    /// The tokens are the whole source text of an encoder-decoder model: what the decoder looks at is kept, and there are no
+    /// logits ([`Definition::decoder_start`]).
+    pub source: bool,
 }
 
 /// Room for adapters (LoRA) that are chosen when the model runs.
@@ -74,7 +77,7 @@ impl EntrySpec<'_> {
 
     /// Tokens that a sequence has seen before a call.
     pub fn past(&self) -> Dim {
-        if self.texts.is_some() { Dim::from(0) } else { Dim::sym(Sym::Past) }
+        if self.texts.is_some() || self.source { Dim::from(0) } else { Dim::sym(Sym::Past) }
     }
 
     /// Tokens of one sequence in a call.
@@ -123,6 +126,12 @@ pub trait Definition: Any + Debug + Send + Sync {
     /// True for prefix language models: tokens see later ones of the prompt, which has to come in one call.
     fn needs_whole_prompts(&self) -> bool {
         false
+    }
+
+    /// The token that the decoder of an encoder-decoder model starts with. Such a model has an entry function of the source text too
+    /// ([`EntrySpec::source`]), and its sequences are the tokens of the source, this one, and what follows.
+    fn decoder_start(&self) -> Option<u32> {
+        None
     }
 
     /// True for mixtures of experts: a prompt's rows are divided among many matrices, so that more rows at a time are worth

@@ -50,6 +50,7 @@ pub mod rwkv7;
 pub mod smollm3;
 pub mod stablelm;
 pub mod starcoder2;
+pub mod t5;
 
 pub use baichuan::BaichuanConfig;
 pub use bert::BertConfig;
@@ -97,3 +98,4 @@ pub use rwkv6::Rwkv6Config;
 pub use rwkv7::Rwkv7Config;
 pub use stablelm::StableLmConfig;
 pub use starcoder2::Starcoder2Config;
+pub use t5::T5Config;

@@ -27,9 +27,13 @@ pub struct GoldenPrompt {
     pub name: Option<String>,
     #[serde(default)]
     pub text: Option<String>,
-    /// Fed from position 0, nothing added.
+    /// Fed from position 0, nothing added. Of an encoder-decoder model the source text; once read, with the start token behind it.
     pub input_ids: Vec<u32>,
+    /// What the decoder of an encoder-decoder model starts with.
+    #[serde(default)]
+    pub decoder_start_token_id: Option<u32>,
     /// Logits after the last prompt token.
+    #[serde(alias = "logits_first")]
     pub logits_last: Vec<f32>,
     /// Mean and deviation of the logits at every position.
     #[serde(default)]
@@ -56,6 +60,11 @@ impl GoldenPrompt {
         let margins = self.greedy_margin.as_deref().unwrap_or(&[]);
         let steps = margins.iter().position(|&margin| margin < 2.0 * tolerance).unwrap_or(self.greedy.len());
         &self.greedy[..steps]
+    }
+
+    /// How many of the tokens are the source text of an encoder-decoder model.
+    pub fn source_tokens(&self) -> usize {
+        self.decoder_start_token_id.map_or(0, |_| self.input_ids.len().saturating_sub(1))
     }
 
     /// Lengths that have to agree: what is wrong, if anything is.
@@ -86,7 +95,8 @@ impl Golden {
         golden.check(origin)
     }
 
-    fn check(self, file: &str) -> Result<Golden, ConfigError> {
+    fn check(mut self, file: &str) -> Result<Golden, ConfigError> {
+        self.prompts.iter_mut().for_each(|p| p.input_ids.extend(p.decoder_start_token_id));
         let wrong = |field: String, expected: String, found: String| ConfigError::Wrong {
             file: file.to_string(),
             field,

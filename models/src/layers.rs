@@ -3,6 +3,7 @@
 pub mod activation;
 pub mod attention;
 pub mod conv;
+pub mod distance_bias;
 pub mod latent_attention;
 pub mod linear;
 pub mod mamba;
@@ -16,7 +17,8 @@ pub mod rope;
 pub mod self_attention;
 
 pub use activation::Activation;
-pub use attention::{Attention, Queries};
+pub use attention::{Attention, Keys, Queries};
+pub use distance_bias::{Buckets, DistanceBias};
 pub use linear::{FusedQkv, Linear};
 pub use rope::{Rope, RopeTables};
 pub use self_attention::SelfAttention;

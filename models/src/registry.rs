@@ -11,7 +11,8 @@ use crate::families::{
     KimiLinearConfig, Lfm2Config, Lfm3Config, LlamaConfig, MambaConfig, MiniMaxM2Config, Ministral3Config,
     MixtralConfig, ModernBertConfig, MptConfig, MuseGlimmerConfig, NemotronHConfig, Olmo2Config,
     OlmoHybridConfig, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig, Rwkv4Config,
-    Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, ernie4_5, qwen2, smollm3,
+    Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, T5Config, ernie4_5, qwen2,
+    smollm3,
 };
 use crate::text_head::{Part, Pooling, Purpose, TextHead};
 
@@ -213,6 +214,11 @@ pub const REGISTRY: &[Entry] = &[
         "ModernBERT",
         |f| ModernBertConfig::from_fields(f).map(Architecture::new),
     ),
+    family("t5", &["T5ForConditionalGeneration", "T5WithLMHeadModel"], "T5, FLAN-T5", |f| {
+        T5Config::t5(f).map(Architecture::new)
+    }),
+    family("mt5", &["MT5ForConditionalGeneration"], "mT5", |f| T5Config::mt5(f).map(Architecture::new)),
+    family("umt5", &["UMT5ForConditionalGeneration"], "UMT5", |f| T5Config::umt5(f).map(Architecture::new)),
     family("granite", &["GraniteForCausalLM"], "Granite 3", |f| {
         GraniteConfig::from_fields(f).map(Architecture::new)
     }),

@@ -3,9 +3,11 @@
 
 mod adapters;
 mod frame;
+mod source;
 
 pub use adapters::{ADAPTER_SLOT, FACTOR_A, FACTOR_B};
 pub use frame::Frame;
+pub use source::SOURCE_LENGTH;
 
 use crate::checkpoint::Distribution;
 use adapters::Adapters;
@@ -105,6 +107,17 @@ pub trait Transformer: Any + Debug + Send + Sync {
         false
     }
 
+    /// See [`Definition::decoder_start`].
+    fn decoder_start(&self) -> Option<u32> {
+        None
+    }
+
+    /// Reads the source text, the tokens of the call, of a model with [`Transformer::decoder_start`], and keeps what the decoder's
+    /// layers look at.
+    fn encode(&self, net: &mut Net) {
+        let _ = net;
+    }
+
     /// See [`Definition::has_experts`].
     fn has_experts(&self) -> bool {
         false
@@ -180,6 +193,9 @@ impl<T: Transformer> Definition for T {
     fn needs_whole_prompts(&self) -> bool {
         Transformer::needs_whole_prompts(self)
     }
+    fn decoder_start(&self) -> Option<u32> {
+        Transformer::decoder_start(self)
+    }
     fn has_experts(&self) -> bool {
         Transformer::has_experts(self)
     }
@@ -239,8 +255,13 @@ fn tensors(model: &impl Transformer, texts: Option<&TextHead>) -> Vec<(String, V
         batching: Batching::Single,
         texts,
         adapters: None,
+        source: false,
     };
     build(model, &mut GraphBuilder::new("tensors"), &entry, &mut tensors);
+    if Transformer::decoder_start(model).is_some() {
+        let entry = EntrySpec { source: true, ..entry };
+        build(model, &mut GraphBuilder::new("tensors"), &entry, &mut tensors);
+    }
     let mut seen = BTreeSet::new();
     tensors.retain(|(name, _)| seen.insert(name.clone()));
     tensors
@@ -275,6 +296,10 @@ fn build(
         };
         net.positions = net.position_of_row(rows);
         net.adapters = entry.adapters.map(|slots| Adapters::of_rows(&mut net, slots));
+        if entry.source {
+            model.encode(&mut net);
+            return Vec::new();
+        }
         vec![forward(model, &mut net)]
     })
 }

@@ -74,11 +74,14 @@ pub fn runtime(error: Error) -> PyErr {
         | Error::NoDevice { .. } => kinds::WrongMachine::new_err(message),
         Error::AbiVersion { .. } => kinds::WrongVersion::new_err(message),
         Error::OutOfMemory { .. } | Error::WeightsTooLarge { .. } => kinds::OutOfMemory::new_err(message),
-        Error::ContextFull { .. } | Error::TextTooLong { .. } => kinds::ContextFull::new_err(message),
-        Error::NoPages { .. } => kinds::CacheFull::new_err(message),
-        Error::TruncateBeyond { .. } | Error::TruncateRecurrent { .. } | Error::TruncateDropped { .. } => {
-            kinds::CannotTruncate::new_err(message)
+        Error::ContextFull { .. } | Error::TextTooLong { .. } | Error::SourceTooLong { .. } => {
+            kinds::ContextFull::new_err(message)
         }
+        Error::NoPages { .. } => kinds::CacheFull::new_err(message),
+        Error::TruncateBeyond { .. }
+        | Error::TruncateRecurrent { .. }
+        | Error::TruncateDropped { .. }
+        | Error::TruncateSource { .. } => kinds::CannotTruncate::new_err(message),
         Error::StateFile { .. } | Error::NoStateFile { .. } => kinds::StateFileError::new_err(message),
         Error::WorkerPanic { .. } => kinds::InternalError::new_err(message),
         Error::NoTokens
@@ -87,7 +90,8 @@ pub fn runtime(error: Error) -> PyErr {
         | Error::NoTexts { .. }
         | Error::TextsOnly { .. }
         | Error::Temperature(_)
-        | Error::WholePrompt { .. } => kinds::InvalidRequest::new_err(message),
+        | Error::WholePrompt { .. }
+        | Error::NoSource { .. } => kinds::InvalidRequest::new_err(message),
         Error::Text { source, .. } => match *source {
             Error::TextTooLong { .. } => kinds::ContextFull::new_err(message),
             Error::EmptyText | Error::Token { .. } => kinds::InvalidRequest::new_err(message),

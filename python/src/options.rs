@@ -33,7 +33,7 @@ impl Prompt {
 
     pub fn ids(self, hosted: &Hosted) -> PyResult<Vec<TokenId>> {
         match self {
-            Prompt::Ids(ids) => Ok(ids),
+            Prompt::Ids(ids) => Ok(hosted.tokenizer.as_prompt(ids)),
             Prompt::Text(text) => {
                 hosted.tokenizer.encode_prompt(&text).map_err(|error| invalid(error.to_string()))
             }

@@ -12,7 +12,7 @@ import platform
 import struct
 import sys
 
-MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 14
+MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 15
 PAGE_ROWS = 64
 WHOLE_PROMPTS, SEQUENCE_LENGTH = 1, 3  # a flag of the table, a kind of state
 PROBLEMS = {1: "a token is outside of the vocabulary", 3: "the context is full"}
@@ -54,7 +54,7 @@ class Variant(c.Structure):
         for name in (
             "prefill", "decode", "prefill_logits", "decode_batch", "step", "create_kv_cache", "reset_kv_cache",
             "softmax_with_temperature", "get_metadata", "adapted_prefill", "adapted_decode", "adapted_prefill_logits",
-            "adapted_decode_batch", "adapted_step",
+            "adapted_decode_batch", "adapted_step", "encode",
         )
     ]  # fmt: skip
 
@@ -78,9 +78,10 @@ class Model(c.Structure):
             for name in (
                 "weights_bytes", "arena_bytes", "state_bytes", "alignment", "chunk", "context", "batch", "vocab",
                 "max_workers", "page_bytes", "text_width", "ranks", "adapter_slots", "adapter_rank", "adapter_bytes",
+                "decoder_start",
             )
         ]
-        + [("reserved", c.c_uint64 * 4)]
+        + [("reserved", c.c_uint64 * 3)]
     )  # fmt: skip
 
 
@@ -115,6 +116,8 @@ def opened(path):
     model = Model.in_dll(c.CDLL(os.path.abspath(path)), "mlcc_model")
     if model.magic != MAGIC or model.abi_version != ABI_VERSION:
         sys.exit("generate: not an mlcc artifact of this ABI version")
+    if model.decoder_start:
+        sys.exit("generate: an encoder-decoder model, whose source text this program does not feed")
     if model.ranks > 1:
         sys.exit("generate: split among ranks, of which this program runs one")
     host = host_features()

@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 14u
+#define MLCC_ABI_VERSION 15u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_PAGE_ROWS 64u
 #define MLCC_SECTION_ALIGN 4096u
@@ -173,6 +173,7 @@ typedef struct mlcc_entries {
   mlcc_step adapted_prefill_logits;
   mlcc_step adapted_decode_batch;
   mlcc_step adapted_step;
+  mlcc_step encode; /* the whole source text in one call, past 0, no logits; NULL without an encoder */
 } mlcc_entries;
 
 /* The model's code for one level of CPU. */
@@ -208,6 +209,9 @@ typedef struct mlcc_param {
 #define MLCC_STATE_SEQUENCE_LENGTH 3u
 /* One int32_t, zero at first, that the caller owns: the slot of the adapter of the sequence, from 1 on; 0: it has none. */
 #define MLCC_STATE_ADAPTER_SLOT 4u
+/* One int32_t, zero at first, that encode writes: so many first rows of the caches are of the source text. A caller may go back in
+ * the sequence no further. */
+#define MLCC_STATE_SOURCE_LENGTH 5u
 
 /* One piece of the state block and how it begins. */
 typedef struct mlcc_state {
@@ -335,7 +339,10 @@ typedef struct mlcc_model_table {
   uint64_t adapter_slots; /* adapters that fit beside each other; 0: there are no slots */
   uint64_t adapter_rank;  /* the rank that each has room for */
   uint64_t adapter_bytes; /* of the matrices of all slots */
-  uint64_t reserved[4];
+  /* Of an encoder-decoder model the token that its decoder starts with, plus 1: a sequence is the tokens of the source text, which
+   * encode takes, this token, and what follows, which the other steps take. 0: there is no encoder. */
+  uint64_t decoder_start;
+  uint64_t reserved[3];
 } mlcc_model_table;
 
 /* Finds a section of the artifact, given the whole file in memory (mmap it). NULL if there is none or the file is

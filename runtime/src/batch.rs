@@ -225,6 +225,24 @@ impl Batch {
     fn step_with(&mut self, rows: &mut [Rows<'_>], enough: Option<Enough<'_>>) -> Result<&[f32]> {
         self.made = 0;
         self.told.clear();
+        if self.model.plan().decoder_start == 0 {
+            self.step_of(rows, enough)?;
+            return Ok(self.logits());
+        }
+        self.check(rows.iter().map(|r| (&*r.session, r.tokens)))?;
+        let new: Vec<bool> = rows.iter().map(|r| r.session.past() == 0).collect();
+        let result = read_sources(rows).and_then(|()| self.step_of(rows, enough));
+        if result.is_err() {
+            // As if nothing had been fed.
+            let begun = rows.iter_mut().zip(new).filter(|(_, new)| *new);
+            begun.for_each(|(r, _)| _ = r.session.reset());
+        }
+        result?;
+        Ok(self.logits())
+    }
+
+    /// A step of tokens that are not of source texts.
+    fn step_of(&mut self, rows: &mut [Rows<'_>], enough: Option<Enough<'_>>) -> Result<()> {
         let n: usize = rows.iter().map(|r| r.tokens.len()).sum();
         if rows.is_empty() {
             return Err(Error::BatchTokens { sessions: 0, tokens: 0 });
@@ -272,7 +290,7 @@ impl Batch {
             piece.session.leave_batch(piece.tokens.len(), last.filter(|_| copied))?;
         }
         self.made = wanted * vocab;
-        Ok(self.logits())
+        Ok(())
     }
 
     fn has(&self, step: Step) -> bool {
@@ -326,7 +344,7 @@ impl Batch {
     }
 
     /// The step of a single token, or of an artifact that has no code for several sequences, and so takes a single one.
-    fn one_by_one(&mut self, rows: &mut [Rows<'_>], mut enough: Option<Enough<'_>>) -> Result<&[f32]> {
+    fn one_by_one(&mut self, rows: &mut [Rows<'_>], mut enough: Option<Enough<'_>>) -> Result<()> {
         let (vocab, mut at) = (self.model.vocab(), 0);
         for (index, piece) in rows.iter_mut().enumerate() {
             let session = &mut *piece.session;
@@ -356,7 +374,7 @@ impl Batch {
         }
         debug_assert_eq!(at % vocab, 0);
         self.made = at;
-        Ok(self.logits())
+        Ok(())
     }
 
     /// Runs an entry point for checked tokens of `members`, so many of each. There is room for the logits.
@@ -391,6 +409,14 @@ impl Batch {
         // permits. The logits have room for the rows that are wanted.
         unsafe { cpu.run_batch(&self.model, step, &call, &mut self.logits, self.trace.as_deref_mut()) }
     }
+}
+
+/// The source texts of the sequences that begin with this step, one after the other; what is behind them is left.
+fn read_sources(rows: &mut [Rows<'_>]) -> Result<()> {
+    for (index, piece) in rows.iter_mut().enumerate() {
+        piece.tokens = piece.session.read_source(piece.tokens).map_err(|e| of_sequence(index, e))?;
+    }
+    Ok(())
 }
 
 /// Asks, and keeps the answers.

@@ -153,6 +153,7 @@ impl CpuDevice {
             Step::Create => self.entries.create_kv_cache,
             Step::Reset => self.entries.reset_kv_cache,
             Step::Softmax => self.entries.softmax_with_temperature,
+            Step::Encode => self.entries.encode,
         }
     }
 

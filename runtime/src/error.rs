@@ -149,6 +149,20 @@ pub enum Error {
     )]
     WholePrompt { n: u64, past: u64, chunk: u64 },
     #[error(
+        "a sequence of this encoder-decoder model begins with its source text and token {start} behind that, with which the \
+         decoder starts: feed both in the first call"
+    )]
+    NoSource { start: i32 },
+    #[error(
+        "the source text has {n} tokens, which are read as a whole, at most {chunk}: build with a larger --chunk (and \
+         -c/--ctx-size) for longer ones"
+    )]
+    SourceTooLong { n: u64, chunk: u64 },
+    #[error(
+        "cannot go back to {wanted} tokens: the first {source_length} are the source text. Reset the session for another one."
+    )]
+    TruncateSource { wanted: u64, source_length: u64 },
+    #[error(
         "{found} logits to write into, the model has {expected}: give some that were taken from a session of this model"
     )]
     ForeignLogits { found: usize, expected: usize },

@@ -63,7 +63,7 @@ pub use model::{CachePages, LoadOptions, Model};
 pub use numa::{Numa, Placement};
 pub use processes::Processes;
 pub use ranks::weights_section;
-pub use session::{Logits, Session, SessionMemory, Snapshot};
+pub use session::{Logits, Session, SessionMemory, Snapshot, source_rows};
 pub use table::{Cache, DeviceEntry, Image, Launch, Param, Plan, Repeat, State, Table};
 pub use texts::Texts;
 pub use topology::{Core, CoreKind, Topology, physical_cores};

@@ -266,6 +266,7 @@ impl Model {
                 (None, Some(window)) => (2, window.newest, window.sinks),
                 (None, None) if state.is_length => (3, state.bytes, 0),
                 (None, None) if state.is_slot => (4, state.bytes, 0),
+                (None, None) if state.is_source => (5, state.bytes, 0),
                 (None, None) => (0, state.bytes, 0),
             };
             // Without sinks as artifacts were that knew of none.

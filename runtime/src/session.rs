@@ -2,6 +2,7 @@
 
 mod copies;
 mod logits;
+mod source;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -16,6 +17,7 @@ use crate::{Adapter, Error, Likely, Model, Result, StepTimes};
 
 pub use copies::Snapshot;
 pub use logits::Logits;
+pub use source::source_rows;
 
 /// The steps that a session runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,8 @@ pub(crate) enum Step {
     Create,
     Reset,
     Softmax,
+    /// Of the source text of an encoder-decoder model.
+    Encode,
 }
 
 impl Step {
@@ -42,13 +46,19 @@ impl Step {
             Self::Create => "create_kv_cache",
             Self::Reset => "reset_kv_cache",
             Self::Softmax => "softmax_with_temperature",
+            Self::Encode => mlcc_abi::ENCODE,
         }
     }
 
     /// Whether it feeds tokens to the model.
     pub fn feeds(self) -> bool {
         match self {
-            Self::Prefill | Self::Decode | Self::PrefillLogits | Self::DecodeBatch | Self::Rows => true,
+            Self::Prefill
+            | Self::Decode
+            | Self::PrefillLogits
+            | Self::DecodeBatch
+            | Self::Rows
+            | Self::Encode => true,
             Self::Create | Self::Reset | Self::Softmax => false,
         }
     }
@@ -107,16 +117,23 @@ impl Session {
     }
 
     /// Feeds `tokens` (any number, at least one) and returns the logits of the last position.
+    ///
+    /// A sequence of an encoder-decoder model begins with the whole source text and the token that the decoder starts with
+    /// ([`crate::Plan::decoder_start`]), in one call.
     pub fn prefill(&mut self, tokens: &[i32]) -> Result<&[f32]> {
         self.check(tokens)?;
+        self.behind_source(tokens, Session::feed_pieces)?;
+        Ok(self.logits())
+    }
+
+    fn feed_pieces(&mut self, tokens: &[i32]) -> Result<()> {
         let chunk = if self.has(Step::Prefill) { self.tokens_per_call() } else { 1 };
         self.announced(tokens.len(), chunk, |session| {
             tokens.chunks(chunk).try_for_each(|piece| {
                 let step = if piece.len() == 1 { Step::Decode } else { Step::Prefill };
                 session.step(step, piece)
             })
-        })?;
-        Ok(self.logits())
+        })
     }
 
     /// Feeds one token and returns the logits.
@@ -141,11 +158,20 @@ impl Session {
         Ok((!enough).then(|| self.logits()))
     }
 
-    /// Feeds `tokens` and returns the logits of every position, one row of `vocab` floats after the other.
+    /// Feeds `tokens` and returns the logits of every position, one row of `vocab` floats after the other. Those of a source text have
+    /// none.
     pub fn prefill_logits(&mut self, tokens: &[i32]) -> Result<&[f32]> {
         self.check(tokens)?;
-        let vocab = self.model.vocab();
-        let wanted = tokens.len() as u64 * vocab as u64;
+        let mut wanted = 0;
+        self.behind_source(tokens, |session, tokens| {
+            wanted = tokens.len() * session.model.vocab();
+            session.feed_for_all_logits(tokens)
+        })?;
+        Ok(self.all_logits.as_ref().map_or(&[], |all| &all.as_floats()[..wanted]))
+    }
+
+    fn feed_for_all_logits(&mut self, tokens: &[i32]) -> Result<()> {
+        let wanted = tokens.len() as u64 * self.model.vocab() as u64;
         let mut all = match self.all_logits.take() {
             Some(buffer) if buffer.len() as u64 >= 4 * wanted => buffer,
             _ => Buffer::floats("logits of all positions", wanted)?,
@@ -169,8 +195,8 @@ impl Session {
                 Ok(())
             })
         })?;
-        let all = self.all_logits.insert(all);
-        Ok(&all.as_floats()[..wanted as usize])
+        self.all_logits = Some(all);
+        Ok(())
     }
 
     /// Probabilities of the last logits: softmax(logits / temperature).
@@ -215,6 +241,9 @@ impl Session {
         if let Some(window) = self.window().filter(|_| !self.can_truncate_to(past)) {
             return Err(Error::TruncateDropped { wanted: past, past: seen, window });
         }
+        if let Some(source_length) = self.source_length()?.filter(|&length| past < length) {
+            return Err(Error::TruncateSource { wanted: past, source_length });
+        }
         self.rows = past - self.dropped;
         self.shrink();
         self.write_length(0)
@@ -226,7 +255,10 @@ impl Session {
         let first_seen = |newest: u64| (past + 1).checked_sub(self.dropped + newest);
         let rows =
             all_rows || self.window().is_none_or(|n| first_seen(n).is_some_and(|f| f >= self.window_row));
-        past == 0 || past == self.past() || past < self.past() && self.can_truncate() && rows
+        let behind_source = || self.source_length().is_ok_and(|source| source.is_none_or(|n| past >= n));
+        past == 0
+            || past == self.past()
+            || past < self.past() && self.can_truncate() && rows && behind_source()
     }
 
     /// Whether [`Session::truncate`] may stop elsewhere than at 0.
@@ -299,7 +331,9 @@ impl Session {
             return Err(Error::Token { token: tokens[position], position, vocab: plan.vocab });
         }
         let n = tokens.len() as u64;
-        if self.model.table().whole_prompts && n > 1 && (self.past() > 0 || n > plan.chunk) {
+        if plan.decoder_start > 0 {
+            self.check_source(tokens)?;
+        } else if self.model.table().whole_prompts && n > 1 && (self.past() > 0 || n > plan.chunk) {
             return Err(Error::WholePrompt { n, past: self.past(), chunk: plan.chunk });
         }
         // Positions of the dropped rows are counted in 32 bits.

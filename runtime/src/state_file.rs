@@ -166,6 +166,7 @@ mod tests {
             dropped_beyond: None,
             is_length: false,
             is_slot: false,
+            is_source: false,
         };
         let cache = Cache { rows: context.max(16), row_bytes: 3 };
         let states = vec![piece("h", 0, 8, None), piece("k", 64, cache.rows * 3, Some(cache))];
@@ -185,6 +186,7 @@ mod tests {
             adapter_slots: 0,
             adapter_rank: 0,
             adapter_bytes: 0,
+            decoder_start: 0,
         };
         Table {
             target: String::new(),

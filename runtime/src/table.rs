@@ -41,6 +41,8 @@ pub struct Plan {
     pub adapter_rank: u64,
     /// Bytes of the matrices of all slots.
     pub adapter_bytes: u64,
+    /// Of an encoder-decoder model the token that its decoder starts with, plus 1; else 0.
+    pub decoder_start: u64,
 }
 
 impl Plan {
@@ -53,6 +55,11 @@ impl Plan {
     pub fn sequence_bytes(&self) -> u64 {
         let states = self.state_bytes.saturating_mul(self.ranks.max(1));
         self.pages().saturating_mul(self.page_bytes).saturating_add(states)
+    }
+
+    /// The token that the decoder of an encoder-decoder model starts with: the tokens before it are the source text.
+    pub fn decoder_start(&self) -> Option<i32> {
+        self.decoder_start.checked_sub(1).and_then(|token| i32::try_from(token).ok())
     }
 
     /// Scratch memory of a model on CPUs: the arenas of all ranks, and the results of those after the first.
@@ -108,6 +115,8 @@ pub struct State {
     pub is_length: bool,
     /// True for the slot of the sequence's adapter.
     pub is_slot: bool,
+    /// True for the number of first rows of the caches that are of the source text.
+    pub is_source: bool,
 }
 
 /// The rows of the caches that a model sees, if it can go on without the others.
@@ -315,15 +324,20 @@ impl Table {
 
     /// A state that has no rows, so that the model cannot go back in a sequence.
     pub fn recurrent_state(&self) -> Option<&State> {
-        self.states
-            .iter()
-            .find(|s| s.cache.is_none() && s.dropped_beyond.is_none() && !s.is_length && !s.is_slot)
+        self.states.iter().find(|s| {
+            s.cache.is_none() && s.dropped_beyond.is_none() && !s.is_length && !s.is_slot && !s.is_source
+        })
     }
 
     /// The state that says how long the sequence will be after the prompt that is being fed, of a model that wants to
     /// know.
     pub fn length(&self) -> Option<&State> {
         self.states.iter().find(|s| s.is_length)
+    }
+
+    /// The state that says how many first rows of the caches are of the source text, of an encoder-decoder model.
+    pub fn source(&self) -> Option<&State> {
+        self.states.iter().find(|s| s.is_source)
     }
 
     /// The state that says which slot the adapter of the sequence has, of a model with slots.
@@ -358,6 +372,7 @@ fn plan(t: &ModelTable) -> Plan {
         adapter_slots: t.adapter_slots,
         adapter_rank: t.adapter_rank,
         adapter_bytes: t.adapter_bytes,
+        decoder_start: t.decoder_start,
     }
 }
 
@@ -412,15 +427,18 @@ unsafe fn states(place: &Place<'_>, t: &ModelTable) -> Result<Vec<State>> {
             abi::state_kind::DROPPED_ROWS => {
                 (None, Some(Window { newest: s.rows, sinks: u64::from(s.sinks) }))
             }
-            abi::state_kind::SEQUENCE_LENGTH | abi::state_kind::ADAPTER_SLOT => (None, None),
+            abi::state_kind::SEQUENCE_LENGTH
+            | abi::state_kind::ADAPTER_SLOT
+            | abi::state_kind::SOURCE_LENGTH => (None, None),
             other => return malformed(format!("a state is of the unknown kind {other}")),
         };
         // SAFETY: by contract.
         let (name, format) = unsafe { (place.name(s.name)?, place.name(s.format)?) };
         let is_length = s.kind == abi::state_kind::SEQUENCE_LENGTH;
         let is_slot = s.kind == abi::state_kind::ADAPTER_SLOT;
+        let is_source = s.kind == abi::state_kind::SOURCE_LENGTH;
         let (offset, bytes) = (s.offset, s.bytes);
-        Ok(State { name, offset, bytes, fill, format, cache, dropped_beyond, is_length, is_slot })
+        Ok(State { name, offset, bytes, fill, format, cache, dropped_beyond, is_length, is_slot, is_source })
     };
     list.iter().map(one).collect()
 }
@@ -479,6 +497,7 @@ mod tests {
             adapter_slots: 0,
             adapter_rank: 0,
             adapter_bytes: 0,
+            decoder_start: 0,
         };
         assert_eq!(plan(1).scratch_bytes(), 1000, "results belong to sessions");
         assert_eq!(plan(2).scratch_bytes(), 2 * 1024 + 128);

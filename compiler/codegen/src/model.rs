@@ -101,7 +101,7 @@ pub enum Checks {
 impl Checks {
     pub fn of_step(name: &str) -> Checks {
         match plain(name) {
-            "prefill" | "decode" | "prefill_logits" => Checks::Tokens,
+            "prefill" | "decode" | "prefill_logits" | mlcc_abi::ENCODE => Checks::Tokens,
             BATCH_STEP => Checks::Sequences,
             RAGGED_STEP => Checks::Pieces,
             "softmax_with_temperature" | mlcc_abi::LIKELIEST_ENTRY => Checks::Rows,
@@ -201,6 +201,7 @@ pub fn variant(input: &LevelInput<'_>) -> Result<VariantDesc, CodegenError> {
         get_metadata: Some(METADATA_FUNCTION.into()),
         adapted: ["prefill", "decode", "prefill_logits", BATCH_STEP, RAGGED_STEP]
             .map(|name| symbol(&format!("{}{name}", mlcc_abi::ADAPTED))),
+        encode: symbol(mlcc_abi::ENCODE),
     })
 }
 

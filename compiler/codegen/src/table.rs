@@ -51,6 +51,8 @@ pub struct PlanDesc {
     pub adapter_slots: u64,
     pub adapter_rank: u64,
     pub adapter_bytes: u64,
+    /// As [`abi::ModelTable::decoder_start`].
+    pub decoder_start: u64,
 }
 
 /// One CPU level: symbol names of its entry points, `None` = absent.
@@ -70,6 +72,7 @@ pub struct VariantDesc {
     pub get_metadata: Option<String>,
     /// Those for calls with adapters: as `prefill`, `decode`, `prefill_logits`, `decode_batch` and `step`.
     pub adapted: [Option<String>; 5],
+    pub encode: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -103,6 +106,8 @@ pub struct StateDesc {
     pub is_length: bool,
     /// The slot of the sequence's adapter.
     pub is_slot: bool,
+    /// How many first rows of the caches are of the source text.
+    pub is_source: bool,
 }
 
 /// The rows of the caches that a model sees.
@@ -316,8 +321,8 @@ impl TableDesc {
         let sizes = [p.weights_bytes, p.arena_bytes, p.state_bytes, alignment];
         let limits =
             [p.chunk, p.context, p.batch, p.vocab, p.max_workers, p.page_bytes, p.text_width, p.ranks];
-        let adapters = [p.adapter_slots, p.adapter_rank, p.adapter_bytes];
-        sizes.into_iter().chain(limits).chain(adapters).chain([0; 4]).for_each(|v| image.u64(v));
+        let adapters = [p.adapter_slots, p.adapter_rank, p.adapter_bytes, p.decoder_start];
+        sizes.into_iter().chain(limits).chain(adapters).chain([0; 3]).for_each(|v| image.u64(v));
         slots
     }
 
@@ -367,7 +372,7 @@ impl VariantDesc {
             &self.softmax_with_temperature,
             &self.get_metadata,
         ];
-        entries.into_iter().chain(&self.adapted).for_each(|name| image.function(name));
+        entries.into_iter().chain(&self.adapted).chain([&self.encode]).for_each(|name| image.function(name));
     }
 }
 
@@ -398,6 +403,7 @@ impl StateDesc {
             (None, Some(window)) => (abi::state_kind::DROPPED_ROWS, window.newest),
             (None, None) if self.is_length => (abi::state_kind::SEQUENCE_LENGTH, 0),
             (None, None) if self.is_slot => (abi::state_kind::ADAPTER_SLOT, 0),
+            (None, None) if self.is_source => (abi::state_kind::SOURCE_LENGTH, 0),
             (None, None) => (abi::state_kind::RECURRENT, 0),
         };
         image.u32(kind);

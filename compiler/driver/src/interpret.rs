@@ -13,6 +13,7 @@ use mlcc_ir::step::Base;
 use mlcc_models::{Architecture, Checkpoint};
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_passes::{LevelCode, Program};
+use mlcc_runtime::source_rows;
 
 use crate::weights::{WeightError, pack_param, read_param};
 
@@ -28,6 +29,8 @@ pub enum InterpretError {
     NoStep(String),
     #[error("the interpreter has no value for parameter {0}")]
     NoValue(String),
+    #[error("the prompt has no source text with the token behind it that the decoder starts with")]
+    NoSource,
 }
 
 /// The graph of a model with f32 weights, in the state after the tokens fed so far.
@@ -38,6 +41,7 @@ pub struct GraphModel<'m> {
     past: usize,
     vocab: usize,
     whole_prompts: bool,
+    decoder_start: Option<TokenId>,
 }
 
 impl<'m> GraphModel<'m> {
@@ -57,7 +61,16 @@ impl<'m> GraphModel<'m> {
         let interpreter = Interpreter::new(module, move |id| values[id.index()].clone());
         let states = States::new(module)?;
         let (vocab, whole_prompts) = (architecture.vocab(), architecture.needs_whole_prompts());
-        Ok(GraphModel { interpreter, states, logits: Vec::new(), past: 0, vocab, whole_prompts })
+        let decoder_start = architecture.decoder_start().map(|token| token as TokenId);
+        Ok(GraphModel {
+            interpreter,
+            states,
+            logits: Vec::new(),
+            past: 0,
+            vocab,
+            whole_prompts,
+            decoder_start,
+        })
     }
 
     fn run(&mut self, entry: &str, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
@@ -67,13 +80,27 @@ impl<'m> GraphModel<'m> {
         self.past += tokens.len();
         Ok(&self.logits)
     }
+
+    /// Runs `entry` on what is behind the source text that a sequence of an encoder-decoder model begins with.
+    fn run_behind_source(&mut self, entry: &str, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
+        let source = source(tokens, self.decoder_start.filter(|_| self.past == 0))?;
+        if source > 0 {
+            self.run(mlcc_abi::ENCODE, &tokens[..source])?;
+        }
+        self.run(entry, &tokens[source..])
+    }
+}
+
+/// Tokens of the source text that a sequence begins with, where the decoder starts with `start`.
+fn source(tokens: &[TokenId], start: Option<TokenId>) -> Result<usize, InterpretError> {
+    start.map_or(Ok(0), |start| source_rows(tokens, start).ok_or(InterpretError::NoSource))
 }
 
 impl LanguageModel for GraphModel<'_> {
     type Error = InterpretError;
 
     fn prefill(&mut self, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
-        self.run("prefill", tokens)
+        self.run_behind_source("prefill", tokens)
     }
 
     fn decode(&mut self, token: TokenId) -> Result<&[f32], InterpretError> {
@@ -108,7 +135,7 @@ impl WindowModel for GraphModel<'_> {
 
     fn window_logits(&mut self, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
         self.reset()?;
-        self.run("prefill_logits", tokens)
+        self.run_behind_source("prefill_logits", tokens)
     }
 }
 
@@ -124,6 +151,7 @@ pub struct StepModel<'p> {
     past: usize,
     vocab: usize,
     whole_prompts: bool,
+    decoder_start: Option<TokenId>,
 }
 
 impl<'p> StepModel<'p> {
@@ -147,8 +175,20 @@ impl<'p> StepModel<'p> {
         let options = Options::workers(workers);
         let (vocab, whole_prompts) = (architecture.vocab(), architecture.needs_whole_prompts());
         let logits = Vec::new();
-        let mut model =
-            StepModel { program, plan, level, memory, options, chunk, logits, past: 0, vocab, whole_prompts };
+        let decoder_start = architecture.decoder_start().map(|token| token as TokenId);
+        let mut model = StepModel {
+            program,
+            plan,
+            level,
+            memory,
+            options,
+            chunk,
+            logits,
+            past: 0,
+            vocab,
+            whole_prompts,
+            decoder_start,
+        };
         model.initialise();
         Ok(model)
     }
@@ -181,6 +221,15 @@ impl<'p> StepModel<'p> {
         self.logits.extend(cells.iter().map(|&c| f32::from_le_bytes(c)));
         self.past += tokens.len();
         Ok(())
+    }
+
+    /// Reads the source text that a sequence of an encoder-decoder model begins with; gives what is behind it.
+    fn read_source<'t>(&mut self, tokens: &'t [TokenId]) -> Result<&'t [TokenId], InterpretError> {
+        let source = source(tokens, self.decoder_start.filter(|_| self.past == 0))?;
+        if source > 0 {
+            self.run(mlcc_abi::ENCODE, &tokens[..source], 0)?;
+        }
+        Ok(&tokens[source..])
     }
 }
 
@@ -218,6 +267,7 @@ impl LanguageModel for StepModel<'_> {
     type Error = InterpretError;
 
     fn prefill(&mut self, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
+        let tokens = self.read_source(tokens)?;
         for piece in tokens.chunks(self.chunk) {
             self.logits.clear();
             self.run("prefill", piece, 1)?;
@@ -263,6 +313,7 @@ impl WindowModel for StepModel<'_> {
     fn window_logits(&mut self, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
         self.initialise();
         self.logits.clear();
+        let tokens = self.read_source(tokens)?;
         for piece in tokens.chunks(self.chunk) {
             self.run("prefill_logits", piece, piece.len())?;
         }

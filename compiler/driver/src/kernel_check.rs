@@ -7,7 +7,7 @@
 
 use mlcc_engine::LanguageModel;
 use mlcc_engine::eval::WindowModel;
-use mlcc_models::golden::Golden;
+use mlcc_models::golden::{Golden, GoldenPrompt};
 use serde::Serialize;
 
 use crate::format;
@@ -102,12 +102,17 @@ where
     let mut prompts = Vec::new();
     for (number, prompt) in golden.prompts.iter().enumerate() {
         let name = prompt_name(prompt, number);
-        let ids = prompt_ids(prompt, &name)?;
-        let checked = ids.len().min(left).min(model.context().unwrap_or(usize::MAX));
+        let ids = kernel_prompt(prompt, &name)?;
+        let most = left.min(model.context().unwrap_or(usize::MAX));
+        let checked = match prompt.source_tokens() {
+            0 => ids.len().min(most),
+            _ if ids.len() > most => 0,
+            _ => ids.len(),
+        };
         left -= checked;
         let mut row = PromptCheck { name, tokens: ids.len(), checked, ..PromptCheck::default() };
         if checked > 0 {
-            check_prompt(model, graph, &ids[..checked], tolerance, &mut row)?;
+            check_prompt(model, graph, (&ids[..checked], prompt), tolerance, &mut row)?;
         }
         prompts.push(row);
     }
@@ -127,18 +132,29 @@ where
     })
 }
 
+/// The tokens that kernels are held against the graph on: of an encoder-decoder model with those that the reference has written, as
+/// the decoder would see one token alone.
+fn kernel_prompt(prompt: &GoldenPrompt, name: &str) -> Result<Vec<i32>, Failure> {
+    let mut ids = prompt_ids(prompt, name)?;
+    if prompt.source_tokens() > 0 {
+        ids.extend(prompt.greedy.iter().map(|&id| id as i32));
+    }
+    Ok(ids)
+}
+
 fn check_prompt<M>(
     model: &mut M,
     graph: &StoredGraph,
-    ids: &[i32],
+    (ids, prompt): (&[i32], &GoldenPrompt),
     tolerance: Option<f64>,
     row: &mut PromptCheck,
 ) -> Result<(), Failure>
 where
     M: LanguageModel + WindowModel,
 {
-    let expected = graph.logits(ids, 0)?;
-    let vocab = expected.len() / ids.len();
+    let (source, tokens) = ids.split_at(prompt.source_tokens());
+    let expected = graph.logits_behind(source, tokens, 0)?;
+    let vocab = expected.len() / tokens.len();
     let scale = expected.iter().fold(0f64, |m, x| m.max(f64::from(x.abs())));
     model.reset()?;
     let last = &expected[expected.len() - vocab..];
@@ -155,7 +171,8 @@ where
     if tolerance.is_none() && row.error > SHARP {
         let mut spread = 0f64;
         for seed in SEEDS {
-            spread = spread.max(relative_error(&graph.logits(ids, seed)?, &expected, scale));
+            spread =
+                spread.max(relative_error(&graph.logits_behind(source, tokens, seed)?, &expected, scale));
         }
         row.spread = Some(spread);
         row.permitted = SHARP.max(SPREADS * spread);

@@ -14,7 +14,7 @@ use mlcc_passes::plan_memory::{LIKELIEST, SOFTMAX};
 const STEP: &str = "step";
 
 /// Builds the entry functions of a model: of one that makes vectors of texts `step` alone, which takes whole texts; else `prefill`,
-/// `decode`, `prefill_logits` and `softmax_with_temperature`, and `decode_batch` and `step` too if more than one sequence is to be
+/// `decode`, `prefill_logits` and `softmax_with_temperature`, of an encoder-decoder model `encode`, and `decode_batch` and `step` too if more than one sequence is to be
 /// computed together. Caches get room for `context` positions.
 pub fn build_module(
     name: &str,
@@ -59,8 +59,11 @@ fn build_with(
     if texts.is_some() {
         let (name, logits, batching) = (STEP, Logits::Wanted, Batching::Ragged);
         let adapters = None;
-        architecture
-            .build(&mut b, &EntrySpec { name, n, logits, context, stream, batching, texts, adapters });
+        let source = false;
+        architecture.build(
+            &mut b,
+            &EntrySpec { name, n, logits, context, stream, batching, texts, adapters, source },
+        );
         return b.finish();
     }
     let entries = [
@@ -83,9 +86,20 @@ fn build_with(
                 },
             );
             let name = name.as_str();
-            architecture
-                .build(&mut b, &EntrySpec { name, n, logits, context, stream, batching, texts, adapters });
+            let source = false;
+            architecture.build(
+                &mut b,
+                &EntrySpec { name, n, logits, context, stream, batching, texts, adapters, source },
+            );
         }
+    }
+    if architecture.decoder_start().is_some() {
+        let (name, logits, batching, adapters, source) =
+            (mlcc_abi::ENCODE, Logits::Last, Batching::Single, None, true);
+        architecture.build(
+            &mut b,
+            &EntrySpec { name, n, logits, context, stream, batching, texts, adapters, source },
+        );
     }
     b.set_batching(Batching::Single);
     softmax_with_temperature(&mut b, architecture.vocab());

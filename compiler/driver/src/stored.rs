@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use mlcc_abi::section;
+use mlcc_abi::{ENCODE, section};
 use mlcc_interp::graph::{GraphError, Interpreter, Piece, Ranks, States, Tensor};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
@@ -88,9 +88,18 @@ impl StoredGraph {
 
     /// Logits at every position of a prompt, one row after the other. A `seed` other than 0 moves all weights a little.
     pub fn logits(&self, tokens: &[i32], seed: u64) -> Result<Vec<f32>, String> {
-        let sizes = SymValues::tokens(tokens.len() as i64);
+        self.logits_behind(&[], tokens, seed)
+    }
+
+    /// The same behind the source text of an encoder-decoder model, if there is one.
+    pub fn logits_behind(&self, source: &[i32], tokens: &[i32], seed: u64) -> Result<Vec<f32>, String> {
+        let sizes = |tokens: &[i32]| SymValues::tokens(tokens.len() as i64);
+        let behind = SymValues { past: source.len() as i64, ..sizes(tokens) };
         self.run(seed, 1, |interpreter, states| {
-            interpreter.run_named(ENTRY, &[Tensor::ids(tokens)], &mut states[0], sizes)
+            if !source.is_empty() {
+                interpreter.run_named(ENCODE, &[Tensor::ids(source)], &mut states[0], sizes(source))?;
+            }
+            interpreter.run_named(ENTRY, &[Tensor::ids(tokens)], &mut states[0], behind)
         })
     }
 

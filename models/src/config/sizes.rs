@@ -6,9 +6,9 @@ use crate::transformer::Sizes;
 use serde_json::Value;
 
 /// Larger than in any published model. Limits keep a damaged file from asking for millions of tensors.
-const MOST_LAYERS: usize = 1000;
-const MOST_HEADS: usize = 4096;
-const LARGEST_HEAD: usize = 4096;
+pub(crate) const MOST_LAYERS: usize = 1000;
+pub(crate) const MOST_HEADS: usize = 4096;
+pub(crate) const LARGEST_HEAD: usize = 4096;
 
 pub(crate) const HIDDEN: [&str; 4] = ["hidden_size", "n_embd", "d_model", "n_embed"];
 pub(crate) const LAYERS: [&str; 4] = ["num_hidden_layers", "n_layer", "num_layers", "n_layers"];

@@ -1,5 +1,6 @@
 //! Attention over a cache, written in primitive ops; a pass makes one op of it.
 
+use super::distance_bias::DistanceBias;
 use crate::transformer::Net;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
@@ -25,6 +26,20 @@ pub struct Attention {
     /// Name of a vector `[heads]`: one learned logit per head joins the sum of the softmax, for a key without a value
     /// (gpt-oss, which calls it a sink; not one of the tokens that [`Net::view`] keeps).
     pub null_logits: Option<String>,
+    /// Learned terms of the scores, by the distance of query and key.
+    pub bias: Option<DistanceBias>,
+    /// Which rows of the caches are keys.
+    pub keys: Keys,
+}
+
+/// Rows of the caches that an attention looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    All,
+    /// Those of the source text of an encoder-decoder model ([`Net::source_length`]): cross attention.
+    Source,
+    /// Those behind it.
+    Target,
 }
 
 /// Queries `[n, heads, size]`.
@@ -56,6 +71,8 @@ impl Attention {
             ahead: 0,
             alibi: None,
             null_logits: None,
+            bias: None,
+            keys: Keys::All,
         }
     }
 
@@ -123,7 +140,11 @@ impl Attention {
             let logits = net.vector(name, count(&heads) as usize);
             net.reshape(logits, [kv.clone(), group.clone(), Dim::from(1), Dim::from(1)])
         });
-        let products = Products { keys, column, slopes, kv, group };
+        let source = match self.keys {
+            Keys::All => None,
+            Keys::Source | Keys::Target => Some(net.source_length()),
+        };
+        let products = Products { keys, column, slopes, kv, group, source };
         let near = self.scores(net, q.near, row, &products);
         let seen = self.masked(net, (q.far, near), &products, prefix);
         let weights = match null_logits {
@@ -139,7 +160,7 @@ impl Attention {
 
     /// Scores `[kv, group, n, t]` before masks, of queries `[n, heads, size]` that stand at `rows: i32[n]`.
     fn scores(&self, net: &mut Net, q: ValueId, rows: ValueId, products: &Products) -> ValueId {
-        let Products { keys, column, slopes, kv, group } = products;
+        let Products { keys, column, slopes, kv, group, .. } = products;
         let dims = net.ty(q).dims.clone();
         // Queries that share a key head stand in one group: [kv, group, n, size].
         let q = net.reshape(q, [dims[0].clone(), kv.clone(), group.clone(), dims[2].clone()]);
@@ -157,6 +178,11 @@ impl Attention {
         };
         if let Some(cap) = self.softcap {
             scores = net.softcap(scores, cap);
+        }
+        if let Some(bias) = &self.bias {
+            let row = column_of(net, rows);
+            let added = bias.apply(net, (row, *column), (kv, group));
+            scores = net.add(scores, added);
         }
         let Some(slopes) = *slopes else { return scores };
         let row = column_of(net, rows);
@@ -200,6 +226,15 @@ impl Attention {
             let last = net.sub(prefix, one);
             seen = net.select_ge(last, column, near, seen);
         }
+        match (self.keys, products.source) {
+            (Keys::Source, Some(source)) => {
+                let one = integer(net, 1);
+                let last = net.sub(source, one);
+                seen = net.select_ge(last, column, seen, hidden);
+            }
+            (Keys::Target, Some(source)) => seen = net.select_ge(column, source, seen, hidden),
+            (Keys::All, _) | (_, None) => {}
+        }
         seen
     }
 
@@ -224,6 +259,8 @@ struct Products {
     slopes: Option<ValueId>,
     kv: Dim,
     group: Dim,
+    /// Rows of the source text, `i32[1]`, where not all rows are keys.
+    source: Option<ValueId>,
 }
 
 /// Softmax over the last axis of `scores: [kv, group, n, t]`, with `exp(logits)` in the sum.

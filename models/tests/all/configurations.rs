@@ -73,7 +73,7 @@ fn wrong_configurations_name_file_and_field() {
 
 #[test]
 fn other_models_are_named_with_what_is_supported() {
-    refused(r#"{"model_type":"t5"}"#, &["`t5` is unknown", "rwkv (RWKV-4)"]);
+    refused(r#"{"model_type":"whisper"}"#, &["`whisper` is unknown", "rwkv (RWKV-4)"]);
     refused(r#"{"model_type":"rwkv6"}"#, &["`hidden_size` is missing"]);
     refused(&with("rwkv_version", "5.2"), &["RWKV version 5.2 is not supported yet"]);
     refused(&with("rwkv_version", "\"4\""), &["`rwkv_version` should be a number"]);
@@ -231,6 +231,17 @@ fn presets_have_the_published_sizes() {
         // Sizes of github.com/state-spaces/mamba, README.md, and of the classes' defaults in transformers, which stand for these.
         ("mamba-130m", "1.291e8"),
         ("mamba-2.8b", "2.768e9"),
+        ("t5-small", "6.051e7"),
+        ("t5-base", "2.229e8"),
+        ("t5-large", "7.377e8"),
+        ("t5-3b", "2.852e9"),
+        ("flan-t5-small", "7.696e7"),
+        ("flan-t5-base", "2.476e8"),
+        ("flan-t5-large", "7.832e8"),
+        ("flan-t5-xl", "2.850e9"),
+        ("flan-t5-xxl", "1.114e10"),
+        ("mt5-small", "3.002e8"),
+        ("mt5-base", "5.824e8"),
         ("olmo-hybrid-7b", "7.431e9"),
         ("mistral-small-4-119b", "1.190e11"),
         // Text models alone, without towers and draft heads. Sizes: Qwen 3.5 from configurations of fine-tuned copies on huggingface.co

@@ -61,6 +61,7 @@ impl Model {
                 batching,
                 texts: None,
                 adapters: None,
+                source: false,
             };
             architecture.build(&mut b, &spec);
         }

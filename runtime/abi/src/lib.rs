@@ -23,7 +23,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 14;
+pub const ABI_VERSION: u32 = 15;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Rows of every cache in a page.
@@ -56,7 +56,8 @@ pub mod section {
 
 /// Bits of [`ModelTable::flags`].
 pub mod table_flag {
-    /// Tokens of a prompt see later ones (prefix language models): a prompt comes in one call, with `past` 0.
+    /// Tokens of a prompt see later ones (prefix language models; of encoder-decoder models the source text): a prompt comes in one
+    /// call, with `past` 0.
     pub const WHOLE_PROMPTS: u64 = 1;
 }
 
@@ -223,10 +224,12 @@ pub struct Entries {
     pub adapted_prefill_logits: Option<StepFn>,
     pub adapted_decode_batch: Option<StepFn>,
     pub adapted_step: Option<StepFn>,
+    /// The whole source text of a sequence in one call, `past` 0; no logits. There where [`ModelTable::decoder_start`] is not 0.
+    pub encode: Option<StepFn>,
 }
 
 /// Names of the entry points in the order of [`Entries`]; device entries carry the same names.
-pub const ENTRY_NAMES: [&str; 14] = [
+pub const ENTRY_NAMES: [&str; 15] = [
     "prefill",
     "decode",
     "prefill_logits",
@@ -241,6 +244,7 @@ pub const ENTRY_NAMES: [&str; 14] = [
     "adapted_prefill_logits",
     "adapted_decode_batch",
     "adapted_step",
+    ENCODE,
 ];
 
 /// Name of an entry point that devices alone may have: `n` rows of logits in ([`arg::LOGITS`]), of each the [`LIKELIEST`] largest out, in
@@ -249,6 +253,9 @@ pub const ENTRY_NAMES: [&str; 14] = [
 pub const LIKELIEST_ENTRY: &str = "likeliest";
 /// Logits of a row that [`LIKELIEST_ENTRY`] finds.
 pub const LIKELIEST: usize = 64;
+
+/// Name of the entry point that reads the source text, of encoder-decoder models.
+pub const ENCODE: &str = "encode";
 
 /// What the names of entry points begin with that are for calls with adapters.
 pub const ADAPTED: &str = "adapted_";
@@ -310,6 +317,9 @@ pub mod state_kind {
     pub const SEQUENCE_LENGTH: u32 = 3;
     /// One `i32`, zero at first, that the caller owns: the slot of the adapter of the sequence, 0: it has none.
     pub const ADAPTER_SLOT: u32 = 4;
+    /// One `i32`, zero at first, that [`super::Entries::encode`] writes: so many first rows of the caches are of the source text. They stay
+    /// as long as the sequence, so a caller may go back in it no further.
+    pub const SOURCE_LENGTH: u32 = 5;
 }
 
 /// One piece of the state block.
@@ -521,8 +531,11 @@ pub struct ModelTable {
     pub adapter_rank: u64,
     /// Bytes of the matrices of all slots.
     pub adapter_bytes: u64,
+    /// Of an encoder-decoder model the token that its decoder starts with, plus 1. A sequence is the tokens of the source text, which
+    /// [`Entries::encode`] takes, this token, and what follows, which the other entry points take. 0: there is no encoder.
+    pub decoder_start: u64,
     /// Must be zero.
-    pub reserved: [u64; 4],
+    pub reserved: [u64; 3],
 }
 
 const _: () = assert!(size_of::<usize>() == 8 && cfg!(target_endian = "little"));

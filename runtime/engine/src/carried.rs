@@ -25,7 +25,9 @@ pub enum CarriedError {
 /// The tokenizer of the artifact.
 pub fn tokenizer(model: &Model) -> Result<Tokenizer, CarriedError> {
     match model.tokenizer() {
-        Some(section) => Ok(Tokenizer::from_section(section)?),
+        Some(section) => {
+            Ok(Tokenizer::from_section(section)?.with_decoder_start(model.plan().decoder_start()))
+        }
         None => Err(CarriedError::NoTokenizer { path: model.artifact().path().display().to_string() }),
     }
 }

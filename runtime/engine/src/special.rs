@@ -6,7 +6,7 @@
 use serde::Deserialize;
 
 use crate::generation_config::{ConfigError, GenerationConfig};
-use crate::tokenizer::{TokenId, Tokenizer};
+use crate::tokenizer::{TokenId, Tokenizer, TokenizerKind};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SpecialIds {
@@ -73,7 +73,7 @@ impl SpecialIds {
             let eos = file.eos_token.and_then(|name| name.id(tokenizer));
             ids.fill(file.bos_token.and_then(|name| name.id(tokenizer)), eos.as_slice());
         }
-        if let Tokenizer::RwkvWorld(_) = tokenizer {
+        if tokenizer.kind() == TokenizerKind::RwkvWorld {
             ids.fill(None, tokenizer.special_ids());
         }
         Ok(ids)

@@ -127,7 +127,13 @@ pub enum TokenizerError {
     BeyondVocab { model_vocab: usize, count: usize, id: TokenId, token: String },
 }
 
-pub enum Tokenizer {
+pub struct Tokenizer {
+    scheme: Scheme,
+    /// Put after what [`Tokenizer::encode_prompt`] gives: see [`Tokenizer::with_decoder_start`].
+    decoder_start: Option<TokenId>,
+}
+
+enum Scheme {
     Hf(Box<HfTokenizer>),
     RwkvWorld(WorldTokenizer),
     SentencePiece(Box<SentencePieceTokenizer>),
@@ -148,16 +154,22 @@ impl Tokenizer {
 
     /// From the content of a tokenizer file and what the files beside it say.
     pub fn new(kind: TokenizerKind, bytes: &[u8], extras: Extras) -> Result<Self, TokenizerError> {
-        Ok(match kind {
-            TokenizerKind::HfJson => Tokenizer::Hf(Box::new(HfTokenizer::from_bytes(bytes)?)),
-            TokenizerKind::RwkvWorld => Tokenizer::RwkvWorld(WorldTokenizer::from_bytes(bytes)?),
+        let scheme = match kind {
+            TokenizerKind::HfJson => Scheme::Hf(Box::new(HfTokenizer::from_bytes(bytes)?)),
+            TokenizerKind::RwkvWorld => Scheme::RwkvWorld(WorldTokenizer::from_bytes(bytes)?),
             TokenizerKind::SentencePiece => {
-                Tokenizer::SentencePiece(Box::new(SentencePieceTokenizer::from_bytes(bytes, extras)?))
+                Scheme::SentencePiece(Box::new(SentencePieceTokenizer::from_bytes(bytes, extras)?))
             }
             TokenizerKind::Tiktoken => {
-                Tokenizer::Tiktoken(Box::new(TiktokenTokenizer::from_bytes(bytes, extras)?))
+                Scheme::Tiktoken(Box::new(TiktokenTokenizer::from_bytes(bytes, extras)?))
             }
-        })
+        };
+        Ok(Tokenizer { scheme, decoder_start: None })
+    }
+
+    /// The same for an encoder-decoder model: a prompt is a source text, and behind it stands the token that the decoder starts with.
+    pub fn with_decoder_start(self, start: Option<TokenId>) -> Tokenizer {
+        Tokenizer { decoder_start: start, ..self }
     }
 
     /// The tokenizer that lies in a checkpoint's folder.
@@ -166,46 +178,56 @@ impl Tokenizer {
     }
 
     pub fn kind(&self) -> TokenizerKind {
-        match self {
-            Tokenizer::Hf(_) => TokenizerKind::HfJson,
-            Tokenizer::RwkvWorld(_) => TokenizerKind::RwkvWorld,
-            Tokenizer::SentencePiece(_) => TokenizerKind::SentencePiece,
-            Tokenizer::Tiktoken(_) => TokenizerKind::Tiktoken,
+        match &self.scheme {
+            Scheme::Hf(_) => TokenizerKind::HfJson,
+            Scheme::RwkvWorld(_) => TokenizerKind::RwkvWorld,
+            Scheme::SentencePiece(_) => TokenizerKind::SentencePiece,
+            Scheme::Tiktoken(_) => TokenizerKind::Tiktoken,
         }
     }
 
     /// The ids of `text` alone, nothing added.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
-        match self {
-            Tokenizer::Hf(hf) => hf.encode(text, false),
-            Tokenizer::RwkvWorld(world) => Ok(world.encode(text.as_bytes())),
-            Tokenizer::SentencePiece(sp) => Ok(sp.encode(text, false)),
-            Tokenizer::Tiktoken(tiktoken) => tiktoken.encode(text, false),
+        match &self.scheme {
+            Scheme::Hf(hf) => hf.encode(text, false),
+            Scheme::RwkvWorld(world) => Ok(world.encode(text.as_bytes())),
+            Scheme::SentencePiece(sp) => Ok(sp.encode(text, false)),
+            Scheme::Tiktoken(tiktoken) => tiktoken.encode(text, false),
         }
     }
 
     /// The ids of `text` as the start of a model's input: with the begin token, where the tokenizer's template asks
     /// for one.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
-        match self {
-            Tokenizer::Hf(hf) => hf.encode(text, true),
-            Tokenizer::RwkvWorld(world) => Ok(world.encode(text.as_bytes())),
-            Tokenizer::SentencePiece(sp) => Ok(sp.encode(text, true)),
-            Tokenizer::Tiktoken(tiktoken) => tiktoken.encode(text, true),
-        }
+        let mut ids = match &self.scheme {
+            Scheme::Hf(hf) => hf.encode(text, true)?,
+            Scheme::RwkvWorld(world) => world.encode(text.as_bytes()),
+            Scheme::SentencePiece(sp) => sp.encode(text, true),
+            Scheme::Tiktoken(tiktoken) => tiktoken.encode(text, true)?,
+        };
+        // What stands behind the start token is no source any more.
+        ids.retain(|&id| Some(id) != self.decoder_start);
+        Ok(self.as_prompt(ids))
+    }
+
+    /// Ids that are the start of a model's input: of an encoder-decoder model with the token behind the source text.
+    pub fn as_prompt(&self, mut ids: Vec<TokenId>) -> Vec<TokenId> {
+        let missing = self.decoder_start.filter(|start| !ids.is_empty() && !ids.contains(start));
+        ids.extend(missing);
+        ids
     }
 
     /// The ids of two texts as one input of a model that compares them, and the type of each token (which of the texts it is of, for
     /// models that look at that).
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<TokenId>, Vec<u32>), TokenizerError> {
-        match self {
-            Tokenizer::Hf(hf) => hf.encode_pair(first, second),
-            Tokenizer::SentencePiece(sp) if sp.takes_pairs() => {
+        match &self.scheme {
+            Scheme::Hf(hf) => hf.encode_pair(first, second),
+            Scheme::SentencePiece(sp) if sp.takes_pairs() => {
                 let ids = sp.encode_pair(first, second);
                 let types = vec![0; ids.len()];
                 Ok((ids, types))
             }
-            Tokenizer::RwkvWorld(_) | Tokenizer::SentencePiece(_) | Tokenizer::Tiktoken(_) => {
+            Scheme::RwkvWorld(_) | Scheme::SentencePiece(_) | Scheme::Tiktoken(_) => {
                 Err(TokenizerError::NoPairs { kind: self.kind().tag() })
             }
         }
@@ -236,24 +258,24 @@ impl Tokenizer {
 
     /// All control tokens, ascending.
     pub fn special_ids(&self) -> &[TokenId] {
-        match self {
-            Tokenizer::Hf(hf) => hf.specials(),
-            Tokenizer::RwkvWorld(_) => &[world::END_OF_TEXT],
-            Tokenizer::SentencePiece(sp) => sp.specials(),
-            Tokenizer::Tiktoken(tiktoken) => tiktoken.specials(),
+        match &self.scheme {
+            Scheme::Hf(hf) => hf.specials(),
+            Scheme::RwkvWorld(_) => &[world::END_OF_TEXT],
+            Scheme::SentencePiece(sp) => sp.specials(),
+            Scheme::Tiktoken(tiktoken) => tiktoken.specials(),
         }
     }
 
     /// The id of a token by its name in the file (control tokens of `tokenizer_config.json` are given so).
     pub fn token_to_id(&self, token: &str) -> Option<TokenId> {
-        match self {
-            Tokenizer::Hf(hf) => hf.token_to_id(token),
-            Tokenizer::RwkvWorld(world) => match world.encode(token.as_bytes())[..] {
+        match &self.scheme {
+            Scheme::Hf(hf) => hf.token_to_id(token),
+            Scheme::RwkvWorld(world) => match world.encode(token.as_bytes())[..] {
                 [id] => Some(id),
                 _ => None,
             },
-            Tokenizer::SentencePiece(sp) => sp.token_to_id(token),
-            Tokenizer::Tiktoken(tiktoken) => tiktoken.token_to_id(token),
+            Scheme::SentencePiece(sp) => sp.token_to_id(token),
+            Scheme::Tiktoken(tiktoken) => tiktoken.token_to_id(token),
         }
     }
 
@@ -282,19 +304,19 @@ impl Tokenizer {
 
     /// How many spaces a whole text loses at its begin (sentencepiece puts one there when encoding).
     fn leading_strip(&self) -> usize {
-        match self {
-            Tokenizer::Hf(hf) => hf.leading_strip,
-            Tokenizer::SentencePiece(sp) => sp.leading_strip(),
-            Tokenizer::RwkvWorld(_) | Tokenizer::Tiktoken(_) => 0,
+        match &self.scheme {
+            Scheme::Hf(hf) => hf.leading_strip,
+            Scheme::SentencePiece(sp) => sp.leading_strip(),
+            Scheme::RwkvWorld(_) | Scheme::Tiktoken(_) => 0,
         }
     }
 
     fn table(&self) -> &TokenTable {
-        match self {
-            Tokenizer::Hf(hf) => hf.table(),
-            Tokenizer::RwkvWorld(world) => world.table(),
-            Tokenizer::SentencePiece(sp) => sp.table(),
-            Tokenizer::Tiktoken(tiktoken) => tiktoken.table(),
+        match &self.scheme {
+            Scheme::Hf(hf) => hf.table(),
+            Scheme::RwkvWorld(world) => world.table(),
+            Scheme::SentencePiece(sp) => sp.table(),
+            Scheme::Tiktoken(tiktoken) => tiktoken.table(),
         }
     }
 }

@@ -45,6 +45,11 @@ pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
     fields.refuse("best_of", |value| value.as_u64() == Some(choices as u64))?;
     fields.refuse("suffix", |_| false)?;
     fields.finish(IGNORED)?;
+    if logprobs.is_some() && echo && hosted.engine.limits().decoder_start.is_some() {
+        let message =
+            "tokens of a source text have no probabilities, of which this model reads one: leave out `echo`";
+        return Err(ApiError::field("echo", "unsupported", message));
+    }
     let text = TextRequest {
         eos: if common.ignore_eos { Vec::new() } else { hosted.eos.clone() },
         logprobs,
@@ -75,7 +80,7 @@ fn prompts(hosted: &Hosted, fields: &mut Fields) -> Result<Vec<Prompt>, ApiError
     };
     let of_tokens = |tokens: Vec<TokenId>| {
         let text = hosted.tokenizer.decode(&tokens, SpecialTokens::Keep);
-        Ok(Prompt { text, tokens })
+        Ok(Prompt { text, tokens: hosted.tokenizer.as_prompt(tokens) })
     };
     let prompts: Vec<Prompt> = match fields.need("prompt", expected)? {
         Prompts::Text(text) => vec![of_text(text)?],

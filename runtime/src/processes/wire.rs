@@ -49,7 +49,7 @@ impl Kind {
 }
 
 /// Steps by number.
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     Step::Prefill,
     Step::Decode,
     Step::PrefillLogits,
@@ -57,6 +57,7 @@ const STEPS: [Step; 7] = [
     Step::Rows,
     Step::Create,
     Step::Reset,
+    Step::Encode,
 ];
 
 /// The number of a step that ranks take together; `None` of one that each can take alone.

@@ -23,6 +23,7 @@ impl Table {
             return malformed(format!("parameter {} lies outside of the weights", param.name));
         }
         self.check_slots()?;
+        self.check_encoder()?;
         self.check_states()?;
         for image in &self.images {
             if image.kind != "ptx" && image.kind != "cubin" {
@@ -86,6 +87,7 @@ impl Table {
             ("adapter_slots", p.adapter_slots),
             ("adapter_rank", p.adapter_rank),
             ("adapter_bytes", p.adapter_bytes),
+            ("decoder_start", p.decoder_start),
         ];
         for (name, here) in numbers {
             match json::find(&self.metadata, &["memory", name]) {
@@ -126,6 +128,24 @@ impl Table {
         match right && self.variants.iter().all(entries) {
             true => Ok(()),
             false => malformed("its slots for adapters are not usable"),
+        }
+    }
+
+    /// An encoder: its code, the token behind the source text and the state with the length of that are there together.
+    fn check_encoder(&self) -> Result<()> {
+        let start = self.plan.decoder_start;
+        let lengths = self.states.iter().filter(|s| s.is_source);
+        let right = if start == 0 {
+            lengths.count() == 0
+        } else {
+            start <= self.plan.vocab
+                && self.plan.context > 0
+                && lengths.clone().count() == 1
+                && lengths.clone().all(|s| s.bytes == 4 && s.fill.is_none() && s.cache.is_none())
+        };
+        match right && self.variants.iter().all(|v| v.entries.encode.is_some() == (start > 0)) {
+            true => Ok(()),
+            false => malformed("its encoder is not usable"),
         }
     }
 

@@ -74,7 +74,7 @@ impl<'a> Place<'a> {
         let level = variant.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
         let [prefill, decode, logits, batch, step, create, reset, softmax, metadata, adapted @ ..] =
             abi::ENTRY_NAMES;
-        let [with_prefill, with_decode, with_logits, with_batch, with_step] = adapted;
+        let [with_prefill, with_decode, with_logits, with_batch, with_step, encode] = adapted;
         let steps = [
             (prefill, entries.prefill),
             (decode, entries.decode),
@@ -89,6 +89,7 @@ impl<'a> Place<'a> {
             (with_logits, entries.adapted_prefill_logits),
             (with_batch, entries.adapted_decode_batch),
             (with_step, entries.adapted_step),
+            (encode, entries.encode),
         ];
         let steps =
             steps.map(|(name, step)| (name, step.map(|f| f as *const ()), format!("mlcc_{name}_{level}")));

@@ -57,6 +57,7 @@ impl Case {
                     batching: Batching::Single,
                     texts: None,
                     adapters: None,
+                    source: false,
                 },
             );
         }

@@ -38,6 +38,7 @@ fn load(directory: &str) -> Case {
                 batching: Batching::Single,
                 texts: None,
                 adapters: None,
+                source: false,
             },
         );
     }

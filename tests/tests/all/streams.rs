@@ -29,6 +29,7 @@ fn angles_stay_exact() {
             batching: Batching::Single,
             texts: None,
             adapters: None,
+            source: false,
         },
     );
     let module = b.finish().unwrap();

@@ -259,6 +259,16 @@ pub(super) fn tokens(n: usize, vocab: u64) -> Vec<i32> {
     (0..n).map(|_| next()).collect()
 }
 
+/// A prompt of so many tokens; of an encoder-decoder model a source text and the token behind it.
+pub(super) fn prompt(n: usize, model: &Model) -> Vec<i32> {
+    let vocab = model.vocab() as u64;
+    let Some(start) = model.plan().decoder_start() else { return tokens(n, vocab) };
+    let mut prompt = tokens(n.max(2) - 1, vocab);
+    prompt.iter_mut().filter(|token| **token == start).for_each(|token| *token = (start + 1) % vocab as i32);
+    prompt.push(start);
+    prompt
+}
+
 fn machine(model: &Model, metadata: &Value, reading: &probe::Reading) -> Machine {
     let threads = model.threads();
     let floats = || probe::peak(Arithmetic::F32, threads).unwrap_or(f64::INFINITY);

@@ -104,7 +104,11 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
 
 /// The template of `--template`, else of the artifact, if it has one.
 pub(crate) fn known_format(model: &Model, name: Option<&str>) -> Result<Option<ChatFormat>, CliError> {
+    if let (Some(_), Some(_)) = (model.plan().decoder_start(), name) {
+        return Err(no_chats(model));
+    }
     let template = match name {
+        None if model.plan().decoder_start().is_some() => return Ok(None),
         None => return Ok(mlcc_engine::carried::chat_format(model)?),
         Some(PLAIN) => return Ok(Some(ChatFormat::Plain)),
         Some(name) => super::chat_template(name, &format!(", and {PLAIN}"))?.compile()?,
@@ -112,7 +116,19 @@ pub(crate) fn known_format(model: &Model, name: Option<&str>) -> Result<Option<C
     Ok(Some(ChatFormat::Template(Box::new(template))))
 }
 
+/// An encoder-decoder model reads a text and writes one.
+fn no_chats(model: &Model) -> CliError {
+    CliError::Failed(format!(
+        "{} is an encoder-decoder model, which writes one text for another and has no chats: use `mlcc run`, or \
+         /v1/completions of `mlcc serve` without --template",
+        model.artifact().path().display()
+    ))
+}
+
 fn format(model: &Model, name: Option<&str>) -> Result<ChatFormat, CliError> {
+    if model.plan().decoder_start().is_some() {
+        return Err(no_chats(model));
+    }
     known_format(model, name)?.ok_or_else(|| {
         CliError::Failed(format!(
             "{} has no chat template, because there was none beside the model when it was built. Name one \

@@ -56,6 +56,12 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let text = read_text(&args.text, mlcc_files::Kind::EvalText)?;
     let threads = args.threads.map(usize::from);
     let model = load(&args.artifact, threads, false)?;
+    if model.plan().decoder_start().is_some() {
+        return Err(CliError::Failed(format!(
+            "{} is an encoder-decoder model: perplexity is of models that go on with a text, this one writes another",
+            args.artifact.display()
+        )));
+    }
     let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
     let reference = args.against.as_deref().map(|path| load(path, threads, false)).transpose()?;
     let protocol = protocol(args, &model, reference.as_ref(), ui)?;

@@ -182,7 +182,9 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         generator.draft_with((drafts.make)());
     }
     // The prompt is repeated when it has been accepted: with the first text, or at the end.
-    let mut text = TextOut::new((!args.no_echo).then_some(prompt));
+    // A source text is not what the text goes on from.
+    let echo = !args.no_echo && model.plan().decoder_start().is_none();
+    let mut text = TextOut::new(echo.then_some(prompt));
     let mut first = None;
     let out = generator.generate(&tokenizer, &request, |piece| {
         first.get_or_insert_with(|| ui.started.elapsed());
@@ -265,7 +267,8 @@ fn prompt(args: &Args) -> Result<String, CliError> {
 /// The tokenizer of the artifact, or a file.
 pub(crate) fn tokenizer(model: &Model, file: Option<&Path>) -> Result<Tokenizer, CliError> {
     if let Some(file) = file {
-        return Ok(TokenizerFile::read(file)?.load()?);
+        let tokenizer = TokenizerFile::read(file)?.load()?;
+        return Ok(tokenizer.with_decoder_start(model.plan().decoder_start()));
     }
     Ok(carried::tokenizer(model)?)
 }

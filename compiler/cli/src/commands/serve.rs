@@ -164,10 +164,11 @@ impl Shelf {
         let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
         let format = chat::known_format(&model, args.template.as_deref())?;
         if format.is_none() {
-            self.ui.note(format_args!(
-                "{} has no chat template: /v1/completions works, /v1/chat/completions needs --template.",
-                path.display()
-            ));
+            let why = match model.plan().decoder_start() {
+                Some(_) => "is an encoder-decoder model: /v1/completions works, there are no chats",
+                None => "has no chat template: /v1/completions works, /v1/chat/completions needs --template",
+            };
+            self.ui.note(format_args!("{} {why}.", path.display()));
         }
         let drafts = args.speculation.drafter(&model, &tokenizer, &args.threads)?;
         let (drafter, draft) = drafts.map_or((None, None), |drafts| (Some(drafts.make), drafts.model));

@@ -15,6 +15,7 @@ mod deep_positions;
 mod deploy;
 mod docs;
 mod embedding;
+mod encoder_decoder;
 mod extreme_values;
 mod families;
 mod gguf;

@@ -20,10 +20,13 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mlcc_driver::build::{Backend, BuildOptions, Source};
+use mlcc_driver::build::{Backend, BuildOptions, BuildReport, Hooks, Source, compile};
+use mlcc_driver::interpret::StepModel;
+use mlcc_driver::kernel_check;
 use mlcc_driver::layers::bisect::check_kernels;
 use mlcc_driver::layers::calls;
 use mlcc_driver::replay::{replay, tolerance};
+use mlcc_driver::stored::StoredGraph;
 use mlcc_models::golden::Golden;
 use mlcc_runtime::{LoadOptions, Model};
 
@@ -105,7 +108,8 @@ fn options(folder: &Path, format: &str) -> BuildOptions {
     let mut options = cases::build_options(folder);
     options.quant = cases::scheme(format);
     options.quant_name = format.into();
-    options.chunk = (!folder.ends_with("chatglm-6b-tiny")).then_some(cases::CHUNK);
+    let whole = ["chatglm-6b-tiny", "t5", "t5-relu", "umt5"].iter().any(|name| folder.ends_with(name));
+    options.chunk = (!whole).then_some(cases::CHUNK);
     options
 }
 
@@ -131,6 +135,9 @@ fn against_graph(folder: &Path, options: &BuildOptions, count: usize) -> Result<
     let target = mlcc_target::resolve(&options.target).map_err(|e| e.to_string())?;
     let source = Source::open(&options).map_err(|e| e.to_string())?;
     let golden = Golden::read(&folder.join("golden.json")).map_err(|e| e.to_string())?;
+    if source.model.config.architecture.decoder_start().is_some() {
+        return whole_model(&source, &target, &BuildOptions { debug_taps: false, ..options }, golden);
+    }
     let longest = golden.prompts.iter().map(cases::ids).max_by_key(Vec::len).unwrap_or_default();
     let tokens = &longest[..longest.len().min(count)];
     let place = tempfile::tempdir().map_err(|e| e.to_string())?;
@@ -141,6 +148,27 @@ fn against_graph(folder: &Path, options: &BuildOptions, count: usize) -> Result<
         Some(first) => Err(format!("{} departs by {:.1e}", first.name, first.error)),
         None => Ok((true, layers.worst)),
     }
+}
+
+/// Logits alone, of an encoder-decoder model: the kernels by interpretation.
+fn whole_model(
+    source: &Source,
+    target: &mlcc_target::Target,
+    options: &BuildOptions,
+    mut golden: Golden,
+) -> Result<(bool, f64), String> {
+    golden.prompts.truncate(2);
+    let (mut report, cancel) = (BuildReport::default(), AtomicBool::new(false));
+    let mut hooks = Hooks { event: &mut |_| {}, cancel: &cancel };
+    let (program, _) =
+        compile(source, target, options, &mut report, &mut hooks).map_err(|e| e.to_string())?;
+    let architecture = &source.model.config.architecture;
+    let chunk = source.chunk as usize;
+    let mut model =
+        StepModel::new(&program, 0, &source.checkpoint, architecture, chunk, 1).map_err(|e| e.to_string())?;
+    let graph = StoredGraph::of_program(&program, &source.checkpoint)?;
+    let check = kernel_check::check(&mut model, &graph, &golden, None).map_err(|e| e.to_string())?;
+    Ok((check.ok, check.worst_relative_error))
 }
 
 /// The rows of a case; none for a file that is no model.

@@ -22,18 +22,20 @@ const LEVEL: u8 = 6;
 /// Most bytes of text; the graph of a model with a hundred layers has a few million.
 const LIMIT: usize = 1 << 28;
 
-/// The entry function with what it calls, parameters and states, as deflated text; `None` for a model without the function.
+/// The entry function with what it calls, parameters and states, as deflated text; `None` for a model without the function. With that
+/// of the source text, if there is one.
 pub(super) fn to_section(module: &Module) -> Option<Vec<u8>> {
     let (entry, _) = module.function(ENTRY).or_else(|| module.function(TEXTS_ENTRY))?;
-    Some(compress_to_vec_zlib(print_module(&only(module, entry)).as_bytes(), LEVEL))
+    let encode = module.function(mlcc_abi::ENCODE).map(|(id, _)| id);
+    let kept = only(module, std::iter::once(entry).chain(encode).collect());
+    Some(compress_to_vec_zlib(print_module(&kept).as_bytes(), LEVEL))
 }
 
-/// The module with this function and those that it calls.
-fn only(module: &Module, entry: FuncId) -> Module {
+/// The module with these functions and those that they call.
+fn only(module: &Module, mut wanted: Vec<FuncId>) -> Module {
     let mut kept = Module::new(module.name.clone());
     kept.params = module.params.clone();
     kept.states = module.states.clone();
-    let mut wanted = vec![entry];
     let mut at = 0;
     while let Some(&id) = wanted.get(at) {
         let called = module.functions[id].live().filter_map(|(_, node)| callee(&node.op));

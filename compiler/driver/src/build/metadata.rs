@@ -8,7 +8,7 @@ use mlcc_target::{Arch, Level, Target};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::table::{COMPILER, caches};
+use super::table::{COMPILER, caches, decoder_start};
 use super::{BuildOptions, Source, profile, report, taps};
 
 /// Version of the layout of the metadata.
@@ -138,6 +138,7 @@ fn memory_json(
         "adapter_slots": options.adapters.map_or(0, |slots| slots.slots),
         "adapter_rank": options.adapters.map_or(0, |slots| slots.rank),
         "adapter_bytes": memory.adapter_bytes,
+        "decoder_start": decoder_start(source),
         "max_workers": memory.max_workers().unwrap_or(0),
         "window": source.model.config.architecture.window(),
         "sinks": source.model.config.architecture.sinks(),

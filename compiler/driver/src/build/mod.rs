@@ -158,6 +158,7 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
     let clock = report.begin("read", hooks);
     let source = Source::open(options)?;
     texts_fit(&source, &target, options)?;
+    encoder_fits(&source, options)?;
     ranks_fit(&source, &target, options)?;
     slots_fit(&source, &target, options)?;
     let options = &options.for_source(&source);
@@ -195,6 +196,20 @@ fn texts_fit(source: &Source, target: &Target, options: &BuildOptions) -> Result
         () if options.debug_taps => {
             "--debug-taps: layers of models of texts are not compared yet; leave it out"
         }
+        () => return Ok(()),
+    };
+    Err(BuildError::Unsupported(what.into()))
+}
+
+/// Refuses what encoder-decoder models are not built with.
+fn encoder_fits(source: &Source, options: &BuildOptions) -> Result<(), BuildError> {
+    let what = match () {
+        () if source.model.config.architecture.decoder_start().is_none() => return Ok(()),
+        () if options.debug_taps => "--debug-taps: layers of encoder-decoder models are not compared yet",
+        () if options.adapters.is_some() => {
+            "--lora-slots: encoder-decoder models have no slots for adapters yet; merge adapters with --lora"
+        }
+        () if options.ranks > 1 => "--tensor-parallel: encoder-decoder models are not split among ranks yet",
         () => return Ok(()),
     };
     Err(BuildError::Unsupported(what.into()))

@@ -104,6 +104,9 @@ pub(super) fn plan(
         () if source.model.config.architecture.texts().is_some() => {
             "perplexity is of models that generate text, this one makes vectors of texts".into()
         }
+        () if source.model.config.architecture.decoder_start().is_some() => {
+            "perplexity is of models that go on with a text, an encoder-decoder model writes another".into()
+        }
         () if options.weights_on_load => "its weights are random and made on load".into(),
         () if matches!(source.model.weights, Weights::Random { .. }) && !asked => {
             "the weights are random".into()

@@ -3,7 +3,7 @@
 use mlcc_codegen::table::{CacheDesc, ParamDesc, PlanDesc, StateDesc, TableDesc, WindowDesc};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::types::{Packing, TensorType};
-use mlcc_models::transformer::{ADAPTER_SLOT, DROPPED_ROWS, SEQUENCE_LENGTH};
+use mlcc_models::transformer::{ADAPTER_SLOT, DROPPED_ROWS, SEQUENCE_LENGTH, SOURCE_LENGTH};
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_target::{Arch, Target};
@@ -53,6 +53,7 @@ pub fn describe(
             adapter_slots: options.adapters.map_or(0, |slots| slots.slots as u64),
             adapter_rank: options.adapters.map_or(0, |slots| slots.rank as u64),
             adapter_bytes: memory.adapter_bytes,
+            decoder_start: decoder_start(source),
         },
         whole_prompts: source.model.config.architecture.needs_whole_prompts(),
         ..TableDesc::default()
@@ -98,9 +99,15 @@ fn states(source: &Source, program: &Program, memory: &MemoryPlan) -> Vec<StateD
                 dropped_beyond: window.filter(|_| state.name == DROPPED_ROWS),
                 is_length: state.name == SEQUENCE_LENGTH,
                 is_slot: state.name == ADAPTER_SLOT,
+                is_source: state.name == SOURCE_LENGTH,
             }
         })
         .collect()
+}
+
+/// As the table says it.
+pub fn decoder_start(source: &Source) -> u64 {
+    source.model.config.architecture.decoder_start().map_or(0, |token| u64::from(token) + 1)
 }
 
 /// What the caches are and cost.

@@ -73,6 +73,7 @@ pub(super) const ARCHITECTURES: &[(&str, &str)] = &[
     ("deepseek2", "deepseek_v3"),
     ("mistral4", "mistral4"),
     ("kimi-linear", "kimi_linear"),
+    ("t5", "t5"),
     ("rwkv6", "rwkv6"),
     ("rwkv7", "rwkv7"),
 ];

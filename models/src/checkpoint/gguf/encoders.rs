@@ -1,4 +1,5 @@
-//! The configuration of encoders and of what is made of texts: which rows are pooled, dense layers, heads of classifiers.
+//! The configuration of encoders and of what is made of texts: which rows are pooled, dense layers, heads of classifiers; of T5, an
+//! encoder with a decoder.
 
 use super::config::Writer;
 use crate::error::CheckpointError;
@@ -57,4 +58,24 @@ pub(super) fn gemma_embedding(w: &mut Writer<'_>) {
     if !widths.is_empty() {
         w.set(DENSE, widths);
     }
+}
+
+/// T5: the converter writes the largest distance, 128, nowhere, and whether there is a gate by there being one.
+pub(super) fn t5(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    let gated = w.has("enc.blk.0.ffn_gate.weight");
+    w.set("feed_forward_proj", if gated { "gated-gelu" } else { "relu" });
+    for (key, field) in [
+        ("embedding_length", "d_model"),
+        ("attention.key_length", "d_kv"),
+        ("feed_forward_length", "d_ff"),
+        ("attention.head_count", "num_heads"),
+        ("block_count", "num_layers"),
+        ("decoder_block_count", "num_decoder_layers"),
+        ("context_length", "n_positions"),
+        ("attention.relative_buckets_count", "relative_attention_num_buckets"),
+        ("decoder_start_token_id", "decoder_start_token_id"),
+    ] {
+        w.copy(key, field)?;
+    }
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")
 }

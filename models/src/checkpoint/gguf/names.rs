@@ -11,6 +11,9 @@ use super::{Metadata, RawTensor};
 use crate::error::CheckpointError;
 use Change::*;
 
+/// What stands before `blk.`, and what the checkpoint has there.
+const STACKS: [(&str, &str); 3] = [("", ""), ("enc.", "encoder."), ("dec.", "decoder.")];
+
 /// More than any model has; keeps a damaged file from asking for millions of tensors.
 const MOST_PARTS: usize = 4096;
 
@@ -99,11 +102,17 @@ impl Family {
         if let Some((_, name, change)) = self.top.iter().find(|(known, ..)| *known == gguf) {
             return Some(Found { name: (*name).to_string(), change: *change, layer: 0 });
         }
-        let (layer, whole) = gguf.strip_prefix("blk.")?.split_once('.')?;
+        let (stack, rest) = gguf.split_once("blk.")?;
+        let (layer, whole) = rest.split_once('.')?;
         let layer: u32 = layer.parse().ok()?;
         let rest: &[_] = if self.llama_block { LLAMA_BLOCK } else { &[] };
-        let entry = |part: &str| self.block.iter().chain(rest).find(|(known, ..)| *known == part);
-        let prefix = format!("{}.{layer}", self.layers);
+        // Of an encoder with a decoder each has names of its own.
+        let entry = |part: &str| {
+            let is = |known: &str| known.strip_prefix(stack) == Some(part);
+            self.block.iter().chain(rest).find(|(known, ..)| is(known))
+        };
+        let stack_name = STACKS.iter().find(|(short, _)| *short == stack)?.1;
+        let prefix = format!("{stack_name}{}.{layer}", self.layers);
         let layer = layer as usize;
         if let Some((_, name, change)) = entry(whole) {
             return Some(Found { name: format!("{prefix}.{name}"), change: *change, layer });
@@ -381,7 +390,9 @@ mod tests {
                 assert!(family.find("token_embd.weight").is_some(), "{arch}");
                 // Norms stand before a layer's parts, or behind them.
                 let norms = ["attn_norm", "post_attention_norm", "attn_output_norm"];
-                let mut found = norms.iter().map(|norm| family.find(&format!("blk.3.{norm}.weight")));
+                let stacks = if *arch == "t5" { &["enc.", "dec."][..] } else { &[""] };
+                let names = stacks.iter().flat_map(|s| norms.map(|norm| format!("{s}blk.3.{norm}.weight")));
+                let mut found = names.map(|name| family.find(&name));
                 assert!(found.any(|name| name.is_some()), "{arch}");
             }
         }
@@ -396,6 +407,9 @@ mod tests {
         assert_eq!((found.name.as_str(), found.layer), ("rwkv.blocks.4.attention.ln_x.bias", 4));
         let found = find("rwkv7", "blk.0.time_mix_w0.weight");
         assert_eq!(found.name, "model.layers.0.attn.w_lora.lora.2.bias");
+        let found = find("t5", "dec.blk.2.cross_attn_q.weight");
+        assert_eq!(found.name, "decoder.block.2.layer.1.EncDecAttention.q.weight");
+        assert!(family("t5", Kind::default()).unwrap().find("blk.2.attn_q.weight").is_none());
         let found = find("gpt2", "blk.1.attn_qkv.bias");
         assert_eq!((found.name.as_str(), found.change), ("transformer.h.1.attn.c_attn.bias", Same));
     }

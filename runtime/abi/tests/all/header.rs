@@ -70,7 +70,8 @@ fn layouts(out: &mut String) {
         adapted_decode,
         adapted_prefill_logits,
         adapted_decode_batch,
-        adapted_step
+        adapted_step,
+        encode
     );
     layout!(out, Variant, "mlcc_variant", name, features, entries);
     layout!(out, Param, "mlcc_param", name, format, packing, ndim, of_slots, dims, offset, bytes);
@@ -117,6 +118,7 @@ fn layouts(out: &mut String) {
         adapter_slots,
         adapter_rank,
         adapter_bytes,
+        decoder_start,
         reserved
     );
 }
@@ -140,6 +142,7 @@ fn constants(out: &mut String) {
     constant(out, "MLCC_STATE_DROPPED_ROWS", u64::from(state_kind::DROPPED_ROWS));
     constant(out, "MLCC_STATE_SEQUENCE_LENGTH", u64::from(state_kind::SEQUENCE_LENGTH));
     constant(out, "MLCC_STATE_ADAPTER_SLOT", u64::from(state_kind::ADAPTER_SLOT));
+    constant(out, "MLCC_STATE_SOURCE_LENGTH", u64::from(state_kind::SOURCE_LENGTH));
     constant(out, "MLCC_DEVICE_LATER", u64::from(device_scope::LATER));
     constant(out, "MLCC_DEVICE_EXACT", u64::from(device_scope::EXACT));
     constant(out, "MLCC_DEVICE_FAMILY", u64::from(device_scope::FAMILY));

@@ -371,6 +371,7 @@ mod tests {
             rewinds: true,
             truncates: true,
             adapters: false,
+            decoder_start: None,
         }
     }
 

@@ -336,10 +336,17 @@ const WARM_UP: usize = 16;
 /// Feeds a piece of a prompt and a next token to a sequence that nobody has.
 fn warm_up<M: Step>(model: &mut M, limits: &Limits) -> Result<(), Failure> {
     let most = limits.chunk.min(limits.rows).min(limits.context.map_or(usize::MAX, |context| context - 1));
-    let (tokens, want) = ([0; WARM_UP], Want::Last);
+    let (mut tokens, want) = ([0; WARM_UP], Want::Last);
+    let mut first = most.clamp(1, WARM_UP);
+    if let Some(start) = limits.decoder_start {
+        // A source text and what has to be behind it.
+        tokens = [i32::from(start == 0); WARM_UP];
+        first = first.max(2);
+        tokens[first - 1] = start;
+    }
     of_model(|| {
         let mut sequence = model.sequence()?;
-        for tokens in [&tokens[..most.clamp(1, WARM_UP)], &tokens[..1]] {
+        for tokens in [&tokens[..first], &tokens[..1]] {
             // Who has all the memory is warm.
             if model.reserve(&mut sequence, tokens.len())? {
                 model.step(&mut [Feed { sequence: &mut sequence, tokens, want }])?;

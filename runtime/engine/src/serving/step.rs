@@ -56,6 +56,8 @@ pub struct Limits {
     pub truncates: bool,
     /// Whether sequences can have adapters.
     pub adapters: bool,
+    /// The token behind the source text that a sequence of an encoder-decoder model begins with, and that has no logits.
+    pub decoder_start: Option<TokenId>,
 }
 
 /// Memory for the caches of all sequences, in blocks of equally many tokens.
@@ -263,6 +265,7 @@ impl Step for ModelStep {
             rewinds: self.takes_drafts,
             truncates: table.recurrent_state().is_none() && window.is_none(),
             adapters: self.model.adapter_slots() > 0,
+            decoder_start: plan.decoder_start(),
         }
     }
 

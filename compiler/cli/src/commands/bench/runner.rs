@@ -5,7 +5,7 @@ use std::time::Instant;
 use mlcc_runtime::{Batch, Model, Rows, Session, StepTimes, Texts};
 
 use super::test::Test;
-use super::{stop_if_interrupted, tokens};
+use super::{prompt, stop_if_interrupted, tokens};
 use crate::commands::warn_of;
 use crate::error::CliError;
 use crate::ui::Ui;
@@ -20,6 +20,7 @@ pub(super) struct Runner {
     /// Of a model of texts.
     texts: Option<Texts>,
     vocab: u64,
+    model: Model,
     /// Seconds of the steps of the last test, of one that generates.
     pub steps: Vec<f64>,
 }
@@ -35,6 +36,7 @@ impl Runner {
             batch: (most > 0).then(|| model.batch(most)).transpose()?,
             texts: makes_vectors.then(|| model.texts()).transpose()?,
             vocab: model.vocab() as u64,
+            model: model.clone(),
             steps: Vec::new(),
         })
     }
@@ -46,6 +48,8 @@ impl Runner {
             Test::Mixed { depth, mix } => (depth, mix.next),
             Test::Prompt(_) | Test::Texts { .. } => (0, 0),
         };
+        // What is generated needs a source text.
+        let depth = self.model.plan().decoder_start().map_or(depth, |_| depth.max(2));
         let has =
             |session: &Session, read| depth > 0 && read >= depth && session.can_truncate_to(depth as u64);
         let there = self.sessions.iter_mut().zip(&mut self.read).take(test.sequences());
@@ -58,7 +62,7 @@ impl Runner {
         }
         for (session, read) in self.sessions.iter_mut().zip(&mut self.read).take(sequences) {
             match *read {
-                0 if depth > 0 => session.prefill(&tokens(depth, self.vocab)).map(drop)?,
+                0 if depth > 0 => session.prefill(&prompt(depth, &self.model)).map(drop)?,
                 0 => {}
                 _ => session.truncate(depth as u64)?,
             }
@@ -80,13 +84,12 @@ impl Runner {
         self.steps.clear();
         match test {
             Test::Prompt(n) => {
-                self.sessions[0].prefill(&tokens(n, vocab))?;
+                self.sessions[0].prefill(&prompt(n, &self.model))?;
             }
             Test::Generate { tokens: n, sequences, .. } => self.generate(&tokens(n, vocab), sequences)?,
             Test::Mixed { mix, .. } => {
-                let tokens = tokens(mix.next + mix.piece, vocab);
-                let (piece, next) = tokens.split_at(mix.piece);
-                let fed = next.chunks(1).chain([piece]);
+                let (piece, next) = (prompt(mix.piece, &self.model), tokens(mix.next, vocab));
+                let fed = next.chunks(1).chain([&piece[..]]);
                 let mut rows: Vec<Rows> =
                     self.sessions.iter_mut().zip(fed).map(|(s, tokens)| Rows::of(s, tokens)).collect();
                 self.batch.iter_mut().try_for_each(|batch| batch.step(&mut rows).map(drop))?;

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use super::prompt;
 use super::report::median;
-use super::tokens;
 use crate::commands::{load, print};
 use crate::error::CliError;
 use crate::ui;
@@ -42,7 +42,7 @@ pub struct Report {
 pub fn first_token(artifact: &Path, threads: Option<usize>) -> Result<(), CliError> {
     let model = load(artifact, threads, false)?;
     let mut session = model.session()?;
-    let logits = session.prefill(&tokens(PROMPT, model.vocab() as u64))?;
+    let logits = session.prefill(&prompt(PROMPT, &model))?;
     let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(token, _)| token);
     let weights = model.table().params.iter().map(|p| p.bytes).sum();
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -15,7 +15,7 @@ use mlcc_target::{Kind, Level, Target};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::origin::Origin;
-use crate::commands::bench::tokens;
+use crate::commands::bench::{prompt, tokens};
 use crate::commands::doctor::proc_value;
 use crate::error::CliError;
 use crate::interrupt;
@@ -153,7 +153,8 @@ impl<'a> Bench<'a> {
         } else if session.can_truncate() || session.past() + repeats as u64 >= room {
             session.reset()?;
             if depth > 0 {
-                session.prefill(&tokens(depth as usize, vocab))?;
+                let ids = prompt(depth as usize, session.model());
+                session.prefill(&ids)?;
             }
         }
         let ids = tokens(repeats, vocab);
@@ -167,7 +168,7 @@ impl<'a> Bench<'a> {
 }
 
 fn prompts(session: &mut Session, n: usize, repeats: usize) -> Result<(usize, Duration), CliError> {
-    let ids = tokens(n, session.model().vocab() as u64);
+    let ids = prompt(n, session.model());
     let mut time = Duration::ZERO;
     for _ in 0..repeats {
         session.reset()?;

@@ -1,4 +1,4 @@
-//! Names of encoders.
+//! Names of encoders, and of T5, which has a decoder too.
 
 use super::Change::*;
 use super::{Entry, Family};
@@ -48,3 +48,42 @@ pub(super) const BERT: Family =
 
 pub(super) const MODERN_BERT: Family =
     Family { top: MODERN_BERT_TOP, layers: "layers", block: MODERN_BERT_BLOCK, llama_block: false };
+
+const T5_TOP: &[Entry] = &[
+    ("token_embd.weight", "shared.weight", Same),
+    ("output.weight", "lm_head.weight", Same),
+    ("enc.output_norm.weight", "encoder.final_layer_norm.weight", Same),
+    ("dec.output_norm.weight", "decoder.final_layer_norm.weight", Same),
+];
+
+/// With the stack that a layer is in. What is called `ffn_up` is `wi` without a gate, which the definition knows.
+const T5_BLOCK: &[Entry] = &[
+    ("enc.attn_norm", "layer.0.layer_norm", Same),
+    ("enc.attn_q", "layer.0.SelfAttention.q", Same),
+    ("enc.attn_k", "layer.0.SelfAttention.k", Same),
+    ("enc.attn_v", "layer.0.SelfAttention.v", Same),
+    ("enc.attn_o", "layer.0.SelfAttention.o", Same),
+    ("enc.attn_rel_b", "layer.0.SelfAttention.relative_attention_bias", Same),
+    ("enc.ffn_norm", "layer.1.layer_norm", Same),
+    ("enc.ffn_gate", "layer.1.DenseReluDense.wi_0", Same),
+    ("enc.ffn_up", "layer.1.DenseReluDense.wi_1", Same),
+    ("enc.ffn_down", "layer.1.DenseReluDense.wo", Same),
+    ("dec.attn_norm", "layer.0.layer_norm", Same),
+    ("dec.attn_q", "layer.0.SelfAttention.q", Same),
+    ("dec.attn_k", "layer.0.SelfAttention.k", Same),
+    ("dec.attn_v", "layer.0.SelfAttention.v", Same),
+    ("dec.attn_o", "layer.0.SelfAttention.o", Same),
+    ("dec.attn_rel_b", "layer.0.SelfAttention.relative_attention_bias", Same),
+    ("dec.cross_attn_norm", "layer.1.layer_norm", Same),
+    ("dec.cross_attn_q", "layer.1.EncDecAttention.q", Same),
+    ("dec.cross_attn_k", "layer.1.EncDecAttention.k", Same),
+    ("dec.cross_attn_v", "layer.1.EncDecAttention.v", Same),
+    ("dec.cross_attn_o", "layer.1.EncDecAttention.o", Same),
+    ("dec.cross_attn_rel_b", "layer.1.EncDecAttention.relative_attention_bias", Same),
+    ("dec.ffn_norm", "layer.2.layer_norm", Same),
+    ("dec.ffn_gate", "layer.2.DenseReluDense.wi_0", Same),
+    ("dec.ffn_up", "layer.2.DenseReluDense.wi_1", Same),
+    ("dec.ffn_down", "layer.2.DenseReluDense.wo", Same),
+];
+
+pub(super) const T5: Family = Family { top: T5_TOP, layers: "block", block: T5_BLOCK, llama_block: false };

@@ -304,6 +304,7 @@ impl Step for Toy {
             rewinds: !self.recurrent && self.window.is_none(),
             truncates: !self.recurrent && self.window.is_none(),
             adapters: true,
+            decoder_start: None,
         }
     }
 

@@ -1,0 +1,327 @@
+//! T5 (Raffel et al. 2020), mT5 (Xue et al. 2021) and UMT5 (Chung et al. 2023); reference: `T5ForConditionalGeneration`,
+//! `MT5ForConditionalGeneration` and `UMT5ForConditionalGeneration` of transformers. An encoder reads the source text, a decoder writes the target and
+//! looks at the encoder's last rows in every layer. Positions are terms of the scores by distance ([`DistanceBias`]), and
+//! scores have no factor.
+//!
+//! The keys and values that a decoder layer sees of the source are the first rows of the caches of its self-attention, which
+//! have the same heads: so a sequence is the rows of the source, and behind them those of the target.
+
+use crate::config::ConfigFields;
+use crate::config::sizes::{HIDDEN, LARGEST_HEAD, MOST_HEADS, MOST_LAYERS, VOCAB};
+use crate::error::ConfigError;
+use crate::layers::attention::keep;
+use crate::layers::linear::Linear;
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::{Activation, Attention, Buckets, DistanceBias, Keys, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct T5Config {
+    /// The layers are the decoder's.
+    pub sizes: Sizes,
+    pub encoder_layers: usize,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    /// The feed-forward part has a gate.
+    pub gated: bool,
+    pub buckets: usize,
+    pub most_distance: usize,
+    /// Every layer has a table of distances, not only the first one.
+    pub own_distances: bool,
+    pub tied: bool,
+    /// Logits are multiplied by `hidden^-0.5`.
+    pub scaled: bool,
+    pub start: u32,
+}
+
+/// Which stack a block is in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stack {
+    Encoder,
+    Decoder,
+}
+
+impl Stack {
+    fn name(self) -> &'static str {
+        match self {
+            Stack::Encoder => "encoder",
+            Stack::Decoder => "decoder",
+        }
+    }
+}
+
+/// What the texts that T5 was trained with had at most; positions are relative, so longer ones work too.
+const SOURCE: usize = 512;
+
+impl T5Config {
+    pub fn t5(fields: &ConfigFields) -> Result<T5Config, ConfigError> {
+        T5Config::read(fields, true, false)
+    }
+
+    pub fn mt5(fields: &ConfigFields) -> Result<T5Config, ConfigError> {
+        T5Config::read(fields, false, false)
+    }
+
+    pub fn umt5(fields: &ConfigFields) -> Result<T5Config, ConfigError> {
+        T5Config::read(fields, false, true)
+    }
+
+    /// `tied` where the file does not say whether the head is the embedding.
+    fn read(fields: &ConfigFields, tied: bool, own_distances: bool) -> Result<T5Config, ConfigError> {
+        refuse_parts(fields)?;
+        let encoder_layers = fields.size("num_layers")?;
+        let layers = fields.size_or("num_decoder_layers", encoder_layers)?;
+        let heads = fields.size("num_heads")?;
+        let sizes = Sizes {
+            vocab: fields.size(fields.first(&VOCAB))?,
+            hidden: fields.size(fields.first(&HIDDEN))?,
+            layers: fields.within("num_decoder_layers", layers, MOST_LAYERS)?,
+            heads: fields.within("num_heads", heads, MOST_HEADS)?,
+            kv_heads: heads,
+            head_size: fields.within("d_kv", fields.size("d_kv")?, LARGEST_HEAD)?,
+            // Source and target are in the same caches.
+            context: 2 * fields.size_or("n_positions", SOURCE)?,
+        };
+        let (activation, gated) = feed_forward(fields)?;
+        let tied = fields.flag_or("tie_word_embeddings", tied)?;
+        // Newer releases of transformers write `true` for all; only heads that are the embedding are scaled.
+        let scaled = fields.flag_or("scale_decoder_outputs", tied)?;
+        let config = T5Config {
+            encoder_layers: fields.within("num_layers", encoder_layers, MOST_LAYERS)?,
+            intermediate: fields.size("d_ff")?,
+            eps: fields.epsilon(&["layer_norm_epsilon"], 1e-6)?,
+            activation,
+            gated,
+            buckets: fields.size_or("relative_attention_num_buckets", 32)?,
+            most_distance: fields.size_or("relative_attention_max_distance", 128)?,
+            own_distances,
+            tied: tied && scaled,
+            scaled,
+            start: start_token(fields, sizes.vocab)?,
+            sizes,
+        };
+        config.check_buckets(fields)?;
+        Ok(config)
+    }
+
+    fn check_buckets(&self, fields: &ConfigFields) -> Result<(), ConfigError> {
+        let most = 1 << 16;
+        fields.within("relative_attention_max_distance", self.most_distance, most)?;
+        for stack in [Stack::Encoder, Stack::Decoder] {
+            if let Some(why) = self.division(stack).fault() {
+                let found = Value::from(self.buckets);
+                let expected = format!("a number of buckets that goes with the largest distance: {why}");
+                return Err(fields.wrong("relative_attention_num_buckets", &expected, &found));
+            }
+        }
+        Ok(())
+    }
+
+    fn division(&self, stack: Stack) -> Buckets {
+        Buckets { count: self.buckets, most: self.most_distance, both_sides: stack == Stack::Encoder }
+    }
+
+    fn distances(&self, stack: Stack, layer: usize) -> DistanceBias {
+        let layer = if self.own_distances { layer } else { 0 };
+        let part = format!("{}.block.{layer}.layer.0.SelfAttention", stack.name());
+        DistanceBias {
+            name: format!("{part}.relative_attention_bias.weight"),
+            buckets: self.division(stack),
+            heads: self.sizes.heads,
+        }
+    }
+
+    fn project(&self, net: &mut Net, name: &str, x: ValueId) -> ValueId {
+        Linear::new(name, self.sizes.query()).apply(net, x)
+    }
+
+    /// Keys and values `[n, heads, size]`.
+    fn keys_and_values(&self, net: &mut Net, part: &str, x: ValueId) -> [ValueId; 2] {
+        ["k", "v"].map(|which| self.project(net, &format!("{part}.{which}"), x))
+    }
+
+    /// Also gives the keys and values, of which the decoder's are all that its caches have.
+    fn self_attention(
+        &self,
+        net: &mut Net,
+        stack: Stack,
+        layer: usize,
+        x: ValueId,
+    ) -> (ValueId, [ValueId; 2]) {
+        let block = format!("{}.block.{layer}.layer.0", stack.name());
+        let part = format!("{block}.SelfAttention");
+        let h = rms_norm(net, x, &format!("{block}.layer_norm"), self.eps);
+        let q = self.project(net, &format!("{part}.q"), h);
+        let [k, v] = self.keys_and_values(net, &part, h);
+        let mut attention = Attention { scale: 1.0, ..Attention::of_all(self.sizes.head_size) };
+        attention.bias = Some(self.distances(stack, layer));
+        if stack == Stack::Decoder {
+            (attention.ahead, attention.keys) = (0, Keys::Target);
+        }
+        let (heads, mut seen) = (self.sizes.heads, [k, v]);
+        let h = net.per_sequence(&[q, k, v], |net, rows| {
+            let [q, k, v] = [rows[0], rows[1], rows[2]].map(|rows| net.split_heads(rows, heads));
+            // The encoder keeps nothing of its own.
+            seen = if stack == Stack::Decoder { keep(net, layer, [k, v]) } else { [k, v] };
+            vec![attention.over(net, q.into(), seen, None)]
+        })[0];
+        (Linear::new(&format!("{part}.o"), self.sizes.hidden).apply(net, h), seen)
+    }
+
+    /// Looks at the source. Its rows are in the caches, which have those of this call by now.
+    fn cross_attention(&self, net: &mut Net, layer: usize, x: ValueId, caches: [ValueId; 2]) -> ValueId {
+        let block = format!("decoder.block.{layer}.layer.1");
+        let part = format!("{block}.EncDecAttention");
+        let h = rms_norm(net, x, &format!("{block}.layer_norm"), self.eps);
+        let q = self.project(net, &format!("{part}.q"), h);
+        let attention =
+            Attention { scale: 1.0, keys: Keys::Source, ..Attention::of_all(self.sizes.head_size) };
+        let heads = self.sizes.heads;
+        let h = net.per_sequence(&[q], |net, rows| {
+            let q = net.split_heads(rows[0], heads);
+            vec![attention.over(net, q.into(), caches, None)]
+        })[0];
+        Linear::new(&format!("{part}.o"), self.sizes.hidden).apply(net, h)
+    }
+
+    fn feed_forward(&self, net: &mut Net, block: &str, x: ValueId) -> ValueId {
+        let h = rms_norm(net, x, &format!("{block}.layer_norm"), self.eps);
+        let name = |part: &str| format!("{block}.DenseReluDense.{part}");
+        let (out, width) = (name("wo"), self.intermediate);
+        let down = Linear::new(&out, self.sizes.hidden);
+        match self.gated {
+            false => mlp::plain(net, h, Linear::new(&name("wi"), width), down, self.activation),
+            true => {
+                let (gate, up) = (name("wi_0"), name("wi_1"));
+                mlp::gated(
+                    net,
+                    h,
+                    [Linear::new(&gate, width), Linear::new(&up, width), down],
+                    self.activation,
+                )
+            }
+        }
+    }
+}
+
+impl Transformer for T5Config {
+    type Shared = ();
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        let norm = (Norm::Rms(self.eps), "decoder.final_layer_norm");
+        let frame = Frame::named(EMBEDDING, norm, "lm_head.weight", self.tied);
+        let scale = self.scaled.then(|| 1.0 / (self.sizes.hidden as f64).sqrt());
+        Frame { logit_scale: scale, ..frame }
+    }
+
+    fn shared(&self, _: &mut Net) {}
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+        let (h, caches) = self.self_attention(net, Stack::Decoder, layer, x);
+        let x = net.residual(layer, "attention", x, h);
+        let h = self.cross_attention(net, layer, x, caches);
+        let x = net.residual(layer, "cross_attention", x, h);
+        let h = self.feed_forward(net, &format!("decoder.block.{layer}.layer.2"), x);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn decoder_start(&self) -> Option<u32> {
+        Some(self.start)
+    }
+
+    fn encode(&self, net: &mut Net) {
+        let x = self.embed(net);
+        let x = net.layers(self.encoder_layers, x, |net, layer, x| {
+            let (h, _) = self.self_attention(net, Stack::Encoder, layer, x);
+            let x = net.residual(layer, "attention", x, h);
+            let h = self.feed_forward(net, &format!("encoder.block.{layer}.layer.1"), x);
+            net.residual(layer, "mlp", x, h)
+        });
+        let x = rms_norm(net, x, "encoder.final_layer_norm", self.eps);
+        net.tap("final_norm", x);
+        for layer in 0..self.sizes.layers {
+            let part = format!("decoder.block.{layer}.layer.1.EncDecAttention");
+            let kv = self.keys_and_values(net, &part, x);
+            let kv = kv.map(|rows| net.split_heads(rows, self.sizes.heads));
+            keep(net, layer, kv);
+        }
+        net.keep_source_length();
+    }
+
+    /// The tokens of a source see those behind them.
+    fn needs_whole_prompts(&self) -> bool {
+        true
+    }
+
+    fn cannot_stream(&self) -> Option<&'static str> {
+        Some("the first rows of its caches are the source text, which every token sees")
+    }
+
+    /// GGUF files call the layer before the activation alike with a gate and without.
+    fn canonical_name(&self, stored_name: &str) -> String {
+        if self.gated { stored_name.to_string() } else { stored_name.replace(".wi_1.", ".wi.") }
+    }
+
+    /// Copies of the embedding table, the head where the table is the head, and a table that no layer uses (in the files of T5 1.0).
+    fn is_ignored(&self, name: &str) -> bool {
+        name.ends_with(".embed_tokens.weight")
+            || name.ends_with(".EncDecAttention.relative_attention_bias.weight")
+            || (self.tied && name == "lm_head.weight")
+    }
+}
+
+/// The table of token embeddings, of encoder and decoder.
+const EMBEDDING: &str = "shared.weight";
+
+/// Encoders and decoders alone are other models.
+fn refuse_parts(fields: &ConfigFields) -> Result<(), ConfigError> {
+    let class = fields.get("architectures").and_then(|names| names.as_array()?.first()?.as_str());
+    let refused = |what: String| {
+        Err(ConfigError::NotSupportedYet {
+            file: fields.origin.clone(),
+            what,
+            supported: "an encoder with a decoder and a head, `T5ForConditionalGeneration`".to_string(),
+        })
+    };
+    match class {
+        Some(class)
+            if !["ForConditionalGeneration", "WithLMHeadModel"].iter().any(|end| class.ends_with(end)) =>
+        {
+            refused(format!("the class `{class}`"))
+        }
+        _ if !fields.flag_or("is_encoder_decoder", true)? => {
+            refused("one of the two stacks alone (`is_encoder_decoder` = false)".to_string())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The activation, and whether there is a gate.
+fn feed_forward(fields: &ConfigFields) -> Result<(Activation, bool), ConfigError> {
+    const FIELD: &str = "feed_forward_proj";
+    let Some(found) = fields.get(FIELD) else { return Ok((Activation::Relu, false)) };
+    let kind = fields.string(FIELD)?;
+    let (name, gated) = kind.strip_prefix("gated-").map_or((kind.as_str(), false), |name| (name, true));
+    // As the reference reads it.
+    let name = if kind == "gated-gelu" { "gelu_new" } else { name };
+    let activation = Activation::find(name);
+    let activation = activation.ok_or_else(|| fields.wrong(FIELD, "relu, gated-gelu or the like", found))?;
+    Ok((activation, gated))
+}
+
+/// The token that decoders start with.
+fn start_token(fields: &ConfigFields, vocab: usize) -> Result<u32, ConfigError> {
+    let field = fields.first(&["decoder_start_token_id", "pad_token_id"]);
+    let start = fields.count_or(field, 0)?;
+    match u32::try_from(start) {
+        Ok(token) if start < vocab => Ok(token),
+        _ => Err(fields.wrong(field, &format!("a token below {vocab}"), &Value::from(start))),
+    }
+}

@@ -1,0 +1,132 @@
+//! Learned terms of attention scores by the distance of query and key (Raffel et al. 2020): distances have buckets, which get
+//! wider with the distance, and a bucket has a term for each head.
+
+use crate::transformer::Net;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::{DType, TensorType};
+
+/// How distances are divided among buckets; reference: `T5Attention._relative_position_bucket` of transformers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buckets {
+    pub count: usize,
+    /// From here on all distances have the last bucket.
+    pub most: usize,
+    /// Half of the buckets are for keys behind the query.
+    pub both_sides: bool,
+}
+
+impl Buckets {
+    /// Buckets of one side.
+    pub fn of_side(&self) -> usize {
+        if self.both_sides { self.count / 2 } else { self.count }
+    }
+
+    /// Why no distance has a bucket in such a division, if so.
+    pub fn fault(&self) -> Option<String> {
+        let exact = self.of_side() / 2;
+        if exact == 0 || (self.both_sides && !self.count.is_multiple_of(2)) {
+            return Some(format!("{} buckets cannot be divided among distances", self.count));
+        }
+        (self.most <= exact).then(|| {
+            format!("the largest distance, {}, is one of the {exact} with a bucket of its own", self.most)
+        })
+    }
+
+    /// The bucket of key `j` for the query at `p`, where `distance` is `j - p`.
+    pub fn of(&self, distance: i64) -> usize {
+        let (side, exact) = (self.of_side(), self.of_side() / 2);
+        let first = if self.both_sides && distance > 0 { side } else { 0 };
+        let apart =
+            if self.both_sides { distance.unsigned_abs() } else { (-distance).max(0) as u64 } as usize;
+        if apart < exact {
+            return first + apart;
+        }
+        // In f32, as the reference: where one bucket ends and the next begins is a matter of rounding.
+        let ratio = (apart as f32 / exact as f32).ln() / (self.most as f64 / exact as f64).ln() as f32;
+        let wider = (ratio * (side - exact) as f32) as usize;
+        first + (exact + wider).min(side - 1)
+    }
+
+    /// The nearest distance from which on nothing changes.
+    fn last(&self) -> usize {
+        let all = self.of(-(self.most as i64));
+        (0..self.most).rev().find(|&d| self.of(-(d as i64)) != all).map_or(0, |d| d + 1)
+    }
+}
+
+/// The table of an attention.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DistanceBias {
+    /// Name of the tensor `[buckets, heads]`.
+    pub name: String,
+    pub buckets: Buckets,
+    pub heads: usize,
+}
+
+impl DistanceBias {
+    /// Terms `[kv, group, n, t]` for queries at `row: i32[n, 1]` and keys at `column: i32[t]`. The table is by distance: its rows
+    /// are those of the tensor, each as often as its bucket has distances.
+    pub fn apply(
+        &self,
+        net: &mut Net,
+        (row, column): (ValueId, ValueId),
+        (kv, group): (&Dim, &Dim),
+    ) -> ValueId {
+        let Buckets { count, both_sides, .. } = self.buckets;
+        let last = self.buckets.last() as i64;
+        let ahead = if both_sides { last } else { 0 };
+        let bucket = |distance| RowBlocks::range(self.buckets.of(distance), 1, count);
+        let source = net.tensor(&self.name, &[count, self.heads]);
+        let rows = (-last..=ahead).map(|d| ParamSource::Rows(bucket(d), Box::new(source.clone())));
+        let ty = TensorType::new(DType::F32, [(last + ahead + 1) as usize, self.heads]);
+        let name = format!("{}.by_distance", self.name);
+        let table = net.param_from(&name, ParamRole::Vector, ty, ParamSource::Concat(rows.collect()));
+
+        let integer =
+            |net: &mut Net, value: i64| net.op(Op::Constant { value: value as f64, dtype: DType::I32 }, &[]);
+        let distance = net.sub(column, row);
+        let (nearest, farthest) = (integer(net, ahead), integer(net, -last));
+        let distance = net.max(distance, farthest);
+        let distance = net.min(distance, nearest);
+        let places = net.sub(distance, farthest);
+        let terms = net.gather(table, places);
+        let dims = net.ty(terms).dims.clone();
+        let terms = net.permute(terms, &[2, 0, 1]);
+        net.reshape(terms, [kv.clone(), group.clone(), dims[0].clone(), dims[1].clone()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Buckets that transformers 4.56 gives, of both sides and of one.
+    #[test]
+    fn buckets_are_those_of_the_reference() {
+        let both = Buckets { count: 32, most: 128, both_sides: true };
+        let of = |b: &Buckets, ds: &[i64]| ds.iter().map(|&d| b.of(d)).collect::<Vec<_>>();
+        assert_eq!(
+            of(&both, &[0, -1, -7, -8, -11, -12, -16, -23, -64, -127, -500]),
+            [0, 1, 7, 8, 8, 9, 10, 11, 14, 15, 15]
+        );
+        assert_eq!(of(&both, &[1, 7, 8, 16, 32, 500]), [17, 23, 24, 26, 28, 31]);
+        let one = Buckets { both_sides: false, ..both };
+        assert_eq!(
+            of(&one, &[5, 0, -15, -16, -18, -19, -32, -64, -128, -900]),
+            [0, 0, 15, 16, 16, 17, 21, 26, 31, 31]
+        );
+        assert_eq!(both.last(), 91);
+        assert_eq!(one.last(), 113);
+    }
+
+    #[test]
+    fn divisions_that_are_none() {
+        let fault = |count, most, both_sides| Buckets { count, most, both_sides }.fault();
+        assert!(fault(32, 128, true).is_none());
+        assert!(fault(2, 128, true).is_some() && fault(33, 128, true).is_some());
+        assert!(fault(32, 16, false).is_some() && fault(32, 8, true).is_some());
+    }
+}

@@ -1,0 +1,71 @@
+//! The source text that a sequence of an encoder-decoder model begins with.
+
+use super::{Session, Step};
+use crate::{Error, Result};
+
+/// How many of the first tokens are those of a source text, which ends where the token `start` is that the decoder starts with.
+/// `None` where there is none, or nothing before it.
+pub fn source_rows(tokens: &[i32], start: i32) -> Option<usize> {
+    tokens.iter().position(|&token| token == start).filter(|&rows| rows > 0)
+}
+
+impl Session {
+    /// How many of `tokens` are the source text: those of the first call.
+    fn source_in(&self, tokens: &[i32]) -> Result<usize> {
+        match self.model.plan().decoder_start() {
+            Some(start) if self.past() == 0 => source_rows(tokens, start).ok_or(Error::NoSource { start }),
+            _ => Ok(0),
+        }
+    }
+
+    pub(super) fn check_source(&self, tokens: &[i32]) -> Result<()> {
+        let (n, chunk) = (self.source_in(tokens)? as u64, self.model.plan().chunk);
+        if n > chunk { Err(Error::SourceTooLong { n, chunk }) } else { Ok(()) }
+    }
+
+    /// Reads the source text if `tokens`, which were checked, begin with it; gives those behind it.
+    pub(crate) fn read_source<'t>(&mut self, tokens: &'t [i32]) -> Result<&'t [i32]> {
+        let (source, rest) = tokens.split_at(self.source_in(tokens)?);
+        if !source.is_empty() {
+            self.step(Step::Encode, source)?;
+        }
+        Ok(rest)
+    }
+
+    /// [`Session::read_source`], then `feed` of what is behind it. When that fails nothing has been fed: a source that is not followed
+    /// by its first call would be taken for another one's.
+    pub(super) fn behind_source(
+        &mut self,
+        tokens: &[i32],
+        feed: impl FnOnce(&mut Self, &[i32]) -> Result<()>,
+    ) -> Result<()> {
+        let rest = self.read_source(tokens)?;
+        let result = feed(self, rest);
+        if result.is_err() && rest.len() < tokens.len() {
+            // What went wrong first is what the caller is told.
+            let _ = self.reset();
+        }
+        result
+    }
+
+    /// Rows of the source text, of a sequence that has one.
+    pub(super) fn source_length(&self) -> Result<Option<u64>> {
+        let Some(state) = self.model.table().source() else { return Ok(None) };
+        let bytes = self.memory.state(state, self.rows)?;
+        let length = <[u8; 4]>::try_from(&*bytes).map_or(0, i32::from_le_bytes);
+        Ok(Some(u64::try_from(length).unwrap_or(0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_ends_before_the_first_start() {
+        assert_eq!(source_rows(&[5, 6, 0, 7, 0], 0), Some(2));
+        assert_eq!(source_rows(&[5, 6], 0), None);
+        assert_eq!(source_rows(&[0, 6], 0), None, "nothing before it");
+        assert_eq!(source_rows(&[], 0), None);
+    }
+}
