@@ -70,6 +70,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         drafter: None,
         draft: None,
         adapters: Vec::new(),
+        reads_adapters: None,
     };
     let options = ServeOptions {
         host: IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -81,6 +82,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         log: None,
         body_limit: 1 << 20,
         prefixes: None,
+        lora_dir: None,
         warn: None,
         read_timeout: Duration::from_secs(60),
         timeout: None,

@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use mlcc_engine::serving::{LaunchError, Sink, TextRequest, Ticket};
+use mlcc_engine::serving::{LaunchError, Sink, TextAdapter, TextRequest, Ticket};
 use mlcc_engine::texts::TextModel;
 
+use crate::adapters::AdapterError;
 use crate::app::{App, Server};
 use crate::embeddings::TextModels;
 use crate::hosted::{Hosted, Loaded};
@@ -50,16 +51,38 @@ impl Application {
         self.app.models.find(None).ok()
     }
 
-    /// Queues texts of that model, all or none, each with who takes its events; they count in `/metrics`.
-    pub fn launch(&self, requests: Vec<(TextRequest, Sink)>) -> Result<Vec<Ticket>, LaunchError> {
-        let hosted = self.model().ok_or(LaunchError::Closed)?;
+    /// Those that are loaded, each adapter behind its model.
+    pub fn models(&self) -> Vec<Arc<Hosted>> {
+        self.app.models.loaded()
+    }
+
+    /// Adds an adapter of the first model, as a model of its own.
+    pub fn add_adapter(&self, adapter: TextAdapter) -> Result<(), AdapterError> {
+        match self.model() {
+            Some(base) => self.app.models.add_adapter(&base, adapter),
+            None => Err(AdapterError::NoModel),
+        }
+    }
+
+    /// Takes an adapter away. Texts that run with it go on.
+    pub fn remove_adapter(&self, name: &str) -> Result<(), AdapterError> {
+        self.app.models.remove_adapter(name)
+    }
+
+    /// Queues texts of a model, all or none, each with who takes its events; they count in `/metrics`. The adapters of the requests are
+    /// those of `hosted`.
+    pub fn launch(
+        &self,
+        hosted: &Hosted,
+        requests: Vec<(TextRequest, Sink)>,
+    ) -> Result<Vec<Ticket>, LaunchError> {
         let watched = requests.into_iter().map(|(request, mut sink)| {
             let mut watch = hosted.watch();
             let sink: Sink = Box::new(move |event| {
                 watch.see(&event);
                 sink(event)
             });
-            (request, sink)
+            (TextRequest { adapter: hosted.adapter.clone(), ..request }, sink)
         });
         hosted.engine.launch_with(watched.collect())
     }

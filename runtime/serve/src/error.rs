@@ -85,6 +85,25 @@ impl ApiError {
         Self::model(StatusCode::UNPROCESSABLE_ENTITY, "invalid_artifact", message)
     }
 
+    /// An adapter cannot be loaded.
+    pub fn refused_adapter(name: &str, why: &str) -> Self {
+        let message = format!("the adapter `{name}` is not loaded: {why}");
+        let status = StatusCode::UNPROCESSABLE_ENTITY;
+        let error = Self::new(status, "invalid_request_error", "invalid_adapter", message);
+        ApiError { param: Some("lora_path".into()), ..error }
+    }
+
+    pub fn unknown_adapter(message: String) -> Self {
+        let status = StatusCode::NOT_FOUND;
+        let error = Self::new(status, "invalid_request_error", "adapter_not_found", message);
+        ApiError { param: Some("lora_name".into()), ..error }
+    }
+
+    pub fn adapters_are_fixed() -> Self {
+        let message = "clients may not load and unload adapters of this server: that takes --lora-dir";
+        Self::new(StatusCode::FORBIDDEN, "invalid_request_error", "adapters_are_fixed", message)
+    }
+
     pub fn unauthorized() -> Self {
         let message = "this server wants its API key: send `Authorization: Bearer KEY`";
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", message)

@@ -1,13 +1,14 @@
 //! A model that is served: its engine, and what requests need to know of it. Its adapters are models of their own to clients.
 
 use std::ops::Deref;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use mlcc_engine::chat::AnswerSyntax;
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::serving::{Engine, EngineOptions, Extras, TextAdapter, Warn};
 use mlcc_engine::{Grammar, GrammarCompiler, GrammarError, GrammarSpec, SamplingParams, TokenId, Tokenizer};
 
+use crate::adapters::ReadAdapter;
 use crate::app::{Server, seconds};
 use crate::error::ApiError;
 use crate::library::{Ready, Served};
@@ -24,12 +25,15 @@ impl Hosted {
     /// The model, under its name and then with each of its adapters under theirs.
     pub fn all_of(model: Arc<Loaded>) -> Vec<Arc<Hosted>> {
         let base = Hosted { name: model.base.clone(), adapter: None, model: Arc::clone(&model) };
-        let adapters = model.adapters.iter().map(|adapter| Hosted {
-            name: adapter.name().to_owned(),
-            adapter: Some(adapter.clone()),
-            model: Arc::clone(&model),
-        });
-        std::iter::once(base).chain(adapters).map(Arc::new).collect()
+        // From here on the list of models has them, and nobody else.
+        let adapters = std::mem::take(&mut *model.adapters.lock().unwrap_or_else(PoisonError::into_inner));
+        let adapted = adapters.into_iter().map(|adapter| Hosted::adapted(Arc::clone(&model), adapter));
+        std::iter::once(base).chain(adapted).map(Arc::new).collect()
+    }
+
+    /// A model with an adapter, under the name of that.
+    pub fn adapted(model: Arc<Loaded>, adapter: TextAdapter) -> Hosted {
+        Hosted { name: adapter.name().to_owned(), adapter: Some(adapter), model }
     }
 
     pub fn model(&self) -> &Arc<Loaded> {
@@ -59,7 +63,9 @@ impl Deref for Hosted {
 pub struct Loaded {
     /// As clients call it without an adapter.
     pub base: String,
-    adapters: Vec<TextAdapter>,
+    /// Those that it was loaded with, until they have names.
+    adapters: Mutex<Vec<TextAdapter>>,
+    pub(crate) reads_adapters: Option<ReadAdapter>,
     /// What runs the model: a CPU variant or a device.
     pub executor: String,
     pub engine: Engine,
@@ -91,7 +97,17 @@ impl Loaded {
     /// Starts the engine.
     pub fn start(name: String, ready: Ready, server: &Arc<Server>) -> std::io::Result<Loaded> {
         let Ready { served, sequences, kept, need, start } = ready;
-        let Served { executor, tokenizer, format, sampling, eos, drafter, draft: _, adapters } = served;
+        let Served {
+            executor,
+            tokenizer,
+            format,
+            sampling,
+            eos,
+            drafter,
+            draft: _,
+            adapters,
+            reads_adapters,
+        } = served;
         let tokenizer = Arc::new(tokenizer);
         let max_queue = server.options.max_queue;
         let options = EngineOptions { sequences, max_queue, kept, ..EngineOptions::default() };
@@ -109,7 +125,8 @@ impl Loaded {
         let syntax = format.as_ref().map(ChatFormat::answer_syntax).unwrap_or_default();
         Ok(Loaded {
             base: name,
-            adapters,
+            adapters: Mutex::new(adapters),
+            reads_adapters,
             executor,
             engine,
             grammars: OnceLock::new(),

@@ -3,6 +3,7 @@
 //! Each model has an engine, whose thread does the work ([`mlcc_engine::serving`]); one thread with an async runtime reads requests and sends answers.
 //! Prompts are rendered and tokenized on threads of their own, so that nobody's stream waits for a long one.
 
+mod adapters;
 mod answers;
 mod anthropic;
 mod app;
@@ -35,6 +36,7 @@ mod tokens;
 mod tools;
 mod traces;
 
+pub use adapters::{AdapterError, ReadAdapter};
 pub use application::Application;
 pub use hosted::Hosted;
 pub use library::{Library, LoadError, NoLibrary, Ready, Served, need_of_texts};

@@ -10,6 +10,7 @@ use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
 use mlcc_runtime::Model;
 use thiserror::Error;
 
+use crate::adapters::ReadAdapter;
 use crate::memory::{Need, WithDraft, kept_states, mib, room_beside};
 use crate::serve::{ServeError, ServeOptions};
 
@@ -35,6 +36,8 @@ pub struct Served {
     pub draft: Option<Model>,
     /// Adapters of the model, each of which clients call by its name.
     pub adapters: Vec<TextAdapter>,
+    /// Reads further ones while the model runs.
+    pub reads_adapters: Option<ReadAdapter>,
 }
 
 type Start = Box<dyn FnOnce(Arc<Tokenizer>, EngineOptions, Extras) -> std::io::Result<Engine> + Send>;

@@ -2,7 +2,7 @@
 //!
 //! A text holds on to its model. A model that was unloaded or replaced gets no new texts, and is given up after its last one has ended.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -18,15 +18,15 @@ const LOOK: Duration = Duration::from_millis(20);
 
 pub struct Models {
     /// In the order in which they came; the first is that of requests without a name.
-    loaded: RwLock<Vec<Arc<Hosted>>>,
+    pub(crate) loaded: RwLock<Vec<Arc<Hosted>>>,
     /// All that were ever there, as long as they have texts.
     ever: Mutex<Vec<Weak<Loaded>>>,
-    library: Box<dyn Library>,
+    pub(crate) library: Box<dyn Library>,
     /// Bytes that others can need at most, which do not come and go.
     beside: u64,
     /// One comes or goes at a time.
-    changes: Mutex<()>,
-    server: Arc<Server>,
+    pub(crate) changes: Mutex<()>,
+    pub(crate) server: Arc<Server>,
 }
 
 impl Models {
@@ -75,6 +75,13 @@ impl Models {
         })
     }
 
+    /// A client may change what is loaded, as long as it has this.
+    pub(crate) fn change(&self) -> Result<MutexGuard<'_, ()>, ApiError> {
+        let one = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        self.server.ready()?;
+        Ok(one)
+    }
+
     /// All models, as `/v1/models` tells of them: those that are loaded, then those that could be.
     pub fn list(&self) -> Vec<Value> {
         let loaded = self.loaded();
@@ -99,8 +106,7 @@ impl Models {
         let artifact: Option<String> = fields.take("artifact", "the name of an artifact")?;
         fields.finish(&[])?;
         let artifact = artifact.unwrap_or_else(|| name.clone());
-        let _one = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        self.server.ready()?;
+        let _one = self.change()?;
         self.refuse_adapter(&name)?;
         let committed = self.alive().iter().map(|hosted| hosted.need).fold(self.beside, u64::saturating_add);
         let ready = self.library.load(&artifact, committed).map_err(|error| match error {
@@ -134,7 +140,7 @@ impl Models {
         names.find(|name| others.iter().any(|other| other == name)).map(str::to_owned)
     }
 
-    /// Adapters come and go with their models.
+    /// Adapters come and go with their models, or by routes of their own.
     fn refuse_adapter(&self, name: &str) -> Result<(), ApiError> {
         let loaded = self.loaded();
         match loaded.iter().find(|hosted| hosted.name == name).and_then(|hosted| hosted.parent()) {

@@ -104,6 +104,9 @@ const RERANK: FieldList = &[
 ];
 const LOAD: FieldList = &[("model*", "string"), ("artifact", "string")];
 const UNLOAD: FieldList = &[("model*", "string")];
+const LOAD_ADAPTER: FieldList =
+    &[("lora_name*", "string"), ("lora_path*", "string"), ("load_inplace", "boolean"), ("model", "string")];
+const UNLOAD_ADAPTER: FieldList = &[("lora_name*", "string"), ("lora_int_id", "integer")];
 const DETOKENIZE: FieldList = &[("tokens*", "array"), ("model", "string")];
 const COUNT: FieldList = &[
     ("model", "string"),
@@ -134,6 +137,8 @@ fn fields(path: &str) -> Vec<(&'static str, &'static str)> {
         "/responses" => RESPONSES.to_vec(),
         "/models/load" => LOAD.to_vec(),
         "/models/unload" => UNLOAD.to_vec(),
+        "/load_lora_adapter" => LOAD_ADAPTER.to_vec(),
+        "/unload_lora_adapter" => UNLOAD_ADAPTER.to_vec(),
         "/detokenize" => DETOKENIZE.to_vec(),
         "/apply-template" => [PROMPT, &[("model", "string")]].concat(),
         _ => Vec::new(),

@@ -73,6 +73,8 @@ pub const ROUTES: &[Route] = &[
     takes("/apply-template", "Messages to the prompt that the model would read", || post(apply_template)),
     takes("/models/load", "Loads a model, in the place of the one of its name", || post(load)),
     takes("/models/unload", "Takes a model away", || post(unload)),
+    takes("/load_lora_adapter", "Loads an adapter, as a model of its name", || post(load_adapter)),
+    takes("/unload_lora_adapter", "Takes an adapter away", || post(unload_adapter)),
     reads("/models", "The models that are served", || get(models)),
     reads("/models/{model}", "A model that is served", || get(model)),
     reads("/health", "Whether requests are taken", || get(health)),
@@ -124,6 +126,9 @@ impl FromRequest<Arc<App>> for Sent {
     }
 }
 
+/// Routes that change what is served.
+const CHANGES: [&str; 4] = ["/models/load", "/models/unload", "/load_lora_adapter", "/unload_lora_adapter"];
+
 /// Asks for the key, counts, and gives the request its id.
 async fn guard(State(app): Shared, mut request: Request, next: Next) -> Response {
     let begin = Instant::now();
@@ -134,7 +139,7 @@ async fn guard(State(app): Shared, mut request: Request, next: Next) -> Response
     let span = app.server.options.traces.begin(&request, &path, &id);
     request.extensions_mut().insert(span.clone());
     let open = path == "/health" || path == "/v1/health" || page::is_route(&path);
-    let changes = path.ends_with("/models/load") || path.ends_with("/models/unload");
+    let changes = CHANGES.iter().any(|route| path.ends_with(route));
     let method = request.method().clone();
     let mut response = if changes && is_of_other_site(&request) {
         ApiError::other_site().into_response()
@@ -341,6 +346,18 @@ async fn load(State(app): Shared, body: Body) -> Response {
 
 async fn unload(State(app): Shared, body: Body) -> Response {
     as_json(aside(&app, body, |app, fields| app.models.unload(fields)).await)
+}
+
+fn as_text(result: Result<String, ApiError>) -> Response {
+    result.map_or_else(IntoResponse::into_response, IntoResponse::into_response)
+}
+
+async fn load_adapter(State(app): Shared, body: Body) -> Response {
+    as_text(aside(&app, body, |app, fields| app.models.load_adapter(fields)).await)
+}
+
+async fn unload_adapter(State(app): Shared, body: Body) -> Response {
+    as_text(aside(&app, body, |app, fields| app.models.unload_adapter(fields)).await)
 }
 
 async fn models(State(app): Shared) -> Response {

@@ -1,6 +1,7 @@
 //! The server's life: what is checked before, what it listens on, how it ends.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -44,6 +45,8 @@ pub struct ServeOptions {
     pub body_limit: usize,
     /// Where states of prompts are kept for the next server.
     pub prefixes: Option<PrefixFiles>,
+    /// Below which adapters lie that clients may load and unload; without it they may do neither.
+    pub lora_dir: Option<PathBuf>,
     /// In which the head of a request has to come, and its body.
     pub read_timeout: Duration,
     /// After which a text is ended.
@@ -68,6 +71,7 @@ impl Default for ServeOptions {
             warn: None,
             body_limit: 8_000_000,
             prefixes: None,
+            lora_dir: None,
             read_timeout: Duration::from_secs(60),
             timeout: None,
             drain_timeout: Duration::from_secs(30),

@@ -13,7 +13,7 @@ use mlcc_engine::serving::{PrefixFiles, TextAdapter};
 use mlcc_engine::texts::TextModel;
 use mlcc_models::AdapterRequest;
 use mlcc_runtime::{Model, Workers};
-use mlcc_serve::{Library, LoadError, Ready, ServeOptions, Served, Stopped, Traces};
+use mlcc_serve::{Library, LoadError, ReadAdapter, Ready, ServeOptions, Served, Stopped, Traces};
 use serde_json::{Value, json};
 
 use crate::commands::build::parse_bytes;
@@ -100,6 +100,9 @@ pub struct Args {
     /// built with --lora-slots (repeatable)
     #[arg(long, value_name = "NAME=DIR[=SCALE]")]
     lora: Vec<NamedAdapter>,
+    /// Clients may load and unload adapters whose folders lie below this one (/v1/load_lora_adapter, as in vLLM)
+    #[arg(long, value_name = "FOLDER")]
+    lora_dir: Option<PathBuf>,
     #[command(flatten)]
     sampling: run::Sampling,
     #[command(flatten)]
@@ -180,6 +183,7 @@ impl Shelf {
             eos: mlcc_engine::carried::eos_ids(&metadata),
             executor: model.executor().to_owned(),
             adapters,
+            reads_adapters: Some(reader(&model)),
             tokenizer,
         };
         Ok(Shelved::Ready(Box::new(Ready::model(&model, served, &self.options, committed)?)))
@@ -284,6 +288,26 @@ fn names(args: &Args) -> Result<Vec<(String, PathBuf)>, CliError> {
     Ok(named)
 }
 
+/// Reads the adapters that clients load.
+fn reader(model: &Model) -> ReadAdapter {
+    let model = model.clone();
+    Box::new(move |name, folder| {
+        let request = AdapterRequest { directory: folder.to_path_buf(), scale: 1.0 };
+        let loaded = run::load_adapter(&model, &request).map_err(|error| error.to_string())?;
+        Ok(TextAdapter::new(name, loaded))
+    })
+}
+
+/// The folder of `--lora-dir`.
+fn lora_dir(args: &Args) -> Result<Option<PathBuf>, CliError> {
+    let Some(folder) = &args.lora_dir else { return Ok(None) };
+    let known = folder.canonicalize().map_err(CliError::io("open", folder))?;
+    match known.is_dir() {
+        true => Ok(Some(known)),
+        false => Err(CliError::usage(format!("--lora-dir: {} is no folder", folder.display()))),
+    }
+}
+
 /// Names of adapters are names of models.
 fn check_adapters(args: &Args, named: &[(String, PathBuf)]) -> Result<(), CliError> {
     if !args.lora.is_empty() && named.is_empty() {
@@ -316,6 +340,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         warn: Some(warn),
         body_limit: usize::try_from(args.body_limit).unwrap_or(usize::MAX),
         prefixes: prefixes(args)?,
+        lora_dir: lora_dir(args)?,
         read_timeout: Duration::from_secs(args.read_timeout),
         timeout: args.timeout.map(Duration::from_secs),
         drain_timeout: Duration::from_secs(u64::from(args.drain_timeout)),

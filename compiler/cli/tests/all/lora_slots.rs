@@ -392,6 +392,45 @@ fn serve_has_adapters_as_models() {
     assert_eq!(list["data"][1]["parent"], "base");
 }
 
+/// Adapters come and go more often than there are slots, and each gives what `run` gives.
+#[test]
+fn clients_of_serve_load_adapters() {
+    let folder = tempfile::tempdir().unwrap();
+    let slots = artifact(&with_slots(&of_lora("f32")), folder.path(), "slots.so").0;
+    let (tokenizer, adapters) = (bytes(folder.path()), case("lora"));
+    let (tokenizer, below) = (tokenizer.to_str().unwrap(), adapters.to_str().unwrap());
+    let server =
+        Server::of(&[&slots], &["--tokenizer", tokenizer, "-t", "2", "--alias", "base", "--lora-dir", below]);
+    let prompt = "some text that is long enough to be kept";
+    let mut command = mlcc();
+    command.arg("run").arg(&slots).args(["--tokenizer", tokenizer, "-p", prompt, "-n", "12", "--greedy"]);
+    let expected = text(command.arg("--no-echo").arg("--lora").arg(peft(1.0).directory));
+    let change = |what: &str, name: &str| {
+        let body = json!({"lora_name": name, "lora_path": "adapter"});
+        let body = if what == "load" { body } else { json!({"lora_name": name}) };
+        server.post(&format!("/v1/{what}_lora_adapter"), &body)
+    };
+    let ask = |name: &str| {
+        let body = json!({"model": name, "prompt": prompt, "max_tokens": 12, "temperature": 0});
+        server.ask("/v1/completions", &body)["choices"][0]["text"].clone()
+    };
+    assert_eq!(change("load", "first").status, 200);
+    let bare = ask("base");
+    for name in ["a", "b", "c"] {
+        assert_eq!(change("load", name).status, 200);
+        assert_eq!(ask(name), json!(expected.strip_suffix('\n').unwrap()), "{name}");
+        let full = change("load", "more");
+        assert_eq!((full.status, full.body.contains("all 2 slots")), (422, true), "{}", full.body);
+        assert_eq!(change("unload", name).status, 200);
+        // The request that asked for the text may still have it.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+    assert_eq!(ask("base"), bare);
+    let mut nowhere = mlcc();
+    nowhere.arg("serve").arg(&slots).args(["--tokenizer", tokenizer, "--lora-dir", tokenizer]);
+    nowhere.assert().code(2);
+}
+
 #[test]
 fn adapters_of_serve_are_checked() {
     let folder = tempfile::tempdir().unwrap();

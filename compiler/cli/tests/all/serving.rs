@@ -475,6 +475,7 @@ fn a_server_counts_drafts_and_pages() {
             drafter: None,
             draft: draft.then(|| model.clone()),
             adapters: Vec::new(),
+            reads_adapters: None,
         };
         let options = ServeOptions {
             host: Ipv4Addr::LOCALHOST.into(),
@@ -486,6 +487,7 @@ fn a_server_counts_drafts_and_pages() {
             log: None,
             body_limit: 1,
             prefixes: None,
+            lora_dir: None,
             warn: None,
             read_timeout: Duration::from_secs(1),
             timeout: None,

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Numbers of adapters; none comes twice, so that a state is never taken for that of a later one.
 static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -15,6 +15,7 @@ pub struct TextAdapter(Arc<Named>);
 struct Named {
     id: u64,
     name: String,
+    forgotten: AtomicBool,
     handle: Box<dyn Any + Send + Sync>,
 }
 
@@ -25,7 +26,8 @@ impl TextAdapter {
     /// `handle` is what [`Step::adapt`](super::Step::adapt) of the model takes: of compiled models a [`mlcc_runtime::Adapter`].
     pub fn new(name: &str, handle: impl Any + Send + Sync) -> TextAdapter {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        TextAdapter(Arc::new(Named { id, name: name.to_owned(), handle: Box::new(handle) }))
+        let forgotten = AtomicBool::new(false);
+        TextAdapter(Arc::new(Named { id, name: name.to_owned(), forgotten, handle: Box::new(handle) }))
     }
 
     pub fn name(&self) -> &str {
@@ -39,6 +41,15 @@ impl TextAdapter {
 
     pub(super) fn id(&self) -> u64 {
         self.0.id
+    }
+
+    /// No state of it is kept from now on.
+    pub(super) fn forget(&self) {
+        self.0.forgotten.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_forgotten(&self) -> bool {
+        self.0.forgotten.load(Ordering::Relaxed)
     }
 }
 

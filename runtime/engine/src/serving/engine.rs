@@ -6,8 +6,9 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::serving::adapter::TextAdapter;
 use crate::serving::files::PrefixFiles;
-use crate::serving::queue::{Job, Queue, Stats};
+use crate::serving::queue::{Ask, Job, Queue, Stats};
 use crate::serving::request::{Event, Failure, LaunchError, Sink, TextRequest};
 use crate::serving::scheduler;
 use crate::serving::step::{Limits, Step};
@@ -190,8 +191,19 @@ impl Engine {
     ///
     /// Fails as the model does; without an error if the engine is closed.
     pub fn warm_up(&self) -> Result<(), Failure> {
-        let done = self.queue.ask_warm_up();
+        let done = self.queue.ask(Ask::WarmUp);
         done.and_then(|done| done.recv().ok()).unwrap_or(Ok(()))
+    }
+
+    /// Drops the states of an adapter, and waits for that. Texts that run with it go on, and leave none when they end: then the engine has no
+    /// copy of it any more.
+    pub fn forget(&self, adapter: &TextAdapter) {
+        adapter.forget();
+        let copy = adapter.clone();
+        if let Some(done) = self.queue.ask(|waiting| Ask::Forget(copy, waiting)) {
+            // An engine that has ended has no states.
+            let _ = done.recv();
+        }
     }
 
     /// Whether the thread is alive.

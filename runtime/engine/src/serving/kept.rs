@@ -119,6 +119,19 @@ impl<M: Step> Slots<M> {
         true
     }
 
+    /// Drops all states of an adapter that no text runs in.
+    pub fn forget(&mut self, adapter: &TextAdapter) {
+        let of_adapter = |slot: &Slot<M::Sequence>| slot.adapter.as_ref() == Some(adapter);
+        let idle = |(at, slot): (usize, &Slot<M::Sequence>)| {
+            (slot.running.is_none() && of_adapter(slot)).then_some(at)
+        };
+        let idle: Vec<usize> = self.slots.iter().enumerate().filter_map(idle).collect();
+        idle.into_iter().for_each(|slot| self.lose(slot));
+        let kept = self.kept.iter().filter(|(_, kept)| kept.adapter.as_ref() == Some(adapter));
+        let kept: Vec<u64> = kept.map(|(id, _)| id).collect();
+        kept.into_iter().for_each(|id| drop(self.kept.remove(id)));
+    }
+
     /// States that no text runs in go where all states together have used up the pages that full contexts of the slots have: more memory
     /// was not asked for.
     pub fn trim(&mut self, model: &M) {
@@ -135,7 +148,8 @@ impl<M: Step> Slots<M> {
     /// Without it the next prompt is read again.
     pub fn keep(&mut self, model: &M, slot: usize, logits: &[f32], inner: bool) {
         let Slot { sequence: Some(sequence), fed, adapter, .. } = &self.slots[slot] else { return };
-        if self.truncates || !self.kept.takes_any() {
+        let forgotten = adapter.as_ref().is_some_and(TextAdapter::is_forgotten);
+        if self.truncates || !self.kept.takes_any() || forgotten {
             return;
         }
         let used = self.admissions;
@@ -177,6 +191,9 @@ impl<M: Step> Slots<M> {
     /// Adds a state to those that no slot has.
     fn put(&mut self, model: &M, kept: Kept<M::Sequence>) {
         let adapter = kept.adapter.as_ref();
+        if adapter.is_some_and(TextAdapter::is_forgotten) {
+            return;
+        }
         if self.truncates {
             let tree = self.kept.tree(adapter);
             if tree.has_beyond(&kept.tokens) {

@@ -235,8 +235,11 @@ impl<M: Step> Slots<M> {
         Ok(())
     }
 
-    /// Frees a slot; its state stays.
+    /// Frees a slot; its state stays, unless nobody will ask for it.
     pub fn free(&mut self, slot: usize) {
+        if self.slots[slot].adapter.as_ref().is_some_and(TextAdapter::is_forgotten) {
+            return self.lose(slot);
+        }
         self.slots[slot].running = None;
         self.slots[slot].rests = Some(Instant::now());
     }

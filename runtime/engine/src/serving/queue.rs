@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::sampler::Sampler;
+use crate::serving::adapter::TextAdapter;
 use crate::serving::request::{Failure, LaunchError, Sink, TextRequest};
 use crate::stop::StopMatcher;
 
@@ -45,6 +46,14 @@ pub struct SlotInfo {
     pub running: Option<u64>,
     /// Tokens of its state, also of a text that has ended and may be gone on with.
     pub tokens: usize,
+}
+
+/// What the thread is asked to do between two steps.
+pub(super) enum Ask {
+    /// A small step for nobody.
+    WarmUp(Sender<Result<(), Failure>>),
+    /// To drop the states of an adapter that no text runs in.
+    Forget(TextAdapter, Sender<()>),
 }
 
 /// The memory of caches, in blocks.
@@ -100,8 +109,8 @@ struct State {
     closed: bool,
     /// All texts are to end.
     abandoned: bool,
-    /// Who waits for a warm-up.
-    warm_ups: Vec<Sender<Result<(), Failure>>>,
+    /// In their order.
+    asks: Vec<Ask>,
     stats: Stats,
 }
 
@@ -172,33 +181,33 @@ impl Queue {
         Ok(())
     }
 
-    /// Asks for a warm-up; `None` if the thread is gone.
-    pub fn ask_warm_up(&self) -> Option<Receiver<Result<(), Failure>>> {
+    /// Asks for something; `None` if the thread is gone.
+    pub fn ask<T>(&self, ask: impl FnOnce(Sender<T>) -> Ask) -> Option<Receiver<T>> {
         let (sender, receiver) = channel();
         let mut state = self.lock();
         if state.closed {
             return None;
         }
-        state.warm_ups.push(sender);
+        state.asks.push(ask(sender));
         drop(state);
         self.changed.notify_all();
         Some(receiver)
     }
 
-    pub fn take_warm_ups(&self) -> Vec<Sender<Result<(), Failure>>> {
-        std::mem::take(&mut self.lock().warm_ups)
+    pub fn take_asks(&self) -> Vec<Ask> {
+        std::mem::take(&mut self.lock().asks)
     }
 
     /// Whether nothing will come any more.
     pub fn is_over(&self) -> bool {
         let state = self.lock();
-        state.closed && state.jobs.is_empty() && state.warm_ups.is_empty()
+        state.closed && state.jobs.is_empty() && state.asks.is_empty()
     }
 
     /// The next job. With `wait` it waits for one, or for something else to do.
     pub fn pop(&self, wait: bool) -> Option<Job> {
         let mut state = self.lock();
-        while wait && state.jobs.is_empty() && state.warm_ups.is_empty() && !state.closed {
+        while wait && state.jobs.is_empty() && state.asks.is_empty() && !state.closed {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.take_next(Instant::now())
@@ -208,7 +217,7 @@ impl Queue {
     pub fn wait_for_work(&self, until: Instant) -> bool {
         let mut state = self.lock();
         loop {
-            if !state.jobs.is_empty() || !state.warm_ups.is_empty() || state.closed {
+            if !state.jobs.is_empty() || !state.asks.is_empty() || state.closed {
                 return true;
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -290,7 +299,7 @@ impl Queue {
         let mut state = self.lock();
         state.closed = true;
         state.in_flight = 0;
-        state.warm_ups.clear();
+        state.asks.clear();
         let jobs = std::mem::take(&mut state.jobs);
         drop(state);
         // Dropped sinks tell their receivers.

@@ -9,7 +9,7 @@ use crate::serving::files::{PrefixFiles, Shelf};
 use crate::serving::marks::Marks;
 use crate::serving::pace::Pace;
 use crate::serving::prefixes::{Slot, Slots, Wanted};
-use crate::serving::queue::{CacheUse, Job, Queue, SlotInfo};
+use crate::serving::queue::{Ask, CacheUse, Job, Queue, SlotInfo};
 use crate::serving::request::{Failure, TextRequest};
 use crate::serving::round::Round;
 use crate::serving::step::{CacheBlocks, Feed, Limits, Step, StepError, Want};
@@ -113,9 +113,16 @@ pub(super) fn model_failure(error: impl std::fmt::Display) -> Failure {
 impl<M: Step + 'static> Scheduler<'_, M> {
     /// One step with what comes before and after it. False when there is nothing to do any more.
     fn turn(&mut self) -> bool {
-        for waiting in self.queue.take_warm_ups() {
+        for ask in self.queue.take_asks() {
             // Who has gone does not want to know.
-            let _ = waiting.send(warm_up(&mut self.model, &self.limits));
+            let _ = match ask {
+                Ask::WarmUp(waiting) => waiting.send(warm_up(&mut self.model, &self.limits)).is_ok(),
+                Ask::Forget(adapter, waiting) => {
+                    self.slots.forget(&adapter);
+                    drop(adapter);
+                    waiting.send(()).is_ok()
+                }
+            };
         }
         self.end_unwanted();
         self.resume();

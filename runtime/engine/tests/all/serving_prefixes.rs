@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use mlcc_engine::TokenId;
-use mlcc_engine::serving::{Engine, EngineOptions, TextAdapter, TextRequest};
+use mlcc_engine::serving::{Engine, EngineOptions, Event, TextAdapter, TextRequest};
 
 use crate::serving::{adapters, alone, read, request, tokenizer};
 use crate::toy::{CHUNK, Toy};
@@ -225,4 +225,43 @@ fn twins_have_one_adapter() {
         assert_eq!(read(handle).0, alone(&toy, request).0);
     }
     assert_eq!(toy.read.load(Ordering::Relaxed), 3 * 60 + 4 * 5);
+}
+
+/// States of an adapter that is forgotten go, and so does that of a text that runs with it when that ends; others stay.
+#[test]
+fn states_of_a_forgotten_adapter_go() {
+    for toy in [Toy::new(false, None), Toy::new(true, None)] {
+        for slots in [1, 3] {
+            let engine = Counted::new(&toy, slots, 32);
+            let [number, other] = [5, 6].map(Arc::new);
+            let left = Arc::downgrade(&number);
+            let one = TextAdapter::new("one", number);
+            let other = Some(TextAdapter::new("other", other));
+            let with =
+                |adapter: Option<TextAdapter>, text: &str| TextRequest { adapter, ..after(&[], text, 1) };
+            let texts = [long(1, 100), long(2, 100)];
+            for text in &texts {
+                assert_eq!(engine.read_of(&with(Some(one.clone()), text)), 100);
+                assert_eq!(engine.read_of(&with(other.clone(), text)), 100);
+            }
+            let endless = TextRequest { max_tokens: Some(2000), ..with(Some(one.clone()), &texts[0]) };
+            let mut running = engine.engine.launch(endless).unwrap();
+            assert!(running.any(|event| matches!(event, Event::Piece(_))));
+            engine.engine.forget(&one);
+            assert!(running.any(|event| matches!(event, Event::Finished(_))));
+            assert!(engine.read_of(&with(other.clone(), &texts[1])) < 3, "{slots} slots");
+            // Who asks for it still is answered, and that leaves nothing either.
+            assert_eq!(engine.read_of(&with(Some(one.clone()), &texts[0])), 100);
+            drop(one);
+            until_none(&left);
+        }
+    }
+}
+
+fn until_none(number: &std::sync::Weak<u64>) {
+    let begin = std::time::Instant::now();
+    while number.strong_count() > 0 {
+        assert!(begin.elapsed().as_secs() < 60, "somebody has the adapter");
+        std::thread::yield_now();
+    }
 }

@@ -113,7 +113,11 @@ impl ToySequence {
     /// The same of one that keeps its memory.
     fn adapt(&mut self, adapter: Option<&TextAdapter>) {
         assert!(self.fed.is_empty(), "an adapter is chosen before there are tokens");
-        self.salt = adapter.map_or(0, |adapter| *adapter.handle().expect("a number"));
+        let number = |adapter: &TextAdapter| {
+            let shared = adapter.handle::<Arc<u64>>().map(|number| **number);
+            shared.or(adapter.handle().copied()).expect("a number")
+        };
+        self.salt = adapter.map_or(0, number);
     }
 }
 
