@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tokio::runtime::Runtime;
 
+use crate::adapters::{self, Wanted};
 use crate::errors::{self, closed, detached, invalid, kinds};
 use crate::exchange::{self, Answer, Exchange};
 use crate::floats::Floats;
@@ -48,6 +49,22 @@ impl Inner {
             invalid("this model makes vectors of texts, and generates none: use embed or rerank")
         })
     }
+
+    /// The model with an adapter, or without.
+    fn adapted(&self, adapter: Option<&str>) -> PyResult<Arc<Hosted>> {
+        let hosted = self.hosted()?;
+        let Some(name) = adapter else { return Ok(hosted) };
+        let models = self.loaded.application.models();
+        let of_model = |other: &&Arc<Hosted>| other.parent() == Some(hosted.name.as_str());
+        let mut adapters = models.iter().filter(of_model);
+        if let Some(found) = adapters.clone().find(|other| other.name == name) {
+            return Ok(Arc::clone(found));
+        }
+        let first = adapters.next().map(|first| first.name.clone());
+        let known = adapters.fold(first, |all, other| all.map(|all| format!("{all}, {}", other.name)));
+        let known = known.unwrap_or_else(|| "none".into());
+        Err(errors::adapter(format!("there is no adapter {name:?}: the model has {known}")))
+    }
 }
 
 impl Drop for Inner {
@@ -79,9 +96,10 @@ impl Core {
         sink: impl FnOnce() -> PyResult<Sink>,
     ) -> PyResult<Ticket> {
         let inner = self.inner()?;
-        let hosted = inner.hosted()?;
+        let hosted = inner.adapted(options::adapter(options)?.as_deref())?;
         let request: TextRequest = options::request(py, &hosted, prompt, options)?;
-        let tickets = inner.loaded.application.launch(vec![(request, sink()?)]).map_err(errors::launch)?;
+        let requests = vec![(request, sink()?)];
+        let tickets = inner.loaded.application.launch(&hosted, requests).map_err(errors::launch)?;
         tickets.into_iter().next().ok_or_else(|| closed("model"))
     }
 
@@ -128,11 +146,12 @@ fn count(name: &str, found: Option<i64>, most: i64) -> PyResult<Option<usize>> {
 #[pymethods]
 impl Core {
     #[new]
-    #[pyo3(signature = (paths, *, threads, cpu_level, template, sequences, max_queue, memory, api_keys, body_limit, timeout))]
+    #[pyo3(signature = (paths, *, adapters, threads, cpu_level, template, sequences, max_queue, memory, api_keys, body_limit, timeout, lora_dir))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords of Python")]
     fn new(
         py: Python<'_>,
         paths: Vec<(String, PathBuf)>,
+        adapters: Vec<Wanted>,
         threads: Option<i64>,
         cpu_level: Option<String>,
         template: Option<String>,
@@ -142,6 +161,7 @@ impl Core {
         api_keys: Vec<String>,
         body_limit: i64,
         timeout: Option<f64>,
+        lora_dir: Option<PathBuf>,
     ) -> PyResult<Core> {
         let bytes = |name, found| count(name, found, i64::MAX);
         let queue = usize::try_from(max_queue).ok().filter(|&queue| queue <= 65536);
@@ -151,11 +171,13 @@ impl Core {
             max_queue: queue,
             memory: bytes("memory", memory)?.map(|bytes| bytes as u64),
             api_keys,
+            lora_dir,
             body_limit: bytes("body_limit", Some(body_limit))?.unwrap_or(usize::MAX),
             timeout: timeout.map(|timeout| seconds("timeout", timeout)).transpose()?,
             ..ServeOptions::default()
         };
-        let settings = Settings { threads: count("threads", threads, 1024)?, cpu_level, template, serve };
+        let threads = count("threads", threads, 1024)?;
+        let settings = Settings { threads, cpu_level, template, adapters, serve };
         let loaded = detached(py, || load(&paths, &settings))?;
         let inner = Arc::new(Inner { loaded, runtime: OnceLock::new() });
         Ok(Core { inner: Owned::new(Mutex::new(Some(inner))) })
@@ -215,9 +237,41 @@ impl Core {
         Ok(Exchange::start(inner.runtime()?, inner.loaded.application.router(), request, sender))
     }
 
-    fn session(&self, py: Python<'_>) -> PyResult<Session> {
+    /// `adapter`: the name of one of the model's.
+    #[pyo3(signature = (adapter = None))]
+    fn session(&self, py: Python<'_>, adapter: Option<String>) -> PyResult<Session> {
         let inner = self.inner()?;
-        detached(py, || Session::new(&inner.loaded.model))
+        detached(py, || {
+            let hosted = adapter.map(|name| inner.adapted(Some(&name))).transpose()?;
+            let adapter = hosted.as_ref().and_then(|hosted| hosted.adapter.as_ref()?.handle());
+            Session::new(&inner.loaded.model, adapter)
+        })
+    }
+
+    /// Puts an adapter into a slot of the first model, under a name.
+    fn load_adapter(&self, py: Python<'_>, name: String, folder: PathBuf, scale: f64) -> PyResult<()> {
+        let inner = self.inner()?;
+        detached(py, || {
+            let adapter = adapters::read(&inner.loaded.model, &(name, folder, scale))?;
+            inner.loaded.application.add_adapter(adapter).map_err(|error| errors::adapter(error.to_string()))
+        })
+    }
+
+    /// Takes an adapter away. Texts and sessions that have it go on with it.
+    fn unload_adapter(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let inner = self.inner()?;
+        let gone = || inner.loaded.application.remove_adapter(name);
+        detached(py, || gone().map_err(|error| errors::adapter(error.to_string())))
+    }
+
+    /// Names of the adapters, in the order in which they came.
+    fn adapters(&self) -> PyResult<Vec<String>> {
+        let models = self.inner()?.loaded.application.models();
+        Ok(models
+            .iter()
+            .filter(|hosted| hosted.adapter.is_some())
+            .map(|hosted| hosted.name.clone())
+            .collect())
     }
 
     /// `special`: with the tokens that a prompt begins with.

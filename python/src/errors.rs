@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 
 /// The classes themselves.
 pub mod kinds {
+    pyo3::import_exception!(mlcc._errors, AdapterError);
     pyo3::import_exception!(mlcc._errors, CacheFull);
     pyo3::import_exception!(mlcc._errors, CannotTruncate);
     pyo3::import_exception!(mlcc._errors, Closed);
@@ -83,6 +84,11 @@ pub fn runtime(error: Error) -> PyErr {
         | Error::TruncateDropped { .. }
         | Error::TruncateSource { .. } => kinds::CannotTruncate::new_err(message),
         Error::StateFile { .. } | Error::NoStateFile { .. } => kinds::StateFileError::new_err(message),
+        Error::NoSlots { .. }
+        | Error::SlotsTaken { .. }
+        | Error::SlotsOfProcesses
+        | Error::AdapterTensor { .. }
+        | Error::ForeignAdapter { .. } => kinds::AdapterError::new_err(message),
         Error::WorkerPanic { .. } => kinds::InternalError::new_err(message),
         Error::NoTokens
         | Error::EmptyText
@@ -90,6 +96,7 @@ pub fn runtime(error: Error) -> PyErr {
         | Error::NoTexts { .. }
         | Error::TextsOnly { .. }
         | Error::Temperature(_)
+        | Error::AdapterTooLate { .. }
         | Error::WholePrompt { .. }
         | Error::NoSource { .. } => kinds::InvalidRequest::new_err(message),
         Error::Text { source, .. } => match *source {
@@ -131,10 +138,10 @@ pub fn launch(error: LaunchError) -> PyErr {
         LaunchError::QueueFull { .. } => kinds::QueueFull::new_err(message),
         LaunchError::Closed => kinds::Closed::new_err("the model is closed: it takes no more texts"),
         LaunchError::Grammar(error) => grammar(&error),
+        LaunchError::NoAdapters => kinds::AdapterError::new_err(message),
         LaunchError::EmptyPrompt
         | LaunchError::PromptToken { .. }
         | LaunchError::Params(_)
-        | LaunchError::NoAdapters
         | LaunchError::Stop(_) => kinds::InvalidRequest::new_err(message),
     }
 }
@@ -160,6 +167,11 @@ pub fn failure(failure: &Failure) -> PyErr {
 /// Something of ours was used after `close()`.
 pub fn closed(what: &str) -> PyErr {
     kinds::Closed::new_err(format!("the {what} is closed"))
+}
+
+/// An adapter that cannot be taken, or is not there.
+pub fn adapter(message: impl Into<String>) -> PyErr {
+    kinds::AdapterError::new_err(message.into())
 }
 
 pub fn invalid(message: impl Into<String>) -> PyErr {

@@ -3,6 +3,7 @@
 //! No thread of ours ever takes the GIL: engines and servers put what they have to say into channels ([`stream`]) or mailboxes
 //! ([`mailbox`]), and threads of Python take it from there. So an interpreter may shut down while texts are written.
 
+mod adapters;
 mod core;
 mod errors;
 mod exchange;

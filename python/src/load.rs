@@ -7,10 +7,11 @@ use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::texts::TextModel;
 use mlcc_engine::{ChatSource, ChatTemplate, carried};
 use mlcc_runtime::{LoadOptions, Model, Workers};
-use mlcc_serve::{Application, NoLibrary, Ready, ServeOptions, Served, need_of_texts};
+use mlcc_serve::{Application, NoLibrary, ReadAdapter, Ready, ServeOptions, Served, need_of_texts};
 use pyo3::prelude::*;
 use serde_json::Value;
 
+use crate::adapters::{self, Wanted};
 use crate::errors::{self, invalid};
 
 /// What the constructor of a model takes.
@@ -20,6 +21,8 @@ pub struct Settings {
     pub cpu_level: Option<String>,
     /// Name of a chat template, `plain`, or Jinja text.
     pub template: Option<String>,
+    /// Of the first model.
+    pub adapters: Vec<Wanted>,
     pub serve: ServeOptions,
 }
 
@@ -33,11 +36,14 @@ pub struct Loaded {
 pub fn load(paths: &[(String, PathBuf)], settings: &Settings) -> PyResult<Loaded> {
     let (mut models, mut texts, mut committed) = (Vec::new(), Vec::new(), 0);
     let mut first: Option<Model> = None;
+    check_names(paths, &settings.adapters)?;
     for (name, path) in paths {
         let workers = first.as_ref().and_then(Model::workers);
         let model = open(path, settings, workers)?;
         let tokenizer = carried::tokenizer(&model).map_err(errors::carried)?;
         tokenizer.check_vocab(model.vocab()).map_err(|error| invalid(error.to_string()))?;
+        let wanted = settings.adapters.iter().filter(|_| first.is_none());
+        let adapters = wanted.map(|wanted| adapters::read(&model, wanted)).collect::<Result<Vec<_>, _>>()?;
         first.get_or_insert_with(|| model.clone());
         if model.text_width() > 0 {
             let model = TextModel::new(&model, tokenizer).map_err(errors::texts)?;
@@ -53,7 +59,8 @@ pub fn load(paths: &[(String, PathBuf)], settings: &Settings) -> PyResult<Loaded
             eos: carried::eos_ids(&metadata),
             drafter: None,
             draft: None,
-            adapters: Vec::new(),
+            adapters,
+            reads_adapters: Some(reader(&model)),
             tokenizer,
         };
         let ready = Ready::model(&model, served, &settings.serve, committed).map_err(errors::serve)?;
@@ -63,6 +70,29 @@ pub fn load(paths: &[(String, PathBuf)], settings: &Settings) -> PyResult<Loaded
     let model = first.ok_or_else(|| invalid("no model was given"))?;
     let application = Application::start(models, texts, Box::new(NoLibrary), &settings.serve);
     Ok(Loaded { model, application: application.map_err(errors::serve)? })
+}
+
+/// Names of adapters are names of models.
+fn check_names(paths: &[(String, PathBuf)], adapters: &[Wanted]) -> PyResult<()> {
+    let mut names: Vec<&str> = paths.iter().map(|(name, _)| name.as_str()).collect();
+    for (name, _, _) in adapters {
+        if names.contains(&name.as_str()) {
+            return Err(errors::adapter(format!(
+                "two models are called {name}: give the adapter another name"
+            )));
+        }
+        names.push(name);
+    }
+    Ok(())
+}
+
+/// Reads the adapters that clients load.
+fn reader(model: &Model) -> ReadAdapter {
+    let model = model.clone();
+    Box::new(move |name, folder| {
+        let wanted = (name.to_owned(), folder.to_path_buf(), 1.0);
+        adapters::read(&model, &wanted).map_err(|error| error.to_string())
+    })
 }
 
 fn open(path: &PathBuf, settings: &Settings, workers: Option<Workers>) -> PyResult<Model> {

@@ -140,6 +140,13 @@ fn seconds(found: Option<f64>) -> PyResult<Option<Instant>> {
     Ok(Instant::now().checked_add(time))
 }
 
+const ADAPTER: &str = "adapter";
+
+/// The name of the adapter that a text is written with.
+pub fn adapter(options: &Bound<'_, PyDict>) -> PyResult<Option<String>> {
+    Options { dict: options, known: Vec::new() }.take(ADAPTER, "the name of an adapter")
+}
+
 /// The request of a text. Tokenizing and compiling a grammar are done without the GIL.
 pub fn request(
     py: Python<'_>,
@@ -168,6 +175,7 @@ pub fn request(
         reuse: options.take("reuse", YES)?.unwrap_or(true),
         ..TextRequest::new(Vec::new(), sampling)
     };
+    options.known.push(ADAPTER);
     options.finish()?;
     detached(py, move || {
         let prompt = prompt.ids(hosted)?;

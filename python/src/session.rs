@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use mlcc_engine::TokenId;
-use mlcc_runtime::{Logits, Model};
+use mlcc_runtime::{Adapter, Logits, Model};
 use pyo3::prelude::*;
 
 use crate::errors::{closed, detached, invalid, runtime};
@@ -64,8 +64,10 @@ pub struct Session {
 }
 
 impl Session {
-    pub fn new(model: &Model) -> PyResult<Session> {
-        Ok(Self::of(State::new(model.session().map_err(runtime)?, None)))
+    pub fn new(model: &Model, adapter: Option<&Adapter>) -> PyResult<Session> {
+        let mut session = model.session().map_err(runtime)?;
+        session.set_adapter(adapter).map_err(runtime)?;
+        Ok(Self::of(State::new(session, None)))
     }
 
     fn of(state: State) -> Session {
@@ -119,6 +121,12 @@ impl Session {
     #[getter]
     fn past(&self, py: Python<'_>) -> PyResult<u64> {
         self.with(py, |state| Ok(state.session.past()))
+    }
+
+    /// The name of the adapter that it goes through, or None.
+    #[getter]
+    fn adapter(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.with(py, |state| Ok(state.session.adapter().map(|adapter| adapter.name().to_owned())))
     }
 
     /// Goes back to the first `past` tokens.

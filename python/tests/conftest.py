@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import mlcc
@@ -52,16 +55,60 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("books"), BOOKS)
 
 
-@pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with caches, for 512 tokens."""
-    folder = tmp_path_factory.mktemp("llama")
+def of_llama(folder: Path, *flags: str) -> Path:
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text(json.dumps(LLAMA))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BOOKS / name, checkpoint / name)
-    return compiled(folder, checkpoint, "--random-weights", "1", "--quant", "f32", "--max-batch", "16")
+    return compiled(folder, checkpoint, "--random-weights", "1", "--quant", "f32", "--max-batch", "16", *flags)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with caches, for 512 tokens."""
+    return of_llama(tmp_path_factory.mktemp("llama"))
+
+
+def adapter(folder: Path, seed: int) -> Path:
+    """An adapter of rank 2 for some products of the Llama."""
+    folder.mkdir()
+    numbers = random.Random(seed)
+    header: dict[str, object] = {}
+    data = b""
+    shapes = {"self_attn.q_proj": (64, 64), "mlp.up_proj": (128, 64), "mlp.down_proj": (64, 128)}
+    for layer in range(2):
+        for module, (out, into) in shapes.items():
+            for end, shape in (("A", (2, into)), ("B", (out, 2))):
+                count = shape[0] * shape[1]
+                values = struct.pack(f"<{count}f", *(numbers.uniform(-0.5, 0.5) for _ in range(count)))
+                name = f"base_model.model.model.layers.{layer}.{module}.lora_{end}.weight"
+                offsets = [len(data), len(data) + len(values)]
+                header[name] = {"dtype": "F32", "shape": shape, "data_offsets": offsets}
+                data += values
+    text = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    return folder
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """The Llama with two slots, two adapters for it, and the Llama with the first one merged."""
+
+    model: Path
+    style: Path
+    task: Path
+    merged: Path
+
+
+@pytest.fixture(scope="session")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    folder = tmp_path_factory.mktemp("adapted")
+    style, task = adapter(folder / "style", 1), adapter(folder / "task", 2)
+    slots = of_llama(tmp_path_factory.mktemp("slots"), "--lora-slots", "2", "--lora-rank", "4")
+    merged = of_llama(tmp_path_factory.mktemp("merged"), "--lora", str(style))
+    return Adapted(slots, style, task, merged)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._errors import (
+    AdapterError,
     BuildError,
     CacheFull,
     CannotTruncate,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ._build import build
 
 __all__ = [
+    "AdapterError",
     "Application",
     "AsyncEngine",
     "AsyncStream",

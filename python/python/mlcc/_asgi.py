@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
 from ._async import Hub
 from ._mlcc import Core, Exchange
-from ._model import Json, Path, load, name_of
+from ._model import Adapter, Json, Path, listed, load, name_of
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -187,6 +188,7 @@ def _target(scope: Scope) -> str:
 def asgi(
     *paths: Path,
     alias: Sequence[str] = (),
+    adapters: Mapping[str, Adapter] = MappingProxyType({}),
     threads: int | None = None,
     cpu_level: str | None = None,
     template: str | None = None,
@@ -196,6 +198,7 @@ def asgi(
     api_keys: Sequence[str] = (),
     body_limit: int = 8_000_000,
     timeout: float | None = None,
+    lora_dir: Path | None = None,
     drain_timeout: float = 30.0,
 ) -> Application:
     """The whole server of `mlcc serve`, its routes and its page, as an ASGI application for uvicorn, Ray Serve and others.
@@ -203,7 +206,8 @@ def asgi(
     >>> app = asgi("model.so", sequences=16)      # in serving.py: then `uvicorn serving:app`
 
     Models are loaded when the server starts (lifespan), or by the first request where there is no lifespan. `alias` are names for the models,
-    one for each path (without: the file's name without .so); the other arguments are those of `mlcc serve`.
+    one for each path (without: the file's name without .so), `adapters` LoRA adapters of the first model, each of which is a model of its own to
+    clients; the other arguments are those of `mlcc serve`.
     """
     if not paths:
         raise TypeError("asgi needs the path of a compiled model")
@@ -213,6 +217,7 @@ def asgi(
     if len(set(names)) < len(names):
         raise ValueError(f"two models have one name: give them names with alias (now {', '.join(names)})")
     settings: Json = {
+        "adapters": listed(adapters),
         "threads": threads,
         "cpu_level": cpu_level,
         "template": template,
@@ -222,5 +227,6 @@ def asgi(
         "api_keys": list(api_keys),
         "body_limit": body_limit,
         "timeout": timeout,
+        "lora_dir": lora_dir,
     }
     return Application(dict(zip(names, paths, strict=True)), drain_timeout, settings)

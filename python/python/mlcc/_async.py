@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from . import _errors
 from ._mlcc import Core, Exchange, Finished, Floats, Mailbox, Pending, Piece
-from ._model import CHAT, Events, Json, Options, Path, chat_body, error_of, load, name_of, prepared
+from ._model import (
+    CHAT,
+    Adapter,
+    Events,
+    Json,
+    Options,
+    Path,
+    chat_body,
+    error_of,
+    listed,
+    load,
+    name_of,
+    prepared,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -215,6 +230,7 @@ class AsyncEngine:
         self,
         path: Path,
         *,
+        adapters: Mapping[str, Adapter] = MappingProxyType({}),
         threads: int | None = None,
         cpu_level: str | None = None,
         template: str | None = None,
@@ -224,6 +240,7 @@ class AsyncEngine:
     ) -> None:
         self._path = path
         self._settings: Json = {
+            "adapters": listed(adapters),
             "threads": threads,
             "cpu_level": cpu_level,
             "template": template,
@@ -271,6 +288,7 @@ class AsyncEngine:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         response_format: Mapping[str, Any] | None = None,
+        adapter: str | None = None,
         stream: Literal[False] = False,
         **fields: Any,
     ) -> Json: ...
@@ -282,6 +300,7 @@ class AsyncEngine:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         response_format: Mapping[str, Any] | None = None,
+        adapter: str | None = None,
         stream: Literal[True],
         **fields: Any,
     ) -> AsyncIterator[Json]: ...
@@ -292,12 +311,13 @@ class AsyncEngine:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         response_format: Mapping[str, Any] | None = None,
+        adapter: str | None = None,
         stream: bool = False,
         **fields: Any,
     ) -> Json | AsyncIterator[Json]:
         """An answer to messages, as `Model.chat` gives it."""
         core, hub = self._running()
-        answer = _answer(hub, core, chat_body(messages, tools, response_format, stream, fields))
+        answer = _answer(hub, core, chat_body(messages, tools, response_format, adapter, stream, fields))
         status = await anext(answer)
         if stream and status < 400:
             return _events(answer)
@@ -318,6 +338,16 @@ class AsyncEngine:
         """A vector for each text, as `Model.embed` gives them."""
         core, _ = self._running()
         return await asyncio.to_thread(core.embed, list(texts), prompt, prompt_text, dim)
+
+    async def load_adapter(self, name: str, path: Path, scale: float = 1.0) -> None:
+        """Puts a LoRA adapter into a free slot, as `Model.load_adapter` does."""
+        core, _ = self._running()
+        await asyncio.to_thread(core.load_adapter, name, os.fspath(path), scale)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Takes an adapter away, as `Model.unload_adapter` does."""
+        core, _ = self._running()
+        await asyncio.to_thread(core.unload_adapter, name)
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; `special`: with the tokens that a prompt begins with."""

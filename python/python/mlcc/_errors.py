@@ -31,6 +31,10 @@ class GrammarError(InvalidRequest):
     """A grammar or schema cannot be enforced."""
 
 
+class AdapterError(InvalidRequest):
+    """An adapter is none, is for another base, or finds no slot; or there is none of a name."""
+
+
 class ContextFull(Error):
     """More tokens than the model was built for."""
 

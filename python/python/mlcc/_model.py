@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from . import _errors
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 Path = str | os.PathLike[str]
+Adapter = Path | tuple[Path, float]
+"""The folder of a LoRA adapter in PEFT's form, or that and a scale."""
 Json = dict[str, Any]
 
 
@@ -52,6 +55,8 @@ class Options(TypedDict, total=False):
     """Waiting texts of lower numbers begin first."""
     timeout: float | None
     """Seconds after which the text is ended."""
+    adapter: str | None
+    """The name of the adapter that the text is written with; without it none."""
     reuse: bool | None
     """Whether states of earlier texts may stand for the begin of the prompt."""
 
@@ -65,9 +70,16 @@ def prepared(options: Options) -> Json:
     return values
 
 
+def listed(adapters: Mapping[str, Adapter]) -> list[tuple[str, str, float]]:
+    """Adapters as the native part takes them."""
+    pairs = ((name, value if isinstance(value, tuple) else (value, 1.0)) for name, value in adapters.items())
+    return [(name, os.fspath(folder), scale) for name, (folder, scale) in pairs]
+
+
 def load(
     models: Mapping[str, Path],
     *,
+    adapters: Sequence[tuple[str, str, float]] = (),
     threads: int | None = None,
     cpu_level: str | None = None,
     template: str | None = None,
@@ -77,10 +89,12 @@ def load(
     api_keys: Sequence[str] = (),
     body_limit: int = 8_000_000,
     timeout: float | None = None,
+    lora_dir: Path | None = None,
 ) -> Core:
     """Loads models by the names that requests call them."""
     return Core(
         [(name, os.fspath(path)) for name, path in models.items()],
+        adapters=list(adapters),
         threads=threads,
         cpu_level=cpu_level,
         template=template,
@@ -90,6 +104,7 @@ def load(
         api_keys=list(api_keys),
         body_limit=body_limit,
         timeout=timeout,
+        lora_dir=None if lora_dir is None else os.fspath(lora_dir),
     )
 
 
@@ -106,6 +121,7 @@ def error_of(status: int, body: bytes) -> Exception:
     except (ValueError, KeyError, TypeError):
         message, code = body.decode("utf-8", "replace"), None
     kinds: dict[str | None, type[_errors.Error]] = {
+        "model_not_found": _errors.AdapterError,
         "context_length_exceeded": _errors.ContextFull,
         "queue_full": _errors.QueueFull,
         "too_many_grammars": _errors.QueueFull,
@@ -122,11 +138,15 @@ def chat_body(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     response_format: Mapping[str, Any] | None,
+    adapter: str | None,
     stream: bool,
     fields: Mapping[str, Any],
 ) -> bytes:
     """The request of a chat, as `/v1/chat/completions` takes it."""
     body: Json = {"messages": list(messages), "stream": stream, **fields}
+    if adapter is not None:
+        # To the server an adapter is a model.
+        body["model"] = adapter
     if tools is not None:
         body["tools"] = list(tools)
     if response_format is not None:
@@ -181,13 +201,15 @@ class Model:
 
     `threads` are worker threads (without: one for each physical core), `cpu_level` is the name of a CPU level of the artifact, `template` a
     chat template in place of the model's own (a name, `plain`, or Jinja text), `sequences` how many texts run together, `max_queue` how many
-    may wait beside them, `memory` bytes that may be used.
+    may wait beside them, `memory` bytes that may be used. `adapters` are LoRA adapters by the names that sessions and texts choose them by:
+    folders in PEFT's form, or pairs of a folder and a scale; of a model that was built with `--lora-slots`.
     """
 
     def __init__(
         self,
         path: Path,
         *,
+        adapters: Mapping[str, Adapter] = MappingProxyType({}),
         threads: int | None = None,
         cpu_level: str | None = None,
         template: str | None = None,
@@ -197,6 +219,7 @@ class Model:
     ) -> None:
         self._core = load(
             {name_of(path): path},
+            adapters=listed(adapters),
             threads=threads,
             cpu_level=cpu_level,
             template=template,
@@ -223,6 +246,7 @@ class Model:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         response_format: Mapping[str, Any] | None = None,
+        adapter: str | None = None,
         stream: Literal[False] = False,
         **fields: Any,
     ) -> Json: ...
@@ -234,6 +258,7 @@ class Model:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         response_format: Mapping[str, Any] | None = None,
+        adapter: str | None = None,
         stream: Literal[True],
         **fields: Any,
     ) -> Iterator[Json]: ...
@@ -244,6 +269,7 @@ class Model:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         response_format: Mapping[str, Any] | None = None,
+        adapter: str | None = None,
         stream: bool = False,
         **fields: Any,
     ) -> Json | Iterator[Json]:
@@ -255,7 +281,7 @@ class Model:
         >>> answer["choices"][0]["message"]["role"], answer["usage"]["completion_tokens"]
         ('assistant', 4)
         """
-        answer = self._core.request(*CHAT, chat_body(messages, tools, response_format, stream, fields))
+        answer = self._core.request(*CHAT, chat_body(messages, tools, response_format, adapter, stream, fields))
         if answer.status >= 400:
             raise error_of(answer.status, b"".join(answer))
         if stream:
@@ -263,8 +289,8 @@ class Model:
         whole: Json = json.loads(b"".join(answer))
         return whole
 
-    def session(self) -> Session:
-        """A sequence whose tokens the caller chooses.
+    def session(self, *, adapter: str | None = None) -> Session:
+        """A sequence whose tokens the caller chooses; `adapter`: the name of the one that it goes through.
 
         >>> with Model("model.so") as model, model.session() as session:
         ...     logits = session.prefill(model.tokenize("The sea"))
@@ -273,7 +299,7 @@ class Model:
         ...     session.past, equal
         (3, True)
         """
-        return self._core.session()
+        return self._core.session(adapter)
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; `special`: with the tokens that a prompt begins with."""
@@ -303,6 +329,19 @@ class Model:
         """What is known of the model: sizes, limits, memory in bytes, and the artifact's metadata."""
         about: Json = json.loads(self._core.inspect())
         return about
+
+    def load_adapter(self, name: str, path: Path, scale: float = 1.0) -> None:
+        """Puts a LoRA adapter into a free slot, from the folder `path`; texts and sessions choose it by its name from then on."""
+        self._core.load_adapter(name, os.fspath(path), scale)
+
+    def unload_adapter(self, name: str) -> None:
+        """Takes an adapter away. Texts and sessions that have it go on with it, and its slot is free behind the last of them."""
+        self._core.unload_adapter(name)
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the adapters."""
+        return self._core.adapters()
 
     @property
     def closed(self) -> bool:
