@@ -18,5 +18,6 @@ mod likeliest;
 mod session;
 mod session_pages;
 mod stream;
+mod upload;
 
 pub(crate) use device::Gpu;

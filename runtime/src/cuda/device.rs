@@ -12,14 +12,12 @@ use super::graphs::Loaded;
 use super::image;
 use super::launches::Kernel;
 use super::session::CudaSession;
+use super::upload::upload;
 use crate::device::{Device, DeviceBatch, DeviceSession};
 use crate::page_pool::PagePool;
 use crate::session::Step;
 use crate::table::{DeviceEntry, Image, Table};
 use crate::{CachePages, Error, LoadOptions, Model, Result};
-
-/// Weights go up in pieces, so that the driver's staging of mapped pages stays small.
-const UPLOAD_BYTES: usize = 64 << 20;
 
 /// The device's context; the last owner releases it.
 pub(crate) struct Context {
@@ -170,12 +168,15 @@ impl Gpu {
         let driver = Driver::open().map_err(no_device)?;
         let (context, name, sm) = open_context(driver, options.device.unwrap_or(0), &no_device)?;
         let context = Arc::new(context);
-        let load = |image: &Image| context.enter()?.load_module(&image.bytes);
-        let handle = image::load(&image::fitting(&table.images, sm), load).unwrap_or_else(|| {
-            let has: Vec<String> = table.images.iter().map(image::describe).collect();
-            Err(no_device(format!("{name} is an sm_{sm} and the artifact has {}", has.join(", "))))
-        })?;
-        let module = Module { handle, context: Arc::clone(&context) };
+        let load = || {
+            let load = |image: &Image| context.enter()?.load_module(&image.bytes);
+            let handle = image::load(&image::fitting(&table.images, sm), load).unwrap_or_else(|| {
+                let has: Vec<String> = table.images.iter().map(image::describe).collect();
+                Err(no_device(format!("{name} is an sm_{sm} and the artifact has {}", has.join(", "))))
+            })?;
+            Ok(Module { handle, context: Arc::clone(&context) })
+        };
+        let (module, weights) = beside(load, || upload(&context, weights))?;
         let resolve = |entry: &DeviceEntry| {
             let kernels = entry.launches.iter().map(|l| Kernel::resolve(&context, module.handle, l));
             Ok((entry.name.clone(), kernels.collect::<Result<Vec<Kernel>>>()?))
@@ -189,7 +190,6 @@ impl Gpu {
             |name| of(name).zip(of(mlcc_abi::LIKELIEST_ENTRY)).map(|(step, choice)| [step, choice].concat());
         let decode_likeliest = and_likeliest("decode").map(|kernels| (kernels, Loaded::default()));
         let batch_likeliest = and_likeliest(Step::DecodeBatch.name());
-        let weights = upload(&context, weights)?;
         // Before the pages, which take most of what is left.
         let executor = Mutex::new(Executor::new(&context, table)?);
         let pages = DevicePages::pool(&context, &table.plan, options.cache_pages)?.map(Arc::new);
@@ -242,6 +242,19 @@ impl Gpu {
     }
 }
 
+/// Both at once: the driver may have to compile the module, and weights take the bus meanwhile.
+fn beside(
+    load: impl FnOnce() -> Result<Module>,
+    upload: impl FnOnce() -> Result<DeviceBuffer> + Send,
+) -> Result<(Module, DeviceBuffer)> {
+    std::thread::scope(|scope| {
+        let upload = scope.spawn(upload);
+        let module = load();
+        let weights = upload.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok((module?, weights?))
+    })
+}
+
 fn open_context(
     driver: Driver,
     ordinal: u32,
@@ -274,26 +287,4 @@ fn open_context(
     driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.f.context_retain)(&mut handle, device) })?;
     let virtual_memory = mapping != 0;
     Ok((Context { driver, handle, device, virtual_memory }, name, (major * 10 + minor) as u32))
-}
-
-fn upload(context: &Arc<Context>, weights: &[u8]) -> Result<DeviceBuffer> {
-    let buffer =
-        DeviceBuffer::new(context, "the weights on the GPU", weights.len() as u64).map_err(|e| match e {
-            Error::OutOfMemory { bytes, .. } => Error::WeightsTooLarge { bytes },
-            other => other,
-        })?;
-    let driver = context.enter()?;
-    let default_stream = null_mut();
-    let mut at = 0;
-    for piece in weights.chunks(UPLOAD_BYTES) {
-        // SAFETY: the piece lies inside the buffer.
-        let status = unsafe {
-            (driver.f.to_device)(buffer.ptr() + at, piece.as_ptr().cast(), piece.len(), default_stream)
-        };
-        driver.check("cuMemcpyHtoDAsync", status)?;
-        at += piece.len() as u64;
-    }
-    // SAFETY: the default stream always exists.
-    driver.check("cuStreamSynchronize", unsafe { (driver.f.stream_wait)(default_stream) })?;
-    Ok(buffer)
 }

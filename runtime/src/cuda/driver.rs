@@ -14,7 +14,7 @@ const DRIVER_VARIABLE: &str = "MLCC_CUDA_DRIVER";
 const DRIVER: &str = "libcuda.so.1";
 
 pub type DevicePtr = u64;
-/// `CUcontext`, `CUmodule`, `CUfunction`, `CUstream`, `CUgraph`, `CUgraphExec`: opaque.
+/// `CUcontext`, `CUmodule`, `CUfunction`, `CUstream`, `CUevent`, `CUgraph`, `CUgraphExec`: opaque.
 pub type Handle = *mut c_void;
 type Status = i32;
 
@@ -25,6 +25,7 @@ pub const ATTRIBUTE_VIRTUAL_MEMORY: i32 = 102;
 pub const GRANULARITY_RECOMMENDED: i32 = 1;
 pub const FUNCTION_SHARED_BYTES: i32 = 8;
 pub const STREAM_NON_BLOCKING: u32 = 1;
+pub const EVENT_WITHOUT_TIME: u32 = 2;
 pub const CAPTURE_THREAD_LOCAL: i32 = 1;
 const JIT_ERROR_LOG: i32 = 5;
 const JIT_ERROR_LOG_BYTES: i32 = 6;
@@ -80,6 +81,10 @@ functions! {
     stream_create = "cuStreamCreate" (*mut Handle, u32);
     stream_wait = "cuStreamSynchronize" (Handle);
     stream_destroy = "cuStreamDestroy_v2" (Handle);
+    event_create = "cuEventCreate" (*mut Handle, u32);
+    event_record = "cuEventRecord" (Handle, Handle);
+    event_wait = "cuEventSynchronize" (Handle);
+    event_destroy = "cuEventDestroy_v2" (Handle);
     capture_begin = "cuStreamBeginCapture_v2" (Handle, i32);
     capture_end = "cuStreamEndCapture" (Handle, *mut Handle);
     graph_instantiate = "cuGraphInstantiateWithFlags" (*mut Handle, Handle, u64);

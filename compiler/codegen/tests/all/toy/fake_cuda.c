@@ -281,6 +281,11 @@ R cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, un
 R cuStreamCreate(void **s, unsigned flags) { return *s = &fake_live, fake_live++, flags == 1 ? OK : INVALID; }
 R cuStreamSynchronize(void *s) { return STREAM_OK(s) ? fake_running = 0, OK : LOST; }
 R cuStreamDestroy_v2(void *s) { return fake_live--, s == (void *)&fake_live ? OK : INVALID; }
+/* The one kind of event: without times, happened at once. */
+R cuEventCreate(void **e, unsigned flags) { return *e = &reserved, fake_live++, flags == 2 ? OK : INVALID; }
+R cuEventRecord(void *e, void *s) { return e == &reserved && STREAM_OK(s) ? OK : INVALID; }
+R cuEventSynchronize(void *e) { return e == &reserved && !fake_lost ? OK : LOST; }
+R cuEventDestroy_v2(void *e) { return fake_live--, e == &reserved ? OK : INVALID; }
 R cuStreamBeginCapture_v2(void *s, int mode) {
   return graph.capturing = 1, graph.invalid = 0, graph.n = 0, s == (void *)&fake_live && mode == 1 ? OK : INVALID;
 }
