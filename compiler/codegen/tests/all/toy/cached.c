@@ -146,7 +146,7 @@ static const char *metadata(uint64_t *len) {
 #define STR(s) {s, sizeof(s) - 1}
 #define CACHE(name, at) {STR(name), at, CACHE_BYTES, MLCC_INIT_ZERO, 0, STR("f32"), MLCC_STATE_CACHE, 0, TOY_BAD_ROWS, ROW_BYTES}
 
-static const mlcc_variant variants[] = {{STR("baseline"), 0, {once, once, all, decode_all, step_all, create, create, 0, metadata, 0, 0, 0, 0, 0}}};
+static const mlcc_variant variants[] = {{STR("baseline"), 0, {once, once, all, decode_all, step_all, create, create, 0, metadata, 0, 0, 0, 0, 0, 0}}};
 static const mlcc_state states[] = {
 #ifdef TOY_MIXED
   {STR("sum"), 0, 4, MLCC_INIT_ZERO, 0, STR("f32"), MLCC_STATE_RECURRENT, 0, 0, 0},

@@ -85,10 +85,10 @@ static const char *metadata(uint64_t *len) {
   *len = sizeof(metadata_text) - 1;
   return metadata_text;
 }
-#define ENTRIES {prefill, decode, prefill_logits, 0, 0, create, create, softmax, metadata, 0, 0, 0, 0, 0}
+#define ENTRIES {prefill, decode, prefill_logits, 0, 0, create, create, softmax, metadata, 0, 0, 0, 0, 0, 0}
 #else
 static const char metadata_text[] = "{\"model\":\"toy\"}";
-#define ENTRIES {0, decode, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define ENTRIES {0, decode, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 #endif
 
 #define STR(s) {s, sizeof(s) - 1}
