@@ -60,7 +60,15 @@ fn the_description_is_true() {
                     body["model"] = json!("none");
                 }
                 let answer = server.post(path, &body);
-                let refused = if changes { 404 } else { 400 };
+                // This server lets nobody load adapters.
+                let fixed = path.ends_with("_lora_adapter");
+                let refused = if changes {
+                    404
+                } else if fixed {
+                    403
+                } else {
+                    400
+                };
                 assert!([200, 400, refused].contains(&answer.status), "{path} {body}: {}", answer.body);
                 let message = answer.body.clone();
                 let wrong = message.contains("no field")

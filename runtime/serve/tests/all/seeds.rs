@@ -38,6 +38,8 @@ pub fn seeds() -> Vec<(&'static str, Value)> {
     all.extend(chats(&hi));
     all.extend([
         ("/v1/embeddings", json!({"model": "toy", "input": ["a", "b"], "dimensions": 4, "encoding_format": "float", "prompt_name": "query"})),
+        ("/v1/load_lora_adapter", json!({"lora_name": "style", "lora_path": "style", "model": "toy", "load_inplace": true})),
+        ("/v1/unload_lora_adapter", json!({"lora_name": "style", "lora_int_id": 1})),
         ("/v1/rerank", json!({"query": "a", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": true})),
         ("/v1/tokenize", json!({"content": "ab \u{e9}", "add_special": true, "with_pieces": true, "model": "toy"})),
         ("/v1/detokenize", json!({"tokens": [98, 99, 196]})),
