@@ -347,7 +347,7 @@ fn rows_of_ranks_are_those_of_the_whole() {
     assert!(checked >= 4 * 7 * 3, "{checked} parts");
 }
 
-/// The reference cases of models that generate.
+/// The reference cases of models that generate. Encoder-decoder models are not split yet, which the build says before any pass runs.
 pub(crate) fn cases() -> Vec<String> {
     let root = format!("{}/../tests/goldens", env!("CARGO_MANIFEST_DIR"));
     let mut cases: Vec<String> = std::fs::read_dir(root)
@@ -355,7 +355,10 @@ pub(crate) fn cases() -> Vec<String> {
         .map(|entry| entry.unwrap())
         .filter(|entry| entry.path().join("config.json").exists())
         .map(|entry| entry.file_name().into_string().unwrap())
-        .filter(|case| architecture(case, &json!({})).texts().is_none())
+        .filter(|case| {
+            let architecture = architecture(case, &json!({}));
+            architecture.texts().is_none() && architecture.decoder_start().is_none()
+        })
         .collect();
     cases.sort();
     cases
