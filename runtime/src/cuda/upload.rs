@@ -22,27 +22,28 @@ pub(super) fn upload(context: &Arc<Context>, weights: &[u8]) -> Result<DeviceBuf
     })?;
     let stream = Stream::new(context)?;
     let bytes = PIECE.min(weights.len());
-    let sent = match [Staged::new(context, bytes), Staged::new(context, bytes)] {
-        [Ok(mut first), Ok(mut second)] => send(&stream, buffer.ptr(), weights, [&mut first, &mut second]),
+    let mut staged = [Staged::new(context, bytes), Staged::new(context, bytes)];
+    let sent = match &mut staged {
+        [Ok(first), Ok(second)] => send(&stream, buffer.ptr(), weights, [first, second]),
         // Without pinned memory, which a system may limit, the driver copies as well as it can.
         _ => weights
             .chunks(PIECE)
             .zip(0..)
             .try_for_each(|(piece, number)| stream.send(buffer.ptr() + number * PIECE as u64, piece)),
     };
-    // Also after an error: the buffers go away when this returns.
+    // Also after an error: all that is copied from and to goes away when this returns, and not before.
     stream.wait().and(sent)?;
     Ok(buffer)
 }
 
-/// Sends the pieces by both buffers in turns.
+/// Starts to send the pieces, by both buffers in turns.
 fn send(stream: &Stream, to: DevicePtr, weights: &[u8], staged: [&mut Staged; 2]) -> Result<()> {
     let [mut this, mut other] = staged;
     for (piece, number) in weights.chunks(PIECE).zip(0..) {
         this.send(stream, to + number * PIECE as u64, piece)?;
         std::mem::swap(&mut this, &mut other);
     }
-    stream.wait()
+    Ok(())
 }
 
 /// Pinned memory for a piece.
