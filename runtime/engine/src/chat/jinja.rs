@@ -208,7 +208,7 @@ fn limit_error(template: &str, limit: Option<Limit>) -> Option<ChatError> {
     Some(match limit? {
         Limit::Memory { bytes } => ChatError::TooMuchMemory { template, bytes },
         Limit::Text { bytes } => ChatError::TooLong { template, bytes },
-        Limit::Time => ChatError::TooSlow { template, milliseconds: limits::MOST_TIME.as_millis() as u64 },
+        Limit::Time { milliseconds } => ChatError::TooSlow { template, milliseconds },
         Limit::Levels => ChatError::TooDeep { template, levels: limits::MOST_LEVELS },
     })
 }

@@ -11,8 +11,10 @@ use thiserror::Error;
 
 /// Instructions of the template engine; a thousand messages in a large template take a fiftieth of it.
 pub const MOST_STEPS: u64 = 5_000_000;
-/// Time of the processor; what else runs on the machine does not count.
-pub const MOST_TIME: Duration = Duration::from_secs(1);
+/// Time of the processor that a small conversation may take; what else runs on the machine does not count ...
+const LEAST_TIME: Duration = Duration::from_secs(1);
+/// ... and for every byte of the conversation. Templates that collect messages in a list copy it for each of them.
+const TIME_PER_BYTE: Duration = Duration::from_micros(4);
 /// Levels of lists and mappings inside each other; JSON as `serde_json` reads it has 128.
 pub const MOST_LEVELS: usize = 140;
 /// Bytes of values and, apart from them, of text that a template may make of a small conversation ...
@@ -33,8 +35,8 @@ pub enum Limit {
     Memory { bytes: u64 },
     #[error("more than {bytes} bytes of text")]
     Text { bytes: u64 },
-    #[error("more than {} ms", MOST_TIME.as_millis())]
-    Time,
+    #[error("more than {milliseconds} ms")]
+    Time { milliseconds: u64 },
     #[error("more than {MOST_LEVELS} levels of nested values")]
     Levels,
 }
@@ -45,6 +47,7 @@ struct Meter {
     text: Cell<u64>,
     /// Bytes of work since the clock was read last.
     work: Cell<u64>,
+    time: Cell<Duration>,
     end: Cell<Duration>,
     reached: Cell<Option<Limit>>,
     /// Long texts that were counted; those that nobody else holds any more are given back.
@@ -57,6 +60,7 @@ thread_local! {
         memory: Cell::new(0),
         text: Cell::new(0),
         work: Cell::new(0),
+        time: Cell::new(Duration::MAX),
         end: Cell::new(Duration::MAX),
         reached: Cell::new(None),
         texts: RefCell::new(Vec::new()),
@@ -66,12 +70,15 @@ thread_local! {
 /// Begins a rendering of `input` bytes of conversation on this thread.
 pub fn begin(input: u64) {
     let most = LEAST_BYTES.saturating_add(input.saturating_mul(BYTES_PER_BYTE));
+    let per_byte = TIME_PER_BYTE.saturating_mul(u32::try_from(input).unwrap_or(u32::MAX));
+    let time = LEAST_TIME.saturating_add(per_byte);
     METER.with(|meter| {
         meter.most.set(most);
         meter.memory.set(most);
         meter.text.set(most);
         meter.work.set(0);
-        meter.end.set(clock::now().saturating_add(MOST_TIME));
+        meter.time.set(time);
+        meter.end.set(clock::now().saturating_add(time));
         meter.reached.set(None);
     });
 }
@@ -96,13 +103,16 @@ pub fn too_deep() -> Error {
 
 /// Counts an operation that looks at `bytes`.
 pub fn work(bytes: u64) -> Result<(), Error> {
-    let late = METER.with(|meter| {
+    let limit = METER.with(|meter| {
         let work = meter.work.get().saturating_add(bytes).saturating_add(OPERATION);
         let look = work >= BYTES_PER_LOOK;
         meter.work.set(if look { 0 } else { work });
-        look && clock::now() >= meter.end.get()
+        (look && clock::now() >= meter.end.get()).then(|| meter.time.get())
     });
-    if late { Err(reach(Limit::Time)) } else { Ok(()) }
+    match limit {
+        Some(time) => Err(reach(Limit::Time { milliseconds: time.as_millis() as u64 })),
+        None => Ok(()),
+    }
 }
 
 /// Counts `bytes` of a value that is about to be made.
