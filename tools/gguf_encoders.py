@@ -14,7 +14,8 @@ import numpy as np
 from gguf_cases import TYPES, as_float, read_safetensors
 
 ROOT = pathlib.Path(__file__).parent.parent
-ARCHITECTURES = {"bert": "BERT", "xlm-roberta": "BERT", "modernbert": "MODERN_BERT", "gemma3_text": "GEMMA_EMBEDDING"}
+ARCHITECTURES = {"bert": "BERT", "xlm-roberta": "BERT", "modernbert": "MODERN_BERT", "nomic_bert": "NOMIC_BERT",
+                 "gemma3_text": "GEMMA_EMBEDDING"}
 POOLINGS = {"mean": "MEAN", "cls": "CLS", "lasttoken": "LAST"}
 
 
@@ -28,11 +29,12 @@ def pooling(folder, config):
 
 def metadata(w, c, folder, arch):
     offset = c["pad_token_id"] + 1 if c["model_type"] == "xlm-roberta" else 0
-    w.add_context_length(c["max_position_embeddings"] - offset)
-    w.add_embedding_length(c["hidden_size"])
-    w.add_block_count(c["num_hidden_layers"])
-    w.add_feed_forward_length(c["intermediate_size"])
-    w.add_head_count(c["num_attention_heads"])
+    size = lambda *names: next(c[name] for name in names if name in c)
+    w.add_context_length(size("max_position_embeddings", "n_positions") - offset)
+    w.add_embedding_length(size("hidden_size", "n_embd"))
+    w.add_block_count(size("num_hidden_layers", "n_layer"))
+    w.add_feed_forward_length(size("intermediate_size", "n_inner"))
+    w.add_head_count(size("num_attention_heads", "n_head"))
     w.add_causal_attention(False)
     w.add_pooling_type(pooling(folder, c))
     if "type_vocab_size" in c:
@@ -47,11 +49,18 @@ def metadata(w, c, folder, arch):
         w.add_uint32("gemma-embedding.attention.sliding_window_pattern", c["layer_types"].index("full_attention") + 1)
     elif arch == "MODERN_BERT":
         w.add_layer_norm_eps(c["norm_eps"])
-        w.add_rope_freq_base(c["global_rope_theta"])
-        w.add_float32("modern-bert.rope.freq_base_swa", c["local_rope_theta"])
+        thetas = c.get("rope_parameters", {
+            "full_attention": {"rope_theta": c.get("global_rope_theta")},
+            "sliding_attention": {"rope_theta": c.get("local_rope_theta")},
+        })
+        w.add_rope_freq_base(thetas["full_attention"]["rope_theta"])
+        w.add_float32("modern-bert.rope.freq_base_swa", thetas["sliding_attention"]["rope_theta"])
         w.add_sliding_window(c["local_attention"])
         w.add_uint32("modern-bert.attention.sliding_window_pattern", c["global_attn_every_n_layers"])
         w.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    elif arch == "NOMIC_BERT":
+        w.add_layer_norm_eps(c["layer_norm_epsilon"])
+        w.add_rope_freq_base(c["rotary_emb_base"])
     else:
         w.add_layer_norm_eps(c["layer_norm_eps"])
     return offset
@@ -67,7 +76,7 @@ def main():
     arch = ARCHITECTURES[c["model_type"]]
     number = gguf.MODEL_ARCH[arch]
     w = gguf.GGUFWriter(args.file, gguf.MODEL_ARCH_NAMES[number])
-    names = gguf.get_tensor_name_map(number, c["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(number, c.get("num_hidden_layers", c.get("n_layer")))
     offset = metadata(w, c, folder, arch)
     tensors = read_safetensors(folder)
     for dense in ("2_Dense", "3_Dense"):
@@ -85,7 +94,10 @@ def main():
         name = stored
         for prefix in ("bert.", "roberta."):
             name = name.removeprefix(prefix)
-        name = name.removeprefix("model.") if arch == "MODERN_BERT" else name
+        if arch == "MODERN_BERT":
+            name = name.removeprefix("model.")
+            # With labels the converter calls the last layer so.
+            name = "classifier.out_proj" + name.removeprefix("classifier") if name.startswith("classifier.") else name
         if arch == "GEMMA_EMBEDDING" and not name.startswith(("model.", "dense_")):
             name = "model." + name
         new = names.get_name(name, (".weight", ".bias"))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tiny random rerankers with reference scores, as test cases for `tests/goldens`.
+"""Writes tiny random rerankers with reference scores, and an embedding model with its vectors, as test cases for `tests/goldens`.
 
     python tools/text_goldens.py rerank-bert tests/goldens/rerank-bert
 
@@ -32,7 +32,24 @@ CASES = {
     "rerank-qwen3": (transformers.Qwen3ForCausalLM, lambda: transformers.Qwen3Config(**QWEN3, tie_word_embeddings=True)),
     "rerank-qwen3-labels": (transformers.Qwen3ForSequenceClassification, lambda: transformers.Qwen3Config(
         **QWEN3, num_labels=1, pad_token_id=0)),
+    "embed-nomic": (transformers.NomicBertModel, lambda: transformers.NomicBertConfig(
+        **SIZES, intermediate_size=80, max_position_embeddings=64, type_vocab_size=2, layer_norm_eps=1e-12)),
 }
+
+# The published files of Nomic BERT have these names.
+NOMIC = {
+    "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "torch_dtype": "float16", "activation_function": "swiglu",
+    "n_embd": 48, "n_head": 4, "n_inner": 80, "n_layer": 3, "n_positions": 64, "max_trained_positions": 64, "vocab_size": VOCAB,
+    "type_vocab_size": 2, "layer_norm_epsilon": 1e-12, "causal": False, "prenorm": False, "parallel_block": False,
+    "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_scaling_factor": None, "use_rms_norm": False,
+}
+
+EMBEDDING_MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+]
 
 # Ids of the answers that mean that a document fits, and that it does not.
 YES, NO = 71, 17
@@ -78,12 +95,39 @@ def score(model, ids, types):
     return float(logits[0])
 
 
+@torch.no_grad()
+def embedding(model, ids):
+    rows = model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+    return torch.nn.functional.normalize(rows.mean(0), dim=0).tolist()
+
+
+def write_json(file, what):
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(what, indent=2) + "\n")
+
+
+def write_embedding_model(folder, kind, config):
+    model = model_of(kind, config, 0)
+    results = [{"name": name, "input_ids": ids, "embedding": embedding(model, ids)} for name, ids, _ in inputs(False)]
+    model.to(config.dtype).save_pretrained(folder)
+    write_json(folder / "config.json", NOMIC)
+    write_json(folder / "modules.json", EMBEDDING_MODULES)
+    write_json(folder / "1_Pooling/config.json", {
+        "word_embedding_dimension": config.hidden_size, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True,
+        "pooling_mode_max_tokens": False, "pooling_mode_mean_sqrt_len_tokens": False})
+    return results, 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", choices=sorted(CASES))
     parser.add_argument("folder", type=pathlib.Path)
     args = parser.parse_args()
     kind, config = CASES[args.case]
+    args.folder.mkdir(exist_ok=True)
+    if args.case.startswith("embed-"):
+        results, seed = write_embedding_model(args.folder, kind, config())
+        return write_golden(args, kind, results, seed)
     types = args.case == "rerank-bert"
     for seed in range(100):
         model = model_of(kind, config(), seed)
@@ -102,6 +146,11 @@ def main():
         (args.folder / "1_LogitScore").mkdir(exist_ok=True)
         answers = {"true_token_id": YES, "false_token_id": NO}
         (args.folder / "1_LogitScore/config.json").write_text(json.dumps(answers, indent=2) + "\n")
+    write_golden(args, kind, results, seed)
+    print(f"{args.folder}: seed {seed}, scores {[round(s, 3) for s in scores]}")
+
+
+def write_golden(args, kind, results, seed):
     golden = {
         "source": f"transformers {transformers.__version__} {kind.__name__}, torch {torch.__version__}, CPU",
         "case": args.case,
@@ -110,7 +159,6 @@ def main():
         "inputs": results,
     }
     (args.folder / "golden.json").write_text(json.dumps(golden, indent=1) + "\n")
-    print(f"{args.folder}: seed {seed}, scores {[round(s, 3) for s in scores]}")
 
 
 if __name__ == "__main__":

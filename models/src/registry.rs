@@ -9,10 +9,10 @@ use crate::families::{
     Exaone4Config, FalconConfig, FalconH1Config, Gemma4Config, GemmaConfig, Glm4MoeConfig, GlmConfig,
     Gpt2Config, GptJConfig, GptNeoxConfig, GptOssConfig, GraniteConfig, GraniteHybridConfig, InternLm2Config,
     KimiLinearConfig, Lfm2Config, Lfm3Config, LlamaConfig, MambaConfig, MiniMaxM2Config, Ministral3Config,
-    MixtralConfig, ModernBertConfig, MptConfig, MuseGlimmerConfig, NemotronHConfig, Olmo2Config,
-    OlmoHybridConfig, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig, Rwkv4Config,
-    Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, T5Config, ernie4_5, qwen2,
-    smollm3,
+    MixtralConfig, ModernBertConfig, MptConfig, MuseGlimmerConfig, NemotronHConfig, NomicBertConfig,
+    Olmo2Config, OlmoHybridConfig, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig,
+    Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, T5Config, ernie4_5,
+    qwen2, smollm3,
 };
 use crate::text_head::{Part, Pooling, Purpose, TextHead};
 
@@ -213,6 +213,17 @@ pub const REGISTRY: &[Entry] = &[
         &["ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"],
         "ModernBERT",
         |f| ModernBertConfig::from_fields(f).map(Architecture::new),
+    ),
+    family(
+        "nomic_bert",
+        &[
+            "NomicBertModel",
+            "NomicBertForPreTraining",
+            "NomicBertForMaskedLM",
+            "NomicBertForSequenceClassification",
+        ],
+        "Nomic BERT (nomic-embed-text)",
+        |f| NomicBertConfig::from_fields(f).map(Architecture::new),
     ),
     family("t5", &["T5ForConditionalGeneration", "T5WithLMHeadModel"], "T5, FLAN-T5", |f| {
         T5Config::t5(f).map(Architecture::new)

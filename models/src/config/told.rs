@@ -203,6 +203,10 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             table(t, "embeddings.word_embeddings.weight")?;
             t.size(&["intermediate_size"], "layer.0.intermediate.dense.weight", 0, 1)
         }
+        "nomic_bert" => {
+            table(t, "embeddings.word_embeddings.weight")?;
+            t.size(&["n_inner", "intermediate_size"], "layers.0.mlp.fc11.weight", 0, 1)
+        }
         "t5" | "mt5" | "umt5" => {
             embedding(t, "shared.weight", "lm_head.weight", model_type == "t5")?;
             t.size(&["d_ff"], "encoder.block.0.layer.1.DenseReluDense.wo.weight", 1, 1)

@@ -73,30 +73,54 @@ impl BertConfig {
         })
     }
 
+    fn words(&self) -> Words {
+        Words::of(&self.sizes, self.types, Transformer::token_types(self))
+    }
+}
+
+/// The embeddings of tokens and of their types.
+pub(super) struct Words {
+    vocab: usize,
+    hidden: usize,
+    /// Rows of the table of token types; 0: there is none.
+    types: usize,
+    /// How many types a caller may give.
+    read: usize,
+}
+
+impl Words {
+    pub const TABLE: &'static str = "embeddings.word_embeddings.weight";
+
+    pub fn of(sizes: &Sizes, types: usize, read: usize) -> Words {
+        Words { vocab: sizes.vocab, hidden: sizes.hidden, types, read }
+    }
+
     /// Rows `from ..` of a table of the embedding.
     fn rows(&self, net: &mut Net, name: &str, [from, count, of]: [usize; 3]) -> ValueId {
-        let hidden = self.sizes.hidden;
+        let hidden = self.hidden;
         let source = net.tensor(&format!("embeddings.{name}.weight"), &[of, hidden]);
         let source = ParamSource::Rows(RowBlocks::range(from, count, of), Box::new(source));
         let ty = TensorType::new(DType::F32, [count, hidden]);
         net.param_from(&format!("embeddings.{name}.rows"), ParamRole::Vector, ty, source)
     }
 
-    /// Sums of the embeddings of tokens and of their types, `[n, hidden]`.
-    fn typed_words(&self, net: &mut Net) -> ValueId {
-        let Sizes { vocab, hidden, .. } = self.sizes;
-        let name = self.frame().embedding;
+    /// The sums of both, `[n, hidden]`.
+    pub fn embed(&self, net: &mut Net) -> ValueId {
+        let Words { vocab, hidden, .. } = *self;
         let types = "token_type_embeddings";
-        if Transformer::token_types(self) == 1 {
-            let words = net.embed(name, vocab, hidden);
-            let first = self.rows(net, types, [0, 1, self.types]);
-            return net.add(words, first);
+        if self.read > 1 {
+            let (tokens, kinds) = net.typed_tokens(vocab, self.types);
+            let words = net.embed_ids(Self::TABLE, vocab, hidden, tokens);
+            let types = self.rows(net, types, [0, self.types, self.types]);
+            let types = net.gather(types, kinds);
+            return net.add(words, types);
         }
-        let (tokens, kinds) = net.typed_tokens(vocab, self.types);
-        let words = net.embed_ids(name, vocab, hidden, tokens);
-        let types = self.rows(net, types, [0, self.types, self.types]);
-        let types = net.gather(types, kinds);
-        net.add(words, types)
+        let words = net.embed(Self::TABLE, vocab, hidden);
+        if self.types == 0 {
+            return words;
+        }
+        let first = self.rows(net, types, [0, 1, self.types]);
+        net.add(words, first)
     }
 }
 
@@ -108,21 +132,17 @@ impl Transformer for BertConfig {
     }
 
     fn frame(&self) -> Frame {
-        Frame::named(
-            "embeddings.word_embeddings.weight",
-            (Norm::None, ""),
-            "cls.predictions.decoder.weight",
-            true,
-        )
+        Frame::named(Words::TABLE, (Norm::None, ""), "cls.predictions.decoder.weight", true)
     }
 
     fn shared(&self, _: &mut Net) {}
 
     fn embed(&self, net: &mut Net) -> ValueId {
         let context = self.sizes.context;
-        let words = self.typed_words(net);
+        let parts = self.words();
+        let words = parts.embed(net);
         let all = self.first_position + context;
-        let table = self.rows(net, "position_embeddings", [self.first_position, context, all]);
+        let table = parts.rows(net, "position_embeddings", [self.first_position, context, all]);
         let positions = net.positions();
         let positions = net.per_sequence(&[], |net, _| vec![net.gather(table, positions)])[0];
         let x = net.add(words, positions);

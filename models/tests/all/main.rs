@@ -7,6 +7,7 @@ mod configurations;
 mod gguf;
 mod lora;
 mod mutated_inputs;
+mod nomic_bert;
 mod packed;
 mod read_checkpoints;
 mod readers;

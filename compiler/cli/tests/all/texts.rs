@@ -40,11 +40,12 @@ impl Input {
     }
 }
 
-pub const CASES: [&str; 9] = [
+pub const CASES: [&str; 10] = [
     "embed-bert",
     "embed-qwen3",
     "embed-modernbert",
     "embed-gemma",
+    "embed-nomic",
     "rerank-xlmr",
     "rerank-bert",
     "rerank-modernbert",

@@ -12,7 +12,9 @@ fn gguf_encoders_give_the_vectors_of_their_checkpoints() {
         ("embed-bert", ["embedding", "cls"]),
         ("embed-modernbert", ["embedding", "mean"]),
         ("embed-gemma", ["embedding", "mean"]),
+        ("embed-nomic", ["embedding", "mean"]),
         ("rerank-xlmr", ["scores", "cls"]),
+        ("rerank-modernbert", ["scores", "mean"]),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let mut options = build_options(&data.join(format!("{case}.gguf")));

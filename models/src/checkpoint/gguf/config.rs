@@ -39,6 +39,7 @@ pub(super) const ARCHITECTURES: &[(&str, &str)] = &[
     ("gemma-embedding", "gemma3_text"),
     ("bert", "bert"),
     ("modern-bert", "modernbert"),
+    ("nomic-bert", "nomic_bert"),
     ("phi3", "phi3"),
     ("gpt2", "gpt2"),
     ("gptneox", "gpt_neox"),

@@ -16,13 +16,19 @@ pub(super) fn pooling(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
         Some(1) => "mean",
         Some(2) => "cls",
         Some(3) => "lasttoken",
-        // The head is one of XLM-RoBERTa; that of BERT lacks the layer in front of it.
-        Some(RANK) if w.arch == "bert" && w.has("cls.weight") => return Ok(()),
-        Some(RANK) => return Err(w.refuse("is a reranker with a head other than that of XLM-RoBERTa")),
+        // The head is one of XLM-RoBERTa or ModernBERT; that of BERT lacks the layer in front of it.
+        Some(RANK) if has_classifier(w) => return Ok(()),
+        Some(RANK) => {
+            return Err(w.refuse("is a reranker with a head other than those of XLM-RoBERTa and ModernBERT"));
+        }
         Some(other) => return Err(w.refuse(&format!("has pooling_type {other}"))),
     };
     w.set(POOLING, how);
     Ok(())
+}
+
+fn has_classifier(w: &Writer<'_>) -> bool {
+    ["bert", "modern-bert"].contains(&w.arch) && w.has("cls.weight")
 }
 
 /// BERT, and XLM-RoBERTa with the rows of its table of positions that no token has cut off.
@@ -31,7 +37,7 @@ pub(super) fn bert(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     w.set("position_offset", 0);
     w.set("type_vocab_size", w.rows("token_types.weight").unwrap_or(1));
     w.copy_float("attention.layer_norm_epsilon", "layer_norm_eps")?;
-    if w.has("cls.weight") && w.number("pooling_type")? == Some(RANK) {
+    if has_classifier(w) && w.number("pooling_type")? == Some(RANK) {
         w.set("model_type", "xlm-roberta");
         w.set("architectures", json!(["XLMRobertaForSequenceClassification"]));
         w.set("num_labels", w.rows("cls.output.weight").unwrap_or(1));
@@ -48,7 +54,22 @@ pub(super) fn modern_bert(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     w.copy("attention.sliding_window", "local_attention")?;
     w.copy("attention.sliding_window_pattern", "global_attn_every_n_layers")?;
     w.copy_float("rope.freq_base", "global_rope_theta")?;
-    w.copy_float("rope.freq_base_swa", "local_rope_theta")
+    w.copy_float("rope.freq_base_swa", "local_rope_theta")?;
+    if has_classifier(w) && w.number("pooling_type")? == Some(RANK) {
+        w.set("architectures", json!(["ModernBertForSequenceClassification"]));
+        w.set("num_labels", w.rows("cls.output.weight").unwrap_or(1));
+        // Files do not say how rows are pooled: llama.cpp takes the mean.
+        w.set("classifier_pooling", "mean");
+        w.set("classifier_bias", w.has("cls.bias"));
+    }
+    Ok(())
+}
+
+/// Files have no biases, and a context without scaling.
+pub(super) fn nomic_bert(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    w.set("hidden_act", "silu");
+    w.set("type_vocab_size", w.rows("token_types.weight").unwrap_or(0));
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_eps")
 }
 
 /// EmbeddingGemma: Gemma 3 that sees both sides, and dense layers without bias and activation.

@@ -39,6 +39,7 @@ pub(super) fn family(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
         }
         "bert" => encoders::bert(w),
         "modern-bert" => encoders::modern_bert(w),
+        "nomic-bert" => encoders::nomic_bert(w),
         "t5" => encoders::t5(w),
         "phi3" => {
             w.set("hidden_act", "silu");

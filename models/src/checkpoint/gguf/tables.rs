@@ -270,6 +270,7 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
         },
         "bert" => encoders::BERT,
         "modern-bert" => encoders::MODERN_BERT,
+        "nomic-bert" => encoders::NOMIC_BERT,
         "t5" => encoders::T5,
         "gemma2" | "gemma3" | "gemma-embedding" => Family {
             top: GEMMA_TOP,

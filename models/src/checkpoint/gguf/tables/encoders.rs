@@ -32,6 +32,12 @@ const MODERN_BERT_TOP: &[Entry] = &[
     ("token_embd_norm.bias", "embeddings.norm.bias", Same),
     ("output_norm.weight", "final_norm.weight", Same),
     ("output_norm.bias", "final_norm.bias", Same),
+    ("cls.weight", "head.dense.weight", Same),
+    ("cls.bias", "head.dense.bias", Same),
+    ("cls.norm.weight", "head.norm.weight", Same),
+    ("cls.norm.bias", "head.norm.bias", Same),
+    ("cls.output.weight", "classifier.weight", Same),
+    ("cls.output.bias", "classifier.bias", Same),
 ];
 
 const MODERN_BERT_BLOCK: &[Entry] = &[
@@ -43,11 +49,31 @@ const MODERN_BERT_BLOCK: &[Entry] = &[
     ("ffn_down", "mlp.Wo", Same),
 ];
 
+const NOMIC_BERT_TOP: &[Entry] = &[
+    ("token_embd.weight", "embeddings.word_embeddings.weight", Same),
+    ("token_types.weight", "embeddings.token_type_embeddings.weight", Same),
+    ("token_embd_norm.weight", "emb_ln.weight", Same),
+    ("token_embd_norm.bias", "emb_ln.bias", Same),
+];
+
+const NOMIC_BERT_BLOCK: &[Entry] = &[
+    ("attn_qkv", "attn.Wqkv", Same),
+    ("attn_output", "attn.out_proj", Same),
+    ("attn_output_norm", "norm1", Same),
+    ("ffn_up", "mlp.fc11", Same),
+    ("ffn_gate", "mlp.fc12", Same),
+    ("ffn_down", "mlp.fc2", Same),
+    ("layer_output_norm", "norm2", Same),
+];
+
 pub(super) const BERT: Family =
     Family { top: BERT_TOP, layers: "encoder.layer", block: BERT_BLOCK, llama_block: false };
 
 pub(super) const MODERN_BERT: Family =
     Family { top: MODERN_BERT_TOP, layers: "layers", block: MODERN_BERT_BLOCK, llama_block: false };
+
+pub(super) const NOMIC_BERT: Family =
+    Family { top: NOMIC_BERT_TOP, layers: "encoder.layers", block: NOMIC_BERT_BLOCK, llama_block: false };
 
 const T5_TOP: &[Entry] = &[
     ("token_embd.weight", "shared.weight", Same),

@@ -1,0 +1,188 @@
+//! Nomic BERT (Nussbaum et al. 2024; reference: `modeling_hf_nomic_bert.py` of the published checkpoints, and `NomicBertModel` of
+//! transformers): BERT with rotary embedding in place of learned positions, gated feed-forward parts and no biases.
+
+use super::bert::Words;
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::linear::{FusedQkv, Linear};
+use crate::layers::norm::{Norm, layer_norm};
+use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
+use crate::text_head::{Part, Pooling, Purpose, TextHead};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+use serde_json::{Value, json};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct NomicBertConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    pub rope: Rope,
+    pub attention_bias: bool,
+    /// Of the inner layers of the feed-forward part, and of the last one.
+    pub mlp_bias: [bool; 2],
+    /// Rows of the table of token types; 0: there is none.
+    pub types: usize,
+    /// Labels of the classification head, if the checkpoint has one.
+    pub labels: Option<usize>,
+}
+
+/// Length of the texts that the published models were trained with, where a file does not say it.
+const TRAINED: usize = 2048;
+
+/// Names of gates in `activation_function` of published files.
+const GATES: [(&str, Activation); 2] = [("swiglu", Activation::Silu), ("geglu", Activation::Gelu)];
+
+impl NomicBertConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<NomicBertConfig, ConfigError> {
+        refuse_others(fields)?;
+        let mut sizes = Sizes::read(fields, Some(TRAINED))?;
+        let types = fields.count_or("type_vocab_size", 2)?;
+        // Ids and types are one `i32`.
+        if types.checked_mul(sizes.vocab).is_none_or(|ids| ids > i32::MAX as usize) {
+            return Err(fields.wrong("type_vocab_size", "a few token types", &types.into()));
+        }
+        let rope = rope(fields, &mut sizes)?;
+        Ok(NomicBertConfig {
+            intermediate: fields.size(fields.first(&["n_inner", "intermediate_size"]))?,
+            eps: fields.epsilon(&["layer_norm_epsilon", "layer_norm_eps"], 1e-12)?,
+            activation: activation(fields)?,
+            rope,
+            attention_bias: fields.flag_or("qkv_proj_bias", false)?,
+            mlp_bias: [fields.flag_or("mlp_fc1_bias", false)?, fields.flag_or("mlp_fc2_bias", false)?],
+            types,
+            labels: fields.labels()?,
+            sizes,
+        })
+    }
+
+    fn words(&self) -> Words {
+        Words::of(&self.sizes, self.types, Transformer::token_types(self))
+    }
+}
+
+/// What the published code can do beside the published models.
+fn refuse_others(fields: &ConfigFields) -> Result<(), ConfigError> {
+    fields.only("prenorm", false, "norms in front of the parts of a layer")?;
+    fields.only("causal", false, "a decoder with the layers of Nomic BERT")?;
+    fields.only("parallel_block", false, "parallel parts of a layer")?;
+    fields.only("use_rms_norm", false, "norms without a mean")?;
+    fields.only("norm_mlp", false, "norms inside of feed-forward parts")?;
+    fields.only("rotary_emb_interleaved", false, "rotary embedding of neighbouring elements")?;
+    let unsupported = |what: &str, supported: &str| ConfigError::NotSupportedYet {
+        file: fields.origin.clone(),
+        what: what.to_string(),
+        supported: supported.to_string(),
+    };
+    let is_set = |field: &str| fields.get(field).is_some_and(|value| value.as_f64().unwrap_or(1.0) > 0.0);
+    if is_set("moe_every_n_layers") {
+        let found = "Nomic BERT with experts (`moe_every_n_layers`, as nomic-embed-text-v2-moe has them)";
+        return Err(unsupported(found, "models without experts, such as nomic-embed-text-v1.5"));
+    }
+    if fields.get("rotary_emb_scale_base").is_some() {
+        let found = "rotary embedding that scales queries and keys (`rotary_emb_scale_base`)";
+        return Err(unsupported(found, "`rotary_emb_scale_base` = null"));
+    }
+    match fields.float_or("rotary_emb_fraction", 1.0)? {
+        1.0 => Ok(()),
+        other => Err(fields.wrong("rotary_emb_fraction", "1: all of a head is turned", &Value::from(other))),
+    }
+}
+
+/// A gate by the names of the published files, or by that of its activation in files of transformers.
+fn activation(fields: &ConfigFields) -> Result<Activation, ConfigError> {
+    if fields.get("activation_function").is_none() {
+        return Activation::read(fields, &["hidden_act"], Activation::Silu);
+    }
+    let name = fields.string("activation_function")?;
+    GATES.iter().find(|(known, _)| *known == name).map(|(_, gate)| *gate).ok_or_else(|| {
+        let names: Vec<&str> = GATES.iter().map(|(known, _)| *known).collect();
+        fields.wrong("activation_function", &format!("one of {}", names.join(", ")), &Value::from(name))
+    })
+}
+
+/// Published files have their own name for the base and for dynamic scaling, without which they claim a longer context than the
+/// model was trained with.
+fn rope(fields: &ConfigFields, sizes: &mut Sizes) -> Result<Rope, ConfigError> {
+    let mut plain = fields.clone();
+    let trained = fields.size_or("max_trained_positions", sizes.context.min(TRAINED))?;
+    let factor = fields.float_or("rotary_scaling_factor", 0.0)?;
+    if factor > 0.0 {
+        let scaling = json!({
+            "rope_type": "dynamic",
+            "factor": factor,
+            "original_max_position_embeddings": trained,
+        });
+        plain.raw.insert("rope_scaling".into(), scaling);
+    } else if fields.get("n_positions").is_some() {
+        sizes.context = sizes.context.min(trained);
+    }
+    let defaults = RopeDefaults { theta: 1000.0, ..RopeDefaults::LLAMA };
+    let RopeConfig { rope, context } = RopeConfig::read(&plain, sizes.head_size, sizes.context, defaults)?;
+    sizes.context = context;
+    Ok(rope)
+}
+
+impl Transformer for NomicBertConfig {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::named(Words::TABLE, (Norm::None, ""), "cls.predictions.decoder.weight", true)
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn embed(&self, net: &mut Net) -> ValueId {
+        let words = self.words().embed(net);
+        layer_norm(net, words, "emb_ln", self.eps)
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
+        let name = format!("encoder.layers.{layer}");
+        let fused = FusedQkv::in_order(sizes.query(), sizes.key());
+        let qkv = format!("{name}.attn.Wqkv");
+        let qkv = fused.apply(net, x, &Linear::new(&qkv, fused.rows()).bias(self.attention_bias));
+        let attention = SelfAttention::new("", rope, Attention::of_all(sizes.head_size));
+        let h = attention.attend(net, layer, sizes, qkv);
+        let h = Linear::new(&format!("{name}.attn.out_proj"), hidden).bias(self.attention_bias).apply(net, h);
+        let x = net.residual(layer, "attention", x, h);
+        let x = layer_norm(net, x, &format!("{name}.norm1"), self.eps);
+        let [up, gate, down] = ["fc11", "fc12", "fc2"].map(|part| format!("{name}.mlp.{part}"));
+        let [inner, last] = self.mlp_bias;
+        let [gate, up] = [&gate, &up].map(|name| Linear::new(name, self.intermediate).bias(inner));
+        let down = Linear::new(&down, hidden).bias(last);
+        let h = mlp::gated(net, x, [gate, up, down], self.activation);
+        let x = net.residual(layer, "mlp", x, h);
+        layer_norm(net, x, &format!("{name}.norm2"), self.eps)
+    }
+
+    fn token_types(&self) -> usize {
+        if self.labels.is_some() { self.types.max(1) } else { 1 }
+    }
+
+    fn own_head(&self) -> Option<TextHead> {
+        let Some(labels) = self.labels else { return Some(TextHead::embedding(Pooling::Mean)) };
+        let linear = |name: &str, out| Part::Linear { name: name.into(), out, bias: true };
+        let parts = vec![linear("pooler.dense", self.sizes.hidden), Part::Tanh, linear("classifier", labels)];
+        Some(TextHead { pooling: Pooling::First, parts, purpose: Purpose::Scores })
+    }
+
+    /// Without the name of the inner model; transformers has its own names in memory, and these in files.
+    fn canonical_name(&self, stored_name: &str) -> String {
+        let name = stored_name.strip_prefix("bert.").or(stored_name.strip_prefix("nomic_bert."));
+        name.unwrap_or(stored_name).to_string()
+    }
+
+    /// Heads for the tasks of the training.
+    fn is_ignored(&self, name: &str) -> bool {
+        name.starts_with("pooler.") || name.starts_with("cls.")
+    }
+}
