@@ -4,6 +4,7 @@
 mod bad_checkpoints;
 mod common;
 mod configurations;
+mod disagreements;
 mod gguf;
 mod lora;
 mod mutated_inputs;
