@@ -147,6 +147,7 @@ impl Models {
         let old = list.remove(at);
         drop(list);
         forget(&old);
+        self.forget_numbers(&[old]);
         Ok(())
     }
 }

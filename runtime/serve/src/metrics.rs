@@ -203,6 +203,18 @@ impl Metrics {
         Watch { first, gap, adapted, last: Instant::now(), came: false }
     }
 
+    /// Takes the numbers of an adapter away that clients cannot ask for any more. Clients may give adapters as many names as they like.
+    pub fn forget_adapter(&self, model: &str, adapter: &str) {
+        let times = OfModel { model: adapter.to_owned() };
+        for family in [&self.first, &self.gap] {
+            family.remove(&times);
+        }
+        let counted = OfAdapter { model: model.to_owned(), adapter: adapter.to_owned() };
+        for family in &self.adapted {
+            family.remove(&counted);
+        }
+    }
+
     /// Adds what the engine of a model has counted that ends.
     pub fn keep(&self, model: &str, stats: &Stats) {
         let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);

@@ -125,9 +125,10 @@ impl Models {
         // The new one stands where the old one did, with its adapters behind it.
         let at = list.iter().position(|old| old.base == name).unwrap_or(list.len());
         let count = list[at..].iter().take_while(|old| old.base == name).count();
-        let old = list.splice(at..at + count, Hosted::all_of(model)).next();
+        let old: Vec<_> = list.splice(at..at + count, Hosted::all_of(model)).collect();
         drop(list);
-        old.into_iter().for_each(|old| retire(Arc::clone(old.model())));
+        self.forget_numbers(&old);
+        old.first().into_iter().for_each(|old| retire(Arc::clone(old.model())));
         Ok(loaded)
     }
 
@@ -152,6 +153,15 @@ impl Models {
         }
     }
 
+    /// Adapters that are gone have no numbers in `/metrics`: unlike models, they may come by ever new names.
+    pub(crate) fn forget_numbers(&self, old: &[Arc<Hosted>]) {
+        let loaded = self.loaded();
+        let gone = old.iter().filter(|old| loaded.iter().all(|hosted| hosted.name != old.name));
+        for old in gone.filter(|old| old.adapter.is_some()) {
+            self.server.metrics.forget_adapter(&old.base, &old.name);
+        }
+    }
+
     /// Takes a model away.
     pub fn unload(&self, mut fields: Fields) -> Result<Value, ApiError> {
         let name: String = fields.need("model", "the name of a model")?;
@@ -159,7 +169,11 @@ impl Models {
         let _one = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         self.refuse_adapter(&name)?;
         let model = Arc::clone(self.find(Some(&name))?.model());
-        self.loaded.write().unwrap_or_else(PoisonError::into_inner).retain(|other| other.base != name);
+        let mut list = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        let old: Vec<_> = list.extract_if(.., |other| other.base == name).collect();
+        drop(list);
+        self.forget_numbers(&old);
+        drop(old);
         retire(model);
         Ok(entry(&name, self.server.started, "unloaded", None))
     }

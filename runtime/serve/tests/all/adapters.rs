@@ -123,6 +123,7 @@ fn adapters_come_and_go_with_their_model() {
     assert_eq!(names(), ["plain"]);
     assert_eq!(server.post("/v1/completions", &json!({"model": "style", "prompt": "a"})).status, 404);
     until(|| !server.get("/metrics").body.contains("mlcc_texts_running{model=\"base\"}"));
+    assert!(!server.get("/metrics").body.contains("style"));
 }
 
 /// Two of them. An adapter has its slot as long as somebody has its number.
@@ -200,7 +201,12 @@ fn clients_load_and_unload_adapters() {
     let task = json!({"lora_name": "task", "lora_path": "task", "model": "base"});
     let full = change(&server, "load", task.clone());
     assert_eq!((full.status, full.body.contains("all 2 slots")), (422, true), "{}", full.body);
+    ask(&server, "fixed");
+    let told = |name: &str| server.get("/metrics").body.matches(&format!("=\"{name}\"")).count();
+    assert!(told("fixed") > 3 && told("style") > 3);
     let gone = change(&server, "unload", json!({"lora_name": "fixed", "lora_int_id": 3}));
+    // Names that nobody can ask for any more have no numbers.
+    assert!(told("fixed") == 0 && told("style") > 3);
     assert_eq!((gone.status, &*gone.body), (200, "Success: LoRA adapter 'fixed' removed successfully."));
     assert_eq!(server.post("/v1/completions", &json!({"model": "fixed", "prompt": "a"})).status, 404);
     assert_eq!(change(&server, "load", task).status, 200);
