@@ -167,3 +167,46 @@ fn infinity_is_a_number_and_nan_is_none() {
     let error = limited("NaN").unwrap_err();
     assert!(error.contains("config.json is not valid JSON"), "{error}");
 }
+
+/// The weights of a case with further tensors, small ones of these names.
+fn with_tensors(case: &str, names: &[&str]) -> Result<usize, String> {
+    let bytes = std::fs::read(golden(case).join("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let (header, data) = bytes[8..].split_at(length);
+    let mut header: Map<String, Value> = serde_json::from_slice(header).unwrap();
+    let mut data = data.to_vec();
+    for name in names {
+        let offsets = [data.len(), data.len() + 12];
+        header.insert(name.to_string(), json!({ "dtype": "F16", "shape": [2, 3], "data_offsets": offsets }));
+        data.extend([0; 12]);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = crate::common::safetensors(&Value::Object(header).to_string(), &data);
+    std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
+    std::fs::copy(golden(case).join("config.json"), dir.path().join("config.json")).unwrap();
+    let opened = resolve::resolve(&ModelRequest::new(dir.path().to_str().unwrap()));
+    let opened = opened.and_then(|model| model.open_weights());
+    opened.map(|checkpoint| checkpoint.tensors().len()).map_err(|error| error.to_string())
+}
+
+/// Towers and draft heads in one file with the text model are left where they are, and nothing else is.
+#[test]
+fn towers_and_draft_heads_beside_the_text_model() {
+    let parts =
+        ["model.visual.merger.further.weight", "mtp.further.weight", "mtp.layers.7.mlp.gate_proj.weight"];
+    for case in ["qwen3.5", "qwen3.5-moe"] {
+        with_tensors(case, &parts).unwrap();
+    }
+    let audio = ["model.audio_tower.layers.9.attn.q_proj.weight", "model.vision_tower.further.weight"];
+    with_tensors("gemma4-e", &audio).unwrap();
+    // Layers behind the last one.
+    let behind = ["model.layers.3.eh_proj.weight", "model.layers.3.self_attn.q_proj.weight"];
+    for (case, layers) in [("deepseek-v3", 3), ("glm4-moe", 3)] {
+        let names = behind.map(|name| name.replace(".3.", &format!(".{layers}.")));
+        with_tensors(case, &names.each_ref().map(|name| name.as_str())).unwrap();
+    }
+    for name in ["model.layers.0.self_attn.extra.weight", "mtq.fc.weight"] {
+        let error = with_tensors("qwen3.5", &[name]).unwrap_err();
+        assert!(error.contains(&format!("not part of the model: {name} [2, 3]")), "{error}");
+    }
+}

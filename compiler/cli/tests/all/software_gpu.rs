@@ -58,9 +58,9 @@ pub fn in_child(test: &str, driver: &Path, variables: &[(&str, &str)]) {
 type Case = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
 
 /// States of vectors and of matrices, caches in three formats, windows, experts, positions that
-/// count from the end, every kind of weights; prompts in pieces, so that `past` is not 0.
+/// count from the end, every kind of weights, also those that stay as published; latent rows; prompts in pieces, so that `past` is not 0.
 #[rustfmt::skip]
-const GOLDENS: [Case; 10] = [
+const GOLDENS: [Case; 14] = [
     ("rwkv4-hf", &["--target", "cuda", "--quant", "f32"], &[]),
     ("rwkv4-hf-odd", &["--target", "sm_70", "--quant", "q4f16_0", "--chunk", "16"], &[("SM", "75"), ("ORDER", "backwards")]),
     ("rwkv7-hf", &["--target", "sm_80", "--quant", "q8f16_1", "--chunk", "16"], &[("ORDER", "random:1")]),
@@ -71,6 +71,10 @@ const GOLDENS: [Case; 10] = [
     ("bloom-alibi", &["--target", "sm_80", "--quant", "q4f16_2", "--chunk", "16"], &[]),
     ("mamba2", &["--target", "sm_90", "--quant", "bf16"], &[("ORDER", "backwards")]),
     ("chatglm-6b-tiny", &["--target", "sm_90", "--quant", "q4f16_1"], &[("MAPPING", "off")]),
+    ("quant-awq", &["--target", "sm_80"], &[("ORDER", "backwards")]),
+    ("quant-fp8-block", &["--target", "sm_90", "--chunk", "16"], &[("ORDER", "random:4")]),
+    ("gpt-oss-mxfp4", &["--target", "sm_80", "--chunk", "16"], &[("ORDER", "random:5")]),
+    ("deepseek-v2-lite", &["--target", "sm_90", "--quant", "f16"], &[]),
 ];
 
 fn goldens(part: usize) {

@@ -8,6 +8,7 @@ use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
+use mlcc_ir::testing::Rng;
 use mlcc_ir::types::{DType, Format, Packing, TensorType};
 use mlcc_kernels::lower::group::lower_group;
 use mlcc_kernels::params::KernelTarget;
@@ -222,6 +223,34 @@ fn rows_of_every_number() {
     let choose = |pair: usize| [5, 1, 5, 2, 3, 5, 2, 5, 3, 5, 3, 5][pair * 5 % 12];
     check_all(rows, choose);
     check_all(Shape { rows: 7, shared: false, n: 48, k: 33, ..rows }, choose);
+}
+
+/// Blocks of threads, with races looked for, over random shapes and choices: routing of a token alone and of prompts, one row for
+/// all slots or one for each, as latent attention has it, whose every row chooses all.
+#[test]
+fn blocks_of_threads() {
+    let mut rng = Rng(5);
+    let level = |name: &str| KernelTarget::new(Arch::Nvptx, &mlcc_target::resolve(name).unwrap().levels[0]);
+    let targets = [("sm_70", level("sm_70")), ("sm_80", level("sm_80"))];
+    for round in 0..24_usize {
+        let experts = 2 + rng.below(5);
+        let all = round % 4 == 3;
+        let shape = Shape {
+            rows: if round % 3 == 0 { 1 } else { 2 + rng.below(18) },
+            slots: if all { experts } else { 1 + rng.below(experts) },
+            shared: !all && rng.chance(2),
+            experts,
+            n: 16 * (1 + rng.below(4)),
+            k: 8 + rng.below(90),
+        };
+        let seed = rng.below(1000);
+        let choose = |pair: usize| if all { pair % experts } else { (pair * pair + seed * pair) % experts };
+        let (weight, _) = KINDS[round % 4];
+        let case = Case::new(weight, None, shape, choose);
+        let (name, target) = &targets[round % 2];
+        let order = if rng.chance(2) { Order::Reverse } else { Order::Shuffled(round as u64) };
+        case.check(target, name, &Options { workers: 1, order });
+    }
 }
 
 /// So many rows of one expert that its weights are unpacked for all of them, and none of the others.
