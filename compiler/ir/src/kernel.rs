@@ -21,7 +21,8 @@ use crate::dim::{Dim, Sym};
 use crate::entity::{Arena, EntityId, entity};
 use crate::instr::InstrId;
 use crate::types::DType;
-use std::collections::HashMap;
+use indexmap::IndexSet;
+use rustc_hash::FxBuildHasher;
 use std::fmt;
 
 entity!(/// An expression of one kernel.
@@ -374,19 +375,13 @@ pub struct VarDecl {
 /// Expressions with their types, each distinct one stored once.
 #[derive(Clone, Default)]
 pub struct ExprArena {
-    nodes: Arena<ExprId, (Expr, Ty)>,
-    interned: HashMap<(Expr, Ty), ExprId>,
+    nodes: IndexSet<(Expr, Ty), FxBuildHasher>,
 }
 
 impl ExprArena {
     pub fn intern(&mut self, expr: Expr, ty: Ty) -> ExprId {
-        let key = (expr, ty);
-        if let Some(&id) = self.interned.get(&key) {
-            return id;
-        }
-        let id = self.nodes.push(key.clone());
-        self.interned.insert(key, id);
-        id
+        let (index, _) = self.nodes.insert_full((expr, ty));
+        ExprId::from_index(index)
     }
     pub fn len(&self) -> usize {
         self.nodes.len()
@@ -395,13 +390,13 @@ impl ExprArena {
         self.nodes.is_empty()
     }
     pub fn expr(&self, id: ExprId) -> &Expr {
-        &self.nodes[id].0
+        &self.nodes[id.index()].0
     }
     pub fn ty(&self, id: ExprId) -> Ty {
-        self.nodes[id].1
+        self.nodes[id.index()].1
     }
     pub fn ids(&self) -> impl DoubleEndedIterator<Item = ExprId> + use<> {
-        self.nodes.ids()
+        (0..self.nodes.len()).map(ExprId::from_index)
     }
     /// The value of an integer constant.
     pub fn as_int(&self, id: ExprId) -> Option<i64> {

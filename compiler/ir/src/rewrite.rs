@@ -2,9 +2,9 @@
 //! transcendental functions.
 
 use crate::builder::KernelBuilder;
+use crate::entity::EntityId;
 use crate::instr::{InstrId, Meaning};
 use crate::kernel::*;
-use std::collections::HashMap;
 
 /// Rebuilds `kernel` (same buffers, variables and statements) calling `f` for every expression, children first: `f` gets
 /// the node with its children already rebuilt and returns its replacement, or `None` to keep it.
@@ -17,7 +17,12 @@ pub fn rewrite_exprs(
     shell.dims.clone_from(&kernel.dims);
     shell.bufs = kernel.bufs.clone();
     shell.vars = kernel.vars.clone();
-    let mut rw = Rewriter { old: kernel, kb: KernelBuilder::resume(shell), map: HashMap::new(), f: &mut f };
+    let mut rw = Rewriter {
+        old: kernel,
+        kb: KernelBuilder::resume(shell),
+        map: vec![None; kernel.exprs.len()],
+        f: &mut f,
+    };
     rw.stmts(&kernel.body);
     rw.kb.finish()
 }
@@ -43,7 +48,8 @@ type Replace<'a> = &'a mut dyn FnMut(&mut KernelBuilder, &Expr, Ty) -> Option<Ex
 struct Rewriter<'a> {
     old: &'a Kernel,
     kb: KernelBuilder,
-    map: HashMap<ExprId, ExprId>,
+    /// By the old expression: what it became.
+    map: Vec<Option<ExprId>>,
     f: Replace<'a>,
 }
 
@@ -92,7 +98,7 @@ impl Rewriter<'_> {
     }
 
     fn expr(&mut self, id: ExprId) -> ExprId {
-        if let Some(&new) = self.map.get(&id) {
+        if let Some(new) = self.map[id.index()] {
             return new;
         }
         let ty = self.old.exprs.ty(id);
@@ -103,7 +109,7 @@ impl Rewriter<'_> {
             None => self.kb.intern(node, ty),
         };
         assert_eq!(self.kb.ty(new), ty, "rewriting changed the type of an expression");
-        self.map.insert(id, new);
+        self.map[id.index()] = Some(new);
         new
     }
 }

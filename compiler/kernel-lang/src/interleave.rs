@@ -7,7 +7,7 @@ use crate::Recorder;
 use crate::math::is_long;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{Expr, ExprId, Kernel, Stmt};
-use std::collections::{HashMap, HashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Values interleaved: more would take registers that they do not have.
 const TOGETHER: usize = 4;
@@ -40,12 +40,12 @@ pub fn alternate(kb: &KernelBuilder, lists: Vec<Vec<Stmt>>) -> Vec<Stmt> {
 
 /// True for a `let` with a function that is going to be many steps.
 fn is_long_let(kb: &KernelBuilder, stmt: &Stmt) -> bool {
-    fn long(kb: &KernelBuilder, e: ExprId, seen: &mut HashSet<ExprId>) -> bool {
+    fn long(kb: &KernelBuilder, e: ExprId, seen: &mut FxHashSet<ExprId>) -> bool {
         let mut found = matches!(kb.expr(e), Expr::Unary(op, _) if is_long(*op));
         kb.expr(e).for_each_child(|child| found = found || seen.insert(child) && long(kb, child, seen));
         found
     }
-    matches!(stmt, Stmt::Let { value, .. } if long(kb, *value, &mut HashSet::new()))
+    matches!(stmt, Stmt::Let { value, .. } if long(kb, *value, &mut FxHashSet::default()))
 }
 
 /// Interleaves the steps of neighbouring `let`s of long values of the same form.
@@ -98,7 +98,7 @@ struct Chain {
 
 /// The vector operations of an expression.
 fn steps(kb: &KernelBuilder, value: ExprId) -> Vec<ExprId> {
-    fn visit(kb: &KernelBuilder, e: ExprId, seen: &mut HashSet<ExprId>, steps: &mut Vec<ExprId>) {
+    fn visit(kb: &KernelBuilder, e: ExprId, seen: &mut FxHashSet<ExprId>, steps: &mut Vec<ExprId>) {
         if kb.ty(e).lanes == 1 || !seen.insert(e) {
             return;
         }
@@ -108,7 +108,7 @@ fn steps(kb: &KernelBuilder, value: ExprId) -> Vec<ExprId> {
         }
     }
     let mut steps = Vec::new();
-    visit(kb, value, &mut HashSet::new(), &mut steps);
+    visit(kb, value, &mut FxHashSet::default(), &mut steps);
     steps
 }
 
@@ -121,7 +121,7 @@ fn alike(kb: &KernelBuilder, a: &Chain, b: &Chain) -> bool {
 
 /// True if a chain needs the value of one of the others.
 fn reads_any(kb: &KernelBuilder, chain: &Chain, others: &[Chain]) -> bool {
-    fn reads(kb: &KernelBuilder, e: ExprId, others: &[Chain], seen: &mut HashMap<ExprId, bool>) -> bool {
+    fn reads(kb: &KernelBuilder, e: ExprId, others: &[Chain], seen: &mut FxHashMap<ExprId, bool>) -> bool {
         if let Some(&known) = seen.get(&e) {
             return known;
         }
@@ -133,7 +133,7 @@ fn reads_any(kb: &KernelBuilder, chain: &Chain, others: &[Chain]) -> bool {
         seen.insert(e, found);
         found
     }
-    reads(kb, chain.value, others, &mut HashMap::new())
+    reads(kb, chain.value, others, &mut FxHashMap::default())
 }
 
 /// Emits the chains, their steps interleaved.
@@ -141,7 +141,7 @@ fn emit(kb: &mut KernelBuilder, chains: &mut Vec<Chain>) {
     if chains.len() < 2 {
         return chains.drain(..).for_each(|chain| kb.push(chain.stmt));
     }
-    let mut done: HashMap<ExprId, ExprId> = HashMap::new();
+    let mut done: FxHashMap<ExprId, ExprId> = FxHashMap::default();
     for i in 0..chains[0].steps.len() {
         for chain in chains.iter() {
             let step = chain.steps[i];
@@ -158,7 +158,7 @@ fn emit(kb: &mut KernelBuilder, chains: &mut Vec<Chain>) {
 }
 
 /// A step with the steps before it as variables.
-fn rebuilt(kb: &mut KernelBuilder, e: ExprId, done: &mut HashMap<ExprId, ExprId>) -> ExprId {
+fn rebuilt(kb: &mut KernelBuilder, e: ExprId, done: &mut FxHashMap<ExprId, ExprId>) -> ExprId {
     if let Some(&value) = done.get(&e) {
         return value;
     }

@@ -13,7 +13,7 @@ use cranelift_codegen::isa::CallConv;
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext, Variable};
 use mlcc_ir::instr::Meaning;
 use mlcc_ir::kernel::{BufId, ExprId, ForKind, Kernel, Space, Stmt, VarId};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// Where the elements of a buffer are.
 #[derive(Clone)]
@@ -30,10 +30,10 @@ pub(super) struct Emit<'k, 'f> {
     pub kernel: &'k Kernel,
     pub machine: &'k Machine,
     pub fb: FunctionBuilder<'f>,
-    pub storages: HashMap<BufId, Storage>,
-    pub vars: HashMap<VarId, Val>,
+    pub storages: FxHashMap<BufId, Storage>,
+    pub vars: FxHashMap<VarId, Val>,
     /// Values of the current statement; cleared at its end because loads see memory as it is then.
-    pub cache: HashMap<ExprId, Val>,
+    pub cache: FxHashMap<ExprId, Val>,
     globals: AliasRegion,
     /// First part, end and number of parts of the share.
     share: [Value; 3],
@@ -68,9 +68,9 @@ pub(super) fn kernel_function(
         kernel,
         machine,
         fb,
-        storages: HashMap::new(),
-        vars: HashMap::new(),
-        cache: HashMap::new(),
+        storages: FxHashMap::default(),
+        vars: FxHashMap::default(),
+        cache: FxHashMap::default(),
         globals,
         share: [args[n - 3], args[n - 2], args[n - 1]],
         n_regions: 1,

@@ -9,7 +9,7 @@ use super::value::{scalar_type, vector_of};
 use cranelift_codegen::ir::{Type, types};
 use mlcc_ir::kernel::{BinOp, BufId, Expr, ExprId, ForKind, Kernel, Stmt, VarId};
 use mlcc_ir::types::DType;
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
 /// More elements than this stay on the stack: registers would be spilled anyway.
 const MAX_BYTES: usize = 4096;
@@ -31,8 +31,13 @@ pub(super) fn promotion(kernel: &Kernel, buf: BufId, machine: &Machine) -> Optio
     if len * lane.bytes() as usize > MAX_BYTES {
         return None;
     }
-    let mut scan =
-        Scan { kernel, buf, constants: HashSet::new(), seen: HashSet::new(), accesses: Vec::new() };
+    let mut scan = Scan {
+        kernel,
+        buf,
+        constants: FxHashSet::default(),
+        seen: FxHashSet::default(),
+        accesses: Vec::new(),
+    };
     scan.stmts(&kernel.body);
     if !scan.accesses.iter().all(|&index| scan.constant(index)) {
         return None;
@@ -54,8 +59,8 @@ struct Scan<'k> {
     kernel: &'k Kernel,
     buf: BufId,
     /// Variables of unrolled loops.
-    constants: HashSet<VarId>,
-    seen: HashSet<ExprId>,
+    constants: FxHashSet<VarId>,
+    seen: FxHashSet<ExprId>,
     /// Every index into the buffer.
     accesses: Vec<ExprId>,
 }

@@ -26,7 +26,8 @@ use inkwell::{GlobalVisibility, IntPredicate};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::instr::Meaning;
 use mlcc_ir::kernel::*;
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 
 /// What executes the function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,7 +108,7 @@ pub(super) struct KernelEmitter<'a, 'c> {
     pub(super) vars: Vec<Option<Value<'c>>>,
     pub(super) bufs: Vec<Option<PointerValue<'c>>>,
     /// Values of the statement being emitted.
-    pub memo: HashMap<ExprId, Value<'c>>,
+    pub memo: FxHashMap<ExprId, Value<'c>>,
     /// First part, end and number of parts.
     share: Option<[Value<'c>; 3]>,
     nameless: bool,
@@ -136,7 +137,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             entry: ctx.create_builder(),
             vars: vec![None; kernel.vars.len()],
             bufs: vec![None; kernel.bufs.len()],
-            memo: HashMap::new(),
+            memo: FxHashMap::default(),
             share: None,
             nameless: false,
             dynamic_shared: SharedMemory::of(kernel).places,

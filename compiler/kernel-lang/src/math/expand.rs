@@ -6,7 +6,7 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BinOp, Expr, ExprId, Kernel, Literal, UnOp};
 use mlcc_ir::rewrite::rewrite_exprs;
 use mlcc_ir::types::DType;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// Replaces every operation that is not [`UnOp::is_primitive`].
 pub fn expand_math(kernel: &Kernel, quotient: Quotient) -> Kernel {
@@ -37,7 +37,7 @@ pub fn is_long(op: UnOp) -> bool {
 
 /// Between which numbers the results of expanded functions lie (or NaN).
 #[derive(Default)]
-struct Ranges(HashMap<ExprId, (f64, f64)>);
+struct Ranges(FxHashMap<ExprId, (f64, f64)>);
 
 impl Ranges {
     /// True if `exp(x)` and all powers of two on the way to it are normal numbers.
