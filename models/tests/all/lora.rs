@@ -269,6 +269,36 @@ fn bases_that_come_quantized_are_changed_as_floats() {
     }
 }
 
+/// Both stacks of an encoder-decoder model, what looks at the source, and the fused layer of an encoder.
+#[test]
+fn encoders_and_decoders_are_changed() {
+    let parts = [
+        ("t5", "encoder.block.1.layer.0.SelfAttention.q"),
+        ("t5", "decoder.block.0.layer.1.EncDecAttention.v"),
+        ("t5-relu", "decoder.block.2.layer.2.DenseReluDense.wi"),
+        ("umt5", "decoder.block.1.layer.0.SelfAttention.o"),
+        ("embed-nomic", "encoder.layers.2.attn.Wqkv"),
+        ("embed-nomic", "encoder.layers.0.mlp.fc11"),
+        ("embed-modernbert", "layers.1.mlp.Wi"),
+    ];
+    for (model, part) in parts {
+        let model = golden(model);
+        let plain = open(&model, &[]).unwrap();
+        let name = format!("{part}.weight");
+        let shape = plain.info(&name).unwrap().shape.clone();
+        let folder = tempfile::tempdir().unwrap();
+        let [a, b] = ["lora_A.weight", "lora_B.weight"].map(|end| format!("{part}.{end}"));
+        written(folder.path(), json!({}), &[(&a, &[2, shape[1]]), (&b, &[shape[0], 2])]);
+        let merged = open(&model, &[adapter(folder.path(), 1.0)]).unwrap();
+        for info in merged.tensors() {
+            let values = |of: &Checkpoint| of.read(&info.name).unwrap().to_f32().unwrap();
+            let added = if info.name == name { 0.25 } else { 0.0 };
+            let expected: Vec<f32> = values(&plain).iter().map(|x| x + added + added).collect();
+            assert!(values(&merged) == expected, "{part}: {}", info.name);
+        }
+    }
+}
+
 /// Of patterns that match the same module the first one in the file counts, whatever their names.
 #[test]
 fn patterns_count_in_the_order_of_the_file() {
