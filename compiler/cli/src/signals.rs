@@ -17,11 +17,20 @@ pub fn is_ignored(signal: i32) -> bool {
 /// A file that may not grow (`ulimit -f`) becomes an error of the write, which names it, instead of the end of the
 /// program. Programs that are started from here inherit that.
 pub fn let_writes_fail() {
+    ignore(libc::SIGXFSZ);
+}
+
+/// A process that only follows another one ends with that one: launchers send their signals to all, and texts come to their end first.
+pub fn leave_to_first_rank() {
+    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].into_iter().for_each(ignore);
+}
+
+fn ignore(signal: i32) {
     // SAFETY: no handler is set, and zeros are a valid mask and valid flags.
     unsafe {
         let mut ignore = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
         ignore.sa_sigaction = libc::SIG_IGN;
-        // It cannot fail for this signal; if it did, the signal would end the program as before.
-        libc::sigaction(libc::SIGXFSZ, &ignore, null_mut());
+        // It cannot fail for signals that there are; if it did, they would end the program as before.
+        libc::sigaction(signal, &ignore, null_mut());
     }
 }

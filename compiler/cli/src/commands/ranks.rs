@@ -27,6 +27,7 @@ pub(crate) fn load(path: &Path, options: LoadOptions) -> Result<Model, CliError>
     if rank == 0 {
         return Ok(model);
     }
+    crate::signals::leave_to_first_rank();
     let ended = model.follow();
     drop(model);
     if let Err(error) = &ended {

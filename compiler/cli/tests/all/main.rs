@@ -48,6 +48,7 @@ mod perplexity;
 mod program;
 #[cfg(target_os = "linux")]
 mod rank_processes;
+mod rank_serving;
 mod ranks;
 mod report;
 mod same_bits;

@@ -10,13 +10,18 @@ use tempfile::TempDir;
 use crate::program::{artifact, books, case, mlcc, program, text};
 
 /// Compiles the plug-in; `None` without a C compiler.
-fn plugin(folder: &Path, version: u32) -> Option<PathBuf> {
+pub fn plugin(folder: &Path, version: u32) -> Option<PathBuf> {
+    library(folder, "plugin", version)
+}
+
+/// Compiles a library of these tests.
+pub fn library(folder: &Path, name: &str, version: u32) -> Option<PathBuf> {
     if Command::new("cc").arg("--version").output().is_err() {
         eprintln!("skipped: no C compiler (`cc`) on this machine");
         return None;
     }
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/all/rank_processes/plugin.c");
-    let library = folder.join(format!("plugin-{version}.so"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/all/rank_processes/{name}.c"));
+    let library = folder.join(format!("{name}-{version}.so"));
     let output = Command::new("cc")
         .args(["-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"])
         .arg(format!("-DVERSION={version}"))
@@ -30,9 +35,9 @@ fn plugin(folder: &Path, version: u32) -> Option<PathBuf> {
 }
 
 /// Processes that were started together, each with this command line.
-struct Group {
-    folder: TempDir,
-    children: Vec<Child>,
+pub struct Group {
+    pub folder: TempDir,
+    pub children: Vec<Child>,
 }
 
 impl Group {
@@ -42,6 +47,16 @@ impl Group {
 
     /// Each with a command line of its own.
     fn start_each(plugin: &Path, arguments: &[&[&str]], fault: Option<&str>) -> Group {
+        Group::start_with(plugin, arguments, fault, &|_| Vec::new())
+    }
+
+    /// And with more variables.
+    pub fn start_with(
+        plugin: &Path,
+        arguments: &[&[&str]],
+        fault: Option<&str>,
+        variables: &dyn Fn(usize) -> Vec<(String, String)>,
+    ) -> Group {
         let (folder, count) = (tempfile::tempdir().unwrap(), arguments.len());
         let start = |rank: usize| {
             let mut command = program();
@@ -51,18 +66,19 @@ impl Group {
             if let Some(fault) = fault {
                 command.env("TEST_FAULT", fault).env("MLCC_RANK_TIMEOUT", "2");
             }
+            command.envs(variables(rank));
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         };
         let children = (0..count).map(start).collect();
         Group { folder, children }
     }
 
-    fn log(&self, rank: usize) -> String {
+    pub fn log(&self, rank: usize) -> String {
         std::fs::read_to_string(self.folder.path().join(format!("{rank}.log"))).unwrap_or_default()
     }
 
     /// Waits until a rank has come to so many exchanges.
-    fn wait_for(&self, rank: usize, exchanges: usize) {
+    pub fn wait_for(&self, rank: usize, exchanges: usize) {
         let begin = Instant::now();
         while self.log(rank).lines().filter(|line| line.starts_with("exchange ")).count() < exchanges {
             assert!(begin.elapsed() < Duration::from_secs(60), "rank {rank}: {}", self.log(rank));
@@ -71,7 +87,13 @@ impl Group {
     }
 
     /// What they have written when all have ended, and their logs.
-    fn wait(mut self) -> (Vec<Output>, Vec<Vec<String>>) {
+    pub fn wait(self) -> (Vec<Output>, Vec<Vec<String>>) {
+        let (outputs, logs, _) = self.wait_and_keep();
+        (outputs, logs)
+    }
+
+    /// The same, with the folder.
+    pub fn wait_and_keep(mut self) -> (Vec<Output>, Vec<Vec<String>>, TempDir) {
         let begin = Instant::now();
         while self.children.iter_mut().any(|child| child.try_wait().unwrap().is_none()) {
             if begin.elapsed() > Duration::from_secs(100) {
@@ -81,15 +103,16 @@ impl Group {
         }
         let log = |rank| self.log(rank).lines().map(str::to_owned).collect();
         let logs = (0..self.children.len()).map(log).collect();
-        (self.children.into_iter().map(|child| child.wait_with_output().unwrap()).collect(), logs)
+        let outputs = self.children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+        (outputs, logs, self.folder)
     }
 }
 
-fn stdout(output: &Output) -> String {
+pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn stderr(output: &Output) -> String {
+pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
