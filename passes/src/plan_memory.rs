@@ -35,7 +35,7 @@ pub struct MemoryPlan {
     /// Offset and bytes of each state in the state block, by `StateId`; of a cache in pages, those of its rows in a page.
     pub states: Vec<(u64, u64)>,
     pub state_bytes: u64,
-    /// Bytes of a page with rows of all caches; 0 where caches are dense parts of the state block.
+    /// Bytes of a page with rows of all caches, on CPUs of those of all ranks; 0 where caches are dense parts of the state block.
     pub page_bytes: u64,
     /// Bytes per token of each state that is a cache, by `StateId`; 0 for recurrent states.
     pub row_bytes: Vec<u64>,
@@ -75,6 +75,16 @@ impl MemoryPlan {
         self.state_bytes + self.context.unwrap_or(0).div_ceil(PAGE_ROWS) * self.page_bytes
     }
 
+    /// Bytes of a page, and of everything that a sequence has, on all ranks of `program`.
+    pub fn on_all_ranks(&self, program: &Program) -> (u64, u64) {
+        let ranks = program.module.ranks() as u64;
+        let launches = program.levels.iter().flat_map(|l| &l.lowered.entries).flat_map(|e| &e.launches);
+        let of_gpu = launches.into_iter().any(|launch| launch.grid.is_some());
+        let parts = if of_gpu { ranks } else { 1 };
+        let pages = self.sequence_bytes() - self.state_bytes;
+        (parts * self.page_bytes, parts * pages + ranks * self.state_bytes)
+    }
+
     /// Empty pages for one sequence and its table, both as bytes, for interpreters: the pages lie in another order than its rows.
     pub fn example_pages(&self) -> (Vec<u8>, Vec<u8>) {
         let count = if self.page_bytes > 0 { self.context.unwrap_or(0).div_ceil(PAGE_ROWS) } else { 0 };
@@ -104,7 +114,8 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     let (weights_bytes, adapter_bytes) = (end, adapters);
     end = 0;
     let in_pages = |e: &Entry| e.buffers.values().any(|b| b.memory == Memory::PageTable);
-    let layout = PageLayout::of(module).filter(|_| level.lowered.entries.iter().any(in_pages));
+    let arch = ctx.options.levels.first().map_or(mlcc_target::Arch::X86_64, |(_, target)| target.arch);
+    let layout = PageLayout::of(module, arch).filter(|_| level.lowered.entries.iter().any(in_pages));
     let mut states = Vec::new();
     let mut row_bytes = vec![0; module.states.len()];
     for (id, state) in module.states.iter() {

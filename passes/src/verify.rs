@@ -75,7 +75,9 @@ fn verify_launch(kernels: &[Kernel], launch: &LoweredLaunch) -> Result<(), (Stri
     let number = match &launch.work {
         Work::Kernel(kernel) => *kernel,
         Work::Exchange(_) if launch.args.len() == 2 && launch.grid.is_none() => return Ok(()),
-        Work::Exchange(_) => return Err(("exchange".into(), "takes two buffers of a CPU".into())),
+        Work::Exchange(_) => {
+            return Err(("exchange".into(), "takes two buffers and has no launch shape".into()));
+        }
     };
     let Some(kernel) = kernels.get(number) else {
         return Err((number.to_string(), "there is no such kernel".into()));

@@ -101,18 +101,6 @@ impl CpuDevice {
         self.process.as_ref()?.lead.as_ref()
     }
 
-    /// All processes have come so far, and the first one may begin.
-    pub fn ready(&self) -> Result<()> {
-        let Some(process) = &self.process else { return Ok(()) };
-        let own = self.pages.as_ref().map_or(0, |pages| pages.pages().all as u64);
-        let wanted = process.processes.ready(own);
-        if wanted > own {
-            let what = "pages of the KV cache, of which rank 0 has more";
-            return Err(Error::OutOfMemory { what, bytes: wanted });
-        }
-        process.lead.as_ref().map_or(Ok(()), |lead| lead.start())
-    }
-
     /// The scratch memory as the last step has left it.
     fn scratch(&self) -> Result<Vec<u8>> {
         if self.pool().workers() == 1 {
@@ -309,6 +297,21 @@ impl CpuDevice {
 impl Device for CpuDevice {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn ready(&self) -> Result<()> {
+        let Some(process) = &self.process else { return Ok(()) };
+        let own = self.pages.as_ref().map_or(0, |pages| pages.pages().all as u64);
+        let wanted = process.processes.ready(own);
+        if wanted > own {
+            let what = "pages of the KV cache, of which rank 0 has more";
+            return Err(Error::OutOfMemory { what, bytes: wanted });
+        }
+        process.lead.as_ref().map_or(Ok(()), |lead| lead.start())
+    }
+
+    fn follow(self: Arc<Self>, model: &Model) -> Result<()> {
+        self.follow_lead(model)
     }
 
     fn session(self: Arc<Self>, model: &Model) -> Result<Box<dyn DeviceSession>> {

@@ -11,13 +11,17 @@ mod device;
 mod device_pages;
 mod driver;
 mod executor;
+mod follow;
 mod graphs;
 mod image;
 mod launches;
 mod likeliest;
+mod nccl;
+mod ranks;
 mod session;
 mod session_pages;
 mod stream;
 mod upload;
 
 pub(crate) use device::Gpu;
+pub(crate) use ranks::Together;

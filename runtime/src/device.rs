@@ -21,6 +21,16 @@ pub(crate) trait Device: Send + Sync {
     /// Name of the chosen CPU variant, or of the GPU.
     fn name(&self) -> &str;
 
+    /// All processes of a model that is split have come so far, and the first one may begin.
+    fn ready(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// As [`Model::follow`].
+    fn follow(self: Arc<Self>, _model: &Model) -> Result<()> {
+        Ok(())
+    }
+
     /// Memory for one sequence; the state is not initialised.
     fn session(self: Arc<Self>, model: &Model) -> Result<Box<dyn DeviceSession>>;
 

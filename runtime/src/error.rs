@@ -60,6 +60,23 @@ pub enum Error {
     )]
     NoPlugin { count: u32, what: String },
     #[error(
+        "ranks on GPUs exchange what they have through NCCL 2.9.6 or later, and {what}. Install it (libnccl2 of NVIDIA's CUDA repository, or the \
+         Python package nvidia-nccl-cu12) where the loader finds libnccl.so.2, or name the file in MLCC_NCCL."
+    )]
+    NoNccl { what: String },
+    #[error(
+        "{first} and {second} have one GPU. Give each a GPU of its own: start no more processes on a machine than it has GPUs, or set \
+         CUDA_VISIBLE_DEVICES for each."
+    )]
+    OneGpu { first: String, second: String },
+    #[error("{what} without a CUDA graph, which the driver refused to record, and the other ranks have one.")]
+    NoRankGraph { what: &'static str },
+    #[error(
+        "{path} is split among {ranks} GPUs, of which each has a process, and this one was started alone. Start {ranks} \
+         (mpirun -n {ranks}), or build it without --tensor-parallel."
+    )]
+    GpuAlone { path: PathBuf, ranks: usize },
+    #[error(
         "{path} is split among {ranks} ranks, and {processes} processes were started. Start {ranks} (mpirun -n {ranks}), or one; or \
          build it with --tensor-parallel {processes}."
     )]

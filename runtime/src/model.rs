@@ -70,6 +70,8 @@ struct Inner {
     made: Option<Mmap>,
     /// For adapters.
     slots: Option<Arc<Slots>>,
+    /// Ranks that take memory of this machine.
+    ranks_here: u64,
     /// Weights that are not yet in huge pages.
     mover: Option<Mover>,
     /// Where these are to be, if that matters.
@@ -101,11 +103,7 @@ impl Model {
         let made = artifact.recipe().map(|recipe| recipe.make(threads)).transpose()?;
         let weights = made.as_deref().or(artifact.section(section::WEIGHTS)).unwrap_or(&[]);
         let device: Arc<dyn Device> = match table.target.as_str() {
-            "cuda" if table.plan.ranks > 1 => {
-                let what = "it is split among ranks, which do not exchange on GPUs".into();
-                return Err(Error::NoDevice { path: artifact.path().to_path_buf(), what });
-            }
-            "cuda" => cuda_device(&artifact, &table, weights, options)?,
+            "cuda" => cuda_device(&artifact, &table, weights, agreed.as_ref(), options)?,
             target if target == HOST_TARGET => {
                 Arc::new(cpu_device(&artifact, &table, agreed.as_ref(), options)?)
             }
@@ -119,17 +117,18 @@ impl Model {
             // A GPU has its own copy.
             None => ((None, None), None),
         };
-        if let Some(cpu) = device.cpu() {
-            cpu.ready()?;
-        }
+        device.ready()?;
         let slots = Slots::of(&table)?;
-        Ok(Self(Arc::new(Inner { device, table, _library: library, artifact, made, slots, mover, homes })))
+        let ranks_here = agreed.map_or(table.plan.ranks, |agreed| agreed.on_machine as u64);
+        let _library = library;
+        let inner = Inner { device, table, _library, artifact, made, slots, ranks_here, mover, homes };
+        Ok(Self(Arc::new(inner)))
     }
 
     /// Of a process that was started together with others and is not the first: takes part in all steps of the first one, until that has no use
     /// for the model any more. Nothing else may be done with the model.
     pub fn follow(&self) -> Result<()> {
-        self.0.device.cpu().map_or(Ok(()), |cpu| cpu.follow(self))
+        Arc::clone(&self.0.device).follow(self)
     }
 
     /// A session with a fresh state.
@@ -147,6 +146,11 @@ impl Model {
 
     pub fn plan(&self) -> &Plan {
         &self.0.table.plan
+    }
+
+    /// How many of its ranks are on this machine: all of them, unless other machines have some ([`LoadOptions::processes`]).
+    pub fn ranks_here(&self) -> u64 {
+        self.0.ranks_here
     }
 
     pub fn vocab(&self) -> usize {
@@ -412,14 +416,30 @@ fn cuda_device(
     artifact: &Artifact,
     table: &Table,
     weights: &[u8],
+    agreed: Option<&Agreed>,
     options: &LoadOptions,
 ) -> Result<Arc<dyn Device>> {
-    let device = crate::cuda::Gpu::open(artifact.path(), table, weights, options)?;
+    let ranks = table.plan.ranks as usize;
+    let together = options.processes.clone().zip(agreed).filter(|_| ranks > 1);
+    let together =
+        together.map(|(processes, agreed)| crate::cuda::Together { processes, local: agreed.local });
+    let weights = match &together {
+        None if ranks > 1 => return Err(Error::GpuAlone { path: artifact.path().to_path_buf(), ranks }),
+        None => weights,
+        Some(together) => artifact.weights_of(together.processes.rank()).unwrap_or(&[]),
+    };
+    let device = crate::cuda::Gpu::open(artifact.path(), table, weights, together.as_ref(), options)?;
     Ok(Arc::new(device))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda_device(artifact: &Artifact, _: &Table, _: &[u8], _: &LoadOptions) -> Result<Arc<dyn Device>> {
+fn cuda_device(
+    artifact: &Artifact,
+    _: &Table,
+    _: &[u8],
+    _: Option<&Agreed>,
+    _: &LoadOptions,
+) -> Result<Arc<dyn Device>> {
     let what = "this program was built without the feature `cuda` of mlcc-runtime".into();
     Err(Error::NoDevice { path: artifact.path().to_path_buf(), what })
 }

@@ -21,7 +21,7 @@ use crate::{Error, Result};
 
 pub(crate) use hello::{Agreed, Hello};
 pub(crate) use lead::{Lead, Stepping};
-pub(crate) use wire::{Kind, Reader};
+pub(crate) use wire::{Kind, Message, Reader, number};
 
 /// File of the plug-in that is looked for.
 const PLUGIN: &str = "libmlcc_mpi.so";
@@ -32,7 +32,7 @@ const LIMIT_VARIABLE: &str = "MLCC_RANK_TIMEOUT";
 /// Seconds if it is not set. Rank 0 is heard of every second or two.
 const LIMIT: u64 = 8;
 /// While a model is loaded, which takes as long as its weights are large.
-const LOADING: Duration = Duration::from_secs(600);
+pub(crate) const LOADING: Duration = Duration::from_secs(600);
 /// By which launchers say how many processes they have started.
 const LAUNCHERS: [&str; 2] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
 
@@ -115,6 +115,11 @@ impl Processes {
     /// How many there are.
     pub fn ranks(&self) -> usize {
         self.0.ranks
+    }
+
+    /// How long a rank may take that the others wait for.
+    pub(crate) fn limit(&self) -> Duration {
+        self.0.limit
     }
 
     /// False if they have a model already.

@@ -57,6 +57,12 @@ impl Plan {
         self.pages().saturating_mul(self.page_bytes).saturating_add(states)
     }
 
+    /// What so many of the ranks have.
+    pub fn of_ranks(&self, ranks: u64) -> Plan {
+        let page_bytes = self.page_bytes / self.ranks.max(1) * ranks;
+        Plan { ranks, page_bytes, ..self.clone() }
+    }
+
     /// The token that the decoder of an encoder-decoder model starts with: the tokens before it are the source text.
     pub fn decoder_start(&self) -> Option<i32> {
         self.decoder_start.checked_sub(1).and_then(|token| i32::try_from(token).ok())
@@ -184,6 +190,8 @@ pub struct Launch {
     pub shared_bytes: u32,
     pub args: Vec<LaunchArg>,
     pub repeat: Repeat,
+    /// No kernel: see [`abi::repeat::EXCHANGE`].
+    pub exchange: bool,
 }
 
 /// What a launch is for; see [`abi::repeat`].
@@ -197,8 +205,8 @@ pub enum Repeat {
 impl Repeat {
     fn read(launch: &abi::Launch) -> Result<Repeat> {
         match launch.repeat {
-            abi::repeat::ONCE => Ok(Repeat::Once),
-            abi::repeat::WANTED => Ok(Repeat::Wanted),
+            abi::repeat::ONCE | abi::repeat::EXCHANGE => Ok(Repeat::Once),
+            abi::repeat::WANTED | abi::repeat::EXCHANGE_WANTED => Ok(Repeat::Wanted),
             abi::repeat::EACH_SEQUENCE => Ok(Repeat::EachSequence),
             other => malformed(format!("a launch is for something unknown ({other})")),
         }
@@ -464,7 +472,8 @@ unsafe fn device_entries(place: &Place<'_>, t: &ModelTable) -> Result<Vec<Device
         let (kernel, args) =
             unsafe { (place.name(l.kernel)?, place.few(l.args, l.n_args, "launch arguments")?.to_vec()) };
         let (grid, block, shared_bytes) = (l.grid, l.block, l.shared_bytes);
-        Ok(Launch { kernel, grid, block, shared_bytes, args, repeat: Repeat::read(l)? })
+        let exchange = matches!(l.repeat, abi::repeat::EXCHANGE | abi::repeat::EXCHANGE_WANTED);
+        Ok(Launch { kernel, grid, block, shared_bytes, args, repeat: Repeat::read(l)?, exchange })
     };
     let one = |e: &abi::DeviceEntry| {
         // SAFETY: by contract.
@@ -481,7 +490,23 @@ mod tests {
 
     #[test]
     fn scratch_is_that_of_all_ranks_and_their_results() {
-        let plan = |ranks| Plan {
+        assert_eq!(plan(1).scratch_bytes(), 1000, "results belong to sessions");
+        assert_eq!(plan(2).scratch_bytes(), 2 * 1024 + 128);
+        assert_eq!(plan(4).scratch_bytes(), 4 * 1024 + 3 * 128);
+        let absurd = Plan { arena_bytes: u64::MAX, ..plan(2) };
+        assert_eq!(absurd.scratch_bytes(), u64::MAX);
+    }
+
+    #[test]
+    fn some_of_the_ranks_have_their_part() {
+        let plan = plan(4);
+        let two = Plan { page_bytes: 512, ..plan.clone() }.of_ranks(2);
+        assert_eq!((two.ranks, two.page_bytes, two.weights_bytes), (2, 256, plan.weights_bytes));
+        assert_eq!(two.scratch_bytes(), 2 * 1024 + 128);
+    }
+
+    fn plan(ranks: u64) -> Plan {
+        Plan {
             weights_bytes: 0,
             arena_bytes: 1000,
             state_bytes: 0,
@@ -498,11 +523,6 @@ mod tests {
             adapter_rank: 0,
             adapter_bytes: 0,
             decoder_start: 0,
-        };
-        assert_eq!(plan(1).scratch_bytes(), 1000, "results belong to sessions");
-        assert_eq!(plan(2).scratch_bytes(), 2 * 1024 + 128);
-        assert_eq!(plan(4).scratch_bytes(), 4 * 1024 + 3 * 128);
-        let absurd = Plan { arena_bytes: u64::MAX, ..plan(2) };
-        assert_eq!(absurd.scratch_bytes(), u64::MAX);
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::table::{DeviceEntryDesc, DimExpr, LaunchArg, LaunchDesc};
 use mlcc_abi::{Control, arg, repeat};
 use mlcc_ir::dim::{Atom, Bounds, Dim, Sym};
 use mlcc_ir::kernel::{BufId, ExprArena, ForKind, Kernel, Space, Stmt};
-use mlcc_ir::step::{Base, Grid, Launch, Repeat, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Exchange, Grid, Launch, Repeat, Step, StepItem};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
@@ -119,9 +119,13 @@ fn device_entry(
         let launch = match item {
             StepItem::Launch(launch) => launch,
             StepItem::Barrier => continue,
-            StepItem::Exchange(_) => {
-                let what = "ranks on GPUs do not exchange yet".into();
-                return Err(CodegenError::Step { step: step.name.clone(), what });
+            StepItem::Exchange(exchange) => {
+                let described = self::exchange(exchange).map_err(|f| CodegenError::Step {
+                    step: step.name.clone(),
+                    what: format!("an exchange: {f}"),
+                })?;
+                launches.push(described);
+                continue;
             }
         };
         let described = describe(launch, kernels, &bounds).map_err(|f| CodegenError::Step {
@@ -131,6 +135,28 @@ fn device_entry(
         launches.push(described);
     }
     Ok(DeviceEntryDesc { name: step.name.clone(), launches })
+}
+
+/// What has no kernel: the runtime joins the rows of all ranks.
+fn exchange(exchange: &Exchange) -> Result<LaunchDesc, Fault> {
+    let Exchange { part, all, parts, wanted } = exchange;
+    let mut args = Vec::new();
+    for place in [part, all] {
+        if *place != BufferRef::fixed(place.base, place.offset, place.bytes) {
+            return Err(Fault::new("its buffers move"));
+        }
+        let (kind, base) = base_address(place.base)?;
+        args.push(LaunchArg { kind, reserved: 0, offset: base + place.offset });
+    }
+    let one = || grid_extent(&Dim::from(1));
+    Ok(LaunchDesc {
+        kernel: String::new(),
+        grid: [grid_extent(&parts.rows)?, one()?, one()?],
+        block: [1; 3],
+        shared_bytes: u32::try_from(parts.row_bytes).map_err(|_| Fault::new("its rows are too long"))?,
+        args,
+        repeat: if *wanted { repeat::EXCHANGE_WANTED } else { repeat::EXCHANGE },
+    })
 }
 
 fn describe(
@@ -264,7 +290,7 @@ mod tests {
     use mlcc_ir::builder::KernelBuilder;
     use mlcc_ir::dim::SymValues;
     use mlcc_ir::kernel::Access;
-    use mlcc_ir::step::{BufferRef, Repeat, Shares};
+    use mlcc_ir::step::{Parts, Shares};
     use mlcc_ir::types::DType;
 
     fn eval(e: &DimExpr, n: i64, past: i64) -> i64 {
@@ -292,6 +318,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn exchanges_are_launches_without_a_kernel() {
+        let place = |offset| BufferRef::fixed(Base::Arena, offset, 4096);
+        let parts = Parts { ranks: 2, rows: Sym::N.into(), row_bytes: 64 };
+        let exchange = Exchange { part: place(128), all: place(8192), parts, wanted: true };
+        let made = super::exchange(&exchange).unwrap();
+        assert_eq!((made.kernel.as_str(), made.shared_bytes, made.repeat), ("", 64, repeat::EXCHANGE_WANTED));
+        assert_eq!([made.args[0].offset, made.args[1].offset], [128, 8192]);
+        assert_eq!(eval(&made.grid[0], 7, 5), 7);
+        let moves = BufferRef { per_past: 64, ..place(0) };
+        assert!(super::exchange(&Exchange { part: moves, ..exchange }).is_err());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use mlcc_ir::module::{Module, StateId};
 use mlcc_ir::step::PAGE_ROWS;
 use mlcc_ir::types::TensorType;
 use mlcc_kernel_lang::{Recorder, Team, Val};
+use mlcc_target::Arch;
 
 /// Every cache has a part of each page that begins at a multiple of this many bytes.
 const ALIGN: u64 = 64;
@@ -20,7 +21,7 @@ const THREADS: i64 = 256;
 pub struct PageLayout {
     /// By state: where its part begins. `None` for states that are no caches.
     parts: Vec<Option<u64>>,
-    /// Of a page, with those of the other ranks.
+    /// Of a page. On CPUs with those of the other ranks, which may be threads of one process; a GPU has those of its own alone.
     pub bytes: u64,
     /// Pages of a sequence.
     pub pages: u64,
@@ -28,7 +29,7 @@ pub struct PageLayout {
 
 impl PageLayout {
     /// Of all caches in their order; `None` for a model that has none, or one whose rows have no fixed size.
-    pub fn of(module: &Module) -> Option<PageLayout> {
+    pub fn of(module: &Module, arch: Arch) -> Option<PageLayout> {
         let context = u64::try_from(module.context()?).ok()?;
         let (mut parts, mut bytes) = (Vec::new(), 0_u64);
         for (id, state) in module.states.iter() {
@@ -40,8 +41,9 @@ impl PageLayout {
             parts.push(Some(bytes));
             bytes += part.next_multiple_of(ALIGN);
         }
-        // A page has the rows of all ranks, one rank after the other: so pages have one number, wherever the ranks are.
-        let bytes = bytes.checked_mul(module.ranks() as u64)?;
+        // One rank after the other: so pages have one number, wherever the ranks are.
+        let ranks = if arch == Arch::Nvptx { 1 } else { module.ranks() as u64 };
+        let bytes = bytes.checked_mul(ranks)?;
         Some(PageLayout { parts, bytes, pages: context.div_ceil(PAGE_ROWS) })
     }
 

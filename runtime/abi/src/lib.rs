@@ -429,6 +429,11 @@ pub mod repeat {
     /// For each sequence of the call, by its number in z: `n` and `past` of its grid are the most that one of them has, the grid is
     /// as many blocks deep as there are sequences, and arguments in the state and in the table of pages are bytes from the beginning of one.
     pub const EACH_SEQUENCE: u32 = 2;
+    /// No kernel, but an exchange with the other ranks, as [`crate::ExchangeFn`] is one: the first two arguments are the part of this rank and
+    /// where the rows of all go, the grid in x is the number of rows, and the shared memory the bytes of a row of a part.
+    pub const EXCHANGE: u32 = 3;
+    /// The same of the rows whose logits are wanted.
+    pub const EXCHANGE_WANTED: u32 = 4;
 }
 
 /// One argument of a launch: an address, which is the same in every call. Sizes are addresses of fields of [`Control`].

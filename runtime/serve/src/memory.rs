@@ -3,7 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use mlcc_abi::section;
-use mlcc_runtime::Model;
+use mlcc_runtime::{Model, Plan};
+
+/// What the ranks on this machine have: its memory is theirs.
+fn here(model: &Model) -> Plan {
+    model.plan().of_ranks(model.ranks_here())
+}
 
 /// States beside those of the sequences, if there are fewer sequences.
 const MOST_KEPT: usize = 64;
@@ -27,22 +32,26 @@ pub struct Need {
 }
 
 impl Need {
-    /// Of `sequences` texts at a time; of a model of texts, which takes them in turns, whatever their number.
+    /// Of `sequences` texts at a time; of a model of texts, which takes them in turns, whatever their number. With all ranks of this machine.
     pub fn to_serve(model: &Model, sequences: usize) -> Need {
+        Need::on_ranks(model, &here(model), sequences)
+    }
+
+    /// The same, on as many ranks as `plan` is for.
+    fn on_ranks(model: &Model, plan: &Plan, sequences: usize) -> Need {
         match model.text_width() {
-            0 => Need::of(model, sequences, kept_states(model, sequences)),
-            _ => Need::of_texts(model),
+            0 => Need::of(model, plan, sequences, kept_states(model, sequences)),
+            _ => Need::of_texts(model, plan),
         }
     }
 
-    pub fn of(model: &Model, sequences: usize, snapshots: usize) -> Need {
-        let plan = model.plan();
+    fn of(model: &Model, plan: &Plan, sequences: usize, snapshots: usize) -> Need {
         let logits = plan.vocab.saturating_mul(4);
         let whole = plan.sequence_bytes().saturating_add(logits);
         let (sequences, pool) = (sequences as u64, model.cache_pages().all as u64);
         let limited = pool < plan.pages().saturating_mul(sequences);
         Need {
-            weights: weights(model),
+            weights: weights(model, plan),
             sequence: if limited {
                 plan.state_bytes.saturating_mul(plan.ranks).saturating_add(logits)
             } else {
@@ -51,7 +60,7 @@ impl Need {
             caches: limited.then(|| pool.saturating_mul(plan.page_bytes)),
             scratch: plan.scratch_bytes(),
             sequences,
-            snapshot: snapshot(model),
+            snapshot: snapshot(plan),
             snapshots: snapshots as u64,
             copy: 0,
         }
@@ -61,7 +70,7 @@ impl Need {
     pub fn to_draft(model: &Model, sequences: usize) -> Need {
         let table = model.table();
         let goes_back = table.recurrent_state().is_none() && table.window().is_none();
-        Need::of(model, sequences, if goes_back { 0 } else { sequences })
+        Need::of(model, &here(model), sequences, if goes_back { 0 } else { sequences })
     }
 
     /// The same, where states go into files.
@@ -71,13 +80,12 @@ impl Need {
     }
 
     /// Of a model of texts, which has no sequences.
-    pub fn of_texts(model: &Model) -> Need {
-        let plan = model.plan();
+    fn of_texts(model: &Model, plan: &Plan) -> Need {
         // Tokens, which of them are wanted, and the vectors.
         let rows = (model.max_step_tokens() as u64).saturating_mul(8);
         let made = plan.text_width.saturating_mul(plan.batch).saturating_mul(4);
         let scratch = plan.scratch_bytes().saturating_add(rows).saturating_add(made);
-        Need { weights: weights(model), scratch, ..Need::default() }
+        Need { weights: weights(model, plan), scratch, ..Need::default() }
     }
 
     pub fn total(&self) -> u64 {
@@ -109,26 +117,24 @@ impl Need {
 }
 
 /// A state beside those of the sequences, with its results and the logits behind it.
-fn snapshot(model: &Model) -> u64 {
-    let plan = model.plan();
+fn snapshot(plan: &Plan) -> u64 {
     plan.state_bytes.saturating_mul(plan.ranks).saturating_add(plan.vocab.saturating_mul(8))
 }
 
 /// How many states are kept beside those of so many sequences: as many again, and up to [`MOST_KEPT`] as long as all of them take no
 /// more than an eighth of what the weights take.
 pub fn kept_states(model: &Model, sequences: usize) -> usize {
-    let fit = all_weights(model) / 8 / snapshot(model).max(1);
+    let fit = all_weights(model.plan()) / 8 / snapshot(model.plan()).max(1);
     usize::try_from(fit).unwrap_or(MOST_KEPT).min(MOST_KEPT).max(sequences)
 }
 
 /// Those that are no part of the file are in memory already.
-fn weights(model: &Model) -> u64 {
-    if model.section(section::WEIGHTS).is_some() { all_weights(model) } else { 0 }
+fn weights(model: &Model, plan: &Plan) -> u64 {
+    if model.section(section::WEIGHTS).is_some() { all_weights(plan) } else { 0 }
 }
 
-/// Of all ranks, and of slots for adapters.
-fn all_weights(model: &Model) -> u64 {
-    let plan = model.plan();
+/// Of all of these ranks, and of slots for adapters.
+fn all_weights(plan: &Plan) -> u64 {
     plan.weights_bytes.saturating_mul(plan.ranks).saturating_add(plan.adapter_bytes)
 }
 
@@ -149,10 +155,11 @@ pub struct ContainerMemory {
 }
 
 /// What a container needs for `mlcc serve --sequences SEQUENCES`, with `files` for `--cache-dir`: the sum that is looked at when a server starts, and
-/// some room.
-pub fn container_memory(model: &Model, sequences: usize, files: bool) -> ContainerMemory {
-    let need = Need::to_serve(model, sequences).with_files(model, files);
-    let weights = all_weights(model);
+/// some room. `each_rank`: one of as many containers as the model has ranks.
+pub fn container_memory(model: &Model, sequences: usize, files: bool, each_rank: bool) -> ContainerMemory {
+    let plan = if each_rank { model.plan().of_ranks(1) } else { here(model) };
+    let need = Need::on_ranks(model, &plan, sequences).with_files(model, files);
+    let weights = all_weights(&plan);
     // Those that a server finds in memory already are in its container, too.
     let all = need.total().saturating_add(weights.saturating_sub(need.weights));
     ContainerMemory { weights, need: need.total(), sum: need.to_string(), limit: all.saturating_add(PROGRAM) }

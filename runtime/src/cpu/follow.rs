@@ -36,7 +36,7 @@ struct Fed {
 
 impl CpuDevice {
     /// See [`Model::follow`].
-    pub fn follow(&self, model: &Model) -> Result<()> {
+    pub(super) fn follow_lead(&self, model: &Model) -> Result<()> {
         let Some(process) = self.process.as_ref().filter(|process| process.lead.is_none()) else {
             return Ok(());
         };
@@ -78,6 +78,8 @@ impl Follower<'_> {
             Kind::WritePages | Kind::ReadPages | Kind::CopyPages | Kind::TakeBack => {
                 self.pages(kind, reader)?.ok_or_else(unclear)?;
             }
+            // Of GPUs.
+            Kind::Give | Kind::Table => return Err(unclear()),
         }
         Ok(kind)
     }

@@ -11,6 +11,7 @@ use super::executor::Executor;
 use super::graphs::Loaded;
 use super::image;
 use super::launches::Kernel;
+use super::ranks::{GpuRanks, PageParts, Together};
 use super::session::CudaSession;
 use super::upload::upload;
 use crate::device::{Device, DeviceBatch, DeviceSession};
@@ -113,6 +114,8 @@ pub(crate) struct Gpu {
     executor: Mutex<Executor>,
     weights: DeviceBuffer,
     pages: Option<Arc<PagePool<DevicePages>>>,
+    /// Of a model that is split.
+    ranks: Option<GpuRanks>,
     module: Module,
 }
 
@@ -140,6 +143,21 @@ impl Device for Gpu {
         &self.name
     }
 
+    fn ready(&self) -> Result<()> {
+        let Some(ranks) = &self.ranks else { return Ok(()) };
+        let own = self.pages.as_ref().map_or(0, |pages| pages.pages().all as u64);
+        let wanted = ranks.processes.ready(own);
+        if wanted > own {
+            let what = "pages of the KV cache on the GPU, of which rank 0 has more";
+            return Err(Error::OutOfMemory { what, bytes: wanted });
+        }
+        ranks.lead.as_ref().map_or(Ok(()), |lead| lead.start())
+    }
+
+    fn follow(self: Arc<Self>, model: &Model) -> Result<()> {
+        super::follow::follow(&self, model)
+    }
+
     fn session(self: Arc<Self>, model: &Model) -> Result<Box<dyn DeviceSession>> {
         Ok(Box::new(CudaSession::new(&self, model.table())?))
     }
@@ -163,11 +181,20 @@ impl Device for Gpu {
 
 impl Gpu {
     /// Opens the GPU that is asked for and puts the model on it.
-    pub fn open(path: &Path, table: &Table, weights: &[u8], options: &LoadOptions) -> Result<Self> {
+    pub fn open(
+        path: &Path,
+        table: &Table,
+        weights: &[u8],
+        together: Option<&Together>,
+        options: &LoadOptions,
+    ) -> Result<Self> {
         let no_device = |what: String| Error::NoDevice { path: path.to_path_buf(), what };
         let driver = Driver::open().map_err(no_device)?;
-        let (context, name, sm) = open_context(driver, options.device.unwrap_or(0), &no_device)?;
+        let number =
+            |count| together.map_or(options.device.unwrap_or(0), |together| together.device(options, count));
+        let (context, name, sm) = open_context(driver, number, &no_device)?;
         let context = Arc::new(context);
+        let ranks = together.map(|together| GpuRanks::join(together, &context, table)).transpose()?;
         let load = || {
             let load = |image: &Image| context.enter()?.load_module(&image.bytes);
             let handle = image::load(&image::fitting(&table.images, sm), load).unwrap_or_else(|| {
@@ -192,7 +219,10 @@ impl Gpu {
         let batch_likeliest = and_likeliest(Step::DecodeBatch.name());
         // Before the pages, which take most of what is left.
         let executor = Mutex::new(Executor::new(&context, table)?);
-        let pages = DevicePages::pool(&context, &table.plan, options.cache_pages)?.map(Arc::new);
+        let parts = PageParts::of(&table.plan, ranks.as_ref());
+        let processes = ranks.as_ref().map(|ranks| &ranks.processes);
+        let pages = DevicePages::pool(&context, &table.plan, (parts, processes), options.cache_pages)?;
+        let pages = pages.map(Arc::new);
         let decode_loaded = Loaded::default();
         Ok(Self {
             name,
@@ -203,6 +233,7 @@ impl Gpu {
             executor,
             weights,
             pages,
+            ranks,
             module,
         })
     }
@@ -210,6 +241,11 @@ impl Gpu {
     /// Of the caches of all sequences, if the model has any.
     pub fn pages(&self) -> Option<&Arc<PagePool<DevicePages>>> {
         self.pages.as_ref()
+    }
+
+    /// The other processes of a model that is split.
+    pub fn ranks(&self) -> Option<&GpuRanks> {
+        self.ranks.as_ref()
     }
 
     pub fn context(&self) -> &Arc<Context> {
@@ -257,12 +293,13 @@ fn beside(
 
 fn open_context(
     driver: Driver,
-    ordinal: u32,
+    ordinal: impl Fn(u32) -> u32,
     no_device: &dyn Fn(String) -> Error,
 ) -> Result<(Context, String, u32)> {
     let (mut count, mut device, mut major, mut minor, mut mapping) = (0, 0, 0, 0, 0);
     // SAFETY: every pointer is a place for the result.
     driver.check("cuDeviceGetCount", unsafe { (driver.f.device_count)(&mut count) })?;
+    let ordinal = ordinal(count.max(0) as u32);
     if count < 1 || ordinal >= count as u32 {
         return Err(no_device(format!("there are {count} NVIDIA GPUs and number {ordinal} was asked for")));
     }

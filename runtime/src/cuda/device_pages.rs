@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::device::{Context, DeviceBuffer};
 use super::driver::{self, DevicePtr, VirtualMemory};
+use super::ranks::PageParts;
 use super::stream::Stream;
 use crate::page_pool::{PageCounts, PageMemory, PagePool};
+use crate::processes::{Kind, LOADING, Processes};
 use crate::table::Plan;
 use crate::{Error, Result};
 
@@ -18,6 +20,8 @@ const SHARE: (u64, u64) = (9, 10);
 
 pub(crate) struct DevicePages {
     memory: Memory,
+    /// Places are those of pages with the parts of all ranks; here lie those of one.
+    parts: PageParts,
     /// For copies.
     stream: Stream,
 }
@@ -43,14 +47,20 @@ impl DevicePages {
     pub fn pool(
         context: &Arc<Context>,
         plan: &Plan,
+        (parts, processes): (PageParts, Option<&Processes>),
         asked: Option<u64>,
     ) -> Result<Option<PagePool<DevicePages>>> {
-        let page = plan.page_bytes;
+        let page = parts.part;
         let Some(counts) = PageCounts::of(plan, asked) else { return Ok(None) };
         let room = match asked {
             Some(_) => u64::MAX,
             None => context.free_memory()? / SHARE.1 * SHARE.0 / page,
         };
+        // Ranks have equally many: as many as the one with the least memory.
+        let room = processes.map_or(room, |processes| {
+            let all = processes.gather(&room.to_le_bytes(), LOADING);
+            all.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).min().unwrap_or(room)
+        });
         let counts = PageCounts { wanted: counts.wanted.min(room).max(counts.least), ..counts };
         let stream = Stream::new(context)?;
         let Some(granule) = Mapped::granule(context)? else {
@@ -64,11 +74,12 @@ impl DevicePages {
             };
             let (buffer, pages) = counts.reserve(page, WHAT, allocate)?;
             let memory = Memory::Whole(buffer);
-            return Ok(Some(PagePool::new(DevicePages { memory, stream }, page, pages)));
+            return Ok(Some(PagePool::new(DevicePages { memory, parts, stream }, plan.page_bytes, pages)));
         };
         let reserve = |bytes| Mapped::reserve(context, bytes, granule);
         let (mapped, pages) = counts.reserve(page, WHAT, reserve)?;
-        Ok(Some(PagePool::new(DevicePages { memory: Memory::Mapped(mapped), stream }, page, pages)))
+        let memory = Memory::Mapped(mapped);
+        Ok(Some(PagePool::new(DevicePages { memory, parts, stream }, plan.page_bytes, pages)))
     }
 
     /// Page 0; the others follow.
@@ -80,40 +91,74 @@ impl DevicePages {
     }
 }
 
-impl PageMemory for DevicePages {
-    fn step(&self) -> u64 {
-        match &self.memory {
-            Memory::Whole(_) => 1,
-            Memory::Mapped(mapped) => mapped.granule,
-        }
-    }
-
-    fn give(&self, bytes: Range<u64>) -> Result<()> {
-        match &self.memory {
-            Memory::Whole(_) => Ok(()),
-            Memory::Mapped(mapped) => mapped.give(bytes.end),
-        }
-    }
-
-    fn take_back(&self, bytes: Range<u64>) {
+impl DevicePages {
+    /// Takes memory back, but for the first bytes.
+    fn keep(&self, bytes: u64) {
         // Where the context is lost, what was launched may run on: memory is left to the driver then, which frees it with the context.
         if let Memory::Mapped(mapped) = &self.memory
             && self.stream.wait().is_ok()
         {
-            mapped.keep(bytes.start);
+            mapped.keep(bytes);
         }
     }
 
+    /// Of rank 0: the others do the same.
+    fn say(&self, kind: Kind, bytes: Range<u64>) {
+        if let Some(lead) = &self.parts.lead {
+            lead.say(|message| message.begin(kind).number(bytes.start).number(bytes.end));
+        }
+    }
+}
+
+impl PageMemory for DevicePages {
+    fn step(&self) -> u64 {
+        match &self.memory {
+            Memory::Whole(_) => 1,
+            Memory::Mapped(mapped) => mapped.granule * self.parts.ranks,
+        }
+    }
+
+    fn give(&self, bytes: Range<u64>) -> Result<()> {
+        let Memory::Mapped(mapped) = &self.memory else { return Ok(()) };
+        mapped.give(bytes.end.div_ceil(self.parts.ranks))?;
+        self.say(Kind::Give, bytes);
+        Ok(())
+    }
+
+    fn take_back(&self, bytes: Range<u64>) {
+        self.keep(bytes.start.div_ceil(self.parts.ranks));
+        self.say(Kind::TakeBack, bytes);
+    }
+
     fn read(&self, from: u64, to: &mut [u8]) -> Result<()> {
-        self.stream.receive(self.base() + from, to)
+        if let Some((lead, rank)) = self.parts.elsewhere(from) {
+            let len = to.len() as u64;
+            lead.ask(rank, to, |message| {
+                message.begin(Kind::ReadPages).number(rank as u64).number(from).number(len)
+            });
+            return Ok(());
+        }
+        self.stream.receive(self.base() + self.parts.own(from), to)
     }
 
     fn write(&self, to: u64, from: &[u8]) -> Result<()> {
-        self.stream.send(self.base() + to, from)
+        if let Some((lead, rank)) = self.parts.elsewhere(to) {
+            lead.say(|message| message.begin(Kind::WritePages).number(rank as u64).number(to).rest(from));
+            return Ok(());
+        }
+        self.stream.send(self.base() + self.parts.own(to), from)
     }
 
     fn copy(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
-        self.stream.copy(self.base() + to, self.base() + from, bytes)
+        if let Some((lead, rank)) = self.parts.elsewhere(from) {
+            let rank = rank as u64;
+            lead.say(|message| {
+                message.begin(Kind::CopyPages).number(rank).number(from).number(to).number(bytes)
+            });
+            return Ok(());
+        }
+        let [from, to] = [from, to].map(|at| self.base() + self.parts.own(at));
+        self.stream.copy(to, from, bytes)
     }
 
     fn settle(&self) -> Result<()> {
@@ -123,7 +168,7 @@ impl PageMemory for DevicePages {
 
 impl Drop for DevicePages {
     fn drop(&mut self) {
-        self.take_back(0..0);
+        self.keep(0);
     }
 }
 

@@ -57,6 +57,7 @@ functions! {
     init = "cuInit" (u32);
     device_count = "cuDeviceGetCount" (*mut i32);
     device_get = "cuDeviceGet" (*mut i32, i32);
+    device_uuid = "cuDeviceGetUuid" (*mut u8, i32);
     device_name = "cuDeviceGetName" (*mut c_char, i32, i32);
     device_attribute = "cuDeviceGetAttribute" (*mut i32, i32, i32);
     context_retain = "cuDevicePrimaryCtxRetain" (*mut Handle, i32);
@@ -74,6 +75,7 @@ functions! {
     to_device = "cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, Handle);
     to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, Handle);
     on_device = "cuMemcpyDtoDAsync_v2" (DevicePtr, DevicePtr, usize, Handle);
+    copy_2d = "cuMemcpy2DAsync_v2" (*const Copy2d, Handle);
     fill_bytes = "cuMemsetD8Async" (DevicePtr, u8, usize, Handle);
     fill_words = "cuMemsetD32Async" (DevicePtr, u32, usize, Handle);
     launch = "cuLaunchKernel"
@@ -106,6 +108,45 @@ functions! {
     map = "cuMemMap" (DevicePtr, usize, usize, u64, u64);
     unmap = "cuMemUnmap" (DevicePtr, usize);
     set_access = "cuMemSetAccess" (DevicePtr, usize, *const Access, usize);
+}
+
+/// `CUDA_MEMCPY2D`, between two places of the device.
+#[repr(C)]
+pub struct Copy2d {
+    from: Side2d,
+    to: Side2d,
+    row_bytes: usize,
+    rows: usize,
+}
+
+#[repr(C)]
+struct Side2d {
+    x: usize,
+    y: usize,
+    kind: i32,
+    host: *const c_void,
+    device: DevicePtr,
+    array: Handle,
+    pitch: usize,
+}
+
+const _: () = assert!(size_of::<Copy2d>() == 128);
+
+impl Copy2d {
+    /// Where rows begin and how far they lie apart, on either side; bytes of a row, and rows.
+    pub fn on_device(from: (DevicePtr, u64), to: (DevicePtr, u64), (row_bytes, rows): (u64, u64)) -> Self {
+        const DEVICE: i32 = 2;
+        let side = |(device, pitch): (DevicePtr, u64)| Side2d {
+            x: 0,
+            y: 0,
+            kind: DEVICE,
+            host: std::ptr::null(),
+            device,
+            array: std::ptr::null_mut(),
+            pitch: pitch as usize,
+        };
+        Self { from: side(from), to: side(to), row_bytes: row_bytes as usize, rows: rows as usize }
+    }
 }
 
 /// `CUmemLocation`.

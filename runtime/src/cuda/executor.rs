@@ -7,9 +7,11 @@ use mlcc_abi::Control;
 
 use super::control::{ControlBlock, Inputs};
 use super::device::{Context, DeviceBuffer, Gpu};
+use super::follow::Told;
 use super::graphs::Graphs;
 use super::launches::{Bases, BatchSizes, Kernel, Sizes, Span, entry};
 use super::likeliest::LikeliestTokens;
+use super::ranks::GpuRanks;
 use super::stream::Stream;
 use crate::Result;
 use crate::buffer::Buffer;
@@ -132,6 +134,10 @@ impl Executor {
         let fits = self.likeliest.as_ref().is_some_and(|list| list.holds(call.n_wanted));
         let asked = enough.zip(device.batch_likeliest()).filter(|_| step == Step::DecodeBatch && fits);
         let (enough, kernels) = asked.unzip();
+        let BatchCall { sequences, tokens, wanted, n_wanted, .. } = *call;
+        let likeliest = kernels.is_some();
+        let told = Told { step, likeliest, batch: true, tokens, wanted, n_wanted, sequences };
+        let _together = device.ranks().map(|ranks| (ranks.tell(&told), ranks.waiting()));
         let started = self.start(device, step, call, from, kernels);
         // What was launched works on the states of the sequences, also where a later launch was refused.
         let bytes = &mut logits.bytes_mut()[..call.n_wanted * self.plan.vocab as usize * 4];
@@ -144,6 +150,23 @@ impl Executor {
             self.control.settled();
         }
         done
+    }
+
+    /// Rank 0 does this step, as [`Executor::run_batch`].
+    pub fn follow_batch(
+        &mut self,
+        device: &Gpu,
+        step: Step,
+        call: &BatchCall<'_>,
+        likeliest: bool,
+    ) -> Result<()> {
+        let from = self.logits_of(call.n_wanted as u64)?.ptr();
+        let kernels = device.batch_likeliest().filter(|_| likeliest);
+        let _waiting = device.ranks().map(GpuRanks::waiting);
+        let started = self.start(device, step, call, from, kernels);
+        self.stream.wait().and(started)?;
+        self.control.settled();
+        Ok(())
     }
 
     /// Copies the rows whose likeliest tokens are not enough.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::device::Gpu;
 use super::driver::{self, Driver, Handle};
 use super::launches::{Bases, BatchSizes, Kernel, Sizes, Span};
-use crate::Result;
+use crate::{Error, Result};
 
 /// Lengths of the first bucket.
 const FIRST_BUCKET: i64 = 256;
@@ -95,10 +95,17 @@ impl Graphs {
     ) -> Result<()> {
         let graph = match self.find(&largest) {
             None if loaded && self.refused < ATTEMPTS => {
-                self.record(device, kernels, bases, &largest, stream)
+                let made = self.record(device, kernels, bases, &largest, stream);
+                // The others have one.
+                match (made, device.ranks()) {
+                    (None, Some(_)) => return Err(Error::NoRankGraph { what: self.what }),
+                    (made, _) => made,
+                }
             }
             found => found,
         };
+        // Ranks exchange as many rows, whoever of them has a graph.
+        let sizes = if device.ranks().is_some() { largest } else { sizes };
         let Some(graph) = graph else { return device.launch(kernels, bases, &sizes, stream) };
         let driver = device.context().enter()?;
         // SAFETY: the graph's arguments are the buffers of its owner and of the executor. These stay where they are, or the graph is

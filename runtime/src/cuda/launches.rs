@@ -74,6 +74,10 @@ impl Gpu {
         let driver = self.context().enter()?;
         for kernel in kernels {
             let Some(grid) = grid(&kernel.launch, sizes)? else { continue };
+            if kernel.launch.exchange {
+                self.exchange(&kernel.launch, grid[0].into(), bases, stream)?;
+                continue;
+            }
             let mut addresses = [0 as DevicePtr; MAX_LAUNCH_ARGS];
             for (address, a) in addresses.iter_mut().zip(&kernel.launch.args) {
                 *address = self.address(a, kernel.launch.repeat, bases);
@@ -106,6 +110,13 @@ impl Gpu {
         Ok(())
     }
 
+    fn exchange(&self, launch: &Launch, rows: u64, bases: &Bases, stream: Handle) -> Result<()> {
+        // Both were checked to be there: ranks that do not exchange load no such model.
+        let (Some(ranks), [part, all]) = (self.ranks(), &launch.args[..]) else { return Ok(()) };
+        let place = |a| self.address(a, launch.repeat, bases);
+        ranks.exchange(self.context(), (place(part), place(all)), (rows, launch.shared_bytes.into()), stream)
+    }
+
     fn address(&self, a: &LaunchArg, repeat: Repeat, bases: &Bases) -> DevicePtr {
         let base = match a.kind {
             arg::WEIGHTS => self.weights(),
@@ -131,6 +142,9 @@ impl Kernel {
     /// The kernel of a launch in a module.
     pub fn resolve(context: &Context, module: Handle, launch: &Launch) -> Result<Self> {
         let driver = context.enter()?;
+        if launch.exchange {
+            return Ok(Self { function: null_mut(), launch: launch.clone() });
+        }
         let name = CString::new(launch.kernel.as_str()).unwrap_or_default();
         let mut function = null_mut();
         // SAFETY: the module is loaded, the name NUL-terminated.
@@ -192,6 +206,11 @@ fn grid(launch: &Launch, sizes: &Sizes) -> Result<Option<[u32; 3]>> {
     Ok((!out.contains(&0)).then_some(out))
 }
 
+/// Rows of an exchange of a call of `n` tokens.
+pub(super) fn most_rows(launch: &Launch, n: u64) -> u64 {
+    dim(&launch.grid[0], n as i64, 0).and_then(|rows| u64::try_from(rows).ok()).unwrap_or(u64::MAX)
+}
+
 /// `ceil((coef_n * n + coef_past * past + constant) / div)`, `None` on overflow.
 fn dim(e: &DimExpr, n: i64, past: i64) -> Option<i64> {
     let sum =
@@ -226,7 +245,15 @@ mod tests {
     }
 
     fn launch_of(grid: [DimExpr; 3], repeat: Repeat) -> Launch {
-        Launch { kernel: "k".into(), grid, block: [1; 3], shared_bytes: 0, args: vec![], repeat }
+        Launch {
+            kernel: "k".into(),
+            grid,
+            block: [1; 3],
+            shared_bytes: 0,
+            args: vec![],
+            repeat,
+            exchange: false,
+        }
     }
 
     #[test]

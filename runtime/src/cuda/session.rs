@@ -10,15 +10,18 @@ use mlcc_abi::{Control, Sequence};
 use super::control::Inputs;
 use super::device::{DeviceBuffer, Gpu};
 use super::executor::Executor;
+use super::follow::Told;
 use super::graphs::{Graphs, Loaded};
 use super::launches::{Bases, Kernel, Sizes, Span, entry};
 use super::likeliest::LikeliestTokens;
+use super::ranks::{GpuRanks, Waiting};
 use super::session_pages::SessionPages;
 use super::stream::Stream;
 use crate::buffer::Buffer;
 use crate::device::{BatchMember, DeviceSession};
 use crate::likely::Likely;
 use crate::page_table::PageTable;
+use crate::processes::{Kind, Lead, Stepping};
 use crate::session::Step;
 use crate::table::{Plan, State, Table};
 use crate::{Model, Result};
@@ -36,6 +39,8 @@ pub(crate) struct CudaSession {
     host_chunk_logits: Option<Buffer>,
     host_probs: Option<Buffer>,
     plan: Plan,
+    /// Of rank 0 of several: the others have this session by the place of its state.
+    lead: Option<Arc<Lead>>,
     device: Arc<Gpu>,
 }
 
@@ -47,7 +52,14 @@ impl CudaSession {
         let plan = table.plan.clone();
         let context = device.context();
         let state = DeviceBuffer::new(context, "the state on the GPU", plan.state_bytes)?;
-        let pages = device.pages().map(|pool| SessionPages::new(context, pool, plan.pages())).transpose()?;
+        let lead = device.ranks().and_then(|ranks| ranks.lead.clone());
+        let number = state.ptr();
+        if let Some(lead) = &lead {
+            lead.say(|message| message.begin(Kind::New).number(number));
+        }
+        let of_lead = lead.clone().map(|lead| (lead, number));
+        let pages = device.pages().map(|pool| SessionPages::new(context, pool, plan.pages(), of_lead));
+        let pages = pages.transpose()?;
         // Zeros, as `logits` promises before the first token.
         let host_logits = Buffer::floats("the logits", plan.vocab)?;
         Ok(Self {
@@ -59,6 +71,7 @@ impl CudaSession {
             host_chunk_logits: None,
             host_probs: None,
             plan,
+            lead,
             device: Arc::clone(device),
         })
     }
@@ -78,6 +91,24 @@ impl CudaSession {
         (token, past): (i32, u64),
         enough: &mut dyn FnMut(&[Likely]) -> bool,
     ) -> Result<bool> {
+        self.start_likeliest(executor, kernels, (token, past))?;
+        let logits = executor.bases().logits;
+        let stream = &executor.stream;
+        if let Some(likeliest) = &mut executor.likeliest {
+            likeliest.receive(1, stream)?;
+            if enough(likeliest.row(0)) {
+                return Ok(true);
+            }
+        }
+        stream.receive(logits, self.host_logits.bytes_mut()).map(|()| false)
+    }
+
+    fn start_likeliest(
+        &mut self,
+        executor: &mut Executor,
+        kernels: (&[Kernel], &Loaded),
+        (token, past): (i32, u64),
+    ) -> Result<()> {
         let device = Arc::clone(&self.device);
         let control = Control { n: 1, past: past as i64, temperature: 1.0, ..Control::default() };
         let inputs = Inputs { tokens: &[token], ..Inputs::default() };
@@ -87,17 +118,26 @@ impl CudaSession {
         let probs = executor.likeliest.as_ref().map_or(0, LikeliestTokens::ptr);
         let bases = Bases { state: self.state.ptr(), page_table, probs, ..own };
         let past = (past, self.plan.context);
-        self.likeliest_graphs.decode(&device, kernels, &bases, past, stream.handle())?;
-        if let Some(likeliest) = &mut executor.likeliest {
-            likeliest.receive(1, stream)?;
-            if enough(likeliest.row(0)) {
-                return Ok(true);
-            }
-        }
-        stream.receive(bases.logits, self.host_logits.bytes_mut()).map(|()| false)
+        self.likeliest_graphs.decode(&device, kernels, &bases, past, stream.handle())
     }
 
     fn run(&mut self, executor: &mut Executor, step: Step, tokens: &[i32], past: u64) -> Result<()> {
+        let logits = self.start(executor, step, tokens, past)?;
+        let (n, stream) = (tokens.len(), &executor.stream);
+        match (step, &mut self.host_chunk_logits) {
+            (Step::PrefillLogits, Some(to)) => {
+                let row = self.host_logits.len();
+                let rows = &mut to.bytes_mut()[..n * row];
+                stream.receive(logits, rows)?;
+                self.host_logits.bytes_mut().copy_from_slice(&rows[(n - 1) * row..]);
+                Ok(())
+            }
+            _ => stream.receive(logits, self.host_logits.bytes_mut()),
+        }
+    }
+
+    /// Puts a step on the stream; where its logits will be.
+    fn start(&mut self, executor: &mut Executor, step: Step, tokens: &[i32], past: u64) -> Result<u64> {
         let device = Arc::clone(&self.device);
         let kernels = entry(&device, step)?;
         let n = tokens.len();
@@ -123,16 +163,76 @@ impl CudaSession {
                 device.launch(kernels, &bases, &sizes, stream.handle())?;
             }
         }
-        match (rows, &mut self.host_chunk_logits) {
-            (Some(_), Some(to)) => {
-                let row = self.host_logits.len();
-                let rows = &mut to.bytes_mut()[..n * row];
-                stream.receive(logits, rows)?;
-                self.host_logits.bytes_mut().copy_from_slice(&rows[(n - 1) * row..]);
-                Ok(())
-            }
-            _ => stream.receive(logits, self.host_logits.bytes_mut()),
-        }
+        Ok(logits)
+    }
+
+    /// Rank 0 does this step, as [`DeviceSession::feed`] or [`DeviceSession::decode_likeliest`].
+    pub fn follow(&mut self, step: Step, likeliest: bool, tokens: &[i32], past: u64) -> Result<()> {
+        let device = Arc::clone(&self.device);
+        let mut executor = device.executor();
+        let _waiting = device.ranks().map(GpuRanks::waiting);
+        let started = match (likeliest, device.decode_likeliest(), tokens) {
+            (true, Some(kernels), [token]) => self.start_likeliest(&mut executor, kernels, (*token, past)),
+            _ => self.start(&mut executor, step, tokens, past).map(|_| ()),
+        };
+        executor.stream.wait().and(started)?;
+        executor.control.settled();
+        Ok(())
+    }
+
+    /// As rank 0 tells; `None` where it makes no sense.
+    pub fn hear_pages(&mut self, same: usize, new: &[i32]) -> Result<Option<()>> {
+        let device = Arc::clone(&self.device);
+        let Some(pages) = &mut self.pages else { return Ok(None) };
+        pages.hear(&device.executor().stream, same, new)
+    }
+
+    /// Where kernels find what belongs to this sequence.
+    pub fn places(&self) -> (*mut u8, *const i32) {
+        let page_table = self.pages.as_ref().map_or(0, SessionPages::ptr);
+        let state = std::ptr::without_provenance_mut(self.state.ptr() as usize);
+        (state, std::ptr::without_provenance(page_table as usize))
+    }
+
+    /// The state of this rank alone.
+    pub fn copy_state(&self, from: &CudaSession) -> Result<()> {
+        let stream = &self.device.executor().stream;
+        stream.copy(self.state.ptr(), from.state.ptr(), self.state.len() as u64)?;
+        stream.wait()
+    }
+
+    pub fn read_own(&self, at: u64, to: &mut [u8]) -> Result<()> {
+        self.device.executor().stream.receive(self.state.ptr() + at, to)
+    }
+
+    pub fn write_own(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        let stream = &self.device.executor().stream;
+        stream.send(self.state.ptr() + at, bytes)?;
+        stream.wait()
+    }
+
+    /// Tells the other ranks of a step, which they take too while what this gives lives.
+    fn tell<'d>(
+        &self,
+        device: &'d Gpu,
+        (step, likeliest): (Step, bool),
+        tokens: &[i32],
+        past: u64,
+    ) -> Option<(Stepping<'d>, Waiting<'d>)> {
+        let ranks = device.ranks()?;
+        let (state, page_table) = self.places();
+        let rows = tokens.len() as i64;
+        let sequence = Sequence { state, page_table, past: past as i64, first: 0, rows };
+        let sequences = std::slice::from_ref(&sequence);
+        let told = Told { step, likeliest, batch: false, tokens, wanted: &[], n_wanted: 0, sequences };
+        Some((ranks.tell(&told)?, ranks.waiting()))
+    }
+
+    /// Of rank 0: the other rank to which a state belongs that is no cache, and where it lies there.
+    fn elsewhere(&self, state: &State) -> Option<(&Lead, u64, u64)> {
+        let (lead, each) = (self.lead.as_deref()?, self.plan.state_bytes.max(1));
+        let rank = state.offset / each;
+        (rank > 0).then_some((lead, rank, state.offset % each))
     }
 }
 
@@ -149,6 +249,7 @@ impl DeviceSession for CudaSession {
         let device = Arc::clone(&self.device);
         let mut executor = device.executor();
         self.own(&executor.stream, model, past, tokens.len() as u64)?;
+        let _together = self.tell(&device, (step, false), tokens, past);
         let done = self.run(&mut executor, step, tokens, past);
         // What was launched before a launch that failed works on the pages.
         let done = done.or_else(|error| executor.stream.wait().and(Err(error)));
@@ -171,6 +272,7 @@ impl DeviceSession for CudaSession {
         };
         let mut executor = device.executor();
         self.own(&executor.stream, model, past, 1)?;
+        let _together = self.tell(&device, (Step::Decode, true), &[token], past);
         let done = self.run_likeliest(&mut executor, kernels, (token, past), enough);
         let done = done.or_else(|error| executor.stream.wait().and(Err(error)));
         if done.is_ok() {
@@ -199,9 +301,13 @@ impl DeviceSession for CudaSession {
         Ok(self.host_probs.as_ref().map_or(&[], Buffer::as_floats))
     }
 
-    fn initialise(&mut self, model: &Model, _: Step) -> Result<()> {
+    fn initialise(&mut self, model: &Model, step: Step) -> Result<()> {
+        let _together = self.tell(&self.device, (step, false), &[], 0);
         let stream = &self.device.executor().stream;
-        for piece in model.table().states.iter().filter(|p| p.cache.is_none() && p.bytes > 0) {
+        let states = &model.table().states;
+        // Those of the first rank, and so of every other one.
+        let own = &states[..states.len() / self.plan.ranks.max(1) as usize];
+        for piece in own.iter().filter(|p| p.cache.is_none() && p.bytes > 0) {
             let at = self.state.ptr() + piece.offset;
             match piece.fill {
                 None => stream.clear(at, piece.bytes as usize)?,
@@ -229,6 +335,13 @@ impl DeviceSession for CudaSession {
             return Ok(pages.table.read(state, cache, rows.min(cache.rows))?.into());
         }
         let mut out = vec![0; state.bytes as usize];
+        if let Some((lead, rank, at)) = self.elsewhere(state) {
+            lead.ask(rank as usize, &mut out, |message| {
+                let message = message.begin(Kind::ReadState).number(rank);
+                message.number(self.state.ptr()).number(at).number(state.bytes)
+            });
+            return Ok(out.into());
+        }
         self.device.executor().stream.receive(self.state.ptr() + state.offset, &mut out)?;
         Ok(out.into())
     }
@@ -246,7 +359,13 @@ impl DeviceSession for CudaSession {
         for (state, bytes) in states {
             match (state.cache, &table) {
                 (Some(cache), Some(table)) => table.write(state, cache, bytes)?,
-                _ => stream.send(self.state.ptr() + state.offset, bytes)?,
+                _ => match self.elsewhere(state) {
+                    Some((lead, rank, at)) => lead.say(|message| {
+                        let message = message.begin(Kind::WriteState).number(rank);
+                        message.number(self.state.ptr()).number(at).rest(bytes)
+                    }),
+                    None => stream.send(self.state.ptr() + state.offset, bytes)?,
+                },
             }
         }
         if let (Some(pages), Some(table)) = (&mut self.pages, table) {
@@ -283,6 +402,14 @@ impl DeviceSession for CudaSession {
     fn write_word(&mut self, word: &State, value: i32) -> Result<()> {
         let stream = &self.device.executor().stream;
         stream.fill(self.state.ptr() + word.offset, value as u32, 1)?;
+        if let Some(lead) = &self.lead {
+            for rank in 1..self.plan.ranks {
+                lead.say(|message| {
+                    let message = message.begin(Kind::WriteState).number(rank).number(self.state.ptr());
+                    message.number(word.offset).rest(&value.to_le_bytes())
+                });
+            }
+        }
         stream.wait()
     }
 
@@ -303,23 +430,19 @@ impl DeviceSession for CudaSession {
             twins.table = pages.table.fork(rows);
         }
         twin.host_logits.bytes_mut().copy_from_slice(self.host_logits.bytes());
-        let stream = &self.device.executor().stream;
-        stream.copy(twin.state.ptr(), self.state.ptr(), self.state.len() as u64)?;
-        stream.wait()?;
+        twin.copy_state(self)?;
+        if let Some(lead) = &self.lead {
+            let (from, to) = (self.state.ptr(), twin.state.ptr());
+            lead.say(|message| message.begin(Kind::CopyState).number(from).number(to));
+        }
         Ok(Box::new(twin))
     }
 
     fn join_batch(&mut self, model: &Model, past: u64, tokens: u64) -> Result<BatchMember<'_>> {
         let device = Arc::clone(&self.device);
         self.own(&device.executor().stream, model, past, tokens)?;
-        let page_table = self.pages.as_ref().map_or(0, SessionPages::ptr);
-        let sequence = Sequence {
-            state: std::ptr::without_provenance_mut(self.state.ptr() as usize),
-            page_table: std::ptr::without_provenance(page_table as usize),
-            past: past as i64,
-            first: 0,
-            rows: tokens as i64,
-        };
+        let (state, page_table) = self.places();
+        let sequence = Sequence { state, page_table, past: past as i64, first: 0, rows: tokens as i64 };
         Ok(BatchMember { sequence, session: PhantomData })
     }
 
@@ -337,6 +460,9 @@ impl DeviceSession for CudaSession {
 
 impl Drop for CudaSession {
     fn drop(&mut self) {
+        if let Some(lead) = &self.lead {
+            lead.say(|message| message.begin(Kind::Free).number(self.state.ptr()));
+        }
         // Every call has waited for what it has put on the stream, and states are freed when nothing runs.
         let _ = self.device.executor().stream.wait();
         if let Ok(driver) = self.device.context().enter() {

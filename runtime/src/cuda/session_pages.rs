@@ -9,19 +9,27 @@ use super::stream::Stream;
 use crate::Result;
 use crate::page_pool::PagePool;
 use crate::page_table::PageTable;
+use crate::processes::{Kind, Lead};
 
 pub(crate) struct SessionPages {
     pub table: PageTable<DevicePages>,
     on_device: DeviceBuffer,
     /// What the device was told.
     sent: Vec<i32>,
+    /// Of rank 0 of several, which tells the others; and the number of the session.
+    lead: Option<(Arc<Lead>, u64)>,
 }
 
 impl SessionPages {
     /// For a sequence of up to `pages` pages.
-    pub fn new(context: &Arc<Context>, pool: &Arc<PagePool<DevicePages>>, pages: u64) -> Result<Self> {
+    pub fn new(
+        context: &Arc<Context>,
+        pool: &Arc<PagePool<DevicePages>>,
+        pages: u64,
+        lead: Option<(Arc<Lead>, u64)>,
+    ) -> Result<Self> {
         let on_device = DeviceBuffer::new(context, "the table of pages on the GPU", pages.saturating_mul(4))?;
-        Ok(Self { table: PageTable::new(pool), on_device, sent: Vec::with_capacity(pages as usize) })
+        Ok(Self { table: PageTable::new(pool), on_device, sent: Vec::with_capacity(pages as usize), lead })
     }
 
     /// Where the numbers lie.
@@ -36,12 +44,36 @@ impl SessionPages {
         if same == pages.len() {
             return Ok(());
         }
-        self.sent.truncate(same);
         let new = &pages[same..];
-        // SAFETY: any i32 may be read as its four bytes.
-        let bytes = unsafe { std::slice::from_raw_parts(new.as_ptr().cast::<u8>(), size_of_val(new)) };
-        stream.send(self.on_device.ptr() + same as u64 * 4, bytes)?;
-        self.sent.extend_from_slice(new);
-        Ok(())
+        if let Some((lead, number)) = &self.lead {
+            lead.say(|message| message.begin(Kind::Table).number(*number).number(same as u64).list(new));
+        }
+        write(&self.on_device, &mut self.sent, stream, same, new)
     }
+
+    /// As rank 0 tells: those behind the first `same` ones. `None` where so many were not known.
+    pub fn hear(&mut self, stream: &Stream, same: usize, new: &[i32]) -> Result<Option<()>> {
+        let fits = same <= self.sent.len() && (same + new.len()) * 4 <= self.on_device.len();
+        if !fits {
+            return Ok(None);
+        }
+        write(&self.on_device, &mut self.sent, stream, same, new)?;
+        stream.wait().map(Some)
+    }
+}
+
+/// Sends the numbers behind the first `same` ones.
+fn write(
+    on_device: &DeviceBuffer,
+    sent: &mut Vec<i32>,
+    stream: &Stream,
+    same: usize,
+    new: &[i32],
+) -> Result<()> {
+    sent.truncate(same);
+    // SAFETY: any i32 may be read as its four bytes.
+    let bytes = unsafe { std::slice::from_raw_parts(new.as_ptr().cast::<u8>(), size_of_val(new)) };
+    stream.send(on_device.ptr() + same as u64 * 4, bytes)?;
+    sent.extend_from_slice(new);
+    Ok(())
 }

@@ -25,6 +25,7 @@ pub(crate) struct Hello {
     features: u64,
     /// Of the CPUs that the process may use, and of the machine.
     cpus: u64,
+    machine: u64,
     name: String,
 }
 
@@ -34,6 +35,9 @@ pub(crate) struct Agreed {
     pub features: u64,
     /// Processes that may use the same CPUs as this one, which is one of them.
     pub neighbours: usize,
+    /// Processes on this machine, likewise, and those of them before this one.
+    pub on_machine: usize,
+    pub local: usize,
 }
 
 impl Hello {
@@ -50,6 +54,7 @@ impl Hello {
             plan: hash(&format!("{plan:?}")),
             features: features::host(),
             cpus: hash(&format!("{host} {allowed}")) as u64,
+            machine: hash(&host) as u64,
             name: format!("process {} on {host}", std::process::id()),
         }
     }
@@ -62,7 +67,8 @@ impl Hello {
             bytes.resize(bytes.len() + room - end, 0);
         }
         [self.artifact, self.plan].iter().for_each(|v| bytes.extend_from_slice(&v.to_le_bytes()));
-        [self.abi, self.features, self.cpus].iter().for_each(|v| bytes.extend_from_slice(&v.to_le_bytes()));
+        let numbers = [self.abi, self.features, self.cpus, self.machine];
+        numbers.iter().for_each(|v| bytes.extend_from_slice(&v.to_le_bytes()));
         bytes.resize(BYTES, 0);
         bytes.try_into().unwrap_or([0; BYTES])
     }
@@ -85,6 +91,7 @@ impl Hello {
             abi: number(),
             features: number(),
             cpus: number(),
+            machine: number(),
         }
     }
 
@@ -98,6 +105,8 @@ impl Hello {
             None => Ok(Agreed {
                 features: all.iter().fold(u64::MAX, |bits, hello| bits & hello.features),
                 neighbours: all.iter().filter(|hello| hello.cpus == self.cpus).count().max(1),
+                local: all.iter().take(processes.rank()).filter(|h| h.machine == self.machine).count(),
+                on_machine: all.iter().filter(|hello| hello.machine == self.machine).count().max(1),
             }),
             Some((rank, first, what)) => {
                 let path = path.to_path_buf();
@@ -143,6 +152,7 @@ mod tests {
             plan: 3,
             features: 0b1011,
             cpus: 5,
+            machine: 6,
             name: "process 4711 on a machine".into(),
         }
     }

@@ -60,6 +60,14 @@ impl Lead {
         send(&self.processes, line.bytes());
     }
 
+    /// As [`Lead::say`], of something that all do together.
+    pub fn begin(&self, write: impl FnOnce(&mut Message) -> &mut Message) -> Stepping<'_> {
+        let mut line = self.line();
+        write(&mut line);
+        send(&self.processes, line.bytes());
+        Stepping { _line: line }
+    }
+
     /// Asks for bytes of a rank.
     pub fn ask(&self, rank: usize, to: &mut [u8], write: impl FnOnce(&mut Message) -> &mut Message) {
         let mut line = self.line();

@@ -29,10 +29,14 @@ pub(crate) enum Kind {
     CopyPages,
     /// Pages may lose their memory: from, to.
     TakeBack,
+    /// Pages get memory: from, to. On GPUs, where it does not come by itself.
+    Give,
+    /// Pages of a sequence, on GPUs: its number, how many are as they were, and those behind.
+    Table,
 }
 
 impl Kind {
-    const ALL: [Kind; 12] = [
+    const ALL: [Kind; 14] = [
         Kind::End,
         Kind::Ping,
         Kind::Step,
@@ -45,6 +49,8 @@ impl Kind {
         Kind::ReadPages,
         Kind::CopyPages,
         Kind::TakeBack,
+        Kind::Give,
+        Kind::Table,
     ];
 }
 

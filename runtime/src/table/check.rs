@@ -1,6 +1,6 @@
 //! The numbers of a table, held against each other and against the metadata.
 
-use mlcc_abi::{self as abi, Control, LaunchArg, PAGE_ROWS, arg};
+use mlcc_abi::{self as abi, Control, DimExpr, LaunchArg, PAGE_ROWS, arg};
 
 use super::{Launch, MAX_LAUNCH_ARGS, Param, Plan, Repeat, Result, State, Table, Variant, Window, malformed};
 use crate::adapters::is_of_slots;
@@ -214,6 +214,9 @@ fn check_launch(launch: &Launch, entry: &str, plan: &Plan) -> Result<()> {
     if !fits || (!of_batch && launch.args.iter().any(batched)) {
         return malformed(format!("`{entry}` is of one sequence, kernel {} of several", launch.kernel));
     }
+    if launch.exchange {
+        return check_exchange(launch, entry, plan);
+    }
     let threads = launch.block.iter().try_fold(1u64, |all, &n| all.checked_mul(u64::from(n)));
     if launch.grid.iter().any(|g| g.div < 1)
         || !threads.is_some_and(|n| (1..=MOST_BLOCK_THREADS).contains(&n))
@@ -229,6 +232,30 @@ fn check_launch(launch: &Launch, entry: &str, plan: &Plan) -> Result<()> {
     match launch.args.iter().position(|a| !is_argument(a, plan)) {
         Some(index) => malformed(format!("argument {index} of kernel {} is out of bounds", launch.kernel)),
         None => Ok(()),
+    }
+}
+
+/// Both places of an exchange have the rows of the largest call.
+fn check_exchange(launch: &Launch, entry: &str, plan: &Plan) -> Result<()> {
+    let [x, y, z] = &launch.grid;
+    let one = |g: &DimExpr| (g.coef_n, g.coef_past, g.constant, g.div) == (0, 0, 1, 1);
+    let most = plan.chunk.max(plan.batch) as i64;
+    let rows = x.coef_n.checked_mul(most).and_then(|rows| rows.checked_add(x.constant));
+    let rows = rows
+        .and_then(|rows| u64::try_from(rows).ok())
+        .filter(|_| x.div == 1 && x.coef_past == 0 && x.coef_n >= 0 && x.constant >= 0 && one(y) && one(z));
+    let fits = |a: &LaunchArg, ranks: u64| {
+        let room = match a.kind {
+            arg::ARENA => plan.arena_bytes,
+            arg::LOGITS => plan.vocab.saturating_mul(4).saturating_mul(most as u64),
+            _ => return false,
+        };
+        let bytes = rows.and_then(|rows| rows.checked_mul(ranks)?.checked_mul(launch.shared_bytes.into()));
+        a.reserved == 0 && bytes.is_some_and(|bytes| inside(a.offset, bytes, room))
+    };
+    match &launch.args[..] {
+        [part, all] if plan.ranks > 1 && fits(part, 1) && fits(all, plan.ranks) => Ok(()),
+        _ => malformed(format!("an exchange of `{entry}` is out of bounds")),
     }
 }
 

@@ -90,8 +90,8 @@ pub struct Args {
     /// Most sequences decoded together in one step; 1 leaves the entry point for that out [default: 16 on CPUs, 1 on GPUs]
     #[arg(long, visible_alias = "max-batch-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     max_batch: Option<u32>,
-    /// Split the model among N ranks, each with a part of the weights and caches: groups of threads of one process, which exchange what
-    /// they compute; see docs/tensor-parallel.md. For CPUs [default: 1]
+    /// Split the model among N ranks, each with a part of the weights and caches, which exchange what they compute: groups of threads of
+    /// one process, or processes, on GPUs always; see docs/tensor-parallel.md [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     tensor_parallel: Option<u32>,
     /// What ranks exchange: gather (parts of values; the bits of one rank), reduce (also terms of sums: fewer exchanges, other

@@ -26,6 +26,9 @@ pub struct Flags {
     /// With --resources: states are kept in files
     #[arg(long, requires = "resources")]
     cache_dir: bool,
+    /// With --resources: what each of the containers needs that have one rank each, of a model that is split
+    #[arg(long, requires = "resources")]
+    each_rank: bool,
 }
 
 /// Prints them for one artifact.
@@ -37,7 +40,8 @@ pub fn run(artifact: &Path, flags: &Flags, as_json: bool) -> Result<(), CliError
         ..Default::default()
     };
     let model = Model::load(artifact, &options)?;
-    let memory = mlcc_serve::container_memory(&model, usize::from(flags.sequences), flags.cache_dir);
+    let memory =
+        mlcc_serve::container_memory(&model, usize::from(flags.sequences), flags.cache_dir, flags.each_rank);
     let threads = flags.threads.map_or_else(physical_cores, usize::from);
     // Only a device has no workers.
     let gpu = model.workers().is_none();

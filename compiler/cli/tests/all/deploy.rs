@@ -7,7 +7,7 @@ use clap::Parser;
 use mlcc::cli::Cli;
 use serde_json::Value;
 
-use crate::program::{json, mlcc, workspace};
+use crate::program::{case, json, mlcc, workspace};
 use crate::software_gpu;
 
 const PORT: &str = "8080";
@@ -156,4 +156,24 @@ fn memory_of_the_overlay_for_gpus_is_that_of_the_plan() {
     assert_eq!(found["resources"]["limits"]["nvidia.com/gpu"], "1");
     assert_eq!(line(&overlay, "nvidia.com/gpu: "), "\"1\"");
     holds(&overlay, &found);
+}
+
+/// Of a model that is split a container has all ranks as threads, or one of them.
+#[test]
+fn containers_of_ranks_have_their_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let artifact = folder.path().join("split.so");
+    let mut build = mlcc();
+    build.args(["build", "--quant", "f32", "--tensor-parallel", "2", "--no-report", "-m"]);
+    build.arg(case("llama3-gqa-tied")).arg("-o").arg(&artifact).assert().success();
+    let bytes = |flags: &[&str]| {
+        let mut command = mlcc();
+        command.arg("inspect").arg(&artifact).args(["--resources", "--json", "--threads", "2"]).args(flags);
+        let found = json(&mut command);
+        ["weights_bytes", "need_bytes"].map(|name| found[name].as_u64().unwrap())
+    };
+    let ([weights, need], [own_weights, own]) = (bytes(&[]), bytes(&["--each-rank"]));
+    assert_eq!(weights, 2 * own_weights);
+    // Logits and what becomes of them are on the first rank, or on each.
+    assert!(own > need * 4 / 10 && own < need * 6 / 10, "{own} of {need}");
 }

@@ -354,8 +354,7 @@ fn what_does_not_go_with_ranks_is_named() {
         };
         mlcc_driver::build::build(&options, &mut hooks).err().map(|e| e.to_string()).unwrap_or_default()
     };
-    let changes: [(&Change, &str); 4] = [
-        (&|o| o.target = "sm_80".into(), "--target"),
+    let changes: [(&Change, &str); 3] = [
         (&|o| o.split_weights = true, "--split-weights"),
         (&|o| o.debug_taps = true, "--debug-taps"),
         (&|o| o.disabled_passes = vec!["shard".into()], "--disable-pass shard"),

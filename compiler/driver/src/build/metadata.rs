@@ -123,14 +123,15 @@ fn memory_json(
     memory: &MemoryPlan,
 ) -> Value {
     let entries = memory.entries.iter().map(|e| (e.name.clone(), Value::from(e.arena_bytes)));
+    let (page_bytes, sequence_bytes) = memory.on_all_ranks(program);
     json!({
         "chunk": source.chunk,
         "batch": options.max_batch(target),
         "context": source.context_limit(options),
         "weights_bytes": memory.weights_bytes,
         "state_bytes": memory.state_bytes,
-        "page_bytes": memory.page_bytes,
-        "sequence_bytes": memory.sequence_bytes() + (program.module.ranks() as u64 - 1) * memory.state_bytes,
+        "page_bytes": page_bytes,
+        "sequence_bytes": sequence_bytes,
         "cache": caches(program, memory),
         "vocab": source.model.config.architecture.token_ids(),
         "text_width": source.model.config.architecture.text_width().unwrap_or(0),

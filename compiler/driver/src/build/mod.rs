@@ -159,7 +159,7 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
     let source = Source::open(options)?;
     texts_fit(&source, &target, options)?;
     encoder_fits(&source, options)?;
-    ranks_fit(&source, &target, options)?;
+    ranks_fit(&source, options)?;
     slots_fit(&source, &target, options)?;
     let options = &options.for_source(&source);
     let agreed = source.text.as_ref().map(|text| text.agree(options, &target)).transpose()?;
@@ -176,7 +176,7 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
     report.notes = context.notes.iter().map(|(pass, line)| (pass.to_string(), line.clone())).collect();
     report.describe(&source, &target, options, &program);
     let Some(memory) = &program.memory else { return Ok(report) };
-    check_budget(options, memory, program.module.ranks() as u64)?;
+    check_budget(options, memory, &program)?;
     if options.stop_after.is_some() {
         return Ok(report);
     }
@@ -216,13 +216,10 @@ fn encoder_fits(source: &Source, options: &BuildOptions) -> Result<(), BuildErro
 }
 
 /// Refuses what models of several ranks are not built with.
-fn ranks_fit(source: &Source, target: &Target, options: &BuildOptions) -> Result<(), BuildError> {
+fn ranks_fit(source: &Source, options: &BuildOptions) -> Result<(), BuildError> {
     let off = || options.passes_off().iter().any(|pass| pass == "shard");
     let what = match () {
         () if options.ranks <= 1 => return Ok(()),
-        () if target.arch == Arch::Nvptx => {
-            "--target cuda: ranks on GPUs do not exchange yet; build for a CPU"
-        }
         () if source.text.is_some() => {
             "--model FILE.mlc: ranks are chosen when a model is built from its weights"
         }
@@ -456,14 +453,13 @@ fn input<'a>(
 fn check_budget(
     options: &BuildOptions,
     memory: &mlcc_passes::plan_memory::MemoryPlan,
-    ranks: u64,
+    program: &Program,
 ) -> Result<(), BuildError> {
-    // Those of all ranks; their pages lie together.
-    let pages = memory.sequence_bytes() - memory.state_bytes;
+    let ranks = program.module.ranks() as u64;
     // With the slots for adapters, once they are filled.
     let weights = ranks * memory.weights_bytes + memory.adapter_bytes;
     let arena = ranks * memory.arena_bytes();
-    let state = ranks * memory.state_bytes + pages;
+    let state = memory.on_all_ranks(program).1;
     let needed = weights + state + arena;
     match options.memory_budget {
         Some(budget) if needed > budget => Err(BuildError::Budget { needed, weights, state, arena, budget }),

@@ -191,7 +191,7 @@ fn memory_row(program: &Program, memory: &MemoryPlan) -> MemoryRow {
     MemoryRow {
         ranks,
         weights_bytes: ranks * memory.weights_bytes,
-        state_bytes: memory.sequence_bytes() + (ranks - 1) * memory.state_bytes,
+        state_bytes: memory.on_all_ranks(program).1,
         cache: caches(program, memory),
         arena_bytes: ranks * memory.arena_bytes(),
         entries: entries.collect(),

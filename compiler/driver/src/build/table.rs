@@ -47,7 +47,7 @@ pub fn describe(
             batch: u64::from(options.max_batch(target)),
             vocab: source.model.config.architecture.token_ids() as u64,
             max_workers: memory.max_workers().unwrap_or(0),
-            page_bytes: memory.page_bytes,
+            page_bytes: memory.on_all_ranks(program).0,
             text_width: source.model.config.architecture.text_width().unwrap_or(0) as u64,
             ranks: program.module.ranks() as u64,
             adapter_slots: options.adapters.map_or(0, |slots| slots.slots as u64),

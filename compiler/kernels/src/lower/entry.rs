@@ -18,7 +18,6 @@ use mlcc_ir::ops::Op;
 use mlcc_ir::sequences::{Batching, Scope, batching, scope_of, scopes};
 use mlcc_ir::step::{Parts, Repeat, Sequences, Shares};
 use mlcc_ir::types::{Packing, TensorType};
-use mlcc_target::Arch;
 
 /// Alignment of every buffer in bytes, except of new rows in a cache.
 const ALIGN: u32 = 64;
@@ -200,9 +199,6 @@ impl<'a> EntryLowering<'a> {
             what: format!("an exchange of {ranks} ranks in @{}", self.f.name),
             hint: hint.into(),
         };
-        if kernels.target.arch == Arch::Nvptx {
-            return Err(unsupported("ranks on GPUs do not exchange yet: build for one rank, or for a CPU"));
-        }
         if scope == Scope::Sequence {
             let hint = "it is of the values of one sequence, and only those of all sequences are exchanged: build with `--max-batch 1`";
             return Err(unsupported(hint));

@@ -71,7 +71,7 @@ enum Key {
 impl<'a> KernelCache<'a> {
     pub fn new(module: &'a Module, target: &'a KernelTarget) -> Self {
         let (made, kernels, costs) = (Vec::new(), Vec::new(), Vec::new());
-        let pages = PageLayout::of(module);
+        let pages = PageLayout::of(module, target.arch);
         KernelCache { module, target, pages, made, kernels, costs, keys: Vec::new(), merges: Vec::new() }
     }
 

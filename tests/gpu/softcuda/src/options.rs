@@ -8,6 +8,8 @@ use crate::exec::launch::Order;
 pub struct Options {
     /// `SOFTCUDA_DEVICES`: how many GPUs there are.
     pub devices: i32,
+    /// `SOFTCUDA_UUID`: a number that tells this machine's GPUs from those of another process.
+    pub uuid: u32,
     /// `SOFTCUDA_SM`: compute capability times ten.
     pub sm: u32,
     /// `SOFTCUDA_VERSION`: CUDA version of the driver times 1000, as `cuDriverGetVersion` gives it (12040 is 12.4).
@@ -36,6 +38,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             devices: 1,
+            uuid: 0,
             sm: 90,
             version: 12_040,
             order: Order::Turns,
@@ -75,6 +78,7 @@ impl Options {
         };
         match name {
             "DEVICES" => self.devices = i32::try_from(small()?).map_err(|_| "too many")?,
+            "UUID" => self.uuid = small()?,
             "SM" => self.sm = small()?,
             "VERSION" => self.version = small()?,
             "ORDER" => self.order = order(value)?,

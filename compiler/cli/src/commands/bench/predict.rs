@@ -220,6 +220,9 @@ impl<'a> Predictor<'a> {
     /// Nothing of a launch that has no blocks in this call.
     fn launch(&mut self, launch: &Launch, call: &Call) -> Result<Option<Part>, CliError> {
         let failed = |what: String| CliError::Failed(format!("{}: {what}", self.path.display()));
+        if launch.exchange {
+            return Err(failed("it is split among GPUs, and what they exchange is not predicted".into()));
+        }
         let of = match launch.repeat {
             Repeat::Once => repeat::ONCE,
             Repeat::Wanted => repeat::WANTED,

@@ -145,6 +145,7 @@ static R run(const launch *l) {
 R cuInit(unsigned flags) { return flags; }
 R cuDeviceGetCount(int *n) { return *n = fake_devices, OK; }
 R cuDeviceGet(int *d, int i) { return *d = i + 40, OK; }
+R cuDeviceGetUuid(unsigned char *to, int device) { return memset(to, device, 16), OK; }
 R cuDeviceGetName(char *s, int n, int d) { return d == 40 ? (strncpy(s, "Fake GPU", n), OK) : INVALID; }
 R cuDeviceGetAttribute(int *v, int a, int d) {
   if (a == 102) return *v = !getenv("FAKE_NO_MAPPING"), d == 40 ? OK : INVALID;
@@ -257,6 +258,7 @@ R cuMemcpyDtoHAsync_v2(void *to, P from, size_t n, void *s) {
 R cuMemcpyDtoDAsync_v2(P to, P from, size_t n, void *s) {
   return RUNS(s) && inside(from, n) && inside(to, n) ? (memcpy((void *)to, (void *)from, n), OK) : INVALID;
 }
+R cuMemcpy2DAsync_v2(const void *copy, void *s) { return (void)copy, (void)s, INVALID; }
 R cuMemsetD8Async(P to, unsigned char v, size_t n, void *s) {
   return RUNS(s) && inside(to, n) ? (memset((void *)to, v, n), OK) : INVALID;
 }

@@ -92,6 +92,20 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: i32, device:
 }
 
 /// # Safety
+/// Room for 16 bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: i32) -> Result {
+    usable(|driver| {
+        exists(driver, device)?;
+        let mut bytes = *b"softcuda........";
+        bytes[8..12].copy_from_slice(&driver.options.uuid.to_le_bytes());
+        bytes[12..].copy_from_slice(&device.to_le_bytes());
+        // SAFETY: the caller's promise.
+        unsafe { put(uuid, bytes) }
+    })
+}
+
+/// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: i32) -> Result {

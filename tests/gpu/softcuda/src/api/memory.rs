@@ -148,6 +148,46 @@ pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream:
     current(|driver| driver.enqueue(stream, Work::Copy { to, from, bytes: bytes as u64 }))
 }
 
+/// `CUDA_MEMCPY2D`.
+#[repr(C)]
+pub struct Copy2d {
+    from: Side,
+    to: Side,
+    row_bytes: usize,
+    rows: usize,
+}
+
+#[repr(C)]
+struct Side {
+    x: usize,
+    y: usize,
+    kind: i32,
+    host: *const c_void,
+    device: u64,
+    array: *const c_void,
+    pitch: usize,
+}
+
+/// # Safety
+/// A description, or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: *const Copy2d, stream: Handle) -> Result {
+    current(|driver| {
+        // SAFETY: the caller's promise.
+        let Some(copy) = (unsafe { copy.as_ref() }) else {
+            return fail(Status::InvalidValue, "a copy without a description");
+        };
+        let plain = |side: &Side| (side.x, side.y, side.kind) == (0, 0, 2) && side.pitch >= copy.row_bytes;
+        if !plain(&copy.from) || !plain(&copy.to) {
+            return fail(Status::InvalidValue, "this driver copies rows between places of the device");
+        }
+        let side = |side: &Side| (side.device, side.pitch as u64);
+        let (to, from) = (side(&copy.to), side(&copy.from));
+        let (row, rows) = (copy.row_bytes as u64, copy.rows as u64);
+        driver.enqueue(stream, Work::Rows { to, from, row, rows })
+    })
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemsetD8Async(to: u64, value: u8, count: usize, stream: Handle) -> Result {
     current(|driver| driver.enqueue(stream, Work::Fill { to, element: vec![value], count: count as u64 }))

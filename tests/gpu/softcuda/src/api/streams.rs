@@ -3,6 +3,7 @@
 
 use super::device::has_context;
 use super::{Handle, Result, put, usable};
+use crate::driver::streams::{HostFunction, Work};
 use crate::driver::{Status, fail};
 
 /// # Safety
@@ -74,6 +75,34 @@ pub extern "C" fn cuGraphDestroy(graph: Handle) -> Result {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphExecDestroy(executable: Handle) -> Result {
     super::with(|driver| driver.destroy_executable(executable))
+}
+
+/// # Safety
+/// A place for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamIsCapturing(stream: Handle, to: *mut i32) -> Result {
+    usable(|driver| {
+        let recording = driver.streams.get(stream)?.recording.is_some();
+        // SAFETY: the caller's promise.
+        unsafe { put(to, i32::from(recording)) }
+    })
+}
+
+/// # Safety
+/// The function may be called with its argument whenever the stream, or a graph that it is recorded in, runs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchHostFunc(
+    stream: Handle,
+    function: Option<HostFunction>,
+    argument: usize,
+) -> Result {
+    usable(|driver| {
+        has_context()?;
+        match function {
+            Some(function) => driver.enqueue(stream, Work::Host { function, argument }),
+            None => fail(Status::InvalidValue, "no function"),
+        }
+    })
 }
 
 /// # Safety

@@ -9,6 +9,9 @@ use crate::exec::launch::Launch;
 use crate::exec::registers::Constants;
 use crate::ptx::kernel::Kernel;
 
+/// `CUhostFn`. It may not call the driver.
+pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
+
 /// What a stream does.
 #[derive(Clone)]
 pub enum Work {
@@ -29,6 +32,18 @@ pub enum Work {
         to: u64,
         from: u64,
         bytes: u64,
+    },
+    /// Rows of `row` bytes, that begin so many bytes apart.
+    Rows {
+        to: (u64, u64),
+        from: (u64, u64),
+        row: u64,
+        rows: u64,
+    },
+    /// A function of the host, and its argument.
+    Host {
+        function: HostFunction,
+        argument: usize,
     },
     Fill {
         to: u64,
@@ -172,6 +187,14 @@ impl Driver {
                 Ok(())
             }
             Work::Copy { to, from, bytes } => self.space.copy(*to, *from, *bytes),
+            Work::Rows { to: (to, to_pitch), from: (from, from_pitch), row, rows } => {
+                (0..*rows).try_for_each(|i| self.space.copy(to + i * to_pitch, from + i * from_pitch, *row))
+            }
+            Work::Host { function, argument } => {
+                // SAFETY: promised in `cuLaunchHostFunc`.
+                unsafe { function(*argument as *mut std::ffi::c_void) };
+                Ok(())
+            }
             Work::Fill { to, element, count } => {
                 // In pieces of a size that does not show.
                 let piece = element.repeat(((1 << 16) / element.len()).min(*count as usize));

@@ -1,0 +1,252 @@
+//! A process that follows rank 0 on a GPU of its own: it has the same sessions, and puts the same launches on its stream.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mlcc_abi::Sequence;
+
+use super::device::Gpu;
+use super::ranks::GpuRanks;
+use super::session::CudaSession;
+use crate::device::{BatchCall, DeviceSession};
+use crate::page_pool::PageMemory;
+use crate::processes::{Kind, Message, Reader, Stepping, number};
+use crate::session::Step;
+use crate::{Error, Model, Result};
+
+/// A step as rank 0 tells it.
+#[derive(Clone, Copy)]
+pub(super) struct Told<'a> {
+    pub step: Step,
+    /// With the launches that find the likeliest tokens: graphs are made of all that a step launches.
+    pub likeliest: bool,
+    /// Of several sequences, whatever their number.
+    pub batch: bool,
+    pub tokens: &'a [i32],
+    pub wanted: &'a [i32],
+    pub n_wanted: usize,
+    /// States are numbers, which are their places on rank 0.
+    pub sequences: &'a [Sequence],
+}
+
+impl Told<'_> {
+    fn write<'m>(&self, number: u64, message: &'m mut Message) -> &'m mut Message {
+        message.begin(Kind::Step).number(number);
+        message.number(self.likeliest.into()).number(self.batch.into()).number(self.n_wanted as u64);
+        message.list(self.tokens).list(self.wanted).number(self.sequences.len() as u64);
+        for Sequence { state, past, first, rows, .. } in self.sequences {
+            message.number(state.addr() as u64);
+            message.number(*past as u64).number(*first as u64).number(*rows as u64);
+        }
+        message
+    }
+}
+
+impl GpuRanks {
+    /// Tells the others of a step, if this is rank 0; nothing comes between while what it gives lives.
+    pub(super) fn tell(&self, told: &Told<'_>) -> Option<Stepping<'_>> {
+        let (lead, number) = (self.lead.as_ref()?, number(told.step)?);
+        Some(lead.begin(|message| told.write(number, message)))
+    }
+}
+
+/// What rank 0 has told so far.
+struct Follower<'a> {
+    device: Arc<Gpu>,
+    model: &'a Model,
+    ranks: &'a GpuRanks,
+    /// By the number that rank 0 gives them.
+    sessions: BTreeMap<u64, CudaSession>,
+    tokens: Vec<i32>,
+    wanted: Vec<i32>,
+}
+
+/// See [`Model::follow`].
+pub(super) fn follow(device: &Arc<Gpu>, model: &Model) -> Result<()> {
+    let Some(ranks) = device.ranks().filter(|ranks| ranks.lead.is_none()) else { return Ok(()) };
+    let processes = &ranks.processes;
+    let (sessions, tokens, wanted) = Default::default();
+    let mut follower = Follower { device: Arc::clone(device), model, ranks, sessions, tokens, wanted };
+    let mut message = Vec::new();
+    loop {
+        processes.next(&mut message);
+        match follower.hear(&message) {
+            Ok(Kind::End) => break,
+            Ok(_) => {}
+            // The others wait for this rank in vain.
+            Err(error) => processes.fail(&format!("{}: {error}", processes.name(processes.rank()))),
+        }
+    }
+    processes.leave();
+    Ok(())
+}
+
+impl Follower<'_> {
+    fn hear(&mut self, message: &[u8]) -> Result<Kind> {
+        let unclear = || Error::RankMessage;
+        let (kind, mut reader) = Reader::new(message).ok_or_else(unclear)?;
+        match kind {
+            Kind::End => {}
+            Kind::Ping => self.ranks.processes.sign(),
+            Kind::Step => self.step(reader)?,
+            Kind::New => {
+                let number = reader.number().ok_or_else(unclear)?;
+                let session = CudaSession::new(&self.device, self.model.table())?;
+                self.sessions.insert(number, session);
+            }
+            Kind::Free => {
+                let number = reader.number().ok_or_else(unclear)?;
+                self.sessions.remove(&number).ok_or_else(unclear)?;
+            }
+            Kind::Table => {
+                let [number, same] = reader.numbers().ok_or_else(unclear)?;
+                self.tokens.clear();
+                reader.list(&mut self.tokens).ok_or_else(unclear)?;
+                let pages = self.model.cache_pages().all;
+                let known = self.tokens.iter().all(|&page| (page as usize) < pages);
+                let session = self.sessions.get_mut(&number).filter(|_| known).ok_or_else(unclear)?;
+                session.hear_pages(same as usize, &self.tokens)?.ok_or_else(unclear)?;
+            }
+            Kind::CopyState | Kind::WriteState | Kind::ReadState => {
+                self.state(kind, reader)?.ok_or_else(unclear)?;
+            }
+            Kind::WritePages | Kind::ReadPages | Kind::CopyPages | Kind::TakeBack | Kind::Give => {
+                self.pages(kind, reader)?.ok_or_else(unclear)?;
+            }
+        }
+        Ok(kind)
+    }
+
+    fn is_own(&self, rank: u64) -> bool {
+        rank == self.ranks.rank as u64
+    }
+
+    /// `None` where the message makes no sense.
+    fn state(&mut self, kind: Kind, mut reader: Reader<'_>) -> Result<Option<()>> {
+        let plan = self.model.plan();
+        let inside = |at: u64, len: u64| at.checked_add(len).is_some_and(|end| end <= plan.state_bytes);
+        if kind == Kind::CopyState {
+            let Some([from, to]) = reader.numbers() else { return Ok(None) };
+            let (Some(from), Some(to)) = (self.sessions.get(&from), self.sessions.get(&to)) else {
+                return Ok(None);
+            };
+            return to.copy_state(from).map(Some);
+        }
+        let Some([rank, number, at]) = reader.numbers() else { return Ok(None) };
+        let Some(session) = self.sessions.get(&number) else { return Ok(None) };
+        if kind == Kind::WriteState {
+            let bytes = reader.rest();
+            if !inside(at, bytes.len() as u64) {
+                return Ok(None);
+            }
+            if self.is_own(rank) {
+                session.write_own(at, bytes)?;
+            }
+            return Ok(Some(()));
+        }
+        let Some(len) = reader.number().filter(|&len| inside(at, len)) else { return Ok(None) };
+        let mut bytes = vec![0; len as usize];
+        if self.is_own(rank) {
+            session.read_own(at, &mut bytes)?;
+        }
+        self.ranks.processes.answer(rank as usize, &mut bytes);
+        Ok(Some(()))
+    }
+
+    fn pages(&self, kind: Kind, mut reader: Reader<'_>) -> Result<Option<()>> {
+        let Some(pages) = self.device.pages() else { return Ok(None) };
+        let memory = pages.memory();
+        let all = (pages.pages().all as u64).saturating_mul(self.model.plan().page_bytes);
+        let has = |at: u64, len: u64| at.checked_add(len).is_some_and(|end| end <= all);
+        let numbers = match kind {
+            Kind::WritePages => reader.numbers().map(|[rank, to]| [rank, to, 0, 0]),
+            Kind::ReadPages => reader.numbers().map(|[rank, from, len]| [rank, from, len, 0]),
+            Kind::CopyPages => reader.numbers(),
+            _ => reader.numbers().map(|[from, to]| [0, from, to, 0]),
+        };
+        let Some([rank, first, second, third]) = numbers else { return Ok(None) };
+        match kind {
+            Kind::WritePages => {
+                let bytes = reader.rest();
+                if !has(first, bytes.len() as u64) {
+                    return Ok(None);
+                }
+                if self.is_own(rank) {
+                    memory.write(first, bytes)?;
+                }
+            }
+            Kind::ReadPages if has(first, second) => {
+                let mut bytes = vec![0; second as usize];
+                if self.is_own(rank) {
+                    memory.read(first, &mut bytes)?;
+                }
+                self.ranks.processes.answer(rank as usize, &mut bytes);
+            }
+            Kind::CopyPages if has(first, third) && has(second, third) => {
+                if self.is_own(rank) {
+                    memory.copy(first, second, third)?;
+                }
+            }
+            Kind::TakeBack if first <= second && has(second, 0) => memory.take_back(first..second),
+            Kind::Give if first <= second && has(second, 0) => memory.give(first..second)?,
+            _ => return Ok(None),
+        }
+        memory.settle().map(Some)
+    }
+
+    fn step(&mut self, mut reader: Reader<'_>) -> Result<()> {
+        let Some((told, sequences)) = self.read(&mut reader) else { return Err(Error::RankMessage) };
+        let told = Told { sequences: &sequences, tokens: &self.tokens, wanted: &self.wanted, ..told };
+        let session = |number: u64| self.sessions.get(&number);
+        if told.batch {
+            let place = |s: &Sequence| {
+                let (state, page_table) = session(s.state.addr() as u64)?.places();
+                Some(Sequence { state, page_table, ..*s })
+            };
+            let here: Option<Vec<Sequence>> = sequences.iter().map(place).collect();
+            let sequences = &here.ok_or(Error::RankMessage)?[..];
+            let Told { tokens, wanted, n_wanted, .. } = told;
+            let call = BatchCall { sequences, tokens, wanted, n_wanted, adapted: false };
+            return self.device.executor().follow_batch(&self.device, told.step, &call, told.likeliest);
+        }
+        let one = sequences.first().ok_or(Error::RankMessage)?;
+        let number = one.state.addr() as u64;
+        let session = self.sessions.get_mut(&number).ok_or(Error::RankMessage)?;
+        match told.step {
+            Step::Create | Step::Reset => session.initialise(self.model, told.step),
+            step => session.follow(step, told.likeliest, &self.tokens, one.past as u64),
+        }
+    }
+
+    /// `None` where the message makes no sense for this model.
+    fn read(&mut self, reader: &mut Reader<'_>) -> Option<(Told<'static>, Vec<Sequence>)> {
+        let step = reader.step()?;
+        let [likeliest, batch, n_wanted] = reader.numbers()?;
+        self.tokens.clear();
+        self.wanted.clear();
+        let n = reader.list(&mut self.tokens)?;
+        reader.list(&mut self.wanted)?;
+        let context = i64::try_from(self.model.plan().context).ok().filter(|&context| context > 0);
+        let mut sequences = Vec::new();
+        for _ in 0..reader.number()? {
+            let [number, past, first, rows] = reader.numbers()?;
+            let state = std::ptr::without_provenance_mut(usize::try_from(number).ok()?);
+            let [past, first, rows] = [past as i64, first as i64, rows as i64];
+            let end = past.checked_add(rows).filter(|_| past >= 0 && first >= 0 && rows >= 0)?;
+            if context.is_some_and(|context| end > context) || first.checked_add(rows)? > n as i64 {
+                return None;
+            }
+            sequences.push(Sequence { state, page_table: std::ptr::null(), past, first, rows });
+        }
+        let n_wanted = n_wanted as usize;
+        let vocab = i32::try_from(self.model.plan().vocab).unwrap_or(i32::MAX);
+        let known = self.tokens.iter().all(|token| (0..vocab).contains(token))
+            && self.wanted.iter().all(|&row| (0..n.max(1) as i32).contains(&row))
+            && n_wanted <= n;
+        let (likeliest, batch) = (likeliest != 0, batch != 0);
+        known.then_some((
+            Told { step, likeliest, batch, tokens: &[], wanted: &[], n_wanted, sequences: &[] },
+            sequences,
+        ))
+    }
+}

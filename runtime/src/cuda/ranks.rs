@@ -1,0 +1,238 @@
+//! Ranks on GPUs: each is a process with a GPU of its own, and NCCL carries what they exchange from stream to stream.
+//!
+//! Every process puts the same launches on its stream, as graphs or one by one alike: NCCL wants all of a gather recorded, or none. So
+//! the others have the same sessions as rank 0, with graphs of their own ([`super::follow`]).
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::device::{Context, DeviceBuffer};
+use super::driver::{self, DevicePtr, Handle};
+use super::nccl::{Group, Nccl, UniqueId};
+use crate::processes::{LOADING, Lead, Processes};
+use crate::table::{Plan, Table};
+use crate::{Error, LoadOptions, Result};
+
+const STAGED: &str = "what ranks exchange on the GPU";
+
+/// The processes that a model is split among, as one of them sees the others.
+#[derive(Clone)]
+pub(crate) struct Together {
+    pub processes: Processes,
+    /// How many ranks before this one are on the same machine.
+    pub local: usize,
+}
+
+impl Together {
+    /// Which of `count` GPUs is that of this rank: each takes the next one of its machine, unless it was given one alone.
+    pub fn device(&self, options: &LoadOptions, count: u32) -> u32 {
+        let first = options.device.unwrap_or(0);
+        if count == 1 { first } else { first.saturating_add(self.local as u32) }
+    }
+}
+
+pub(crate) struct GpuRanks {
+    group: Group,
+    pub processes: Processes,
+    pub rank: usize,
+    pub ranks: usize,
+    /// Of rank 0.
+    pub lead: Option<Arc<Lead>>,
+    /// For parts of several rows, which come rank by rank.
+    staged: Option<DeviceBuffer>,
+    watch: Watch,
+}
+
+impl GpuRanks {
+    /// All ranks come here together. The context is current.
+    pub fn join(together: &Together, context: &Arc<Context>, table: &Table) -> Result<GpuRanks> {
+        let processes = &together.processes;
+        let (rank, ranks) = (processes.rank(), processes.ranks());
+        let nccl = Nccl::open()?;
+        let driver = context.enter()?;
+        let mut uuid = [0; 16];
+        // SAFETY: room for the result.
+        let status = unsafe { (driver.f.device_uuid)(uuid.as_mut_ptr(), context.device()) };
+        driver.check("cuDeviceGetUuid", status)?;
+        let all = processes.gather(&uuid, LOADING);
+        let all = all.as_chunks::<16>().0;
+        if let Some(other) = (0..rank).find(|&other| all.get(other) == Some(&uuid)) {
+            return Err(same_gpu(processes, other, rank));
+        }
+        // Where two others have the same one, they say so.
+        if (0..ranks).any(|a| (a + 1..ranks).any(|b| all.get(a) == all.get(b))) {
+            let pair = (0..ranks).flat_map(|a| (a + 1..ranks).map(move |b| (a, b)));
+            let (a, b) = pair.into_iter().find(|&(a, b)| all.get(a) == all.get(b)).unwrap_or((0, 0));
+            return Err(same_gpu(processes, a, b));
+        }
+        let own = if rank == 0 { nccl.unique_id()?.0 } else { [0; 128] };
+        let id = processes.gather(&own, LOADING);
+        let id = id.first_chunk::<128>().copied().unwrap_or(own);
+        let watch = Watch::new(processes)?;
+        let joining = watch.begin(LOADING);
+        let group = nccl.join(UniqueId(id), rank, ranks)?;
+        drop(joining);
+        let bytes = staged_bytes(table);
+        let staged = (bytes > 0).then(|| DeviceBuffer::new(context, STAGED, bytes)).transpose()?;
+        let lead = (rank == 0).then(|| Arc::new(Lead::new(processes)));
+        Ok(GpuRanks { group, processes: processes.clone(), rank, ranks, lead, staged, watch })
+    }
+
+    /// While it lives this process waits for the others, and ends all if that takes too long.
+    pub fn waiting(&self) -> Waiting<'_> {
+        self.watch.begin(self.processes.limit())
+    }
+
+    /// Puts an exchange on the stream: `rows` rows of `row_bytes` bytes at `part` go to all, and those of all to `all`, row by row.
+    pub fn exchange(
+        &self,
+        context: &Context,
+        (part, all): (DevicePtr, DevicePtr),
+        (rows, row_bytes): (u64, u64),
+        stream: Handle,
+    ) -> Result<()> {
+        let bytes = rows.saturating_mul(row_bytes);
+        let staged = self.staged.as_ref().filter(|_| rows > 1);
+        let to = staged.map_or(all, DeviceBuffer::ptr);
+        // SAFETY: the table was checked: parts and what they become lie in their buffers, and the staged ones have the bytes of the largest
+        // exchange. All ranks have the same launches.
+        unsafe { self.group.gather(part, to, bytes, stream) }?;
+        let Some(staged) = staged else { return Ok(()) };
+        let driver = context.enter()?;
+        for rank in 0..self.ranks as u64 {
+            let copy = driver::Copy2d::on_device(
+                (staged.ptr() + rank * bytes, row_bytes),
+                (all + rank * row_bytes, row_bytes * self.ranks as u64),
+                (row_bytes, rows),
+            );
+            // SAFETY: a description of memory as above.
+            driver.check("cuMemcpy2DAsync", unsafe { (driver.f.copy_2d)(&copy, stream) })?;
+        }
+        Ok(())
+    }
+}
+
+fn same_gpu(processes: &Processes, first: usize, second: usize) -> Error {
+    Error::OneGpu { first: processes.name(first), second: processes.name(second) }
+}
+
+/// Bytes of the largest exchange of several rows, on all ranks.
+fn staged_bytes(table: &Table) -> u64 {
+    let plan = &table.plan;
+    let launches = table.device_entries.iter().flat_map(|entry| &entry.launches);
+    let bytes = launches.filter(|launch| launch.exchange).map(|launch| {
+        let rows = super::launches::most_rows(launch, plan.chunk.max(plan.batch));
+        if rows > 1 { rows.saturating_mul(launch.shared_bytes.into()).saturating_mul(plan.ranks) } else { 0 }
+    });
+    bytes.max().unwrap_or(0)
+}
+
+/// How pages are divided among ranks.
+#[derive(Clone)]
+pub(crate) struct PageParts {
+    /// Bytes of a page with the parts of all, and of a part.
+    pub page: u64,
+    pub part: u64,
+    pub ranks: u64,
+    /// Of rank 0, whose sequences they are.
+    pub lead: Option<Arc<Lead>>,
+}
+
+impl PageParts {
+    pub fn of(plan: &Plan, ranks: Option<&GpuRanks>) -> PageParts {
+        let count = plan.ranks.max(1);
+        PageParts {
+            page: plan.page_bytes,
+            part: plan.page_bytes / count,
+            ranks: count,
+            lead: ranks.and_then(|ranks| ranks.lead.clone()),
+        }
+    }
+
+    /// Where a place of pages with the parts of all is in those with the part of one.
+    pub fn own(&self, at: u64) -> u64 {
+        at / self.page * self.part + at % self.page % self.part
+    }
+
+    /// Of rank 0: the other rank to which a place belongs.
+    pub fn elsewhere(&self, at: u64) -> Option<(&Lead, usize)> {
+        let rank = (at % self.page / self.part) as usize;
+        Some((self.lead.as_deref()?, rank)).filter(|_| rank > 0)
+    }
+}
+
+/// Ends all ranks where one waits for too long: NCCL waits for a lost one forever.
+struct Watch(Arc<(Mutex<Watched>, Condvar)>);
+
+#[derive(Default)]
+struct Watched {
+    /// Since when, and until when at most.
+    since: Option<(Instant, Duration)>,
+    ended: bool,
+}
+
+pub(crate) struct Waiting<'a>(&'a Watch);
+
+impl Watch {
+    fn new(processes: &Processes) -> Result<Watch> {
+        let watched = Arc::new((Mutex::default(), Condvar::new()));
+        let (there, processes) = (Arc::clone(&watched), processes.clone());
+        std::thread::Builder::new()
+            .name("mlcc-nccl".into())
+            .spawn(move || watch(&there, &processes))
+            .map_err(|source| Error::Thread { index: 0, source })?;
+        Ok(Watch(watched))
+    }
+
+    fn begin(&self, limit: Duration) -> Waiting<'_> {
+        self.set(|watched| watched.since = Some((Instant::now(), limit)));
+        Waiting(self)
+    }
+
+    fn set(&self, change: impl FnOnce(&mut Watched)) {
+        change(&mut self.0.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+fn watch(there: &(Mutex<Watched>, Condvar), processes: &Processes) {
+    const LOOK: Duration = Duration::from_millis(200);
+    let mut watched = there.0.lock().unwrap_or_else(PoisonError::into_inner);
+    while !watched.ended {
+        if let Some((_, limit)) = watched.since.filter(|(since, limit)| since.elapsed() > *limit) {
+            let (name, seconds) = (processes.name(processes.rank()), limit.as_secs());
+            let what = format!(
+                "{name} has waited for {seconds} s for the GPUs of the others (MLCC_RANK_TIMEOUT): one of them is lost"
+            );
+            processes.fail(&what);
+        }
+        let waited = there.1.wait_timeout(watched, LOOK);
+        watched = waited.map_or_else(|e| e.into_inner().0, |(watched, _)| watched);
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.set(|watched| watched.since = None);
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.set(|watched| watched.ended = true);
+        self.0.1.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_of_a_rank_lie_without_those_of_others() {
+        let parts = PageParts { page: 300, part: 100, ranks: 3, lead: None };
+        // Page 2, the part of rank 1, byte 7 of it.
+        assert_eq!(parts.own(2 * 300 + 100 + 7), 207);
+        assert_eq!(parts.own(99), 99);
+        assert!(parts.elsewhere(600 + 100).is_none(), "only rank 0 tells others");
+    }
+}
