@@ -2,7 +2,7 @@
 //! files made by hand that are wrong.
 
 use crate::common::{golden, shared};
-use mlcc_models::checkpoint::{CheckpointFormat, WeightFiles};
+use mlcc_models::checkpoint::{CheckpointFormat, FiniteCheck, WeightFiles};
 use mlcc_models::config::ConfigFields;
 use mlcc_models::{Checkpoint, StoredType};
 use serde_json::{Value, json};
@@ -272,6 +272,29 @@ fn tensors_that_are_wrong() {
     assert!(read(cut[..cut.len() - 1].to_vec()).is_err());
     for length in 0..cut.len() - 256 {
         assert!(read(cut[..length].to_vec()).is_err(), "{length} bytes");
+    }
+}
+
+/// Scales that are no numbers, in blocks that are all zeros else.
+#[test]
+fn blocks_with_impossible_scales() {
+    for (kind, elements, at, scale) in [
+        (39, 32, 0, &[255][..]),
+        (8, 32, 0, &half::f16::NAN.to_le_bytes()),
+        (12, 256, 2, &half::f16::INFINITY.to_le_bytes()),
+        (20, 32, 0, &half::f16::INFINITY.to_le_bytes()),
+    ] {
+        let mut bytes = Writer::new().tensor("w", &[elements], kind, 0).bytes();
+        let data = bytes.len() - 256;
+        let check = |bytes: Vec<u8>| {
+            let file = read(bytes).unwrap();
+            let tensor = file.read("w").unwrap();
+            FiniteCheck::new(tensor.info()).check(0, &tensor.to_f32().unwrap())
+        };
+        check(bytes.clone()).unwrap();
+        bytes[data + at..data + at + scale.len()].copy_from_slice(scale);
+        let error = check(bytes).expect_err("refused").to_string();
+        assert!(error.contains("tensor `w`") && error.contains("index [0]"), "type {kind}: {error}");
     }
 }
 

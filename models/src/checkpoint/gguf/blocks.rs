@@ -209,9 +209,12 @@ fn iq4_xs(block: &[u8], out: &mut [f32]) {
 /// Twice the values of the 4-bit floats; their scales are halved for it.
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// An exponent with bias 128, then the codes.
+/// An exponent with bias 128, then the codes. 255 stands for no number, as in OCP's definition.
 fn mxfp4(block: &[u8], out: &mut [f32]) {
-    let scale = 2f64.powi(i32::from(block[0]) - 128) as f32;
+    let scale = match block[0] {
+        255 => f32::NAN,
+        exponent => 2f64.powi(i32::from(exponent) - 128) as f32,
+    };
     by_table(&block[1..17], scale, &E2M1, out);
 }
 
