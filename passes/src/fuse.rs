@@ -20,8 +20,10 @@ use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, Node, NodeId, ValueId};
 use mlcc_ir::ops::Op;
+use mlcc_ir::types::DType;
 use mlcc_kernels::lower::contraction::is_contraction;
 use mlcc_kernels::params::KernelTarget;
+use mlcc_target::Arch;
 use petgraph::algo::has_path_connecting;
 use petgraph::visit::{GraphBase, GraphRef, IntoNeighbors, NodeFiltered, Visitable};
 use std::collections::HashSet;
@@ -186,6 +188,7 @@ impl<'a> Fusion<'a> {
             Class::Contraction if self.is_of_reduction(node) => return Some("its reduction computes it"),
             Class::Row if row_shape(self.f, node) != g.shape => return Some("other rows"),
             Class::Contraction | Class::Row => {}
+            Class::Closed if self.rounds_attention(node, g) => return None,
             Class::Structural | Class::Lazy | Class::Closed => return Some("the group takes no others"),
         }
         for &v in &node.inputs {
@@ -205,6 +208,18 @@ impl<'a> Fusion<'a> {
             }
         }
         None
+    }
+
+    /// True for a cast of what an attention alone computes: on a GPU it stores its results so.
+    fn rounds_attention(&self, node: &Node, group: &Group) -> bool {
+        let &[only] = &group.nodes[..] else { return false };
+        let attention = &self.f.nodes[only];
+        let uses = |v: &ValueId| self.f.use_counts()[v.index()];
+        self.target.is_some_and(|target| target.arch == Arch::Nvptx)
+            && is_attention(attention)
+            && matches!(node.op, Op::Cast(DType::F16 | DType::BF16))
+            && node.inputs == attention.outputs
+            && uses(&attention.outputs[0]) == 1
     }
 
     fn producer_group(&self, v: ValueId) -> Option<usize> {

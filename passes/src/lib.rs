@@ -14,6 +14,7 @@ pub mod fuse;
 pub mod fuse_attention;
 pub mod fuse_dequantize;
 pub mod fuse_transpose_matmul;
+pub mod halve_activations;
 pub mod legalize;
 pub mod lower;
 pub mod merge_projections;

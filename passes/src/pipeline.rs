@@ -4,7 +4,7 @@ use crate::verify::verify_program;
 use crate::{Context, PassError, Program};
 use crate::{
     canonicalize, cse, dce, decompose, dynamic_shares, fold, fuse, fuse_attention, fuse_dequantize,
-    fuse_transpose_matmul, legalize, lower,
+    fuse_transpose_matmul, halve_activations, legalize, lower,
 };
 use crate::{
     merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations,
@@ -75,6 +75,12 @@ pub const PIPELINE: &[Pass] = &[
         about: "attention of several queries on 16-bit codes, where the scheme asks for 8-bit activations; on CPUs",
         optional: true,
         run: quantize_attention::run,
+    },
+    Pass {
+        name: "halve_activations",
+        about: "products on activations in f16, and in bf16 where they are squares, where the scheme's name says f16; on GPUs",
+        optional: true,
+        run: halve_activations::run,
     },
     Pass {
         name: "fuse_dequantize",
@@ -174,7 +180,8 @@ pub(crate) fn find_in<'p>(passes: &'p [Pass], name: &str) -> Result<&'p Pass, Pa
 
 /// True for the passes that change numbers on purpose; all others keep the meaning of the module.
 pub fn changes_numbers(pass: &str) -> bool {
-    matches!(pass, "quantize" | "quantize_activations" | "quantize_attention" | "quantize_cache")
+    let quantizes = ["quantize", "quantize_activations", "quantize_attention", "quantize_cache"];
+    quantizes.contains(&pass) || pass == "halve_activations"
 }
 
 /// Runs one pass by name.

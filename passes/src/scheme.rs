@@ -140,6 +140,11 @@ impl QuantScheme {
         Err(SchemeError::Unknown { name: name.into(), known: known.join(", ") })
     }
 
+    /// Whether activations that products read are f16, and sums f32, where that is faster than f32: on GPUs. Names say it, as MLC's do.
+    pub fn has_half_activations(&self) -> bool {
+        self.name.contains("f16") && !self.name.contains("bf16")
+    }
+
     /// Storage type of a parameter. Vectors always stay f32: they are small, and norms and time constants are sensitive.
     /// So are the factors of low-rank products, which stay f16 where matrices are packed.
     pub fn storage(&self, role: ParamRole) -> DType {

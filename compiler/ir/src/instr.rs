@@ -323,6 +323,13 @@ const fn copy(name: &'static str, args: &'static [Ty], bytes: u32) -> InstrDef {
     }
 }
 
+/// Sums of f16, rounded once: those of two f16 are exact in f32, or so close that the nearest f16 is the same.
+fn sum_f16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    let (x, y) = (kb.cast(a[0], F32), kb.cast(a[1], F32));
+    let sum = kb.add(x, y);
+    kb.cast(sum, F16)
+}
+
 fn same(_: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     a[0]
 }
@@ -442,6 +449,9 @@ pub const INSTRS: &[InstrDef] = &[
     // acc + dot4(i8, i8); arguments as 4-lane vectors, one 32-bit register each.
     instr!("dp4a_s32", "nvptx", &[], (v(I32, 1), v(I8, 4), v(I8, 4)) -> v(I32, 1),
         Meaning::Expr(dot4_i32), Spelling::Ptx { asm: "dp4a.s32.s32 $0, $2, $3, $1;", constraints: "=r,r,r,r" }),
+    // Two f16 in a register.
+    instr!("add_f16x2", "nvptx", &["mma.sync"], (v(F16, 2), v(F16, 2)) -> v(F16, 2),
+        Meaning::Expr(sum_f16), Spelling::Ptx { asm: "add.rn.f16x2 $0, $1, $2;", constraints: "=r,r,r" }),
     // Tensor cores, from sm_80 on.
     mma!(
         "mma_m16n8k16_f16",

@@ -75,6 +75,8 @@ struct Options {
     explain: bool,
     /// `option outline`: kernels as [`outline`] shows them.
     outline: bool,
+    /// `option target sm_90`: the level that graph passes are for; none without it.
+    levels: Vec<(String, KernelTarget)>,
     /// `option ranks 2`: among how many ranks `shard` splits the module.
     ranks: usize,
 }
@@ -88,6 +90,7 @@ impl Options {
             tolerance: 1e-5,
             explain: false,
             outline: false,
+            levels: vec![],
             ranks: 1,
         };
         for line in test.directives("option") {
@@ -108,11 +111,12 @@ impl Options {
                 ("ranks", n) => {
                     options.ranks = n.parse().map_err(|_| format!("{n} is no number of ranks"))?
                 }
+                ("target", name) => options.levels = levels(name)?,
                 ("explain", "") => options.explain = true,
                 ("outline", "") => options.outline = true,
                 _ => {
                     return Err(format!(
-                        "`option {line}`: expected quant, kv_cache, disable, tolerance, ranks, explain or outline"
+                        "`option {line}`: expected quant, kv_cache, disable, tolerance, target, ranks, explain or outline"
                     ));
                 }
             }
@@ -134,7 +138,7 @@ impl Options {
 /// Runs passes one after the other; the module verifies and keeps its meaning.
 fn passes(module: Module, names: &[String], options: &Options) -> Result<String, String> {
     let mut program = Program::new(module.clone());
-    let mut ctx = options.context(vec![]);
+    let mut ctx = options.context(options.levels.clone());
     for name in names {
         find(name).map_err(|e| e.to_string())?;
         if let Err(error) = run_pass(name, &mut program, &mut ctx) {
@@ -168,6 +172,12 @@ fn lower(module: Module, target: &str, options: &Options) -> Result<String, Stri
     Ok(out)
 }
 
+fn levels(target: &str) -> Result<Vec<(String, KernelTarget)>, String> {
+    let target = mlcc_target::resolve(target).map_err(|e| e.to_string())?;
+    let level = |level: &_| KernelTarget::new(target.arch, level);
+    Ok(target.levels.iter().map(|l| (l.name.clone(), level(l))).collect())
+}
+
 /// The passes up to `stop_after`, or all of them. The inner error is the program's, which a test may expect.
 fn compile(
     module: Module,
@@ -175,14 +185,8 @@ fn compile(
     stop_after: Option<&str>,
     options: &Options,
 ) -> Result<Result<(Program, Context), String>, String> {
-    let target = mlcc_target::resolve(target).map_err(|e| e.to_string())?;
-    let levels: Vec<(String, KernelTarget)> = target
-        .levels
-        .iter()
-        .map(|level| (level.name.clone(), KernelTarget::new(target.arch, level)))
-        .collect();
     let mut program = Program::new(module);
-    let mut ctx = options.context(levels);
+    let mut ctx = options.context(levels(target)?);
     let control = Control {
         disabled: options.disabled.clone(),
         stop_after: stop_after.map(String::from),

@@ -25,7 +25,11 @@ fn product(weight: DType, x: DType, (n, k): (usize, usize), tile: MatrixTile) ->
     let y = kb.param("y", DType::F32, rows.scale(n as i64), Access::Out, 64);
     let problem = Product {
         x: x_buf,
-        activation: if x == DType::F32 { Activation::F32 } else { Activation::BF16 },
+        activation: match x {
+            DType::F16 => Activation::F16,
+            DType::BF16 => Activation::BF16,
+            _ => Activation::F32,
+        },
         w,
         w_offset: 0,
         weight: Weight::of(weight).unwrap(),
@@ -44,15 +48,35 @@ fn tile_of(level: &str) -> MatrixTile {
     mlcc_target::level(level).unwrap().unwrap().gpu.unwrap().product.unwrap()
 }
 
-const WEIGHTS: [(&str, DType); 4] =
-    [("f16", DType::F32), ("bf16", DType::BF16), ("q4g32", DType::F32), ("q8g32", DType::F32)];
+const WEIGHTS: [(&str, DType); 9] = [
+    ("f16", DType::F32),
+    ("bf16", DType::BF16),
+    ("q4g32", DType::F32),
+    ("q8g32", DType::F32),
+    ("f16", DType::F16),
+    ("f16", DType::BF16),
+    ("q4g32", DType::F16),
+    ("q8g32", DType::F16),
+    ("q4g32", DType::BF16),
+];
+
+/// Products of fragments that make one of a weight with an activation.
+fn terms(weight: &str, x: DType) -> usize {
+    match (weight, x) {
+        ("f16", DType::F32) => 3,
+        ("f16", DType::BF16) | (_, DType::F32) => 2,
+        _ => 1,
+    }
+}
 
 #[test]
 fn ptx_computes_what_the_interpreter_does() {
     // More rows and columns than a tile, of which four blocks in a column are for neighbours in a row; and a ring that is more than a
     // kernel may declare.
     let wide = MatrixTile { stages: 4, ..tile_of("sm_90") };
-    for ((weight, x), tile) in WEIGHTS.into_iter().zip([tile_of("sm_80"), wide, tile_of("sm_90"), wide]) {
+    for ((weight, x), tile) in
+        WEIGHTS.into_iter().zip([tile_of("sm_80"), wide, tile_of("sm_90")].into_iter().cycle())
+    {
         let ((m, n, k), weight) = ((70, 130, 160), DType::parse(weight).unwrap());
         let (kernel, w) = product(weight, x, (n, k), tile);
         let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
@@ -64,7 +88,7 @@ fn ptx_computes_what_the_interpreter_does() {
 /// The parts of a kernel for up to 16 rows and for up to 64.
 #[test]
 fn ptx_of_few_rows_computes_what_the_interpreter_does() {
-    for ((weight, x), m) in WEIGHTS.into_iter().zip([5, 16, 17, 64]) {
+    for ((weight, x), m) in WEIGHTS.into_iter().zip([5, 16, 17, 64].into_iter().cycle()) {
         let ((n, k), weight) = ((100, 256), DType::parse(weight).unwrap());
         let (kernel, w) = product(weight, x, (n, k), tile_of("sm_90"));
         let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
@@ -77,8 +101,8 @@ fn ptx_of_few_rows_computes_what_the_interpreter_does() {
 /// is of 96 columns), and copies weights once.
 #[test]
 fn what_few_rows_take() {
-    for (weight, x) in WEIGHTS {
-        let ((m, n, k), weight) = ((8, 192, 512), DType::parse(weight).unwrap());
+    for (name, x) in WEIGHTS {
+        let ((m, n, k), weight) = ((8, 192, 512), DType::parse(name).unwrap());
         let large = MatrixTile { columns: 96, ..tile_of("sm_90") };
         let [few, many] = [(tile_of("sm_90"), 8), (large, 2)].map(|(tile, blocks)| {
             let (kernel, w) = product(weight, x, (n, k), tile);
@@ -91,14 +115,7 @@ fn what_few_rows_take() {
                 .map(|at| of(&counts, at))
         });
         eprintln!("{weight} {x}: {few:?}, with tiles of 64 rows {many:?}");
-        let terms = if weight == DType::F16 {
-            3
-        } else if x == DType::F32 {
-            2
-        } else {
-            1
-        };
-        assert_eq!(few[1] as usize, n / 8 * (k / 32) * 2 * terms);
+        assert_eq!(few[1] as usize, n / 8 * (k / 32) * 2 * terms(name, x));
         // Scales are copied in pieces of 4 bytes.
         let of_weight = if weight.is_packed() {
             [16, 32][usize::from(weight.to_string().starts_with("q8"))] + 4
@@ -119,15 +136,12 @@ fn what_is_assembled() {
             let tile = tile_of(level);
             let (kernel, _) = product(DType::parse(weight).unwrap(), x, (4096, 4096), tile);
             let text = ptx(&kernel, level);
-            let terms = match (weight, x) {
-                ("f16", _) => 3,
-                (_, DType::F32) => 2,
-                _ => 1,
-            };
+            let terms = terms(weight, x) as i64;
             // Two for a slice of 32 columns and a fragment of sums. A warp has 4 x 8 or 2 x 8 of these for many rows, one row of 8 for up to 16,
             // and two of 8 or, with half of the warps along the depth, of 4 for up to 64.
             let [mt, nt] = tile.fragments();
-            let up_to_64 = if matches!((weight, x), ("q4g32", _) | ("bf16", _)) { 2 * 8 } else { 2 * 4 };
+            let large = x == DType::F32 && weight != "q4g32";
+            let up_to_64 = if large { 2 * 4 } else { 2 * 8 };
             let fragments = mt * nt + 8 + up_to_64;
             assert_eq!(text.matches("mma.sync").count() as i64, 2 * terms * fragments, "{weight} {x}");
             assert!(text.contains("cp.async.cg.shared.global") && text.contains("ld.shared.v4"), "{text}");

@@ -22,7 +22,8 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
                 return bad(op, format!("leading axes of {a} and {b} do not broadcast"));
             };
             dims.extend([ma[0].clone(), n.clone()]);
-            let dtype = if a.dtype == DType::BF16 { DType::F32 } else { a.dtype };
+            // Sums of products of halves are f32.
+            let dtype = if matches!(a.dtype, DType::F16 | DType::BF16) { DType::F32 } else { a.dtype };
             Ok(vec![TensorType { dtype, dims }])
         }
         (Op::Reduce { axis, .. }, [a]) => {

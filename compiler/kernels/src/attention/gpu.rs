@@ -50,7 +50,7 @@ struct ThreadBlock<'k, 'a> {
     prefix: Option<Val<'k>>,
 }
 
-/// Writes results to `out: f32[n, heads, value_size]`, or with several slices unfinished sums as the CPU kernel does. The block that has the
+/// Writes results to `out: [n, heads, value_size]`, or with several slices unfinished sums as the CPU kernel does. The block that has the
 /// last key of a key head appends its row first (`new_rows`), where each block has all query heads of it.
 pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, new_rows: &[NewRows], out: BufId) {
     Recorder::within(kb, |k| {
@@ -263,7 +263,9 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
             let value = self.sums.at([slot]);
             let (position, head) =
                 (self.first + row / self.plan.heads, self.first_head + row % self.plan.heads);
-            k.when(position.lt(self.n), || out.set([position, head, c], value / self.total.at([row])));
+            k.when(position.lt(self.n), || {
+                out.set([position, head, c], (value / self.total.at([row])).cast(out.dtype()));
+            });
         });
     }
 
@@ -345,7 +347,7 @@ pub fn emit_merge(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, partial: B
             team.run(|thread| {
                 team.guarded(block * THREADS + thread, count, |at| {
                     let (head, c) = (at / a.value_size, at % a.value_size);
-                    out.set([at], joined((k, a, plan), partial, used, head, c));
+                    out.set([at], joined((k, a, plan), partial, used, head, c).cast(out.dtype()));
                 });
             });
         });

@@ -86,6 +86,14 @@ pub(super) fn appended_by(f: &Function, rows: &Function) -> bool {
     rows.outputs.iter().all(by_head) && !quantized
 }
 
+/// Whether a group stores the results of its attention as what a cast makes of them.
+fn is_rounded(f: &Function, node: &Node) -> bool {
+    let cast = |v: &ValueId| {
+        f.def(*v).is_some_and(|cast| matches!(cast.op, Op::Cast(_)) && cast.inputs == node.outputs)
+    };
+    f.outputs.len() == 1 && f.outputs.iter().all(cast)
+}
+
 /// `kb` has the inputs of the group as parameters, bound in `inliner`, then those of the groups of `rows`.
 pub(super) fn attention_group(
     mut kb: KernelBuilder,
@@ -96,7 +104,7 @@ pub(super) fn attention_group(
     target: &KernelTarget,
 ) -> Result<GroupKernel, LowerError> {
     let unfit = || LowerError::internal(format!("group {} is not an attention alone", f.name));
-    if node.outputs != f.outputs {
+    if node.outputs != f.outputs && !(target.arch == Arch::Nvptx && is_rounded(f, node)) {
         return Err(unfit());
     }
     let a = Problem::new(node, inliner).ok_or_else(unfit)?;
@@ -107,10 +115,10 @@ pub(super) fn attention_group(
     let plan = Plan::choose(&a, target);
     let a = if plan.in_powers_of_two() { a.in_powers_of_two() } else { a };
     let emitted = |args| Emitted { args, generator: plan.generator(), plan: plan.to_string() };
-    let elements = f.ty(f.outputs[0]).elements();
+    let (dtype, elements) = (f.ty(f.outputs[0]).dtype, f.ty(f.outputs[0]).elements());
     let out_name = result_name(f, f.outputs[0]);
     if plan.slices() == 1 {
-        let out = kb.param(out_name, DType::F32, elements, Access::Out, 64);
+        let out = kb.param(out_name, dtype, elements, Access::Out, 64);
         emit(&mut kb, &a, plan, rows, out);
         return finished(kb, f, emitted(args), target);
     }
@@ -120,7 +128,7 @@ pub(super) fn attention_group(
 
     let mut merge = KernelBuilder::new(format!("{}_merge", kb.kernel().name));
     let from = merge.param("partial", DType::F32, partial.clone(), Access::In, 64);
-    let out = merge.param(out_name, DType::F32, elements, Access::Out, 64);
+    let out = merge.param(out_name, dtype, elements, Access::Out, 64);
     emit_merge(&mut merge, &a, plan, from, out);
     let args_of_merge = vec![arg(Access::In), arg(Access::Out)];
     let joins = format!("joins {} slices", plan.slices());

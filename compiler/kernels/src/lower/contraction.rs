@@ -67,7 +67,8 @@ pub fn weight_packing(target: &KernelTarget) -> Packing {
 pub(super) fn activation(x: DType, weight: DType) -> Option<Activation> {
     match (x, weight) {
         (DType::F32, _) => Some(Activation::F32),
-        (DType::BF16, DType::BF16) => Some(Activation::BF16),
+        (DType::BF16, DType::BF16 | DType::F16 | DType::Packed(_)) => Some(Activation::BF16),
+        (DType::F16, DType::F16 | DType::Packed(_)) => Some(Activation::F16),
         _ => None,
     }
 }
@@ -235,10 +236,13 @@ pub(super) fn emit(
     let kind = Weight::of(weight.dtype);
     let kind =
         kind.ok_or_else(|| LowerError::internal(format!("a product with weights of type {weight}")))?;
-    let (x_type, x_value) = (f.ty(x).dtype, x);
-    let x = match c.x {
-        Activations::Input(i) => inputs[i],
-        Activations::Computed { .. } => kb.alloc("activations", x_type, k, Space::Shared),
+    let x_value = x;
+    let (x, activation) = match c.x {
+        Activations::Input(i) => (inputs[i], activation),
+        // Those of a block are few: rounded ones lie there as f32, so that they are widened once.
+        Activations::Computed { .. } => {
+            (kb.alloc("activations", DType::F32, k, Space::Shared), Activation::F32)
+        }
     };
     let epilogue_operands = epilogue_operands(f, c, inputs, outputs);
     let (w, w_offset) = (inputs[c.w], 0);
@@ -247,10 +251,12 @@ pub(super) fn emit(
     let (slices, generator, plan) = match target.arch {
         Arch::Nvptx if rows.as_const() == Some(1) => {
             let computed = matches!(c.x, Activations::Computed { .. });
-            let plan = RowPlan::new(n, c.parts.len().max(1) as u32, computed);
+            let plan = RowPlan::new(n, c.parts.len().max(1) as u32, computed).of(&problem);
             let prologue: &Prologue = &|k, threads, keep| {
                 let inliner = inliner.clone();
-                for_each_column(k, &inliner, x_value, threads, keep);
+                for_each_column(k, &inliner, x_value, threads, &|column, value| {
+                    keep(column, value.cast(DType::F32));
+                });
             };
             let of_parts = if c.parts.is_empty() { vec![product] } else { c.parts.clone() };
             let epilogue: &mut RowEpilogue = &mut |k, col, sums| {

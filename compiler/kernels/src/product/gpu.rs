@@ -54,7 +54,7 @@ pub fn choose_gpu(
     single_row: bool,
 ) -> Result<GpuPlan, QuantError> {
     if single_row {
-        return Ok(GpuPlan::Row(RowPlan::new(problem.n, 1, false)));
+        return Ok(GpuPlan::Row(RowPlan::new(problem.n, 1, false).of(problem)));
     }
     let layout = layout(problem)?;
     let tile = tile.filter(|_| matrix::fits(problem, &layout));
@@ -112,7 +112,7 @@ impl<'k> Gpu<'k, '_> {
     /// Activations as they were loaded, as f32.
     fn x_floats(self, loaded: Val<'k>) -> Val<'k> {
         match self.problem.activation {
-            Activation::F32 | Activation::BF16 => loaded.named("x").cast(DType::F32),
+            Activation::F32 | Activation::F16 | Activation::BF16 => loaded.named("x").cast(DType::F32),
             Activation::Codes(_) => panic!("integer activations are for CPU kernels"),
         }
     }

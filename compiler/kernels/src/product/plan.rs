@@ -183,7 +183,7 @@ pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, sing
     let lanes = target.f32_lanes();
     let dot = match activation {
         Activation::Codes(_) => target.int_dot(),
-        Activation::F32 | Activation::BF16 => IntDot::Widen,
+        Activation::F32 | Activation::F16 | Activation::BF16 => IntDot::Widen,
     };
     let lookup = match weight {
         DType::Packed(format) if format.bits == 4 => target.find_wide([&["vpermps_512"], &[], &[]]),
@@ -199,7 +199,7 @@ pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, sing
         Activation::BF16 if weight == DType::BF16 => {
             target.find_wide([&["vdpbf16ps_512"], &["vdpbf16ps_256"], &["bfdot_128"]])
         }
-        Activation::F32 | Activation::BF16 | Activation::Codes(_) => None,
+        Activation::F32 | Activation::F16 | Activation::BF16 | Activation::Codes(_) => None,
     };
     let mmla = target.squares().filter(|_| !single_row && matches!(activation, Activation::Codes(_)));
     let prefetch = target.prefetch(weight);
@@ -345,7 +345,7 @@ fn register_tile(
         Activation::Codes(_) => &tiles.codes,
         _ if weight.is_packed() => &tiles.packed,
         Activation::BF16 => &tiles.bf16,
-        Activation::F32 => &tiles.plain,
+        Activation::F32 | Activation::F16 => &tiles.plain,
     };
     (tile.rows.clone(), tile.tiles)
 }

@@ -84,6 +84,8 @@ impl Product {
 pub enum Activation {
     /// f32, rows of k.
     F32,
+    /// f16, rows of k.
+    F16,
     /// bf16, rows of k.
     BF16,
     /// Integers, made at run time by the kernel of `quantize_rows`.
@@ -134,7 +136,7 @@ impl Activation {
     /// Elements from one row of float activations to the next.
     pub fn row_stride(self, k: usize) -> usize {
         match self {
-            Activation::F32 | Activation::BF16 => k,
+            Activation::F32 | Activation::F16 | Activation::BF16 => k,
             Activation::Codes(_) => k.next_multiple_of(DOT_COLUMNS),
         }
     }

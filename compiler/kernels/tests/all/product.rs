@@ -100,6 +100,16 @@ fn matmul_bf16() {
 }
 
 #[test]
+fn matvec_f16() {
+    check_all(storage_types(), X::F16, 1);
+}
+
+#[test]
+fn matmul_f16() {
+    check_all(storage_types(), X::F16, 13);
+}
+
+#[test]
 fn matvec_int8() {
     check_all(packed(), X::I8, 1);
 }
@@ -293,8 +303,7 @@ fn pieces_of_long_rows() {
 #[test]
 fn gpu() {
     let options = Options { workers: 1, order: Order::Shuffled(3) };
-    let activations = |weight: DType| if weight.is_packed() { vec![X::F32] } else { vec![X::F32, X::BF16] };
-    for (weight, x) in storage_types().flat_map(|w| activations(w).into_iter().map(move |x| (w, x))) {
+    for (weight, x) in storage_types().flat_map(|w| [X::F32, X::F16, X::BF16].map(move |x| (w, x))) {
         // k = 1100 and 1033 take full rounds, single pieces, partial warps and left-over columns.
         for (m, n, k) in [(1, 5, 7), (1, 9, 1033), (1, 4, 1100), (3, 5, 7), (33, 40, 70)] {
             let case = Case::new(weight, Packing::RowMajor, x, (m, n, k));
@@ -314,8 +323,9 @@ fn gpu_on_tensor_cores() {
     let tile = |rows, columns, warps, stages| MatrixTile { rows, columns, warps, stages };
     let tiles = [tile(64, 128, [2, 2], 3), tile(32, 16, [2, 1], 2), tile(16, 32, [1, 2], 4)];
     let packed = ["q4g32", "q8g32", "q4g32_f32", "q4g128"].map(|name| DType::parse(name).unwrap());
-    let plain = [(DType::F16, X::F32), (DType::BF16, X::BF16)];
-    let all = plain.into_iter().chain(packed.map(|weight| (weight, X::F32)));
+    let plain = [X::F32, X::F16, X::BF16].map(|x| (DType::F16, x));
+    let packed = packed.into_iter().flat_map(|weight| [X::F32, X::F16, X::BF16].map(|x| (weight, x)));
+    let all = plain.into_iter().chain([(DType::BF16, X::BF16)]).chain(packed);
     for (i, (weight, x)) in all.enumerate() {
         for (tile, shape) in tiles.into_iter().zip([(5, 6, 128), (37, 20, 256), (33, 34, 96)]) {
             let case = Case::new(weight, Packing::RowMajor, x, shape);

@@ -459,7 +459,9 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
                     (self.first + row / self.plan.heads, self.first_head + row % self.plan.heads);
                 let total = self.total.at([i64::from(i)]).named("total");
                 k.when(position.lt(self.n), || {
-                    self.each_pair(&part, i, |c, pair| out.set([position, head, c], pair / total.splat(2)));
+                    self.each_pair(&part, i, |c, pair| {
+                        out.set([position, head, c], (pair / total.splat(2)).cast(out.dtype()));
+                    });
                 });
             });
         });
@@ -520,7 +522,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
             }
             let head = self.first_head + row;
             if self.plan.slices == 1 {
-                return out.set((0, head, c), sum / total);
+                return out.set((0, head, c), (sum / total).cast(out.dtype()));
             }
             unfinished.set([slice, head, c], sum);
             k.when(c.equals(0), || {

@@ -129,8 +129,12 @@ impl<'k> Cpu<'k, '_> {
     fn add_all(self, tile: &Microtile<'k, '_>, prefetch: Prefetch<'k>) {
         let k = self.k;
         match (self.problem.weight, self.problem.activation) {
-            (Weight::Plain(plain), Activation::F32 | Activation::BF16) => tile.add_plain(plain),
-            (Weight::Packed(format), Activation::F32 | Activation::BF16) => tile.add_grouped(format),
+            (Weight::Plain(plain), Activation::F32 | Activation::F16 | Activation::BF16) => {
+                tile.add_plain(plain)
+            }
+            (Weight::Packed(format), Activation::F32 | Activation::F16 | Activation::BF16) => {
+                tile.add_grouped(format)
+            }
             (Weight::Packed(_), Activation::Codes(codes)) => {
                 let Some(integers) = self.integers() else { return };
                 if self.plan.rows.len() == 1 {

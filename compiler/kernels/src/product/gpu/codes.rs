@@ -26,6 +26,60 @@ pub(super) fn code_floats<'k>(format: Format, codes: Val<'k>) -> Val<'k> {
     }
 }
 
+/// Columns of a lane's eight codes, in the order in which [`half_codes`] has them.
+pub(super) fn half_order(format: Format) -> [u32; 8] {
+    match (in_pairs(format), format.bits) {
+        (true, 4) => [0, 4, 1, 5, 2, 6, 3, 7],
+        (true, _) => [0, 2, 1, 3, 4, 6, 5, 7],
+        (false, _) => [0, 1, 2, 3, 4, 5, 6, 7],
+    }
+}
+
+/// Whether codes become f16 two at a time, at their places in a word.
+fn in_pairs(format: Format) -> bool {
+    format.values == CodeValues::Whole && matches!(format.bits, 4 | 8)
+}
+
+/// What eight codes, in bytes as they lie in memory, stand for as f16: exactly, since none has more than 8 bits.
+pub(super) fn half_codes<'k>(k: &'k Recorder, format: Format, bytes: Val<'k>) -> Val<'k> {
+    if !in_pairs(format) {
+        let codes = match format.bits {
+            8 => bytes.cast(DType::U32),
+            bits => small_codes(k, bytes, bits as i64),
+        };
+        return code_floats(format, codes).cast(DType::F16);
+    }
+    // The lowest bits of an f16 of 1024 to 2047 are a whole number; the other one of a pair lies 16 bits above.
+    const BASE: i64 = 0x6400;
+    let both = |half: i64| half << 16 | half;
+    let bits = format.bits as i64;
+    let mask = both((1 << bits) - 1);
+    let less = k.literal(both(0x8000 | BASE | tile::centre(format)) as f64, Ty::scalar(DType::U32));
+    let less = less.bits_as(Ty::vector(DType::F16, 2)).named("less");
+    let words = bytes.bits_as(Ty::vector(DType::U32, bytes.lanes() / 4));
+    let pairs: Vec<Val> = (0..words.lanes())
+        .flat_map(|w| {
+            let word = words.shuffle([w]);
+            (0..16 / bits).map(move |i| {
+                let pair = if i == 0 { word } else { word >> (i * bits) };
+                let pair = ((pair & mask) | both(BASE)).bits_as(Ty::vector(DType::F16, 2));
+                pair.instr("add_f16x2", &[less])
+            })
+        })
+        .collect();
+    joined(&pairs)
+}
+
+/// Equally long vectors one after the other, as many as a power of two.
+pub(super) fn joined<'k>(parts: &[Val<'k>]) -> Val<'k> {
+    if let [only] = parts {
+        return *only;
+    }
+    let (first, second) = parts.split_at(parts.len() / 2);
+    let (first, second) = (joined(first), joined(second));
+    first.shuffle_with(second, 0..2 * first.lanes())
+}
+
 /// `codes - zero_point` as f32 for codes below 2^23, through the bits of a float: integer conversions are slow on GPUs.
 pub(super) fn small_floats(codes: Val, zero_point: i64) -> Val {
     const BASE: f32 = 8_388_608.0;

@@ -3,7 +3,8 @@
 //!
 //! Numbers are those of f32 activations: an f32 is the sum of two bf16 (16 of its 24 bits, rounded), an f16 weight is one exactly, a code
 //! without its zero point and a bf16 weight are one bf16. bf16 has the range of f32, so nothing overflows. Sums are f32; those of a slice
-//! of packed weights are multiplied by the scale of its group before they are added.
+//! of packed weights are multiplied by the scale of its group before they are added. Where activations come as f16, both factors are f16,
+//! as which f16 weights and codes without their zero point are exact, too.
 //!
 //! One kernel has the code for few rows and for many ([`work`]), since launches are the same in every call.
 //!
@@ -13,6 +14,7 @@
 mod work;
 
 use super::Gpu;
+use super::codes::{code_floats, half_codes, half_order, joined, small_codes};
 use crate::product::problem::{Activation, Epilogue, Product, Weight};
 use mlcc_ir::format::Zero;
 use mlcc_ir::fragment::{Fragment, M16N8K16};
@@ -33,6 +35,8 @@ const OF_LANE: i64 = 8;
 const CHUNK: i64 = 16;
 /// Bytes of scales that are copied for a row of a slice: the scale of its group, and of two bytes its neighbour.
 const SCALE_BYTES: i64 = 4;
+/// The columns of a lane as they lie.
+const IN_ORDER: [u32; OF_LANE as usize] = [0, 1, 2, 3, 4, 5, 6, 7];
 /// Floats between rows of finished sums in shared memory, beyond those of a row: rows of a store begin in different banks.
 const PAD: i64 = 8;
 
@@ -46,7 +50,7 @@ pub(super) fn fits(problem: &Product, layout: &Layout) -> bool {
     match &layout.region {
         Region::Plain { plain: Plain::F32, .. } => false,
         // Their products are exact in f32 loops, and held to that: two bf16 are too few bits of an activation.
-        Region::Plain { plain: Plain::BF16, .. } if matches!(activation, Activation::F32) => false,
+        Region::Plain { plain: Plain::BF16, .. } if activation != Activation::BF16 => false,
         Region::Plain { place, plain } => whole(place.offset * plain.bytes(), CHUNK),
         Region::Group { spec, codes, scales, .. } => {
             let format = spec.format;
@@ -343,37 +347,57 @@ impl<'k> Gpu<'k, '_> {
         let elements = CHUNK / dtype.bytes().unwrap_or(1) as i64;
         let row = |r: i64| {
             let row = part.row + part.group + (i * i64::from(M16N8K16.a.rows) + r);
-            let chunks = (0..OF_LANE / elements).map(|c| {
-                let chunk = swizzled(dtype, row, part.first / elements + c);
-                x.load((row, chunk * elements), elements as u32).named("x")
-            });
-            joined(chunks.collect())
+            let chunks: Vec<Val> = (0..OF_LANE / elements)
+                .map(|c| {
+                    let chunk = swizzled(dtype, row, part.first / elements + c);
+                    x.load((row, chunk * elements), elements as u32).named("x")
+                })
+                .collect();
+            joined(&chunks)
         };
-        let [upper, lower] = [0, 8].map(row).map(Operand::of);
-        (0..2)
-            .map(|half| upper.with(lower, |u, l| u.shuffle_with(l, order(&M16N8K16.a, half, true))))
-            .collect()
+        let [upper, lower] = [0, 8].map(row).map(|x| self.activation(x));
+        let columns = self.columns();
+        let of_half = |half| order(&M16N8K16.a, half, true, &columns);
+        (0..2).map(|half| upper.with(lower, |u, l| u.shuffle_with(l, of_half(half)))).collect()
+    }
+
+    fn activation(self, x: Val<'k>) -> Operand<'k> {
+        // With an f16 factor the other one is f16, too.
+        if self.problem.activation == Activation::F16 { Operand::exact(x) } else { Operand::of(x) }
     }
 
     /// Fragments of a row of weights, one for each half of a slice.
     fn weights(self, w: View<'k, 2>, row: Val<'k>, first: Val<'k>) -> Vec<Operand<'k>> {
+        let halves = self.problem.activation == Activation::F16;
         let all = match self.problem.weight {
-            Weight::Plain(_) => w.load((row, first), OF_LANE as u32).named("w"),
+            Weight::Plain(_) => {
+                let weights = w.load((row, first), OF_LANE as u32).named("w");
+                if halves { Operand::exact(weights) } else { Operand::of(weights) }
+            }
             Weight::Packed(format) => {
                 let bytes = OF_LANE * format.bits as i64 / 8;
                 let codes = w.load((row, first * format.bits as i64 / 8), bytes as u32).named("q");
-                let codes = match format.bits {
-                    8 => codes.cast(DType::U32),
-                    bits => super::codes::small_codes(self.k, codes, bits as i64),
-                };
-                super::codes::code_floats(format, codes).named("codes")
+                Operand::exact(if halves {
+                    half_codes(self.k, format, codes).named("codes")
+                } else {
+                    let codes = match format.bits {
+                        8 => codes.cast(DType::U32),
+                        bits => small_codes(self.k, codes, bits as i64),
+                    };
+                    upper_halves(code_floats(format, codes).named("codes"))
+                })
             }
         };
-        let all = match self.problem.weight {
-            Weight::Packed(_) => Operand::exact(upper_halves(all)),
-            Weight::Plain(_) => Operand::of(all),
-        };
-        (0..2).map(|half| all.map(|v| v.shuffle(order(&M16N8K16.b, half, false)))).collect()
+        let of_half = |half| order(&M16N8K16.b, half, false, &IN_ORDER);
+        (0..2).map(|half| all.map(|v| v.shuffle(of_half(half)))).collect()
+    }
+
+    /// The columns of a lane in the order in which it has weights.
+    fn columns(self) -> [u32; OF_LANE as usize] {
+        match self.problem.weight {
+            Weight::Packed(format) if self.problem.activation == Activation::F16 => half_order(format),
+            Weight::Packed(_) | Weight::Plain(_) => IN_ORDER,
+        }
     }
 
     /// The scale of each of a lane's sums.
@@ -462,20 +486,20 @@ impl<'k> Gpu<'k, '_> {
     }
 }
 
-/// The elements of a fragment, of the columns of half a slice that a lane has in order (twice 4, for two rows); `rows`: of the rows of `a`,
-/// else of the columns of `b`.
-fn order(of: &Fragment, half: u32, rows: bool) -> Vec<u32> {
+/// The elements of a fragment, of those that a lane has of half a slice (for `a` of two rows, one after the other), whose columns come in
+/// this order; `rows`: of the rows of `a`, else of the columns of `b`.
+fn order(of: &Fragment, half: u32, rows: bool, columns: &[u32; OF_LANE as usize]) -> Vec<u32> {
     let element = |e| {
         let (row, column) = of.place(0, e);
         // Along the depth of the product a lane has 0, 1, 8 and 9 more than its first.
         let (depth, other) = if rows { (column, row) } else { (row, column) };
         let neighbour = depth % 2 + depth / 8 * 2 + 4 * half;
-        neighbour + if other > 0 { OF_LANE as u32 } else { 0 }
+        columns[neighbour as usize] + if other > 0 { OF_LANE as u32 } else { 0 }
     };
     (0..of.elements()).map(element).collect()
 }
 
-/// Values as sums of one or two bf16.
+/// Values as sums of one or two bf16, or as f16.
 #[derive(Clone, Copy)]
 struct Operand<'k> {
     high: Val<'k>,
@@ -529,14 +553,4 @@ fn upper_halves(floats: Val) -> Val {
     let lanes = floats.lanes();
     let halves = floats.bits_as(Ty::vector(DType::BF16, 2 * lanes));
     halves.shuffle((0..lanes).map(|i| 2 * i + 1))
-}
-
-/// Vectors one after the other.
-fn joined(parts: Vec<Val<'_>>) -> Val<'_> {
-    let mut all = parts.into_iter();
-    let first = all.next().expect("at least one part");
-    all.fold(first, |sum, part| {
-        let lanes = sum.lanes() + part.lanes();
-        sum.shuffle_with(part, 0..lanes)
-    })
 }

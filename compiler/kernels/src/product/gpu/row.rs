@@ -53,6 +53,13 @@ impl RowPlan {
         RowPlan { turns: turns as u32, ..plan }
     }
 
+    /// The plan for a problem: assemblers load 16-bit activations ahead with the weights, and had too few registers for four plain pieces.
+    pub fn of(self, problem: &Product) -> RowPlan {
+        let halves = matches!(problem.activation, Activation::F16 | Activation::BF16);
+        let plain = matches!(problem.weight, Weight::Plain(_));
+        RowPlan { unroll: if halves && plain { 3 } else { self.unroll }, ..self }
+    }
+
     /// Whether activations of a row that are this long can be computed by each block.
     pub fn can_compute(k: usize) -> bool {
         k * size_of::<f32>() <= COMPUTED_BYTES

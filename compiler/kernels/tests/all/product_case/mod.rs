@@ -14,6 +14,7 @@ use mlcc_quant::{PackOptions, dequantize, pack};
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum X {
     F32,
+    F16,
     BF16,
     /// int8 codes, scales per 64 columns.
     I8,
@@ -25,7 +26,7 @@ impl X {
     /// Planes and columns per scale of integer activations.
     pub fn codes(self) -> Option<(usize, usize)> {
         match self {
-            X::F32 | X::BF16 => None,
+            X::F32 | X::F16 | X::BF16 => None,
             X::I8 => Some((1, 64)),
             X::I16 => Some((2, 128)),
         }
@@ -128,7 +129,8 @@ impl Case {
                 self.x = Buffer::from_f32(raw);
                 return raw.to_vec();
             }
-            self.x = Buffer::from_floats(DType::BF16, raw);
+            let dtype = if self.x_type == X::F16 { DType::F16 } else { DType::BF16 };
+            self.x = Buffer::from_floats(dtype, raw);
             return self.x.to_f32();
         };
         let largest_code = if planes == 1 { 127.0 } else { 32512.0 };
@@ -258,6 +260,7 @@ impl Case {
 pub fn activation(x: X, block: CodeBlock, scales: BufId, starts: BufId) -> Activation {
     match (x, x.codes()) {
         (X::F32, _) => Activation::F32,
+        (X::F16, _) => Activation::F16,
         (_, Some((planes, group))) => Activation::Codes(Codes { planes, group, block, scales, starts }),
         _ => Activation::BF16,
     }

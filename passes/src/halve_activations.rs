@@ -1,0 +1,192 @@
+//! On GPUs, where the name of the scheme says f16, products read activations in f16: with weights that are exact as f16 as well (f16, codes
+//! of 4 and 8 bits) they take one product of tensor cores where f32 activations take two or three, and half of the bytes. Sums, norms, the
+//! residual stream and states stay f32: only what a product reads is rounded, where it is made.
+//!
+//! f16 ends at 65504. Norms and what is bounded like them stay below; other activations are held there; squares, which go beyond it
+//! (RWKV), become bf16.
+
+use crate::pattern::{At, OpKind, any, op};
+use crate::rewrite::{Build, Misses, Rewrite, apply};
+use crate::{Context, PassError, Program, cse};
+use mlcc_ir::format::{Format, Zero};
+use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::kernel::{BinOp, UnOp};
+use mlcc_ir::module::StateId;
+use mlcc_ir::ops::{Op, OpError};
+use mlcc_ir::types::DType;
+use mlcc_target::Arch;
+
+const PASS: &str = "halve_activations";
+
+/// The largest f16.
+const LARGEST: f64 = 65504.0;
+
+pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    let on_gpu = ctx.options.levels.iter().any(|(_, target)| target.arch == Arch::Nvptx);
+    if !on_gpu || !ctx.options.quant.has_half_activations() {
+        return Ok(0);
+    }
+    let rewrites = [
+        halved("product on activations of bf16, which are squares", "has squares", is_square, to_bf16),
+        halved("product on activations of f16", "has activations of a norm or alike", is_bounded, to_f16),
+        halved("product on activations of f16, held in range", "has activations made here", is_made, to_held),
+    ];
+    let count = apply(program, ctx, PASS, &rewrites, Misses::Skip)?;
+    // What products read in common is rounded once.
+    for id in program.module.functions.ids().collect::<Vec<_>>() {
+        cse::merge_equal(&mut program.module, id);
+    }
+    Ok(count)
+}
+
+fn halved(
+    name: &'static str,
+    asks: &'static str,
+    holds: fn(&At) -> bool,
+    build: fn(&mut Build) -> Result<ValueId, OpError>,
+) -> Rewrite {
+    let weight = op(OpKind::Dequantize, [any("w").when("is exact as f16", |at| is_half(at.ty().dtype))]);
+    let pattern = op(OpKind::MatMul, [any("x"), weight])
+        .when("has a transposed weight", |at| {
+            at.node().is_some_and(|n| n.op == Op::MatMul { transpose_b: true })
+        })
+        .when("has f32 activations of rank 2", |at| {
+            at.operand(0).is_some_and(|x| x.dtype == DType::F32 && x.rank() == 2)
+        })
+        .when(asks, holds);
+    Rewrite { name, pattern, build }
+}
+
+/// Whether tensor cores multiply such weights as f16 without rounding them.
+fn is_half(weight: DType) -> bool {
+    let exact = |format: Format| matches!(format.bits, 4 | 8) && matches!(format.zero, Zero::Constant(_));
+    match weight {
+        DType::F16 => true,
+        DType::Packed(format) => exact(format),
+        _ => false,
+    }
+}
+
+/// What activations are before they are moved as a whole.
+fn unmoved(f: &Function, v: ValueId) -> ValueId {
+    match f.def(v) {
+        Some(node) if is_movement(&node.op) => unmoved(f, node.inputs[0]),
+        _ => v,
+    }
+}
+
+fn is_movement(op: &Op) -> bool {
+    matches!(op, Op::Reshape { .. } | Op::SequenceJoin | Op::WantedRows)
+}
+
+// ---- which values they may have
+
+/// How large values become.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Range {
+    /// As those of norms: parameters times some ten.
+    Bounded,
+    /// As results of products.
+    Open,
+    /// As products of such results with themselves.
+    Squared,
+}
+
+/// `states`: those that are looked at already.
+fn range(f: &Function, v: ValueId, states: &mut Vec<StateId>) -> Range {
+    let Some(node) = f.def(v) else { return Range::Open };
+    match node.op {
+        Op::Param(_) | Op::Constant { .. } | Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => {
+            Range::Bounded
+        }
+        // Averages of values, which caches in f16 hold as well.
+        Op::Attention(_) => Range::Bounded,
+        Op::Unary(UnOp::Tanh | UnOp::Sigmoid | UnOp::Erf | UnOp::Sin | UnOp::Cos) => Range::Bounded,
+        Op::Binary(BinOp::Mul) if node.inputs[0] == node.inputs[1] => Range::Squared,
+        Op::StateRead(state) if !states.contains(&state) => {
+            states.push(state);
+            let writes = |n: &Node| n.op == Op::StateWrite(state);
+            let written = f.live().find(|(_, n)| writes(n)).map(|(_, n)| n.inputs[0]);
+            written.map_or(Range::Open, |v| range(f, v, states))
+        }
+        Op::Slice { .. } | Op::Concat { .. } | Op::Permute { .. } | Op::SequenceSplit { .. } => {
+            most(f, node, states)
+        }
+        ref op if op.is_elementwise() || is_movement(op) => most(f, node, states),
+        _ => Range::Open,
+    }
+}
+
+fn most(f: &Function, node: &Node, states: &mut Vec<StateId>) -> Range {
+    let ranges = node.inputs.iter().map(|&v| range(f, v, states));
+    ranges.max().unwrap_or(Range::Bounded)
+}
+
+fn range_at(at: &At) -> Option<Range> {
+    let x = unmoved(at.f, at.node()?.inputs[0]);
+    // The kernel that makes them rounds them, too.
+    let node = at.f.def(x)?;
+    let rounds = match node.op {
+        Op::Constant { .. } | Op::Cast(_) => false,
+        Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax | Op::Attention(_) => true,
+        Op::MatMul { transpose_b } => transpose_b,
+        _ => node.op.is_elementwise(),
+    };
+    rounds.then(|| range(at.f, x, &mut Vec::new()))
+}
+
+fn is_square(at: &At) -> bool {
+    range_at(at) == Some(Range::Squared)
+}
+
+fn is_bounded(at: &At) -> bool {
+    range_at(at) == Some(Range::Bounded)
+}
+
+fn is_made(at: &At) -> bool {
+    range_at(at) == Some(Range::Open)
+}
+
+// ---- what takes their place
+
+fn to_bf16(b: &mut Build) -> Result<ValueId, OpError> {
+    with(b, |b, x| b.op(Op::Cast(DType::BF16), &[x]))
+}
+
+fn to_f16(b: &mut Build) -> Result<ValueId, OpError> {
+    with(b, |b, x| b.op(Op::Cast(DType::F16), &[x]))
+}
+
+/// What is no number, or infinite, becomes none: nothing holds that a model computes on.
+fn to_held(b: &mut Build) -> Result<ValueId, OpError> {
+    with(b, |b, x| {
+        let number = |b: &mut Build, value| b.op(Op::Constant { value, dtype: DType::F32 }, &[]);
+        let [least, most, zero] = [number(b, -LARGEST)?, number(b, LARGEST)?, number(b, 0.0)?];
+        let held = b.op(Op::Binary(BinOp::Min), &[x, most])?;
+        let held = b.op(Op::Binary(BinOp::Max), &[held, least])?;
+        // Minima and maxima are numbers where one operand is none.
+        let none = b.op(Op::Binary(BinOp::Mul), &[x, zero])?;
+        let held = b.op(Op::Binary(BinOp::Add), &[held, none])?;
+        b.op(Op::Cast(DType::F16), &[held])
+    })
+}
+
+/// The product on what becomes of its activations, rounded before they are moved.
+fn with(
+    b: &mut Build,
+    round: impl Fn(&mut Build, ValueId) -> Result<ValueId, OpError>,
+) -> Result<ValueId, OpError> {
+    let mut operands = b.operands();
+    let (mut x, mut moves) = (operands[0], Vec::new());
+    while let Some(node) = b.f.def(x).filter(|node| is_movement(&node.op)) {
+        moves.push((node.op.clone(), node.inputs.clone()));
+        x = node.inputs[0];
+    }
+    let mut rounded = round(b, x)?;
+    for (op, mut inputs) in moves.into_iter().rev() {
+        inputs[0] = rounded;
+        rounded = b.op(op, &inputs)?;
+    }
+    operands[0] = rounded;
+    b.op(b.root().clone(), &operands)
+}
