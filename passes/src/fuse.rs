@@ -186,6 +186,9 @@ impl<'a> Fusion<'a> {
             Class::Contraction if !node.op.is_elementwise() => return Some("a reduction is no epilogue"),
             Class::Contraction if out.dims != g.shape => return Some("another shape than the product"),
             Class::Contraction if self.is_of_reduction(node) => return Some("its reduction computes it"),
+            Class::Contraction if node.inputs.iter().any(|&v| self.is_moved(v)) => {
+                return Some("an epilogue moves no elements");
+            }
             Class::Row if row_shape(self.f, node) != g.shape => return Some("other rows"),
             Class::Contraction | Class::Row => {}
             Class::Closed if self.rounds_attention(node, g) => return None,
@@ -233,6 +236,23 @@ impl<'a> Fusion<'a> {
         let Some(def) = self.f.def_id(v).filter(|&def| is_lazy(def)) else { return false };
         let lazy = NodeFiltered::from_fn(Reads(self), |n| n == first || is_lazy(n));
         has_path_connecting(&lazy, def, first, None)
+    }
+
+    /// True if whoever reads the lazy value `v` computes it from elements of other places.
+    fn is_moved(&self, v: ValueId) -> bool {
+        let (mut next, mut seen) = (vec![v], HashSet::new());
+        while let Some(v) = next.pop() {
+            let lazy = |def: &NodeId| self.class[def.index()] == Class::Lazy;
+            let Some(def) = self.f.def_id(v).filter(lazy) else { continue };
+            let node = &self.f.nodes[def];
+            if !node.op.is_elementwise() {
+                return true;
+            }
+            if seen.insert(def) {
+                next.extend(&node.inputs);
+            }
+        }
+        false
     }
 
     /// True if computing `v` needs the group to have run.

@@ -53,6 +53,11 @@ pub(super) fn reads_pages(f: &Function, template: &Template) -> bool {
     }
 }
 
+/// Whether a group reads codes that lie in blocks and planes, as only the generators of products know them.
+fn reads_codes(f: &Function, target: &KernelTarget) -> bool {
+    target.arch != Arch::Nvptx && f.live().any(|(_, n)| matches!(n.op, Op::MatMulI8 { .. }))
+}
+
 /// Lowers a group function. `packings[i]` is the packing of input `i` if it is a parameter.
 pub fn lower_group(
     module: &Module,
@@ -112,6 +117,10 @@ pub fn lower_appending(
         Template::Experts(node) => experts::emit(&mut kb, f, node, inliner, &inputs, &outputs, target)?,
         Template::Scan(node) => scan::emit(&mut kb, module, f, node, &inputs, &outputs, target)?,
         Template::Contraction(c) => contraction::emit(&mut kb, f, &c, inliner, &inputs, &outputs, target)?,
+        Template::Rows if reads_codes(f, target) => {
+            let what = format!("group {} has an integer product beside what is no epilogue of it", f.name);
+            return Err(LowerError::internal(what));
+        }
         Template::Rows => rows::emit(&mut kb, f, inliner, &outputs, target)?,
     };
     if let (Some(_), Some(pages)) = (table, pages) {
