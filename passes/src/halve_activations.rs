@@ -75,8 +75,9 @@ fn unmoved(f: &Function, v: ValueId) -> ValueId {
     }
 }
 
+/// Exchanges between ranks too: what is rounded before has the bits of one rank, and half of the bytes.
 fn is_movement(op: &Op) -> bool {
-    matches!(op, Op::Reshape { .. } | Op::SequenceJoin | Op::WantedRows)
+    matches!(op, Op::Reshape { .. } | Op::SequenceJoin | Op::WantedRows | Op::Exchange { .. })
 }
 
 // ---- which values they may have
