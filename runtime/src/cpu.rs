@@ -302,12 +302,8 @@ impl Device for CpuDevice {
     fn ready(&self) -> Result<()> {
         let Some(process) = &self.process else { return Ok(()) };
         let own = self.pages.as_ref().map_or(0, |pages| pages.pages().all as u64);
-        let wanted = process.processes.ready(own);
-        if wanted > own {
-            let what = "pages of the KV cache, of which rank 0 has more";
-            return Err(Error::OutOfMemory { what, bytes: wanted });
-        }
-        process.lead.as_ref().map_or(Ok(()), |lead| lead.start())
+        let what = "pages of the KV cache, of which rank 0 has more";
+        process.processes.ready(own, what, process.lead.as_deref())
     }
 
     fn follow(self: Arc<Self>, model: &Model) -> Result<()> {

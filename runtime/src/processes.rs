@@ -200,10 +200,29 @@ impl Processes {
         self.check(result, late, limit);
     }
 
-    /// All are through with loading: a number of rank 0 goes to everybody.
-    pub(crate) fn ready(&self, number: u64) -> u64 {
-        let all = self.gather(&number.to_le_bytes(), LOADING);
-        all.as_chunks::<8>().0.first().map_or(0, |first| u64::from_le_bytes(*first))
+    /// All are through with loading, each with so many pages of the KV cache, and rank 0 may begin. An error, `what`, where it has more pages.
+    pub(crate) fn ready(&self, pages: u64, what: &'static str, lead: Option<&Lead>) -> Result<()> {
+        let all = self.gather(&pages.to_le_bytes(), LOADING);
+        let wanted = all.as_chunks::<8>().0.first().map_or(0, |first| u64::from_le_bytes(*first));
+        if wanted > pages {
+            return Err(Error::OutOfMemory { what, bytes: wanted });
+        }
+        lead.map_or(Ok(()), Lead::start)
+    }
+
+    /// Hears what rank 0 says until it has no use for the others any more.
+    pub(crate) fn follow(&self, mut hear: impl FnMut(&[u8]) -> Result<Kind>) {
+        let mut message = Vec::new();
+        loop {
+            self.next(&mut message);
+            match hear(&message) {
+                Ok(Kind::End) => break,
+                Ok(_) => {}
+                // The others wait for this rank in vain.
+                Err(error) => self.fail(&format!("{}: {error}", self.name(self.rank()))),
+            }
+        }
+        self.leave();
     }
 
     /// The last call.

@@ -49,17 +49,7 @@ impl CpuDevice {
             fed: Fed::new(model)?,
             logits: Buffer::floats("the logits", model.plan().vocab.max(model.plan().text_width))?,
         };
-        let mut message = Vec::new();
-        loop {
-            processes.next(&mut message);
-            match follower.hear(&message) {
-                Ok(Kind::End) => break,
-                Ok(_) => {}
-                // The others wait for this rank in vain.
-                Err(error) => processes.fail(&format!("{}: {error}", processes.name(processes.rank()))),
-            }
-        }
-        processes.leave();
+        processes.follow(|message| follower.hear(message));
         Ok(())
     }
 }

@@ -146,12 +146,8 @@ impl Device for Gpu {
     fn ready(&self) -> Result<()> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         let own = self.pages.as_ref().map_or(0, |pages| pages.pages().all as u64);
-        let wanted = ranks.processes.ready(own);
-        if wanted > own {
-            let what = "pages of the KV cache on the GPU, of which rank 0 has more";
-            return Err(Error::OutOfMemory { what, bytes: wanted });
-        }
-        ranks.lead.as_ref().map_or(Ok(()), |lead| lead.start())
+        let what = "pages of the KV cache on the GPU, of which rank 0 has more";
+        ranks.processes.ready(own, what, ranks.lead.as_deref())
     }
 
     fn follow(self: Arc<Self>, model: &Model) -> Result<()> {

@@ -67,17 +67,7 @@ pub(super) fn follow(device: &Arc<Gpu>, model: &Model) -> Result<()> {
     let processes = &ranks.processes;
     let (sessions, tokens, wanted) = Default::default();
     let mut follower = Follower { device: Arc::clone(device), model, ranks, sessions, tokens, wanted };
-    let mut message = Vec::new();
-    loop {
-        processes.next(&mut message);
-        match follower.hear(&message) {
-            Ok(Kind::End) => break,
-            Ok(_) => {}
-            // The others wait for this rank in vain.
-            Err(error) => processes.fail(&format!("{}: {error}", processes.name(processes.rank()))),
-        }
-    }
-    processes.leave();
+    processes.follow(|message| follower.hear(message));
     Ok(())
 }
 

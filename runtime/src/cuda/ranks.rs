@@ -56,14 +56,9 @@ impl GpuRanks {
         driver.check("cuDeviceGetUuid", status)?;
         let all = processes.gather(&uuid, LOADING);
         let all = all.as_chunks::<16>().0;
-        if let Some(other) = (0..rank).find(|&other| all.get(other) == Some(&uuid)) {
-            return Err(same_gpu(processes, other, rank));
-        }
-        // Where two others have the same one, they say so.
-        if (0..ranks).any(|a| (a + 1..ranks).any(|b| all.get(a) == all.get(b))) {
-            let pair = (0..ranks).flat_map(|a| (a + 1..ranks).map(move |b| (a, b)));
-            let (a, b) = pair.into_iter().find(|&(a, b)| all.get(a) == all.get(b)).unwrap_or((0, 0));
-            return Err(same_gpu(processes, a, b));
+        let mut pairs = (0..ranks).flat_map(|a| (a + 1..ranks).map(move |b| (a, b)));
+        if let Some((first, second)) = pairs.find(|&(a, b)| all.get(a) == all.get(b)) {
+            return Err(Error::OneGpu { first: processes.name(first), second: processes.name(second) });
         }
         let own = if rank == 0 { nccl.unique_id()?.0 } else { [0; 128] };
         let id = processes.gather(&own, LOADING);
@@ -110,10 +105,6 @@ impl GpuRanks {
         }
         Ok(())
     }
-}
-
-fn same_gpu(processes: &Processes, first: usize, second: usize) -> Error {
-    Error::OneGpu { first: processes.name(first), second: processes.name(second) }
 }
 
 /// Bytes of the largest exchange of several rows, on all ranks.

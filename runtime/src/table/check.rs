@@ -272,7 +272,8 @@ fn is_argument(a: &LaunchArg, plan: &Plan) -> bool {
         arg::PROBS => plan.vocab.max(2 * abi::LIKELIEST as u64).saturating_mul(rows).saturating_mul(4),
         arg::CONTROL => size_of::<Control>() as u64,
         arg::PAGES | arg::PAGE_TABLE if plan.page_bytes == 0 => return false,
-        arg::PAGES => plan.page_bytes,
+        // On a GPU a page has the rows of one rank.
+        arg::PAGES => plan.page_bytes / plan.ranks.max(1),
         arg::PAGE_TABLE => plan.pages().saturating_mul(4),
         _ => return false,
     };
