@@ -53,27 +53,43 @@ fn a_bundle_runs_from_end_to_end() {
     let folder = tempfile::tempdir().unwrap();
     let (file, out) = (folder.path().join("bundle.tar.xz"), folder.path().join("results"));
     let model = case("llama3-gqa-tied");
-    let flags = ["--format", "f32", "--prompt", "16", "--generate", "8", "--level", "0", "--model"];
+    let tests = "-p 16 -n 8 -b 1,2";
+    let flags = ["--format", "f32", "--flags", "--max-batch 2", "--tests", tests, "--level", "0", "--model"];
     let Some(mut pack) = pack("cpu", &flags) else { return };
     let packed = done(pack.arg(model).arg("-o").arg(&file).output().unwrap(), 0);
     assert!(packed.contains("1 reference cases, 1 models for speed"), "{packed}");
     let mut run = script("run").unwrap();
     let shown = done(run.arg("--bundle").arg(&file).arg("--out").arg(&out).output().unwrap(), 0);
     assert!(shown.contains("all 1 reference cases are within the tolerance"), "{shown}");
+    assert!(shown.contains("\nPyTorch, "), "what it measured, or that it is not there: {shown}");
     assert_eq!(std::fs::read_to_string(out.join("mlcc-gpu-results.txt")).unwrap(), shown);
     let results = results(&out);
     assert!(results["device"]["copy_bytes_per_s"].as_f64() > Some(1e6));
     assert!(results["rwkv4-hf-f32"]["error"].as_f64() < Some(1e-3), "{results:?}");
     let speed = &results["llama3-gqa-tied-f32"]["tests"];
-    assert_eq!((&speed[0]["test"], &speed[1]["test"]), (&"pp16".into(), &"tg8".into()));
-    assert!(speed[1]["share_of_copy_bandwidth"].as_f64() > Some(0.0), "{speed}");
+    for (row, test) in ["pp16", "tg8", "tg8@b2"].iter().enumerate() {
+        assert_eq!(speed[row]["test"], *test);
+        assert!(speed[row]["share_of_copy_bandwidth"].as_f64() > Some(0.0), "{speed}");
+        assert!(shown.contains(&format!("\n| llama3-gqa-tied-f32 | {test} | ")), "{shown}");
+    }
+    let texts = &results["rwkv4-tiny-books-f16-texts"];
+    assert_eq!(texts["result"], "ok", "{texts}");
+    for way in ["at once", "alone"] {
+        let found = &texts["ways"][way];
+        assert!(found["tokens"].as_u64() > Some(100) && found["texts"] == 16, "{texts}");
+        assert!(found["worst"].as_f64() > Some(0.0), "steps of several sequences round otherwise: {texts}");
+    }
     assert_eq!(results["summary"]["ok"], true);
 }
 
 /// A folder with a bundle of one case in f32, and its manifest.
 fn bundle(target: &str) -> Option<(tempfile::TempDir, Value)> {
+    bundle_with(target, &["--no-bench", "--no-texts", "--format", "f32", "--folder"])
+}
+
+fn bundle_with(target: &str, flags: &[&str]) -> Option<(tempfile::TempDir, Value)> {
     let folder = tempfile::tempdir().unwrap();
-    let mut pack = pack(target, &["--no-bench", "--format", "f32", "--folder"])?;
+    let mut pack = pack(target, flags)?;
     done(pack.arg(folder.path()).output().unwrap(), 0);
     let manifest = std::fs::read(folder.path().join("bundle.json")).unwrap();
     Some((folder, serde_json::from_slice(&manifest).unwrap()))
@@ -151,6 +167,39 @@ fn failures_are_told_and_the_rest_goes_on() {
 
     let shown = done(run(folder.path(), &["--minutes", "0"]).output().unwrap(), 1);
     assert!(shown.matches("not run: no time left").count() >= 5, "{shown}");
+}
+
+/// Texts may leave the reference where two tokens are as likely, and nowhere else; log probabilities have a tolerance.
+#[test]
+fn texts_leave_the_reference_at_ties_alone() {
+    let flags = ["--no-bench", "--format", "f32", "--folder"];
+    let Some((folder, manifest)) = bundle_with("cpu", &flags) else { return };
+    let reference = folder.path().join(manifest["texts"][0]["reference"].as_str().unwrap());
+    let right: Value = serde_json::from_slice(&std::fs::read(&reference).unwrap()).unwrap();
+    let outcome = |change: &dyn Fn(&mut Value)| {
+        let mut texts = right.clone();
+        change(&mut texts);
+        std::fs::write(&reference, texts.to_string()).unwrap();
+        let out = run(folder.path(), &[]).output().unwrap();
+        let texts = results(&folder.path().join("results")).remove("rwkv4-tiny-books-f16-texts").unwrap();
+        assert_eq!(out.status.code(), Some(i32::from(texts["result"] != "ok")), "{texts}");
+        let alone = &texts["ways"]["alone"];
+        (texts["result"].to_string(), alone["equal"].as_u64().unwrap(), alone["wrong"].to_string())
+    };
+    // Step 5 of the first text: its token, its log probability, the two likeliest with theirs.
+    let other = |text: &mut Value, gap: f64| {
+        let step = &mut text[0][5];
+        let (token, log) = (step[0].clone(), step[1].as_f64().unwrap());
+        *step = serde_json::json!(["other", log, [["other", log], [token, log - gap]]]);
+    };
+    assert_eq!(outcome(&|texts| other(texts, 0.04)), ("\"ok\"".into(), 15, "[]".into()));
+    let (result, _, wrong) = outcome(&|texts| other(texts, 0.06));
+    assert!(result.contains("MISS") && wrong.contains("expected 'other'"), "{wrong}");
+    let (result, _, wrong) =
+        outcome(&|texts| texts[3][7][1] = (texts[3][7][1].as_f64().unwrap() - 0.02).into());
+    assert!(result.contains("MISS") && wrong.contains("prompt 3: token 7"), "{wrong}");
+    let (result, _, wrong) = outcome(&|texts| drop(texts[2].as_array_mut().unwrap().pop()));
+    assert!(result.contains("MISS") && wrong.contains("prompt 2: "), "{wrong}");
 }
 
 /// The driver of the runtime's own tests.
