@@ -1,6 +1,6 @@
 //! From what some blocks of a launch did to its time: each limit alone, and the one that binds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use mlcc_target::GpuModel;
@@ -11,6 +11,8 @@ use crate::walk::{Counts, Kernel, Pipe, Walked, walk};
 
 /// Blocks of a launch that are followed.
 const SAMPLES: u64 = 8;
+/// Neighbours along an axis that are compared: at most so many blocks of a product share a tile of weights.
+const WINDOW: u32 = 4;
 const SECTOR: f64 = 32.0;
 /// Registers are given to warps in sets of so many for each thread.
 const REGISTER_SET: u32 = 8;
@@ -178,11 +180,8 @@ impl Walks<'_> {
             return Ok(Work::default());
         }
         let [x, y, _] = self.shape.grid.map(u64::from);
-        let samples = blocks.min(SAMPLES);
-        let chosen: BTreeSet<u64> =
-            (0..samples).map(|i| if samples > 1 { i * (blocks - 1) / (samples - 1) } else { 0 }).collect();
         let place = |at: u64| [at % x, at / x % y, at / x / y].map(|v| v as u32);
-        let chosen: Vec<[u32; 3]> = chosen.into_iter().map(place).collect();
+        let chosen: Vec<[u32; 3]> = samples(blocks).into_iter().map(place).collect();
         for block in &chosen {
             self.walk(*block)?;
         }
@@ -209,8 +208,8 @@ impl Walks<'_> {
         Ok(work)
     }
 
-    /// Sectors that all blocks read, each counted once: what a block reads that its neighbour along an axis reads as well is read once
-    /// along that axis.
+    /// Sectors that all blocks read, each counted once: what all readers among the neighbours along an axis and one far away read is read
+    /// once along that axis, and of the rest each part of the axis reads as many sectors as these neighbours together.
     fn read_once(&mut self, chosen: &[[u32; 3]]) -> Result<f64, PredictError> {
         let read = |walked: &Walked| walked.counts.read.len();
         let Some(most) = chosen.iter().copied().max_by_key(|b| read(&self.done[b])) else { return Ok(0.0) };
@@ -218,25 +217,58 @@ impl Walks<'_> {
         if own.is_empty() {
             return Ok(0.0);
         }
-        let mean = chosen.iter().map(|b| read(&self.done[b])).sum::<usize>() as f64 / chosen.len() as f64;
+        let mut mean = chosen.iter().map(|b| read(&self.done[b])).sum::<usize>() as f64 / chosen.len() as f64;
         let mut times = vec![1.0; own.len()];
         for axis in 0..3 {
             let extent = self.shape.grid[axis];
             if extent == 1 {
                 continue;
             }
-            let mut beside = most;
-            beside[axis] = if most[axis] > 0 { most[axis] - 1 } else { 1 };
-            let there = &self.walk(beside)?.counts.read;
-            for (sector, times) in own.iter().zip(&mut times).filter(|(s, _)| !there.contains(s)) {
-                debug_assert!(own.contains(sector));
-                *times *= f64::from(extent);
+            let begin = most[axis] / WINDOW * WINDOW;
+            let window = begin..(begin + WINDOW).min(extent);
+            // Blocks that read each sector.
+            let (mut readers, mut sectors) = (0, BTreeMap::<u64, u32>::new());
+            let mut of_window = 0;
+            for at in window.clone() {
+                let mut beside = most;
+                beside[axis] = at;
+                let there = &self.walk(beside)?.counts.read;
+                readers += u32::from(!there.is_empty());
+                of_window += there.len();
+                there.iter().for_each(|s| *sectors.entry(*s).or_default() += 1);
             }
+            // At the same place among its neighbours, as some places have nothing to do.
+            let mut far = most;
+            far[axis] = (most[axis] + extent / 2 / WINDOW * WINDOW) % extent;
+            let far = self.walk(far)?.counts.read.clone();
+            let in_all = |s: &u64| readers > 1 && sectors.get(s) == Some(&readers);
+            let shared = |s: &u64| in_all(s) && (far.is_empty() || far.contains(s));
+            let apart = sectors.keys().filter(|s| !shared(s)).count() as f64;
+            let own_apart = own.iter().filter(|s| !shared(s)).count().max(1) as f64;
+            let parts = f64::from(extent) / window.len() as f64;
+            for (_, times) in own.iter().zip(&mut times).filter(|(s, _)| !shared(s)) {
+                *times *= parts * apart / own_apart;
+            }
+            // Neighbours that read less or nothing are counted above.
+            mean *= (own.len() * window.len()) as f64 / of_window as f64;
         }
-        // Where blocks read different sectors, those of the mean block count.
+        // Where blocks far away read more or less, those of the mean block count.
         let share = mean / own.len() as f64;
         Ok(times.into_iter().map(|times| if times > 1.0 { times * share } else { times }).sum())
     }
+}
+
+/// Blocks that stand for all: one of each of equal parts of the launch, whose remainders by small powers of two are as often each other's. Kernels
+/// deal their work out by such remainders, and give nothing to some.
+fn samples(blocks: u64) -> Vec<u64> {
+    let count = blocks.min(SAMPLES);
+    let begin = |i: u64| i * blocks / count;
+    let of_part = |i: u64| {
+        let wide = (begin(i + 1) - begin(i)).min(SAMPLES);
+        let power = 1 << wide.ilog2();
+        begin(i) + (i % power + power - begin(i) % power) % power
+    };
+    (0..count).map(of_part).collect()
 }
 
 /// Seconds, what binds, and every limit.
@@ -383,5 +415,25 @@ mod tests {
     #[test]
     fn nothing_is_launched() {
         assert_eq!(time(&Work::default(), &gpu()).0, 0.0);
+    }
+
+    #[test]
+    fn samples_have_every_remainder() {
+        assert_eq!(samples(1), [0]);
+        assert_eq!(samples(5), [0, 1, 2, 3, 4]);
+        for blocks in [64, 100, 896, 1002, 8192] {
+            let chosen = samples(blocks);
+            for power in [2, 4, 8] {
+                let mut of: Vec<u64> = chosen.iter().map(|at| at % power).collect();
+                of.sort_unstable();
+                let expected: Vec<u64> = (0..SAMPLES).map(|i| i * power / SAMPLES).collect();
+                assert_eq!(of, expected, "{chosen:?} of {blocks}");
+            }
+        }
+        // Of each eighth one.
+        for blocks in [8, 9, 13, 17, 63, 896] {
+            let parts: Vec<u64> = samples(blocks).iter().map(|at| ((at + 1) * 8 - 1) / blocks).collect();
+            assert_eq!(parts, [0, 1, 2, 3, 4, 5, 6, 7], "{blocks}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::launch::{Plan, SequenceSizes};
+use crate::model::{Resources, predict};
 use crate::sass;
 use mlcc_abi::{LaunchArg, arg, repeat};
 use mlcc_target::{GpuModel, Latency};
@@ -290,4 +291,44 @@ fn what_is_not_known_is_refused() {
     let gpu = gpu();
     let error = walk(&kernel, &shape, &call(1, 0), &gpu, [0; 3]).unwrap_err().to_string();
     assert!(error.contains("an end without an exit"), "{error}");
+}
+
+/// Blocks side by side share a tile of weights, or all of them but one have nothing to do: tiles come from memory once.
+#[test]
+fn tiles_of_several_blocks_are_read_once() {
+    let bytes = |shift: &str, guard: &str| {
+        let shifted = format!("SHF.R.U32.HI R1, RZ, {shift}, R1");
+        let exit = format!("{guard} EXIT");
+        let lines = [
+            "S2R R0, SR_TID.X",
+            "S2R R1, SR_CTAID.X",
+            "ULDC.64 UR4, c[0x0][0x210]",
+            "LOP3.LUT R6, R1, 0x3, RZ, 0xc0, !PT",
+            "ISETP.NE.AND P0, PT, R6, RZ, PT",
+            &exit,
+            &shifted,
+            "IMAD.SHL.U32 R1, R1, 0x1000, RZ",
+            "LEA R0, R0, R1, 0x4",
+            "IADD3 R2, P0, R0, UR4, RZ",
+            "IADD3.X R3, RZ, UR5, RZ, P0, !PT",
+            "LDG.E.128 R4, desc[UR6][R2.64]",
+            "EXIT",
+        ];
+        let kernel = kernel(&lines.map(|line| (line, plain(1))));
+        let shape = Shape {
+            grid: [1, 896, 1],
+            block: [32, 1, 1],
+            shared_bytes: 0,
+            args: &[WEIGHTS],
+            repeat: repeat::ONCE,
+        };
+        let along = [shape, Shape { grid: [896, 1, 1], ..shape }];
+        let resources = Resources { registers: 32, shared_bytes: 0 };
+        along.map(|shape| predict(&kernel, resources, &shape, &call(1, 0), &gpu()).unwrap().work.memory_bytes)
+    };
+    // 512 bytes of each tile. Along y all blocks have the first one.
+    assert_eq!(bytes("0x0", "@!PT"), [512.0, 896.0 * 512.0]);
+    assert_eq!(bytes("0x1", "@!PT"), [512.0, 448.0 * 512.0]);
+    assert_eq!(bytes("0x2", "@!PT"), [512.0, 224.0 * 512.0]);
+    assert_eq!(bytes("0x2", "@P0"), [512.0, 224.0 * 512.0], "three of four are idle");
 }
