@@ -226,7 +226,7 @@ class Bundle:
         if speeds:
             self.golden_end -= (1 - GOLDEN_SHARE) * (self.end - time.monotonic())
         results.say(report.GOLDEN_HEAD)
-        jobs = self.args.jobs or min(4, os.cpu_count() or 1)
+        jobs = self.args.jobs or min(12, os.cpu_count() or 1)
         # Kernels are built by the CPU when a model is loaded: several cases at a time.
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             futures = [pool.submit(self.golden, case) for case in goldens]
@@ -315,7 +315,7 @@ def arguments():
     parser.add_argument("--minutes", type=float, default=8, help="what is not begun by then is not run [8]")
     parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="most time of one case [60]")
     parser.add_argument("--out", default=".", metavar="DIR", help="where results go [the current folder]")
-    parser.add_argument("--jobs", type=int, metavar="N", help="reference cases at a time [4, at most the CPUs]")
+    parser.add_argument("--jobs", type=int, metavar="N", help="reference cases at a time [12, at most the CPUs]")
     parser.add_argument("--no-bench", dest="bench", action="store_false", help="only the reference cases")
     parser.add_argument("--no-peer", dest="peer", action="store_false", help="no PyTorch beside mlcc")
     parser.add_argument("--allow-missing", action="store_true", help="a machine without a GPU is a skip and no failure")
