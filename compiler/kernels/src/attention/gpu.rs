@@ -59,13 +59,22 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, new_rows: &[NewR
             false => k.dim(&a.n.ceil_div(plan.positions)),
         };
         k.blocks("tile", 0, tiles, |tile| {
-            k.blocks("heads", 1, a.heads() / plan.heads, |heads| match plan.matrix {
-                None => ThreadBlock::new(k, a, plan, tile, heads).run(tile, new_rows, out),
-                Some(warps) => {
-                    let first = if plan.single { k.int(0) } else { (tiles - tile + -1) * plan.positions };
-                    let block = MatrixBlock::new(k, a, (plan, warps), first.named("first"), heads);
-                    block.run(tile, new_rows, out);
+            k.blocks("heads", 1, a.heads() / plan.heads, |heads| {
+                let block = || match plan.matrix {
+                    None => ThreadBlock::new(k, a, plan, tile, heads).run(tile, new_rows, out),
+                    Some(warps) => {
+                        let first = if plan.single { k.int(0) } else { (tiles - tile + -1) * plan.positions };
+                        let block = MatrixBlock::new(k, a, (plan, warps), first.named("first"), heads);
+                        block.run(tile, new_rows, out);
+                    }
+                };
+                if !plan.single || plan.slices == 1 {
+                    return block();
                 }
+                // Short sequences have no use for most slices, which many sequences together have many of.
+                let t = k.dim(&a.t);
+                let [used, _] = slices(plan, plan.tile_of(a.first_key(t + -1)), t);
+                k.when(tile.lt(used), block);
             });
         });
     });
