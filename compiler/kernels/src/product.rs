@@ -24,6 +24,9 @@ mod weight;
 
 pub use cpu::emit_product;
 pub use experts::{Choice, emit_experts};
-pub use gpu::{GpuPlan, Prologue, RowEpilogue, RowPlan, choose_gpu, emit_gpu_product, emit_gpu_row};
+pub use gpu::{
+    GpuPlan, Prologue, RowEpilogue, RowPlan, RowTiles, choose_gpu, emit_gpu_product, emit_gpu_row,
+    emit_row_tiles,
+};
 pub use plan::{CpuPlan, choose, code_block};
 pub use problem::{Activation, Codes, DOT_COLUMNS, EPILOGUE_OPERANDS, Epilogue, Product, Sums, Weight};

@@ -7,8 +7,8 @@ use super::plan::Partition;
 use crate::inline::{Binding, Index, Inliner};
 use crate::params::KernelTarget;
 use crate::product::{
-    Activation, Codes, EPILOGUE_OPERANDS, Epilogue, Product, Prologue, RowEpilogue, RowPlan, Sums, Weight,
-    choose, choose_gpu, code_block, emit_gpu_product, emit_gpu_row, emit_product,
+    Activation, Codes, EPILOGUE_OPERANDS, Epilogue, Product, Prologue, RowEpilogue, RowPlan, RowTiles, Sums,
+    Weight, choose, choose_gpu, code_block, emit_gpu_product, emit_gpu_row, emit_product, emit_row_tiles,
 };
 use crate::rows::for_each_column;
 use mlcc_ir::builder::KernelBuilder;
@@ -237,12 +237,10 @@ pub(super) fn emit(
     let kind =
         kind.ok_or_else(|| LowerError::internal(format!("a product with weights of type {weight}")))?;
     let x_value = x;
-    let (x, activation) = match c.x {
-        Activations::Input(i) => (inputs[i], activation),
-        // Those of a block are few: rounded ones lie there as f32, so that they are widened once.
-        Activations::Computed { .. } => {
-            (kb.alloc("activations", DType::F32, k, Space::Shared), Activation::F32)
-        }
+    let x = match c.x {
+        Activations::Input(i) => inputs[i],
+        // A block that computes activations has a place for them; what else the group reads stands for it here.
+        Activations::Computed { .. } => inputs[c.w],
     };
     let epilogue_operands = epilogue_operands(f, c, inputs, outputs);
     let (w, w_offset) = (inputs[c.w], 0);
@@ -251,7 +249,6 @@ pub(super) fn emit(
     let (slices, generator, plan) = match target.arch {
         Arch::Nvptx if rows.as_const() == Some(1) => {
             let computed = matches!(c.x, Activations::Computed { .. });
-            let plan = RowPlan::new(n, c.parts.len().max(1) as u32, computed).of(&problem);
             let prologue: &Prologue = &|k, threads, keep| {
                 let inliner = inliner.clone();
                 for_each_column(k, &inliner, x_value, threads, &|column, value| {
@@ -263,8 +260,28 @@ pub(super) fn emit(
                 let sums: Vec<_> = of_parts.iter().copied().zip(sums.iter().copied()).collect();
                 store_columns(k, &inliner, &sums, outputs, col);
             };
-            emit_gpu_row(kb, &problem, plan, computed.then_some(prologue), epilogue)?;
-            (None, "product::gpu", plan.to_string())
+            let (prologue, parts) = (computed.then_some(prologue), c.parts.len().max(1) as u32);
+            // Rounded activations may be what tensor cores multiply.
+            let halves = Product { activation, ..problem };
+            let tiles = match target.matrix {
+                Some(_) => RowTiles::of(&halves, parts, computed)?,
+                None => None,
+            };
+            let plan = if let Some(plan) = tiles {
+                emit_row_tiles(kb, &halves, plan, prologue, epilogue)?;
+                plan.to_string()
+            } else {
+                let mut problem = problem;
+                if computed {
+                    // Those of a block are few: they lie there as f32, so that they are widened once.
+                    let x = kb.alloc("activations", DType::F32, k, Space::Shared);
+                    problem = Product { x, activation: Activation::F32, ..problem };
+                }
+                let plan = RowPlan::new(n, parts, computed).of(&problem);
+                emit_gpu_row(kb, &problem, plan, prologue, epilogue)?;
+                plan.to_string()
+            };
+            (None, "product::gpu", plan)
         }
         Arch::Nvptx => {
             let plan = choose_gpu(target.matrix, &problem, false)?;

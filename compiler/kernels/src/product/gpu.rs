@@ -4,8 +4,10 @@
 mod codes;
 mod matrix;
 mod row;
+mod row_tiles;
 
 pub use row::{Prologue, RowEpilogue, RowPlan, emit_gpu_row};
+pub use row_tiles::{RowTiles, emit_row_tiles};
 
 use super::problem::{Activation, Epilogue, Product, Sums, Weight};
 use mlcc_ir::builder::KernelBuilder;

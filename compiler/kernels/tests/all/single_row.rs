@@ -13,11 +13,14 @@ use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, Packing, TensorType};
 use mlcc_kernels::lower::group::{Template, lower_group, template};
 use mlcc_kernels::params::KernelTarget;
+use mlcc_quant::{PackOptions, dequantize, pack};
 
 /// What is around a product in a case.
 #[derive(Clone, Copy, Debug)]
 struct Around {
     norm: bool,
+    /// Activations are rounded to f16.
+    rounded: bool,
     /// Parts of the result that are multiplied, the first of them through a sigmoid.
     parts: usize,
     residual: bool,
@@ -29,7 +32,8 @@ fn check(weight: DType, (n, k): (usize, usize), around: Around, says: &[&str]) {
     let dims = |dims: &[usize]| dims.iter().map(|&d| Dim::from(d)).collect::<Vec<_>>();
     let ty = |dtype, of: &[usize]| TensorType { dtype, dims: dims(of) };
     let f32 = |of: &[usize]| ty(DType::F32, of);
-    let inputs = [f32(&[1, k]), f32(&[k]), ty(weight, &[n, k]), f32(&[1, columns])];
+    let x = if around.rounded && !around.norm { DType::F16 } else { DType::F32 };
+    let inputs = [ty(x, &[1, k]), f32(&[k]), ty(weight, &[n, k]), f32(&[1, columns])];
     let mut b = GraphBuilder::new("case");
     b.function("f", FunctionKind::Group, &inputs, |b, inputs| {
         let mut x = inputs[0];
@@ -40,6 +44,9 @@ fn check(weight: DType, (n, k): (usize, usize), around: Around, says: &[&str]) {
             let scale = b.unary(UnOp::Rsqrt, mean);
             let scaled = b.mul(x, scale);
             x = b.mul(scaled, inputs[1]);
+        }
+        if around.rounded && around.norm {
+            x = b.cast(x, DType::F16);
         }
         let mut y = b.op(Op::MatMul { transpose_b: true }, &[x, inputs[2]]);
         if around.parts > 1 {
@@ -58,7 +65,15 @@ fn check(weight: DType, (n, k): (usize, usize), around: Around, says: &[&str]) {
     let module = b.finish().unwrap();
     let (_, f) = module.function("f").unwrap();
     let syms = SymValues::tokens(1);
-    let values = mlcc_interp::equivalence::random_inputs(f, &syms, 7);
+    let mut values = mlcc_interp::equivalence::random_inputs(f, &syms, 7);
+    // What packed weights stand for.
+    let packed = matches!(weight, DType::Packed(_)).then(|| {
+        let bytes =
+            pack(weight, Packing::RowMajor, n, k, &values[2].to_f32(), PackOptions::default()).unwrap();
+        let floats = dequantize(weight, Packing::RowMajor, n, k, &bytes).unwrap();
+        values[2].data = floats.into_iter().map(f64::from).collect();
+        bytes
+    });
     let interpreter = Interpreter::new(&module, |_| unreachable!("no parameters"));
     let want = interpreter.run_named("f", &values, &mut States::new(&module).unwrap(), syms).unwrap();
 
@@ -75,7 +90,10 @@ fn check(weight: DType, (n, k): (usize, usize), around: Around, says: &[&str]) {
         let mut buffers: Vec<Buffer> = values
             .iter()
             .zip(&inputs)
-            .map(|(t, ty)| Buffer::from_floats(ty.dtype, &t.to_f32()))
+            .map(|(t, ty)| match (&packed, ty.dtype) {
+                (Some(bytes), DType::Packed(_)) => Buffer::from_u8(bytes),
+                (_, dtype) => Buffer::from_floats(dtype, &t.to_f32()),
+            })
             .chain([Buffer::zeros(DType::F32, columns)])
             .collect();
         run_with(&group.kernel, &mut buffers, &syms, &options).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -91,15 +109,50 @@ fn products_with_what_is_around_them() {
     // 512 columns come in rounds and in halves of 16 bytes, others leave pieces and columns over.
     for k in [512, 256, 100, 37] {
         for weight in [DType::F32, DType::F16] {
-            let plain = Around { norm: false, parts: 1, residual: true };
+            let plain = Around { norm: false, rounded: false, parts: 1, residual: true };
             check(weight, (12, k), plain, &["per 2 rows"]);
             check(weight, (9, k), plain, &["per row"]);
             check(weight, (22, k), Around { norm: true, ..plain }, &norm);
-            check(weight, (24, k), Around { norm: true, parts: 2, residual: false }, &["2 parts joined"]);
-            check(weight, (27, k), Around { norm: false, parts: 3, residual: true }, &["3 parts joined"]);
+            check(
+                weight,
+                (24, k),
+                Around { norm: true, parts: 2, residual: false, ..plain },
+                &["2 parts joined"],
+            );
+            check(weight, (27, k), Around { parts: 3, ..plain }, &["3 parts joined"]);
         }
     }
     // So many rows that blocks take several turns, the last of them with rows for some.
-    let both = Around { norm: true, parts: 2, residual: true };
+    let both = Around { norm: true, rounded: false, parts: 2, residual: true };
     check(DType::F16, (2 * 8 * 1030, 32), both, &["2 times"]);
+}
+
+/// 4-bit weights and f16 activations, on tensor cores: tiles of columns for some warps only, for all, and in several rounds; blocks with one
+/// tile of rows and with two, the last of them with one.
+#[test]
+fn products_on_tensor_cores() {
+    let weight = DType::parse("q4g32").unwrap();
+    let plain = Around { norm: false, rounded: true, parts: 1, residual: true };
+    let norm = Around { norm: true, ..plain };
+    for k in [128, 1152, 4224] {
+        check(weight, (48, k), plain, &["tensor cores, 1 x 16", "8 warps"]);
+        check(weight, (48, k), norm, &["tensor cores", "computed by each block"]);
+        check(weight, (64, k), Around { parts: 2, ..norm }, &["tensor cores", "2 parts joined"]);
+        check(weight, (64, k), Around { parts: 4, residual: false, ..plain }, &["tensor cores", "4 parts"]);
+    }
+    check(weight, (16 * 513, 128), plain, &["tensor cores, 2 x 16", "4 warps"]);
+    check(weight, (16 * 513, 256), Around { parts: 2, ..norm }, &["tensor cores, 2 x 16", "4 warps"]);
+    // Others are multiplied lane by lane.
+    for (rows, k, weight, around) in [
+        (40, 128, "q4g32", plain),
+        (48, 96, "q4g32", plain),
+        (48, 128, "q4g32", Around { rounded: false, ..plain }),
+        (48, 128, "q4g32", Around { parts: 3, ..plain }),
+        (48, 128, "q8g32", plain),
+        (48, 128, "q4g64", plain),
+        (48, 128, "q4g32_f32", plain),
+        (48, 128, "q4g32_min", plain),
+    ] {
+        check(DType::parse(weight).unwrap(), (rows, k), around, &["a warp per"]);
+    }
 }

@@ -36,7 +36,7 @@ const CHUNK: i64 = 16;
 /// Bytes of scales that are copied for a row of a slice: the scale of its group, and of two bytes its neighbour.
 const SCALE_BYTES: i64 = 4;
 /// The columns of a lane as they lie.
-const IN_ORDER: [u32; OF_LANE as usize] = [0, 1, 2, 3, 4, 5, 6, 7];
+pub(super) const IN_ORDER: [u32; OF_LANE as usize] = [0, 1, 2, 3, 4, 5, 6, 7];
 /// Floats between rows of finished sums in shared memory, beyond those of a row: rows of a store begin in different banks.
 const PAD: i64 = 8;
 
@@ -488,7 +488,7 @@ impl<'k> Gpu<'k, '_> {
 
 /// The elements of a fragment, of those that a lane has of half a slice (for `a` of two rows, one after the other), whose columns come in
 /// this order; `rows`: of the rows of `a`, else of the columns of `b`.
-fn order(of: &Fragment, half: u32, rows: bool, columns: &[u32; OF_LANE as usize]) -> Vec<u32> {
+pub(super) fn order(of: &Fragment, half: u32, rows: bool, columns: &[u32; OF_LANE as usize]) -> Vec<u32> {
     let element = |e| {
         let (row, column) = of.place(0, e);
         // Along the depth of the product a lane has 0, 1, 8 and 9 more than its first.
