@@ -105,15 +105,21 @@ impl Runner {
 
     /// Feeds single tokens to so many sequences, and takes the time of each step.
     fn generate(&mut self, tokens: &[i32], sequences: usize) -> Result<(), CliError> {
-        let mut sessions: Vec<&mut Session> = self.sessions.iter_mut().take(sequences).collect();
+        let sessions = &mut self.sessions[..sequences];
         let mut next = vec![0; sequences];
         for (i, &token) in tokens.iter().enumerate() {
             // Sequences of different tokens: they may pick different experts.
             next.iter_mut().enumerate().for_each(|(k, t)| *t = tokens[(i + 7 * k) % tokens.len()]);
             let begin = Instant::now();
-            match &mut sessions[..] {
-                [one] => one.decode(token).map(drop)?,
-                all => self.batch.iter_mut().try_for_each(|batch| batch.decode(all, &next).map(drop))?,
+            // As those who generate do: where a GPU finds the likeliest tokens, its other logits stay there.
+            match (&mut *sessions, &mut self.batch) {
+                ([one], _) => one.decode_likeliest(token, &mut |_| true).map(drop)?,
+                (all, Some(batch)) => {
+                    let mut rows: Vec<Rows> =
+                        all.iter_mut().zip(next.chunks(1)).map(|(s, token)| Rows::of(s, token)).collect();
+                    batch.step_likeliest(&mut rows, &mut |_, _| true).map(drop)?;
+                }
+                (_, None) => {}
             }
             self.steps.push(begin.elapsed().as_secs_f64());
             stop_if_interrupted()?;
