@@ -46,6 +46,8 @@ pub struct Gpu {
     pub device: Device,
     /// How products of many rows use tensor cores; none without `mma.sync`.
     pub product: Option<MatrixTile>,
+    /// The same of packed weights with f16 activations, where that is another tile.
+    pub code_product: Option<MatrixTile>,
     /// How attention does.
     pub attention: Option<AttentionTile>,
 }
@@ -331,8 +333,11 @@ fn read_level(file: &str, arch: Arch, before: &[Read], entry: LevelEntry) -> Res
     features.extend(entry.features);
     let tables = over(base.map_or(&toml::Table::new(), |b| &b.tune), entry.tune);
     let wrong = |message: String| SpecError::Tune { file: file.clone(), level: level.clone(), message };
-    let product = entry.gpu.as_ref().and_then(|gpu| Some((gpu.product?, gpu.max_threads)));
-    if let Some(fault) = product.and_then(|(tile, threads)| tile.fault(threads)) {
+    let faults = |gpu: &Gpu| {
+        let tiles = gpu.product.into_iter().chain(gpu.code_product);
+        tiles.into_iter().find_map(|tile| tile.fault(gpu.max_threads))
+    };
+    if let Some(fault) = entry.gpu.as_ref().and_then(faults) {
         return Err(SpecError::Product { file, level, fault });
     }
     let attention = entry.gpu.as_ref().and_then(|gpu| gpu.attention?.fault(gpu.max_threads));

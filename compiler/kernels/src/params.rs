@@ -1,5 +1,6 @@
 //! What generators need to know of a machine.
 
+use crate::product::{Activation, Product, Weight};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::types::DType;
@@ -22,6 +23,8 @@ pub struct KernelTarget {
     pub batch_invariant: bool,
     /// How products of many rows use tensor cores, where there are some.
     pub matrix: Option<MatrixTile>,
+    /// The same of packed weights with f16 activations, where that is another tile.
+    pub code_matrix: Option<MatrixTile>,
     /// How attention does.
     pub attention: Option<AttentionTile>,
 }
@@ -31,9 +34,17 @@ impl KernelTarget {
         let features = level.features.iter().cloned().collect();
         let tune = level.tune.clone().unwrap_or_default();
         let matrix = level.gpu.as_ref().and_then(|gpu| gpu.product);
+        let code_matrix = level.gpu.as_ref().and_then(|gpu| gpu.code_product);
         let attention = level.gpu.as_ref().and_then(|gpu| gpu.attention);
         let vector_bits = level.vector_bits;
-        KernelTarget { arch, features, vector_bits, tune, batch_invariant: false, matrix, attention }
+        let batch_invariant = false;
+        KernelTarget { arch, features, vector_bits, tune, batch_invariant, matrix, code_matrix, attention }
+    }
+
+    /// The tile of a product of many rows.
+    pub fn tile_of(&self, problem: &Product) -> Option<MatrixTile> {
+        let codes = problem.activation == Activation::F16 && matches!(problem.weight, Weight::Packed(_));
+        self.code_matrix.filter(|_| codes).or(self.matrix)
     }
 
     /// Lanes of an f32 vector.

@@ -88,8 +88,16 @@ pub fn print_program(program: &Program) -> String {
 }
 
 fn print_level(module: &Module, level: &LevelCode) -> String {
-    let KernelTarget { arch, features, vector_bits, batch_invariant, tune: _, matrix: _, attention: _ } =
-        &level.target;
+    let KernelTarget {
+        arch,
+        features,
+        vector_bits,
+        batch_invariant,
+        tune: _,
+        matrix: _,
+        code_matrix: _,
+        attention: _,
+    } = &level.target;
     let features = list(features.iter().map(|f| print_string(f)));
     let name = print_name('@', &level.name);
     let invariant = if *batch_invariant { " batch_invariant" } else { "" };
@@ -201,9 +209,11 @@ fn parse_level(lexer: &mut Lexer, module: &Module) -> Result<LevelCode, ParseErr
     let batch_invariant = lexer.accept_keyword("batch_invariant");
     let features = features.into_iter().collect();
     let known = mlcc_target::level(&name).ok().flatten();
-    let (matrix, attention) =
-        known.and_then(|level| level.gpu).map_or((None, None), |gpu| (gpu.product, gpu.attention));
-    let target = KernelTarget { arch, features, vector_bits, tune, batch_invariant, matrix, attention };
+    let (matrix, code_matrix, attention) = known
+        .and_then(|level| level.gpu)
+        .map_or((None, None, None), |gpu| (gpu.product, gpu.code_product, gpu.attention));
+    let target =
+        KernelTarget { arch, features, vector_bits, tune, batch_invariant, matrix, code_matrix, attention };
     let lowered = Lowered { kernels: vec![], costs: vec![], made: vec![], entries: vec![] };
     let mut level = LevelCode { name, target, lowered, steps: Vec::new() };
     lexer.expect("{")?;

@@ -284,7 +284,7 @@ pub(super) fn emit(
             (None, "product::gpu", plan)
         }
         Arch::Nvptx => {
-            let plan = choose_gpu(target.matrix, &problem, false)?;
+            let plan = choose_gpu(target.tile_of(&problem), &problem, false)?;
             emit_gpu_product(kb, &problem, &plan, epilogue)?;
             (None, "product::gpu", plan.to_string())
         }
