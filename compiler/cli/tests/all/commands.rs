@@ -200,7 +200,8 @@ fn a_gpu_needs_no_more_scratch_than_a_cpu() {
         let arena = |target: &str, emit: &str| {
             let mut build = mlcc();
             build.current_dir(&folder).arg("build").arg("-m").arg(case(name).canonicalize().unwrap());
-            let report = json(build.args(["--target", target, "--emit", emit, "--json", "-o", "m.so"]));
+            let same = ["--chunk", "128", "--emit", emit, "--json", "-o", "m.so"];
+            let report = json(build.args(["--target", target]).args(same));
             report["memory"]["arena_bytes"].as_u64().unwrap()
         };
         let (gpu, cpu) = (arena("sm_80", "ptx"), arena("x86-64-v3", "asm"));

@@ -3,14 +3,15 @@
 use mlcc_engine::ChatSource;
 use mlcc_models::resolve::resolve;
 use mlcc_models::{Checkpoint, ResolvedModel};
+use mlcc_target::Arch;
 
 use super::text_files::{self, SourceTokenizer};
 use super::{BuildError, BuildOptions, ModuleText};
 
 /// Tokens in one call of prefill where the user asks for no number.
 pub const CHUNK: u32 = 128;
-/// The same where the rows of a prompt are divided among experts.
-const EXPERTS_CHUNK: u32 = 512;
+/// The same where the rows of a prompt are divided among experts, and on GPUs, which 128 rows leave half idle.
+const LONG_CHUNK: u32 = 512;
 /// The same for whole texts, unless one may be longer: several are read in one call.
 const TEXTS: u32 = 2048;
 /// The same where a prompt has to come in one call, unless the context is shorter. Scratch memory for such calls is
@@ -32,6 +33,11 @@ pub struct Source {
     pub chat: Option<ChatSource>,
     /// What was left out, and why.
     pub warnings: Vec<String>,
+}
+
+/// Whether the build is for GPUs; a target that is none is told elsewhere.
+fn on_gpu(options: &BuildOptions) -> bool {
+    mlcc_target::resolve(&options.target).is_ok_and(|target| target.arch == Arch::Nvptx)
 }
 
 impl Source {
@@ -61,7 +67,7 @@ impl Source {
         let chunk = options.chunk.or(planned).unwrap_or(match architecture.needs_whole_prompts() {
             _ if architecture.texts().is_some() => longest.max(TEXTS),
             true => at_most(WHOLE_PROMPT),
-            false if architecture.has_experts() => at_most(EXPERTS_CHUNK),
+            false if architecture.has_experts() || on_gpu(options) => at_most(LONG_CHUNK),
             false => CHUNK,
         });
         let mut warnings = Vec::new();
