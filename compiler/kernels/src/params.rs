@@ -1,6 +1,5 @@
 //! What generators need to know of a machine.
 
-use crate::product::{Activation, Product, Weight};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::types::DType;
@@ -39,12 +38,6 @@ impl KernelTarget {
         let vector_bits = level.vector_bits;
         let batch_invariant = false;
         KernelTarget { arch, features, vector_bits, tune, batch_invariant, matrix, code_matrix, attention }
-    }
-
-    /// The tile of a product of many rows.
-    pub fn tile_of(&self, problem: &Product) -> Option<MatrixTile> {
-        let codes = problem.activation == Activation::F16 && matches!(problem.weight, Weight::Packed(_));
-        self.code_matrix.filter(|_| codes).or(self.matrix)
     }
 
     /// Lanes of an f32 vector.

@@ -26,7 +26,7 @@ pub use cpu::emit_product;
 pub use experts::{Choice, emit_experts};
 pub use gpu::{
     GpuPlan, Prologue, RowEpilogue, RowPlan, RowTiles, choose_gpu, emit_gpu_product, emit_gpu_row,
-    emit_row_tiles,
+    emit_row_tiles, matrix_tile,
 };
 pub use plan::{CpuPlan, choose, code_block};
 pub use problem::{Activation, Codes, DOT_COLUMNS, EPILOGUE_OPERANDS, Epilogue, Product, Sums, Weight};

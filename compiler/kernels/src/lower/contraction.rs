@@ -9,6 +9,7 @@ use crate::params::KernelTarget;
 use crate::product::{
     Activation, Codes, EPILOGUE_OPERANDS, Epilogue, Product, Prologue, RowEpilogue, RowPlan, RowTiles, Sums,
     Weight, choose, choose_gpu, code_block, emit_gpu_product, emit_gpu_row, emit_product, emit_row_tiles,
+    matrix_tile,
 };
 use crate::rows::for_each_column;
 use mlcc_ir::builder::KernelBuilder;
@@ -284,7 +285,7 @@ pub(super) fn emit(
             (None, "product::gpu", plan)
         }
         Arch::Nvptx => {
-            let plan = choose_gpu(target.tile_of(&problem), &problem, false)?;
+            let plan = choose_gpu(matrix_tile(target, &problem), &problem, false)?;
             emit_gpu_product(kb, &problem, &plan, epilogue)?;
             (None, "product::gpu", plan.to_string())
         }

@@ -10,6 +10,7 @@ pub use row::{Prologue, RowEpilogue, RowPlan, emit_gpu_row};
 pub use row_tiles::{RowTiles, emit_row_tiles};
 
 use super::problem::{Activation, Epilogue, Product, Sums, Weight};
+use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::{DType, Packing};
@@ -47,6 +48,12 @@ impl fmt::Display for GpuPlan {
             ),
         }
     }
+}
+
+/// The tile of a product of many rows on tensor cores, where the machine has them.
+pub fn matrix_tile(target: &KernelTarget, problem: &Product) -> Option<MatrixTile> {
+    let codes = problem.activation == Activation::F16 && matches!(problem.weight, Weight::Packed(_));
+    target.code_matrix.filter(|_| codes).or(target.matrix)
 }
 
 /// The plan for a machine that may have tensor cores. `single_row`: of one row (decode).
