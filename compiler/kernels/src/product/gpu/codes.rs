@@ -1,10 +1,21 @@
 //! Codes of packed weights as floats.
 
-use mlcc_ir::format::{CodeValues, Format};
+use crate::product::problem::Weight;
+use mlcc_ir::format::{CodeValues, Format, Zero};
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Val};
 use mlcc_quant::tile;
+
+/// The format of 4-bit whole numbers whose groups all have the same zero point; `None` for other weights.
+pub(super) fn nibbles(weight: Weight) -> Option<Format> {
+    match weight {
+        Weight::Packed(format) if format.bits == 4 && format.values == CodeValues::Whole => {
+            matches!(format.zero, Zero::Constant(_)).then_some(format)
+        }
+        Weight::Packed(_) | Weight::Plain(_) => None,
+    }
+}
 
 /// Eight codes of less than 8 bits, the lowest bits first, as u32.
 pub(super) fn small_codes<'k>(k: &'k Recorder, bytes: Val<'k>, bits: i64) -> Val<'k> {

@@ -4,11 +4,11 @@
 //! Activations lie in memory, or the block computes them first, into shared memory: for a row that is cheaper than to launch
 //! a kernel for it.
 
-use super::codes::{code_floats, small_codes, small_floats};
+use super::codes::{code_floats, nibbles, small_codes, small_floats};
 use super::{Gpu, layout};
 use crate::product::problem::{Activation, Product, Weight};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::format::{CodeValues, Zero};
+use mlcc_ir::format::Zero;
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Reg, Val, View, WARP, warp_sum};
@@ -316,12 +316,7 @@ impl<'k> Row<'k, '_> {
 
     /// The zero point of 4-bit codes that all groups share; `None` for other weights.
     fn zero_of_nibbles(self) -> Option<i64> {
-        match self.gpu.problem.weight {
-            Weight::Packed(format) if format.bits == 4 && format.values == CodeValues::Whole => {
-                matches!(format.zero, Zero::Constant(_)).then(|| tile::centre(format))
-            }
-            Weight::Packed(_) | Weight::Plain(_) => None,
-        }
+        nibbles(self.gpu.problem.weight).map(tile::centre)
     }
 
     /// A piece of such weights.

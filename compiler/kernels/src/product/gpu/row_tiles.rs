@@ -6,16 +6,16 @@
 //! activations, the others zeros, and the four sums of a row come apart. They are f32 and are multiplied by the scales of their groups.
 //! The other four columns of the factor are zeros.
 //!
-//! Activations are f16, codes without their zero point are exact in it. What costs time on a GPU with such weights is to take codes apart
-//! and to multiply them one by one (`row`); here the first takes a third of the instructions and the second next to none.
+//! Activations are f16, codes without their zero point are exact in it. `row` takes such codes apart and multiplies them one by one, which
+//! was slower on hardware (docs/design/0044-tensor-cores.md).
 
-use super::codes::{half_codes, half_order};
+use super::codes::{half_codes, half_order, nibbles};
 use super::matrix::{IN_ORDER, order};
 use super::row::{Prologue, RowEpilogue};
 use super::{Gpu, layout};
-use crate::product::problem::{Activation, Product, Weight};
+use crate::product::problem::{Activation, Product};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::format::{CodeValues, Format, ScaleType, Zero};
+use mlcc_ir::format::{Format, ScaleType};
 use mlcc_ir::fragment::M16N8K16;
 use mlcc_ir::kernel::{BinOp, Space, Ty};
 use mlcc_ir::types::DType;
@@ -62,7 +62,7 @@ impl RowTiles {
         let (n, k, of_tile) = (problem.n as i64, problem.k as i64, i64::from(parts));
         let even = ROWS % of_tile == 0 && n % ROWS == 0 && k % COLUMNS == 0;
         let fits = even && k * 2 <= ACTIVATION_BYTES && problem.activation == Activation::F16;
-        if !fits || code_format(problem).is_none() {
+        if !fits || nibbles(problem.weight).is_none() {
             return Ok(None);
         }
         let Region::Group { spec, codes, scales, .. } = &layout(problem)?.region else { return Ok(None) };
@@ -73,20 +73,6 @@ impl RowTiles {
         let tiles = n / ROWS;
         let across = [8, 4, 2].into_iter().find(|across| tiles / across >= BLOCKS).unwrap_or(1);
         Ok(Some(RowTiles { across: across as u32, depth: (WARPS / across) as u32, parts, computed }))
-    }
-}
-
-/// Of codes with one zero point.
-fn code_format(problem: &Product) -> Option<Format> {
-    match problem.weight {
-        Weight::Packed(format)
-            if format.bits == 4
-                && format.values == CodeValues::Whole
-                && matches!(format.zero, Zero::Constant(_)) =>
-        {
-            Some(format)
-        }
-        Weight::Packed(_) | Weight::Plain(_) => None,
     }
 }
 
@@ -116,7 +102,7 @@ pub fn emit_row_tiles(
     epilogue: &mut RowEpilogue,
 ) -> Result<(), QuantError> {
     let layout = layout(problem)?;
-    let Some(format) = code_format(problem) else {
+    let Some(format) = nibbles(problem.weight) else {
         panic!("a plan for 4-bit codes, with other weights");
     };
     let Region::Group { codes, scales, .. } = &layout.region else { panic!("packed weights without groups") };

@@ -5,8 +5,8 @@
 use mlcc_kernel_lang::WARP;
 use mlcc_target::MatrixTile;
 
-/// Columns of a block. With 64 an H200 was 3 to 9 % slower with 4-bit weights and 10 to 38 % with f16 ones, for 8 to 64 rows; 16 read the
-/// activations so often that 64 rows became 12 to 18 % slower.
+/// Columns of a block. With 64 an H200 was 3 to 9 % slower with 4-bit weights and 10 to 38 % with f16 ones, for 8 to 64 rows; with 16,
+/// 64 rows were 17 to 18 % slower.
 const COLUMNS: i64 = 32;
 /// Bytes of the ring: two blocks of it fit into a multiprocessor of 100 KiB.
 const RING: i64 = 49 << 10;
@@ -85,13 +85,13 @@ fn work(many: &Work, bytes: SliceBytes, (rows, most): (i64, i64)) -> Option<Work
     let with = |across: i64| {
         let depth = warps / across;
         let stage = depth * (rows * bytes.x + COLUMNS * bytes.w);
-        let fits = depth * across == warps && bytes.slices % depth == 0 && COLUMNS % (8 * across) == 0;
+        let fits = bytes.slices % depth == 0 && COLUMNS % (8 * across) == 0;
         let stages = (RING / stage).min(STAGES);
         let work = Work { rows, columns: COLUMNS, warps: [1, across], depth, stages, most };
         (fits && stages >= 2).then_some(work)
     };
     // Most warps along the depth for which there is room.
-    [1, 2, 4].into_iter().find_map(with)
+    [1, 2, 4].into_iter().filter(|across| warps % across == 0).find_map(with)
 }
 
 #[cfg(test)]
