@@ -227,27 +227,28 @@ impl<'k> Gpu<'k, '_> {
         let fragments = work.sums_of_lane() / 4;
         at.team.run(|_| k.unrolled("i", fragments, |i| at.acc.flat().set([i * 4], zero)));
         for step in 0..stages - 1 {
-            self.fill(work, at, steps, k.int(step));
+            if step < steps {
+                self.fill(work, at, k.int(step));
+            }
+            k.commit();
         }
         k.serial("step", steps, |step| {
             k.wait((stages - 2) as u32);
             // All copies have landed, and nobody reads any more what is filled next.
             k.barrier();
-            self.fill(work, at, steps, step + (stages - 1));
+            let next = step + (stages - 1);
+            k.when(next.lt(steps), || self.fill(work, at, next));
+            k.commit();
             at.team.run(|thread| self.multiply_slice(work, at, step, thread));
         });
         k.wait(0);
     }
 
-    /// Begins to copy the slices of a step, if there is one, and makes them a group.
-    fn fill(self, work: &Work, at: &Tile<'k>, steps: i64, step: Val<'k>) {
-        let k = self.k;
-        k.when(step.lt(steps), || {
-            let first = [step % work.stages * work.depth, step * work.depth];
-            self.copy_x(work, at, first);
-            self.copy_w(work, at, first);
-        });
-        k.commit();
+    /// Begins to copy the slices of a step.
+    fn fill(self, work: &Work, at: &Tile<'k>, step: Val<'k>) {
+        let first = [step % work.stages * work.depth, step * work.depth];
+        self.copy_x(work, at, first);
+        self.copy_w(work, at, first);
     }
 
     /// Which slice of a step an item belongs to, of which each has so many, and its number there.
