@@ -37,7 +37,7 @@ fn context(target: &str, quant: &str) -> Context {
 }
 
 /// Blocks of memory as the runtime lays them out.
-fn memory(program: &Program, values: &[Tensor]) -> Memory {
+pub(crate) fn memory(program: &Program, values: &[Tensor]) -> Memory {
     let plan = program.memory.as_ref().unwrap();
     let mut memory = Memory::default();
     let mut weights = vec![0; plan.weights_bytes as usize];
@@ -57,7 +57,7 @@ fn memory(program: &Program, values: &[Tensor]) -> Memory {
     }
     *memory.block(Base::Weights) = weights;
     let mut states = vec![0; plan.state_bytes as usize];
-    for (id, state) in program.module.states.iter() {
+    for (id, state) in program.module.states.iter().filter(|(id, _)| !plan.is_paged(*id)) {
         let (offset, bytes) = plan.states[id.index()];
         for chunk in states[offset as usize..][..bytes as usize].chunks_exact_mut(4) {
             chunk.copy_from_slice(&(state.init as f32).to_le_bytes());
@@ -68,7 +68,7 @@ fn memory(program: &Program, values: &[Tensor]) -> Memory {
     memory
 }
 
-fn floats(bytes: &[u8]) -> Vec<f64> {
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f64> {
     bytes.chunks_exact(4).map(|c| f64::from(f32::from_le_bytes(c.try_into().unwrap()))).collect()
 }
 

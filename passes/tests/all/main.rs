@@ -4,6 +4,7 @@ mod appended_rows;
 mod dynamic_shares;
 mod lowering;
 mod meaning;
+mod mixers;
 mod program_text;
 mod quantize;
 mod replicate;

@@ -1,0 +1,309 @@
+//! Parts of layers that remember, through the whole pipeline: convolutions, recurrences, latent attention and routing of random
+//! shapes, with decays at the ends of what numbers can say, in pieces of every length around a chunk. The kernels are interpreted,
+//! for CPUs with several workers and for a GPU with its races, against the graph on the whole text at once.
+
+mod run;
+
+use mlcc_ir::compute::RedOp;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::ParamRole;
+use mlcc_ir::testing::Rng;
+use mlcc_models::layers::conv::CausalConv;
+use mlcc_models::layers::latent_attention::{LatentAttention, Positions};
+use mlcc_models::layers::matrix_state::{MatrixState, unit_length};
+use mlcc_models::layers::moe::{ExpertNames, Experts, Glu, Groups, Routing, Scores, Stored};
+use mlcc_models::layers::norm::Norm;
+use mlcc_models::layers::rope::Pairs;
+use mlcc_models::layers::{Activation, Rope};
+use mlcc_models::transformer::{Frame, Net, Sizes, Transformer};
+use run::check;
+
+/// A layer alone: rows of a table go in, what comes out is compared.
+#[derive(Clone, Debug)]
+struct Layer {
+    part: Part,
+    width: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Part {
+    Conv { names: usize, taps: usize, bias: bool, activation: Option<Activation> },
+    Delta { state: MatrixState, per_channel: bool, decay: Decay },
+    Space { state: MatrixState, decay: Decay },
+    Selective { state: MatrixState },
+    Latent { latent: LatentAttention, rope: Option<Rope> },
+    Experts { experts: Experts, corrected: bool },
+}
+
+/// Where the numbers by which a state decays come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Decay {
+    /// They stand in the table.
+    Given,
+    /// Their logarithms do.
+    Log,
+}
+
+/// Exactly 0 and 1 and what is next to them; numbers that f32 holds without its leading digit.
+const DECAYS: [f32; 9] = [0.0, 1.0, 1.0 - 6e-8, 1.0 - 1e-6, 0.5, 1e-30, f32::MIN_POSITIVE, 1e-40, 1e-45];
+/// `exp` of these: 1, what is next to 1, the smallest numbers with all digits, with few, and 0.
+const LOGS: [f32; 9] = [0.0, -6e-8, -1e-6, -0.7, -20.0, -87.3, -95.0, -103.0, -200.0];
+
+const VOCAB: usize = 24;
+
+impl Layer {
+    fn new(part: Part) -> Layer {
+        let width = match &part {
+            Part::Conv { names, .. } => names * 13,
+            Part::Delta { state, per_channel, .. } => {
+                let keys = state.heads / state.shared_by * state.keys;
+                let decays = if *per_channel { keys } else { state.heads };
+                2 * keys + state.heads * state.values + decays + state.heads
+            }
+            Part::Space { state, .. } => {
+                2 * state.heads / state.shared_by * state.keys + state.heads * (state.values + 1)
+            }
+            Part::Selective { state } => 2 * state.keys + 2 * state.values,
+            Part::Latent { .. } => 24,
+            Part::Experts { .. } => 32,
+        };
+        Layer { part, width }
+    }
+
+    /// What the last columns of the table hold: decays, or their logarithms.
+    fn decays(&self) -> (usize, &'static [f32]) {
+        let of =
+            |count: usize, decay: Decay| (count, if decay == Decay::Log { &LOGS[..] } else { &DECAYS[..] });
+        match &self.part {
+            Part::Delta { state, per_channel: true, decay } => {
+                of(state.heads / state.shared_by * state.keys, *decay)
+            }
+            Part::Delta { state, decay, .. } | Part::Space { state, decay } => of(state.heads, *decay),
+            _ => (0, &[]),
+        }
+    }
+}
+
+/// Takes columns of `x: [n, ..]` one after the other.
+struct Columns {
+    x: ValueId,
+    at: usize,
+}
+
+impl Columns {
+    fn take(&mut self, net: &mut Net, width: usize) -> ValueId {
+        self.at += width;
+        net.slice(self.x, 1, Dim::from(self.at - width), Dim::from(width))
+    }
+
+    fn heads(&mut self, net: &mut Net, heads: usize, size: usize) -> ValueId {
+        let part = self.take(net, heads * size);
+        net.split_heads(part, heads)
+    }
+}
+
+impl Layer {
+    /// What a recurrence reads: queries and keys of the groups, values of the heads.
+    fn queries(&self, net: &mut Net, columns: &mut Columns, state: MatrixState) -> [ValueId; 3] {
+        let groups = state.heads / state.shared_by;
+        let q = columns.heads(net, groups, state.keys);
+        let k = columns.heads(net, groups, state.keys);
+        [q, k, columns.heads(net, state.heads, state.values)]
+    }
+
+    fn decay(net: &mut Net, x: ValueId, decay: Decay) -> ValueId {
+        if decay == Decay::Log { net.exp(x) } else { x }
+    }
+
+    fn recurrence(&self, net: &mut Net, layer: usize, x: ValueId) -> ValueId {
+        let mut columns = Columns { x, at: 0 };
+        match self.part {
+            Part::Delta { state, per_channel, decay: kind } => {
+                let [q, k, v] = self.queries(net, &mut columns, state);
+                let (q, k) = (unit_length(net, q, 1e-6), unit_length(net, k, 1e-6));
+                let beta = columns.take(net, state.heads);
+                let beta = net.sigmoid(beta);
+                let decay = match per_channel {
+                    true => columns.heads(net, state.heads / state.shared_by, state.keys),
+                    false => columns.take(net, state.heads),
+                };
+                let decay = Layer::decay(net, decay, kind);
+                state.gated_delta_rule(net, layer, [q, k, v], [decay, beta])
+            }
+            Part::Space { state, decay: kind } => {
+                let [q, k, v] = self.queries(net, &mut columns, state);
+                let decay = columns.take(net, state.heads);
+                let decay = Layer::decay(net, decay, kind);
+                state.state_space(net, layer, [q, k, v], decay)
+            }
+            Part::Selective { state } => {
+                let q = columns.heads(net, 1, state.keys);
+                let k = columns.heads(net, 1, state.keys);
+                let v = columns.heads(net, 1, state.values);
+                let dt = columns.heads(net, 1, state.values);
+                let dt = net.square(dt);
+                let slopes = net.weight("slopes", ParamRole::Vector, &[state.values, state.keys]);
+                let slopes = net.reshape(slopes, [1, state.values, state.keys]);
+                state.selective_state_space(net, layer, [q, k, v, dt], slopes)
+            }
+            _ => unreachable!("no recurrence"),
+        }
+    }
+}
+
+impl Transformer for Layer {
+    type Shared = ();
+
+    fn sizes(&self) -> &Sizes {
+        &Sizes { vocab: VOCAB, hidden: 0, layers: 1, heads: 1, kv_heads: 1, head_size: 1, context: 256 }
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::hugging_face(Norm::None, false)
+    }
+
+    fn shared(&self, _: &mut Net) {}
+
+    fn embed(&self, net: &mut Net) -> ValueId {
+        net.embed("table", VOCAB, self.width)
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+        match &self.part {
+            Part::Conv { names, taps, bias, activation } => {
+                let all: Vec<String> = (0..*names).map(|i| format!("conv{i}")).collect();
+                let names: Vec<&str> = all.iter().map(String::as_str).collect();
+                let conv = CausalConv { names: &names, widths: &[], taps: *taps, bias: *bias };
+                let y = conv.apply(net, layer, x);
+                activation.map_or(y, |activation| activation.apply(net, y))
+            }
+            Part::Latent { latent, rope } => {
+                let tables = rope.as_ref().map(|rope| rope.tables(net, "rope"));
+                let at = tables.as_ref().map_or(Positions::NONE, Positions::turned);
+                latent.apply(net, layer, "latent", x, at)
+            }
+            Part::Experts { experts, corrected } => {
+                let correction = corrected.then_some("correction");
+                let stored = Stored::Single { experts: "experts", parts: ["gate", "up", "down"] };
+                let names = ExpertNames { router: "router", correction, expert_scale: None, stored };
+                experts.apply(net, x, &names)
+            }
+            _ => {
+                let y = self.recurrence(net, layer, x);
+                let (n, width) = (net.n(), net.ty(y).dims[1].product(&net.ty(y).dims[2]));
+                net.reshape(y, [n, width])
+            }
+        }
+    }
+
+    fn logits(&self, net: &mut Net, x: ValueId) -> ValueId {
+        // A sum beside the rows, so that more than their own kernel reads them.
+        let sum = net.reduce(RedOp::Sum, x, 1);
+        net.concat(&[x, sum], 1)
+    }
+}
+
+#[test]
+fn convolutions() {
+    for seed in 0..12 {
+        let mut rng = Rng(seed);
+        let names = 1 + rng.below(3);
+        let activations = [None, Some(Activation::Silu), Some(Activation::Gelu), Some(Activation::Relu)];
+        let part = Part::Conv {
+            names,
+            taps: 2 + seed as usize % 3,
+            bias: names == 1 && rng.chance(2),
+            activation: rng.pick(&activations),
+        };
+        check(Layer::new(part), seed);
+    }
+}
+
+fn matrices(rng: &mut Rng) -> MatrixState {
+    let (groups, shared_by) = rng.pick(&[(1, 1), (2, 1), (3, 1), (1, 4), (2, 2), (2, 3)]);
+    let (values, keys) = (rng.pick(&[1, 5, 8, 16, 32, 48]), rng.pick(&[2, 7, 8, 16, 24, 64]));
+    MatrixState { heads: groups * shared_by, shared_by, values, keys }
+}
+
+#[test]
+fn delta_rules() {
+    for seed in 0..16 {
+        let mut rng = Rng(100 + seed);
+        let decay = if rng.chance(2) { Decay::Given } else { Decay::Log };
+        // Channels decay for themselves where each head has keys of its own.
+        let mut state = matrices(&mut rng);
+        let per_channel = rng.chance(2);
+        if per_channel {
+            (state.heads, state.shared_by) = (state.heads / state.shared_by, 1);
+        }
+        check(Layer::new(Part::Delta { state, per_channel, decay }), seed);
+    }
+}
+
+#[test]
+fn state_spaces() {
+    for seed in 0..10 {
+        let mut rng = Rng(200 + seed);
+        let decay = if rng.chance(2) { Decay::Given } else { Decay::Log };
+        let state = matrices(&mut rng);
+        check(Layer::new(Part::Space { state, decay }), seed);
+        let state = MatrixState { heads: 1, shared_by: 1, ..state };
+        check(Layer::new(Part::Selective { state }), seed);
+    }
+}
+
+#[test]
+fn latent_attention() {
+    for seed in 0..6 {
+        let mut rng = Rng(300 + seed);
+        let turned = rng.pick(&[2, 4, 8, 16]);
+        let pairs = rng.pick(&[Pairs::Half, Pairs::Interleaved]);
+        let latent = LatentAttention {
+            heads: 1 + rng.below(5),
+            scale: rng.pick(&[0.2, 0.7]),
+            query_rank: rng.chance(2).then(|| 8 + rng.below(20)),
+            rank: rng.pick(&[5, 8, 16, 30, 32, 64]),
+            plain: rng.pick(&[3, 8, 16, 20]),
+            turned,
+            value: rng.pick(&[4, 7, 16, 24]),
+            bias: rng.chance(2),
+            split: rng.chance(3),
+        };
+        let rope = (!rng.chance(3)).then(|| Rope::plain(turned, 1e4, pairs));
+        check(Layer::new(Part::Latent { latent, rope }), seed);
+    }
+}
+
+#[test]
+fn routing() {
+    for seed in 0..7 {
+        let mut rng = Rng(400 + seed);
+        let groups = rng.chance(2).then(|| Groups { count: 4, chosen: 2, best: 1 + rng.below(2) });
+        let count = if groups.is_some() { rng.pick(&[8, 12, 16]) } else { 2 + rng.below(14) };
+        let corrected = rng.chance(2);
+        let sigmoid = Scores::Sigmoid;
+        let routing = Routing {
+            count,
+            // Of the groups that are chosen there are enough.
+            chosen: 1 + rng.below(count / 2),
+            scores: match (groups, corrected) {
+                (_, true) => sigmoid,
+                (Some(_), false) => Scores::Softmax,
+                (None, false) => rng.pick(&[sigmoid, Scores::Softmax, Scores::SoftmaxOfChosen]),
+            },
+            bias: rng.chance(2),
+            normalised: rng.chance(2),
+            smallest_sum: rng.pick(&[0.0, 1e-20]),
+            scale: rng.pick(&[1.0, 2.5]),
+            groups,
+        };
+        let glu = rng.pick(&[
+            Glu::Plain(Activation::Silu),
+            Glu::Clamped { limit: 0.5, slope: 1.7 },
+            Glu::Ungated(Activation::ReluSquared),
+        ]);
+        let intermediate = rng.pick(&[16, 20, 32]);
+        check(Layer::new(Part::Experts { experts: Experts { routing, intermediate, glu }, corrected }), seed);
+    }
+}
