@@ -205,6 +205,18 @@ impl Prompt<'_> {
     }
 }
 
+/// Why a model has no chats.
+fn no_format(hosted: &Hosted) -> ApiError {
+    let message = match hosted.engine.limits().decoder_start {
+        None => "this model has no chat template: use /v1/completions, or start the server with --template",
+        Some(_) => {
+            "this is an encoder-decoder model, which writes one text for another and has no chats: use \
+             /v1/completions with the source text as `prompt`"
+        }
+    };
+    ApiError::request("no_chat_template", message)
+}
+
 fn prompt<'a>(
     hosted: &'a Hosted,
     fields: &mut Fields,
@@ -215,9 +227,7 @@ fn prompt<'a>(
         fields.take("chat_template_kwargs", "an object of variables of the template")?;
     let answer = fields.take("add_generation_prompt", "true or false")?.unwrap_or(true);
     let Some(format) = &hosted.format else {
-        let message =
-            "this model has no chat template: use /v1/completions, or start the server with --template";
-        return Err(ApiError::request("no_chat_template", message));
+        return Err(no_format(hosted));
     };
     if messages.is_empty() {
         return Err(ApiError::field("messages", "invalid_value", "`messages` has no message"));

@@ -58,7 +58,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let model = load(&args.artifact, threads, false)?;
     if model.plan().decoder_start().is_some() {
         return Err(CliError::Failed(format!(
-            "{} is an encoder-decoder model: perplexity is of models that go on with a text, this one writes another",
+            "{} is an encoder-decoder model: perplexity is of models that go on with a text, this one writes another. \
+             `mlcc run` writes it, and `mlcc verify` holds it against its reference",
             args.artifact.display()
         )));
     }

@@ -286,11 +286,27 @@ fn commands_write_a_text_for_a_text_and_refuse_the_rest() {
         let text = String::from_utf8_lossy(&out.get_output().stderr).into_owned();
         assert!(text.contains(part), "{args:?}: {text}");
     };
+    // So does the server, which has no chats for it.
+    {
+        let server = crate::server::Server::of(&[&path], &["-t", "1"]);
+        let request = json!({"prompt": "w86 w8 w75", "max_tokens": 5, "temperature": 0, "ignore_eos": true});
+        let answer = server.ask("/v1/completions", &request);
+        assert_eq!(answer["choices"][0]["text"].as_str().unwrap().trim(), text.trim());
+        let chat = json!({"messages": [{"role": "user", "content": "w86"}]});
+        let answer = server.post("/v1/chat/completions", &chat);
+        assert_eq!(answer.error(), (400, "no_chat_template".into(), "-".into()));
+        assert!(answer.body.contains("encoder-decoder model"), "{}", answer.body);
+        let echo = json!({"prompt": "w86", "max_tokens": 1, "echo": true, "logprobs": 1});
+        assert_eq!(server.post("/v1/completions", &echo).error(), (400, "unsupported".into(), "echo".into()));
+    }
     let file = folder.path().join("text");
     std::fs::write(&file, "w5 w6 w7").unwrap();
     says(&["eval", so, "--text", file.to_str().unwrap()], "encoder-decoder model: perplexity");
     says(&["chat", so], "has no chats");
     says(&["chat", so, "--template", "chatml"], "has no chats");
+    says(&["serve", so, "--template", "chatml", "--port", "0"], "has no chats");
+    says(&["run", so, "-p", "w5", "--lora", "."], "slots");
+    says(&["embed", so, "w5"], "makes no vectors of texts");
     let (checkpoint, other) = (case("t5"), folder.path().join("other.so"));
     for (flags, part) in [
         (&["--debug-taps"][..], "layers of encoder-decoder models"),

@@ -205,11 +205,16 @@ fn texts_fit(source: &Source, target: &Target, options: &BuildOptions) -> Result
 fn encoder_fits(source: &Source, options: &BuildOptions) -> Result<(), BuildError> {
     let what = match () {
         () if source.model.config.architecture.decoder_start().is_none() => return Ok(()),
-        () if options.debug_taps => "--debug-taps: layers of encoder-decoder models are not compared yet",
+        () if options.debug_taps => {
+            "--debug-taps: layers of encoder-decoder models are not compared yet; leave it out"
+        }
         () if options.adapters.is_some() => {
             "--lora-slots: encoder-decoder models have no slots for adapters yet; merge adapters with --lora"
         }
-        () if options.ranks > 1 => "--tensor-parallel: encoder-decoder models are not split among ranks yet",
+        () if options.ranks > 1 => {
+            "--tensor-parallel: encoder-decoder models are not split among ranks yet; leave it out, with \
+             -t for more threads of one process"
+        }
         () => return Ok(()),
     };
     Err(BuildError::Unsupported(what.into()))
