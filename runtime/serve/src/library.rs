@@ -89,7 +89,7 @@ fn sequences(
 ) -> Result<(usize, u64), ServeError> {
     let room = room_beside(options.memory, committed);
     let need = |count: usize| WithDraft {
-        model: Need::to_serve(model, count).with_files(model, options.prefixes.is_some()),
+        model: Need::to_serve(model, count).with_files(model.plan(), options.prefixes.is_some()),
         draft: draft.map(|draft| Need::to_draft(draft, count)),
     };
     let missing = |count: usize| {

@@ -2,12 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use mlcc_abi::section;
-use mlcc_runtime::{Model, Plan};
+use mlcc_runtime::{Model, Outline, Plan};
 
-/// What the ranks on this machine have: its memory is theirs.
-fn here(model: &Model) -> Plan {
-    model.plan().of_ranks(model.ranks_here())
+/// With what the ranks on this machine have: its memory is theirs.
+fn here(model: &Model) -> Outline {
+    of_ranks(&model.outline(), model.ranks_here())
+}
+
+fn of_ranks(model: &Outline, ranks: u64) -> Outline {
+    Outline { plan: model.plan.of_ranks(ranks), ..model.clone() }
 }
 
 /// States beside those of the sequences, if there are fewer sequences.
@@ -34,24 +37,25 @@ pub struct Need {
 impl Need {
     /// Of `sequences` texts at a time; of a model of texts, which takes them in turns, whatever their number. With all ranks of this machine.
     pub fn to_serve(model: &Model, sequences: usize) -> Need {
-        Need::on_ranks(model, &here(model), sequences)
+        Need::on_ranks(&here(model), model.plan(), sequences)
     }
 
-    /// The same, on as many ranks as `plan` is for.
-    fn on_ranks(model: &Model, plan: &Plan, sequences: usize) -> Need {
-        match model.text_width() {
-            0 => Need::of(model, plan, sequences, kept_states(model, sequences)),
-            _ => Need::of_texts(model, plan),
+    /// The same, of some ranks of the model that `all` is the plan of.
+    fn on_ranks(model: &Outline, all: &Plan, sequences: usize) -> Need {
+        match model.plan.text_width {
+            0 => Need::of(model, sequences, kept_of(all, sequences)),
+            _ => Need::of_texts(model),
         }
     }
 
-    fn of(model: &Model, plan: &Plan, sequences: usize, snapshots: usize) -> Need {
+    fn of(model: &Outline, sequences: usize, snapshots: usize) -> Need {
+        let plan = &model.plan;
         let logits = plan.vocab.saturating_mul(4);
         let whole = plan.sequence_bytes().saturating_add(logits);
-        let (sequences, pool) = (sequences as u64, model.cache_pages().all as u64);
+        let (sequences, pool) = (sequences as u64, model.cache_pages);
         let limited = pool < plan.pages().saturating_mul(sequences);
         Need {
-            weights: weights(model, plan),
+            weights: weights(model),
             sequence: if limited {
                 plan.state_bytes.saturating_mul(plan.ranks).saturating_add(logits)
             } else {
@@ -70,22 +74,23 @@ impl Need {
     pub fn to_draft(model: &Model, sequences: usize) -> Need {
         let table = model.table();
         let goes_back = table.recurrent_state().is_none() && table.window().is_none();
-        Need::of(model, &here(model), sequences, if goes_back { 0 } else { sequences })
+        Need::of(&here(model), sequences, if goes_back { 0 } else { sequences })
     }
 
     /// The same, where states go into files.
-    pub fn with_files(self, model: &Model, files: bool) -> Need {
-        let whole = || model.plan().sequence_bytes().saturating_add(model.plan().vocab.saturating_mul(4));
+    pub fn with_files(self, plan: &Plan, files: bool) -> Need {
+        let whole = || plan.sequence_bytes().saturating_add(plan.vocab.saturating_mul(4));
         Need { copy: if files { whole() } else { 0 }, ..self }
     }
 
     /// Of a model of texts, which has no sequences.
-    fn of_texts(model: &Model, plan: &Plan) -> Need {
+    fn of_texts(model: &Outline) -> Need {
+        let plan = &model.plan;
         // Tokens, which of them are wanted, and the vectors.
-        let rows = (model.max_step_tokens() as u64).saturating_mul(8);
+        let rows = plan.chunk.max(1).saturating_mul(8);
         let made = plan.text_width.saturating_mul(plan.batch).saturating_mul(4);
         let scratch = plan.scratch_bytes().saturating_add(rows).saturating_add(made);
-        Need { weights: weights(model, plan), scratch, ..Need::default() }
+        Need { weights: weights(model), scratch, ..Need::default() }
     }
 
     pub fn total(&self) -> u64 {
@@ -124,13 +129,17 @@ fn snapshot(plan: &Plan) -> u64 {
 /// How many states are kept beside those of so many sequences: as many again, and up to [`MOST_KEPT`] as long as all of them take no
 /// more than an eighth of what the weights take.
 pub fn kept_states(model: &Model, sequences: usize) -> usize {
-    let fit = all_weights(model.plan()) / 8 / snapshot(model.plan()).max(1);
+    kept_of(model.plan(), sequences)
+}
+
+fn kept_of(plan: &Plan, sequences: usize) -> usize {
+    let fit = all_weights(plan) / 8 / snapshot(plan).max(1);
     usize::try_from(fit).unwrap_or(MOST_KEPT).min(MOST_KEPT).max(sequences)
 }
 
 /// Those that are no part of the file are in memory already.
-fn weights(model: &Model, plan: &Plan) -> u64 {
-    if model.section(section::WEIGHTS).is_some() { all_weights(plan) } else { 0 }
+fn weights(model: &Outline) -> u64 {
+    if model.has_weights { all_weights(&model.plan) } else { 0 }
 }
 
 /// Of all of these ranks, and of slots for adapters.
@@ -156,13 +165,16 @@ pub struct ContainerMemory {
 
 /// What a container needs for `mlcc serve --sequences SEQUENCES`, with `files` for `--cache-dir`: the sum that is looked at when a server starts, and
 /// some room. `each_rank`: one of as many containers as the model has ranks.
-pub fn container_memory(model: &Model, sequences: usize, files: bool, each_rank: bool) -> ContainerMemory {
-    let plan = if each_rank { model.plan().of_ranks(1) } else { here(model) };
-    let need = Need::on_ranks(model, &plan, sequences).with_files(model, files);
-    let weights = all_weights(&plan);
+pub fn container_memory(model: &Outline, sequences: usize, files: bool, each_rank: bool) -> ContainerMemory {
+    let here = of_ranks(model, if each_rank { 1 } else { model.plan.ranks });
+    let need = Need::on_ranks(&here, &model.plan, sequences).with_files(&model.plan, files);
+    let weights = all_weights(&here.plan);
     // Those that a server finds in memory already are in its container, too.
     let all = need.total().saturating_add(weights.saturating_sub(need.weights));
-    ContainerMemory { weights, need: need.total(), sum: need.to_string(), limit: all.saturating_add(PROGRAM) }
+    // Ranks on GPUs are processes.
+    let programs = if model.target == "cuda" { here.plan.ranks } else { 1 };
+    let limit = all.saturating_add(PROGRAM.saturating_mul(programs));
+    ContainerMemory { weights, need: need.total(), sum: need.to_string(), limit }
 }
 
 /// The sum, for people.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mlcc_runtime::{HugePages, LoadOptions, Model, physical_cores};
+use mlcc_runtime::{Outline, physical_cores};
 use serde_json::{Value, json};
 
 use crate::commands::{pages, print, print_json};
@@ -33,20 +33,14 @@ pub struct Flags {
 
 /// Prints them for one artifact.
 pub fn run(artifact: &Path, flags: &Flags, as_json: bool) -> Result<(), CliError> {
-    let options = LoadOptions {
-        threads: Some(1),
-        huge_pages: HugePages::Off,
-        cache_pages: flags.cache_tokens.map(pages),
-        ..Default::default()
-    };
-    let model = Model::load(artifact, &options)?;
+    let model = Outline::open(artifact, flags.cache_tokens.map(pages))?;
     let memory =
         mlcc_serve::container_memory(&model, usize::from(flags.sequences), flags.cache_dir, flags.each_rank);
     let threads = flags.threads.map_or_else(physical_cores, usize::from);
-    // Only a device has no workers.
-    let gpu = model.workers().is_none();
     let amounts = [("cpu", threads.to_string()), ("memory", format!("{}Mi", memory.limit.div_ceil(1 << 20)))];
-    let gpus = gpu.then(|| ("nvidia.com/gpu", "1".to_owned()));
+    // Each rank has one of its own.
+    let gpus = if flags.each_rank { 1 } else { model.plan.ranks };
+    let gpus = (model.target == "cuda").then(|| ("nvidia.com/gpu", gpus.to_string()));
     let limits: Vec<(&str, String)> = amounts.iter().cloned().chain(gpus).collect();
     if !as_json {
         let mut text = format!("# {}; more for the program itself\nresources:\n", memory.sum);

@@ -6,13 +6,13 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::http::Client;
-use crate::program::{books, mlcc};
+use crate::program::{books, failure, json, mlcc};
 use crate::rank_processes::{Group, plugin, stderr};
 
-fn split() -> &'static Path {
+pub fn split() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let name = format!("rank-serving-{}.so", std::process::id());
@@ -24,11 +24,15 @@ fn split() -> &'static Path {
     })
 }
 
-/// Two processes that serve, and where.
-fn serve(plugin: &Path, flags: &[&str]) -> (Group, Client) {
+fn start(plugin: &Path, flags: &[&str]) -> Group {
     let first = ["serve", split().to_str().unwrap(), "--port", "0", "--json", "-t", "1"];
     let arguments = [&first[..], flags].concat();
-    let mut group = Group::start_with(plugin, &[&arguments[..]; 2], None, &|_| Vec::new());
+    Group::start_with(plugin, &[&arguments[..]; 2], None, &|_| Vec::new())
+}
+
+/// Two processes that serve, and where.
+fn serve(plugin: &Path, flags: &[&str]) -> (Group, Client) {
+    let mut group = start(plugin, flags);
     let mut line = String::new();
     let mut stdout = BufReader::new(group.children[0].stdout.take().unwrap());
     stdout.read_line(&mut line).unwrap();
@@ -46,8 +50,9 @@ fn signal(group: &Group, name: &str, ranks: &[usize]) {
 }
 
 /// A text that goes on, of which there is a piece.
-fn begin(client: &Client, tokens: u64) -> (impl BufRead + use<>, String) {
-    let body = json!({"prompt": "The sea", "max_tokens": tokens, "stream": true, "ignore_eos": true});
+pub fn begin(client: &Client, tokens: u64) -> (impl BufRead + use<>, String) {
+    let body =
+        serde_json::json!({"prompt": "The sea", "max_tokens": tokens, "stream": true, "ignore_eos": true});
     let mut stream = client.open("POST", "/v1/completions", "", &body.to_string());
     let mut text = String::new();
     while !text.contains("data: ") {
@@ -84,4 +89,31 @@ fn a_rank_that_is_killed_while_texts_end_ends_all() {
     assert!(killed.elapsed() < Duration::from_secs(10), "it ended after {:?}", killed.elapsed());
     assert_eq!(outputs[0].status.code(), Some(1), "{}", stderr(&outputs[0]));
     assert!(stderr(&outputs[0]).contains("All ranks end"), "{}", stderr(&outputs[0]));
+}
+
+/// A byte less than `inspect --resources` says for all ranks: none of them serves.
+#[test]
+fn ranks_without_memory_for_the_plan_do_not_serve() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(plugin) = plugin(folder.path(), 1) else { return };
+    let mut inspect = mlcc();
+    inspect.arg("inspect").arg(split()).args(["--resources", "--json", "--sequences", "3"]);
+    let need = json(&mut inspect)["need_bytes"].as_u64().unwrap();
+    let flags = |memory: u64| ["--sequences", "3", "--memory", &memory.to_string()].map(str::to_owned);
+    let (less, enough) = (flags(need - 1), flags(need));
+    let (outputs, _) = start(&plugin, &less.each_ref().map(String::as_str)).wait();
+    let told = stderr(&outputs[0]);
+    assert!(told.contains("3 sequences of") && told.contains("--memory is"), "{told}");
+    // The other one is told that there is nothing to do.
+    assert_eq!([0, 1].map(|rank: usize| outputs[rank].status.code()), [Some(1), Some(0)], "{told}");
+    // As threads of one process they have the same sum.
+    let mut alone = mlcc();
+    alone.arg("serve").arg(split()).args(["--port", "0", "-t", "2"]).args(&less);
+    assert!(failure(&mut alone, 1).contains("3 sequences of"));
+    let (group, client) = serve(&plugin, &enough.each_ref().map(String::as_str));
+    assert_eq!(client.get("/health").status, 200);
+    signal(&group, "-TERM", &[1, 0]);
+    for output in group.wait().0 {
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    }
 }

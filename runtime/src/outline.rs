@@ -1,0 +1,48 @@
+//! What an artifact says of itself, on a machine that need not have its device.
+
+use std::path::Path;
+
+use mlcc_abi::section;
+
+use crate::features::HOST_TARGET;
+use crate::page_pool::PageCounts;
+use crate::table::{Plan, Table};
+use crate::{Artifact, Error, Model, Result, library};
+
+/// What a model will need, by the artifact alone or by the model that was loaded from it.
+#[derive(Debug, Clone)]
+pub struct Outline {
+    pub plan: Plan,
+    /// `cuda`, or a kind of CPU.
+    pub target: String,
+    /// Pages that the caches of all sequences together may have.
+    pub cache_pages: u64,
+    /// The weights are a part of the file; else they are made when it is loaded.
+    pub has_weights: bool,
+}
+
+impl Outline {
+    /// Reads it from the file. No worker is started, and no GPU asked for. `cache_pages` as in [`crate::LoadOptions`]; a GPU whose memory holds fewer
+    /// than the default has as many as that holds.
+    pub fn open(path: impl AsRef<Path>, cache_pages: Option<u64>) -> Result<Self> {
+        let artifact = Artifact::open(path)?;
+        if artifact.machine_name() != HOST_TARGET {
+            let (path, found) = (artifact.path().to_path_buf(), artifact.machine_name());
+            return Err(Error::WrongMachine { path, found, expected: HOST_TARGET });
+        }
+        let (_library, table) = library::load(&artifact)?;
+        let pages = PageCounts::of(&table.plan, cache_pages).map_or(0, |counts| counts.wanted);
+        Ok(Self::of(&table, pages, artifact.section(section::WEIGHTS).is_some()))
+    }
+
+    fn of(table: &Table, cache_pages: u64, has_weights: bool) -> Self {
+        Self { plan: table.plan.clone(), target: table.target.clone(), cache_pages, has_weights }
+    }
+}
+
+impl Model {
+    /// What the model needs.
+    pub fn outline(&self) -> Outline {
+        Outline::of(self.table(), self.cache_pages().all as u64, self.section(section::WEIGHTS).is_some())
+    }
+}
