@@ -2,7 +2,7 @@
 //! files are, that a crate has one test program, and that no file names a folder of somebody's machine.
 
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -77,6 +77,8 @@ struct Package {
     folder: PathBuf,
     /// Names of normal and build dependencies.
     uses: BTreeSet<String>,
+    /// Those of them that every program with this crate has.
+    always: BTreeSet<String>,
 }
 
 fn packages() -> Vec<Package> {
@@ -89,14 +91,18 @@ fn packages() -> Vec<Package> {
         .map(|package| Package {
             name: text(&package["name"]),
             folder: Path::new(&text(&package["manifest_path"])).parent().expect("a folder").to_path_buf(),
-            uses: normal_dependencies(package),
+            uses: normal_dependencies(package, |_| true),
+            always: normal_dependencies(package, |d| {
+                d["optional"] == false && d["target"].is_null() && d["rename"].is_null()
+            }),
         })
         .collect()
 }
 
-fn normal_dependencies(package: &Value) -> BTreeSet<String> {
+fn normal_dependencies(package: &Value, which: impl Fn(&Value) -> bool) -> BTreeSet<String> {
     let all = package["dependencies"].as_array().expect("a list of dependencies");
-    all.iter().filter(|d| d["kind"].as_str() != Some("dev")).map(|d| text(&d["name"])).collect()
+    let wanted = all.iter().filter(|d| d["kind"].as_str() != Some("dev") && which(d));
+    wanted.map(|d| text(&d["name"])).collect()
 }
 
 fn text(value: &Value) -> String {
@@ -148,6 +154,47 @@ fn the_contract_has_no_dependency_and_the_runtime_few() {
             _ => {}
         }
     }
+}
+
+/// What a Cargo.lock says of each crate: its versions, and names that these depend on.
+fn locked(file: &str) -> BTreeMap<String, (BTreeSet<String>, BTreeSet<String>)> {
+    let text = std::fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+    let table: toml::Table = text.parse().unwrap_or_else(|e| panic!("{file}: {e}"));
+    let mut found: BTreeMap<String, (BTreeSet<String>, BTreeSet<String>)> = BTreeMap::new();
+    for package in table["package"].as_array().expect("a list of packages") {
+        let (versions, uses) = found.entry(package["name"].as_str().expect("a name").into()).or_default();
+        versions.insert(package["version"].as_str().expect("a version").into());
+        let names = package.get("dependencies").and_then(|list| list.as_array()).into_iter().flatten();
+        let names = names.filter_map(|name| name.as_str()?.split(' ').next());
+        uses.extend(names.map(str::to_owned));
+    }
+    found
+}
+
+/// Workspaces of their own are built with `--locked`, by people and by other tests: what a crate of this one has taken in since is a line there too.
+#[test]
+fn other_workspaces_are_not_behind() {
+    let project = locked("Cargo.lock");
+    let mut wrong = Vec::new();
+    for folder in ["fuzz", "python", "runtime/mpi"] {
+        let file = format!("{folder}/Cargo.lock");
+        let theirs = locked(&file);
+        for package in packages() {
+            let Some((_, uses)) = theirs.get(&package.name) else { continue };
+            wrong.extend(
+                package.always.difference(uses).map(|new| format!("{file}: {} has no {new}", package.name)),
+            );
+        }
+        if folder == "python" {
+            for (name, (versions, _)) in &theirs {
+                let Some((ours, _)) = project.get(name) else { continue };
+                wrong.extend(
+                    versions.difference(ours).map(|other| format!("{file}: {name} {other}, not {ours:?}")),
+                );
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "cargo update --workspace in these folders:\n{}", wrong.join("\n"));
 }
 
 /// Files under version control; `None`, with the reason printed, outside of a checkout.
