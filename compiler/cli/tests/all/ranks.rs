@@ -217,11 +217,14 @@ fn sums_over_ranks_are_close_to_one() {
         };
         let prompt: Vec<i32> = golden(case).prompts.iter().flat_map(ids).cycle().take(12).collect();
         let wanted = texts(&load(&build(1), None, 1), &prompt);
-        let split = build(2);
-        let found = [2, 4].map(|threads| texts(&load(&split, None, threads), &prompt));
-        assert!(bits(&found[0]) == bits(&found[1]), "{case}: threads change bits");
-        for (number, (one, ranks)) in wanted.iter().zip(&found[0]).enumerate() {
-            assert_close(&format!("{case}, call {number}"), one, ranks, F32);
+        // Three do not divide the heads, so only some products are sums.
+        for ranks in [2, 3] {
+            let split = build(ranks);
+            let found = [ranks, 2 * ranks].map(|threads| texts(&load(&split, None, threads), &prompt));
+            assert!(bits(&found[0]) == bits(&found[1]), "{case}: threads change bits of {ranks} ranks");
+            for (number, (one, found)) in wanted.iter().zip(&found[0]).enumerate() {
+                assert_close(&format!("{case}, {ranks} ranks, call {number}"), one, found, F32);
+            }
         }
     }
 }
