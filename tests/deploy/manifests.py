@@ -17,6 +17,7 @@ K8S = ROOT / "deploy/k8s"
 VERSIONS = ("1.33", "1.37")
 # Definitions of others, of which there is no schema.
 OTHERS = {"ServiceMonitor", "InferencePool", "RayService"}
+IMAGES = {"mlcc": "deploy/Containerfile", "mlcc-ranks": "deploy/ranks/Containerfile"}
 
 Object = dict[str, Any]
 
@@ -100,7 +101,7 @@ def check(objects: list[Object], pool: bool) -> None:
     assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
     assert pod["spec"]["securityContext"]["runAsNonRoot"]
     user = pod["spec"]["securityContext"]["runAsUser"]
-    image = (ROOT / "deploy/Containerfile").read_text()
+    image = (ROOT / IMAGES[program["image"].split(":")[0]]).read_text()
     assert f"\nUSER {user}:{user}\n" in image
     assert f"-t {program['image']} ." in image
     mounts = {mount["name"]: mount for mount in program["volumeMounts"]}

@@ -5,10 +5,9 @@ use std::path::Path;
 
 use clap::Parser;
 use mlcc::cli::Cli;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::program::{case, json, mlcc, workspace};
-use crate::software_gpu;
 
 const PORT: &str = "8080";
 
@@ -35,8 +34,8 @@ fn args_of_unit(text: &str) -> Vec<String> {
     command.split_whitespace().map(str::to_owned).collect()
 }
 
-fn args_of_image(text: &str) -> Vec<String> {
-    assert_eq!(line(text, "ENTRYPOINT "), "[\"/usr/local/bin/mlcc\"]");
+fn args_of_image(text: &str, program: &str) -> Vec<String> {
+    assert_eq!(line(text, "ENTRYPOINT "), format!("[\"/usr/local/bin/{program}\"]"));
     // Behind a continued line stands another one of these.
     let last = text.lines().rfind(|line| line.starts_with("CMD ")).unwrap();
     serde_json::from_str(&last["CMD ".len()..]).unwrap()
@@ -50,8 +49,11 @@ fn value<'a>(args: &'a [String], flag: &str) -> Option<&'a str> {
 fn flags_are_those_of_the_program() {
     let manifest = args_of_manifest(&read("deploy/k8s/base/deployment.yaml"));
     let unit = args_of_unit(&read("deploy/systemd/mlcc@.service"));
-    let image = args_of_image(&read("deploy/Containerfile"));
-    for (args, host) in [(&manifest, "0.0.0.0"), (&unit, "127.0.0.1"), (&image, "0.0.0.0")] {
+    let image = args_of_image(&read("deploy/Containerfile"), "mlcc");
+    let ranks = args_of_image(&read("deploy/ranks/Containerfile"), "ranks");
+    for (args, host) in
+        [(&manifest, "0.0.0.0"), (&unit, "127.0.0.1"), (&image, "0.0.0.0"), (&ranks, "0.0.0.0")]
+    {
         let words = ["mlcc".to_owned()].into_iter().chain(args.iter().cloned());
         if let Err(error) = Cli::try_parse_from(words) {
             panic!("{args:?}: {error}");
@@ -98,25 +100,36 @@ fn the_image_is_built_from_all_members() {
     assert_eq!(line(&read("deploy/k8s/base/kustomization.yaml"), "newTag: "), version);
 }
 
-/// What `inspect --resources` says of TinyLlama's shapes, for the texts of the Deployment and the threads of an overlay.
-fn resources(folder: &Path, build: &[&str], threads: &str, driver: Option<&Path>) -> Value {
+fn tinyllama(folder: &Path, build: &[&str], threads: &str) -> Value {
+    resources(folder, &[&["--model", "tinyllama-1.1b", "--weights-on-load"], build].concat(), threads)
+}
+
+/// What `inspect --resources` says, for the texts of the Deployment and the threads of an overlay.
+fn resources(folder: &Path, build: &[&str], threads: &str) -> Value {
     let artifact = folder.join("model.so");
     let mut command = mlcc();
-    command.args([
-        "build",
-        "--model",
-        "tinyllama-1.1b",
-        "--random-weights",
-        "0",
-        "--weights-on-load",
-        "--no-report",
-    ]);
-    command.args(build).arg("-o").arg(&artifact).assert().success();
+    command.args(["build", "--random-weights", "0", "--no-report"]).args(build);
+    command.arg("-o").arg(&artifact).assert().success();
     let manifest = args_of_manifest(&read("deploy/k8s/base/deployment.yaml"));
     let mut command = mlcc();
     command.arg("inspect").arg(&artifact).args(["--resources", "--json", "--threads", threads]);
     command.args(["--sequences", value(&manifest, "--sequences").unwrap()]);
-    json(command.envs(driver.map(|driver| ("MLCC_CUDA_DRIVER", driver))))
+    json(&mut command)
+}
+
+/// The limit of memory of TinyLlama's shapes in mebibytes, where weights cannot be left out of the file: from some of its layers, since every
+/// layer has as much as another.
+fn memory_by_layers(folder: &Path, build: &[&str], threads: &str) -> u64 {
+    let config = json!({"model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5});
+    let [two, three] = [2, 3].map(|layers| {
+        let mut config = config.clone();
+        config["num_hidden_layers"] = layers.into();
+        std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        let found = resources(folder, &[&["--model", folder.to_str().unwrap()], build].concat(), threads);
+        found["limit_bytes"].as_u64().unwrap()
+    });
+    (two + 20 * (three - two)).div_ceil(1 << 20)
 }
 
 /// The value of a line that stands under `requests:` and under `limits:`.
@@ -126,11 +139,17 @@ fn amount(overlay: &str, name: &str) -> String {
     found[0].trim_start_matches(':').trim().trim_matches('"').to_owned()
 }
 
-/// `enough` is what a server needs: a manifest has that, and at most a tenth more.
-fn holds(overlay: &str, enough: &Value) {
-    let mebibytes = |text: &str| text.strip_suffix("Mi").unwrap().parse::<u64>().unwrap();
+fn mebibytes(text: &str) -> u64 {
+    text.strip_suffix("Mi").unwrap_or_else(|| panic!("{text}")).parse().unwrap()
+}
+
+fn limit(found: &Value) -> u64 {
+    mebibytes(found["resources"]["limits"]["memory"].as_str().unwrap())
+}
+
+/// A manifest has the mebibytes that a server needs, and at most a tenth more.
+fn holds(overlay: &str, need: u64) {
     let asked = mebibytes(&amount(overlay, "memory"));
-    let need = mebibytes(enough["resources"]["limits"]["memory"].as_str().unwrap());
     assert!(need <= asked && asked <= need + need / 10, "{asked} MiB are asked for, {need} needed");
 }
 
@@ -139,41 +158,90 @@ fn memory_of_the_overlay_for_cpus_is_that_of_the_plan() {
     let overlay = read("deploy/k8s/overlays/cpu/resources.yaml");
     let folder = tempfile::tempdir().unwrap();
     let threads = amount(&overlay, "cpu");
-    let found = resources(folder.path(), &["--quant", "q4i8", "--target", "cpu"], &threads, None);
+    let found = tinyllama(folder.path(), &["--quant", "q4i8", "--target", "cpu"], &threads);
     assert_eq!(found["resources"]["limits"]["cpu"], *threads);
     assert!(!read("deploy/k8s/overlays/cpu/kustomization.yaml").contains("cuda"));
-    holds(&overlay, &found);
+    holds(&overlay, limit(&found));
 }
 
 #[test]
 fn memory_of_the_overlay_for_gpus_is_that_of_the_plan() {
-    let Some(driver) = software_gpu::driver() else { return };
     let overlay = read("deploy/k8s/overlays/nvidia/resources.yaml");
     let folder = tempfile::tempdir().unwrap();
     let flags = ["--quant", "q4f16_1", "--target", "cuda", "--max-batch", "16"];
     assert!(read("deploy/k8s/overlays/nvidia/kustomization.yaml").contains(&flags.join(" ")));
-    let found = resources(folder.path(), &flags, &amount(&overlay, "cpu"), Some(&driver));
+    let found = tinyllama(folder.path(), &flags, &amount(&overlay, "cpu"));
     assert_eq!(found["resources"]["limits"]["nvidia.com/gpu"], "1");
     assert_eq!(line(&overlay, "nvidia.com/gpu: "), "\"1\"");
-    holds(&overlay, &found);
+    holds(&overlay, limit(&found));
 }
 
-/// Of a model that is split a container has all ranks as threads, or one of them.
+#[test]
+fn the_overlay_for_ranks_is_that_of_the_plan() {
+    let [overlay, whole, image] =
+        ["k8s/overlays/ranks/resources.yaml", "k8s/overlays/ranks/kustomization.yaml", "ranks/Containerfile"]
+            .map(|name| read(&format!("deploy/{name}")));
+    // One GPU for each rank, here and in the image.
+    let ranks = line(&overlay, "nvidia.com/gpu: ").trim_matches('"').to_owned();
+    let variable =
+        overlay.split_once("name: MLCC_RANKS").unwrap().1.lines().nth(1).unwrap().trim().to_owned();
+    assert_eq!(variable, format!("value: \"{ranks}\""));
+    assert_eq!(line(&image, "ENV MLCC_RANKS="), ranks);
+    // Where mpirun writes on a read-only root.
+    let written = line(&image, "ENV HOME=");
+    assert!(whole.contains(&format!("mountPath: {written}\n")));
+    // Its script and its tag.
+    let command = line(&overlay, "command: ");
+    assert!(image.contains(&format!(" {}\n", command.trim_matches(['[', ']']))), "{command}");
+    let version = line(&whole, "newTag: ");
+    let tag = format!("-t {}:{version} .", line(&whole, "newName: "));
+    assert!(image.contains(&tag) && image.contains(&format!("\nFROM mlcc:{version}\n")), "{tag}");
+    assert_eq!(version, line(&read("deploy/k8s/base/kustomization.yaml"), "newTag: "));
+
+    let folder = tempfile::tempdir().unwrap();
+    let flags =
+        ["--quant", "q4f16_1", "--target", "cuda", "--max-batch", "16", "--tensor-parallel", ranks.as_str()];
+    assert!(whole.contains(&flags.join(" ")));
+    // What is shared lies in memory, too.
+    let shared = mebibytes(line(whole.split_once("medium: Memory").unwrap().1, "sizeLimit: "));
+    holds(&overlay, memory_by_layers(folder.path(), &flags, &amount(&overlay, "cpu")) + shared);
+}
+
+/// Of a model that is split a container has all ranks, or one of them; no GPU is asked for what it needs.
 #[test]
 fn containers_of_ranks_have_their_part() {
     let folder = tempfile::tempdir().unwrap();
-    let artifact = folder.path().join("split.so");
-    let mut build = mlcc();
-    build.args(["build", "--quant", "f32", "--tensor-parallel", "2", "--no-report", "-m"]);
-    build.arg(case("llama3-gqa-tied")).arg("-o").arg(&artifact).assert().success();
-    let bytes = |flags: &[&str]| {
-        let mut command = mlcc();
-        command.arg("inspect").arg(&artifact).args(["--resources", "--json", "--threads", "2"]).args(flags);
-        let found = json(&mut command);
-        ["weights_bytes", "need_bytes"].map(|name| found[name].as_u64().unwrap())
-    };
-    let ([weights, need], [own_weights, own]) = (bytes(&[]), bytes(&["--each-rank"]));
-    assert_eq!(weights, 2 * own_weights);
-    // Logits and what becomes of them are on the first rank, or on each.
-    assert!(own > need * 4 / 10 && own < need * 6 / 10, "{own} of {need}");
+    for (target, gpus) in [("cpu", None), ("sm_90", Some("2"))] {
+        let artifact = folder.path().join(format!("{target}.so"));
+        let mut build = mlcc();
+        build.args([
+            "build",
+            "--quant",
+            "f32",
+            "--tensor-parallel",
+            "2",
+            "--no-report",
+            "--target",
+            target,
+            "-m",
+        ]);
+        build.arg(case("llama3-gqa-tied")).arg("-o").arg(&artifact).assert().success();
+        let found = |flags: &[&str]| {
+            let mut command = mlcc();
+            command
+                .arg("inspect")
+                .arg(&artifact)
+                .args(["--resources", "--json", "--threads", "2"])
+                .args(flags);
+            let found = json(command.env("MLCC_CUDA_DRIVER", "/nowhere/libcuda.so"));
+            let gpus = found["resources"]["limits"]["nvidia.com/gpu"].as_str().map(str::to_owned);
+            (["weights_bytes", "need_bytes"].map(|name| found[name].as_u64().unwrap()), gpus)
+        };
+        let (([weights, need], all_gpus), ([own_weights, own], own_gpus)) =
+            (found(&[]), found(&["--each-rank"]));
+        assert_eq!(weights, 2 * own_weights, "{target}");
+        // Logits and what becomes of them are on the first rank, or on each.
+        assert!(own > need * 4 / 10 && own < need * 6 / 10, "{target}: {own} of {need}");
+        assert_eq!((all_gpus.as_deref(), own_gpus.as_deref()), (gpus, gpus.map(|_| "1")), "{target}");
+    }
 }

@@ -47,6 +47,7 @@ mod model_table;
 mod perplexity;
 mod program;
 #[cfg(target_os = "linux")]
+mod rank_container;
 mod rank_gpus;
 mod rank_processes;
 mod rank_serving;

@@ -1,0 +1,79 @@
+//! The script that is process 1 of a container with all ranks (`deploy/ranks/ranks`), between this program and a stand-in for `mpirun`.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use serde_json::Value;
+
+use crate::http::Client;
+use crate::program::{program, workspace};
+use crate::rank_processes::plugin;
+use crate::rank_serving::{begin, split};
+
+/// Starts what it is told as Open MPI does; SIGTERM ends all at once.
+const MPIRUN: &str = r#"#!/bin/bash
+[ "$1" = --bind-to ] && [ "$2" = none ] && [ "$3" = -n ] || { echo "mpirun $*" >&2; exit 2; }
+export OMPI_COMM_WORLD_SIZE=$4
+shift 4
+ids=
+for ((rank = 0; rank < OMPI_COMM_WORLD_SIZE; rank++)); do
+    TEST_RANK=$rank "$@" &
+    ids="$ids $!"
+done
+trap 'kill -KILL $ids; exit 1' TERM
+code=0
+for id in $ids; do wait "$id" || code=1; done
+exit $code
+"#;
+
+struct Container {
+    process: Child,
+    stdout: BufReader<ChildStdout>,
+    client: Client,
+}
+
+fn start(folder: &Path, plugin: &Path, ranks: usize) -> Container {
+    let launcher = folder.join("mpirun");
+    std::fs::write(&launcher, MPIRUN).unwrap();
+    std::fs::set_permissions(&launcher, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let own = program();
+    let mlcc = folder.join("mlcc");
+    if !mlcc.exists() {
+        std::os::unix::fs::symlink(own.get_program(), mlcc).unwrap();
+    }
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut command = Command::new(workspace().join("deploy/ranks/ranks"));
+    command.arg("serve").arg(split()).args(["--port", "0", "--json", "-t", "1", "--drain-timeout", "600"]);
+    command.env("PATH", format!("{}:{path}", folder.display())).env("MLCC_RANKS", ranks.to_string());
+    command.env("MLCC_MPI", plugin).env("TEST_RANKS", folder).env_remove("TEST_FAULT");
+    command.env("MLCC_RANK_TIMEOUT", "20");
+    let mut process =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+    let mut stdout = BufReader::new(process.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    let ready: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line:?}"));
+    let address = ready["url"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
+    Container { process, stdout, client: Client { address } }
+}
+
+/// What a container gets is passed on to the ranks, whose texts come to their end.
+#[test]
+fn a_container_of_ranks_drains() {
+    if Command::new("bash").arg("--version").output().is_err() {
+        eprintln!("skipped: no bash on this machine");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let Some(plugin) = plugin(folder.path(), 1) else { return };
+    let mut container = start(folder.path(), &plugin, 2);
+    let (mut stream, mut text) = begin(&container.client, 120);
+    let id = container.process.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.contains("\"finish_reason\":\"length\"") && text.contains("[DONE]"), "{text}");
+    container.stdout.read_to_string(&mut text).unwrap();
+    assert_eq!(container.process.wait().unwrap().code(), Some(0), "{text}");
+}
