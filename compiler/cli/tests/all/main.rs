@@ -48,6 +48,7 @@ mod perplexity;
 mod program;
 #[cfg(target_os = "linux")]
 mod rank_container;
+mod rank_disks;
 mod rank_gpus;
 mod rank_processes;
 mod rank_serving;

@@ -57,19 +57,29 @@ impl Group {
         fault: Option<&str>,
         variables: &dyn Fn(usize) -> Vec<(String, String)>,
     ) -> Group {
-        let (folder, count) = (tempfile::tempdir().unwrap(), arguments.len());
-        let start = |rank: usize| {
+        let command = |rank: usize| {
             let mut command = program();
-            command.args(arguments[rank]).env("MLCC_MPI", plugin).env("MLCC_RANK_TIMEOUT", "20");
+            command.args(arguments[rank]).envs(variables(rank));
+            command
+        };
+        Group::start_commands(plugin, (0..arguments.len()).map(command).collect(), fault)
+    }
+
+    pub fn start_commands(plugin: &Path, mut commands: Vec<Command>, fault: Option<&str>) -> Group {
+        let (folder, count) = (tempfile::tempdir().unwrap(), commands.len());
+        let start = |(rank, command): (usize, &mut Command)| {
+            command.env("MLCC_MPI", plugin);
+            if !command.get_envs().any(|(name, _)| name == "MLCC_RANK_TIMEOUT") {
+                command.env("MLCC_RANK_TIMEOUT", if fault.is_some() { "2" } else { "20" });
+            }
             command.env("TEST_RANKS", folder.path()).env("TEST_RANK", rank.to_string());
             command.env("OMPI_COMM_WORLD_SIZE", count.to_string()).env_remove("TEST_FAULT");
             if let Some(fault) = fault {
-                command.env("TEST_FAULT", fault).env("MLCC_RANK_TIMEOUT", "2");
+                command.env("TEST_FAULT", fault);
             }
-            command.envs(variables(rank));
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         };
-        let children = (0..count).map(start).collect();
+        let children = commands.iter_mut().enumerate().map(start).collect();
         Group { folder, children }
     }
 
