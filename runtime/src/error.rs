@@ -81,8 +81,8 @@ pub enum Error {
          build it with --tensor-parallel {processes}."
     )]
     RankCount { path: PathBuf, ranks: usize, processes: usize },
-    #[error("{path}: {rank} has {what}, {first} has not. Give all the same files.")]
-    RanksDiffer { path: PathBuf, rank: String, first: String, what: &'static str },
+    #[error("{path}: {rank} has {what}, {first} has {wanted}. Give all the same files.")]
+    RanksDiffer { path: PathBuf, rank: String, first: String, what: String, wanted: String },
     #[error("rank 0 has told what this rank does not understand. Give all the same program.")]
     RankMessage,
     #[error("{path}: the processes that were started together have a model already, and take no second one.")]

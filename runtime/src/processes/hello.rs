@@ -100,33 +100,44 @@ impl Hello {
         let all = processes.gather(&self.bytes(), LOADING);
         let all: Vec<Hello> = all.as_chunks::<BYTES>().0.iter().map(Hello::read).collect();
         processes.set_names(all.iter().map(|hello| hello.name.clone()).collect());
-        let what = differs(&all);
-        match what.map(|(rank, what)| (processes.name(rank), processes.name(0), what)) {
+        match differs(&all) {
             None => Ok(Agreed {
                 features: all.iter().fold(u64::MAX, |bits, hello| bits & hello.features),
                 neighbours: all.iter().filter(|hello| hello.cpus == self.cpus).count().max(1),
                 local: all.iter().take(processes.rank()).filter(|h| h.machine == self.machine).count(),
                 on_machine: all.iter().filter(|hello| hello.machine == self.machine).count().max(1),
             }),
-            Some((rank, first, what)) => {
-                let path = path.to_path_buf();
-                Err(Error::RanksDiffer { path, rank, first, what })
-            }
+            Some((rank, [what, wanted])) => Err(Error::RanksDiffer {
+                path: path.to_path_buf(),
+                rank: processes.name(rank),
+                first: processes.name(0),
+                what,
+                wanted,
+            }),
         }
     }
 }
 
-/// The first rank that has something else than rank 0, and what.
-fn differs(all: &[Hello]) -> Option<(usize, &'static str)> {
+/// The first rank that has something else than rank 0: what, and what rank 0 has.
+fn differs(all: &[Hello]) -> Option<(usize, [String; 2])> {
     let first = all.first()?;
+    let number = |hash: u128| format!("{:016x}", hash as u64);
     all.iter().enumerate().find_map(|(rank, hello)| {
+        let both = [hello, first];
         let what = [
-            (hello.version != first.version, "another version of mlcc"),
-            (hello.abi != first.abi, "another ABI version"),
-            (hello.artifact != first.artifact, "another artifact"),
-            (hello.plan != first.plan, "another memory plan"),
+            both.map(|hello| format!("version {} of mlcc", hello.version)),
+            both.map(|hello| format!("version {} of the ABI", hello.abi)),
+            both.map(|hello| format!("the artifact {}", number(hello.artifact))),
+            both.map(|hello| format!("the memory plan {}", number(hello.plan))),
         ];
-        Some((rank, what.iter().find(|(differs, _)| *differs)?.1))
+        let same = [
+            hello.version == first.version,
+            hello.abi == first.abi,
+            hello.artifact == first.artifact,
+            hello.plan == first.plan,
+        ];
+        let [what, wanted] = what.into_iter().zip(same).find(|(_, same)| !same)?.0;
+        Some((rank, [what, wanted]))
     })
 }
 
@@ -148,7 +159,7 @@ mod tests {
         Hello {
             version: "1.2.3".into(),
             abi: 7,
-            artifact: 1 << 100,
+            artifact: (1 << 100) + 9,
             plan: 3,
             features: 0b1011,
             cpus: 5,
@@ -168,9 +179,15 @@ mod tests {
     fn the_first_difference_is_named() {
         assert_eq!(differs(&[hello(), Hello { features: 1, cpus: 2, name: "x".into(), ..hello() }]), None);
         let other = Hello { artifact: 2, ..hello() };
-        assert_eq!(differs(&[hello(), hello(), other]), Some((2, "another artifact")));
+        let told = |rank, what: &str, wanted: &str| Some((rank, [what.to_owned(), wanted.to_owned()]));
+        let named = told(2, "the artifact 0000000000000002", "the artifact 0000000000000009");
+        assert_eq!(differs(&[hello(), hello(), other]), named);
         let old = Hello { version: "1.2.2".into(), abi: 6, artifact: 9, ..hello() };
-        assert_eq!(differs(&[hello(), old]), Some((1, "another version of mlcc")));
-        assert_eq!(differs(&[hello(), Hello { plan: 4, ..hello() }]), Some((1, "another memory plan")));
+        assert_eq!(differs(&[hello(), old]), told(1, "version 1.2.2 of mlcc", "version 1.2.3 of mlcc"));
+        let abi = Hello { abi: 8, artifact: 4, ..hello() };
+        assert_eq!(differs(&[hello(), abi]), told(1, "version 8 of the ABI", "version 7 of the ABI"));
+        let plan = Hello { plan: 4, ..hello() };
+        let named = told(1, "the memory plan 0000000000000004", "the memory plan 0000000000000003");
+        assert_eq!(differs(&[hello(), plan]), named);
     }
 }

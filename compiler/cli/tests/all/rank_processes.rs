@@ -283,13 +283,48 @@ fn ranks_of_other_artifacts_are_named() {
         outputs.iter().map(stderr).collect::<Vec<_>>()
     };
     for told in run([&two, &other]) {
-        let named =
-            told.contains("rank 1 (process ") && told.contains("has another artifact, rank 0 (process ");
-        assert!(named && told.contains("Give all the same files"), "{told}");
+        let hashes: Vec<&str> = told.split(" has the artifact ").skip(1).map(|rest| &rest[..16]).collect();
+        assert!(hashes.len() == 2 && hashes[0] != hashes[1], "{told}");
+        assert!(told.contains("rank 1 (process ") && told.contains(", rank 0 (process "), "{told}");
+        assert!(told.contains("Give all the same files"), "{told}");
     }
     // As many processes as the artifact has ranks.
     for told in run([&three, &three]) {
         assert!(told.contains("3 ranks") && told.contains("2 processes were started"), "{told}");
+    }
+}
+
+/// One of the processes greets as another version would: all name both versions, and end before anything is computed.
+#[test]
+fn ranks_of_other_versions_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(plugin) = plugin(folder.path(), 1) else { return };
+    let split = folder.path().join("split.so");
+    build(&case("rwkv4-hf"), &split, &["--quant", "f32", "--tensor-parallel", "2"]);
+    let arguments = ["run", split.to_str().unwrap(), "-q", "-p", "x", "-n", "1", "-t", "1"];
+    let own = env!("CARGO_PKG_VERSION");
+    let abi = mlcc_abi::ABI_VERSION;
+    // Texts of the version and of the name stand first, then two hashes.
+    for (greeting, expected) in [
+        ("0:0.0.9", ["version 0.0.9 of mlcc".to_owned(), format!("version {own} of mlcc")]),
+        ("152:c", ["version 99 of the ABI".to_owned(), format!("version {abi} of the ABI")]),
+    ] {
+        let variables = |rank| match rank {
+            1 => vec![("TEST_GREETING".to_owned(), greeting.to_owned())],
+            _ => Vec::new(),
+        };
+        let (outputs, logs) = Group::start_with(&plugin, &[&arguments[..]; 2], None, &variables).wait();
+        for (output, log) in outputs.iter().zip(&logs) {
+            let told = stderr(output);
+            assert_eq!((output.status.code(), stdout(output).as_str()), (Some(1), ""), "{told}");
+            let [other, first] = &expected;
+            let ranks = told.split_once(other).zip(told.split_once(first));
+            let named = ranks.is_some_and(|((before, _), (until, _))| {
+                before.contains("rank 1 (process ") && until.contains("rank 0 (process ")
+            });
+            assert!(named, "{greeting}: {told}");
+            assert_eq!(calls(log, "exchange ").len(), 1, "{log:?}");
+        }
     }
 }
 
