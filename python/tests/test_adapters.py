@@ -12,6 +12,7 @@ import mlcc
 import numpy
 import pytest
 from conftest import Adapted
+from mlcc._model import Adapter
 from test_asgi import ask
 
 GREEDY: mlcc.Options = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
@@ -23,7 +24,7 @@ def text(model: mlcc.Model, **options: Any) -> str:
 
 
 def test_a_session_goes_through_an_adapter(adapted: Adapted, llama: Path) -> None:
-    adapters = {"style": adapted.style, "task": (adapted.task, 0.5)}
+    adapters: dict[str, Adapter] = {"style": adapted.style, "task": (adapted.task, 0.5)}
     with mlcc.Model(adapted.model, threads=1, adapters=adapters) as model:
         assert model.adapters == ["style", "task"]
         tokens = model.tokenize(PROMPT)
@@ -71,7 +72,8 @@ def test_texts_choose_an_adapter(adapted: Adapted) -> None:
     async def main() -> list[str]:
         async with mlcc.AsyncEngine(adapted.model, threads=1, sequences=4, adapters=adapters) as engine:
             async def write(name: str | None) -> str:
-                return "".join([piece.text async for piece in engine.stream(PROMPT, adapter=name, **GREEDY)])
+                options: mlcc.Options = {**GREEDY, "adapter": name}
+                return "".join([piece.text async for piece in engine.stream(PROMPT, **options)])
 
             return list(await asyncio.gather(*(write(name) for name in (None, "style", "task"))))
 
@@ -179,7 +181,8 @@ def test_adapters_come_and_go(adapted: Adapted) -> None:
     async def main() -> None:
         async with mlcc.AsyncEngine(adapted.model, threads=1) as engine:
             await engine.load_adapter("one", adapted.style)
-            stream = engine.stream(PROMPT, adapter="one", **GREEDY)
+            options: mlcc.Options = {**GREEDY, "adapter": "one"}
+            stream = engine.stream(PROMPT, **options)
             assert "".join([piece.text async for piece in stream]) == texts[0]
             await engine.unload_adapter("one")
             with pytest.raises(mlcc.AdapterError):
