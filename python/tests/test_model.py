@@ -337,7 +337,9 @@ def script(body: str, *args: str, timeout: float = 60) -> subprocess.CompletedPr
 
 def test_ctrl_c_ends_a_text(llama: Path) -> None:
     body = """
-        import sys, mlcc
+        import signal, sys, mlcc
+        # Where the tests run as a shell's background job, it is ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         model = mlcc.Model(sys.argv[1], threads=1)
         print("ready", flush=True)
         try:
@@ -353,7 +355,10 @@ def test_ctrl_c_ends_a_text(llama: Path) -> None:
         assert running.stdout.readline() == "ready\n"
         time.sleep(0.2)
         running.send_signal(signal.SIGINT)
-        out, _ = running.communicate(timeout=30)
+        try:
+            out, _ = running.communicate(timeout=30)
+        finally:
+            running.kill()
     assert out == "interrupted\nTrue\n"
 
 
