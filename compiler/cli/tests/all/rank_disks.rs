@@ -1,23 +1,33 @@
 //! Ranks that are processes, where the disk of one of them is full: here a limit of the size of files, which needs no file system of its own.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::program::program;
-use crate::rank_processes::{Group, plugin, stderr, stdout};
-use crate::rank_serving::split;
+use serde_json::json;
 
-/// Two processes with this command line. Files of rank `full` have at most a block of 512 or 1024 bytes.
+use crate::program::{books, program};
+use crate::rank_processes::{Group, plugin, stderr, stdout};
+use crate::rank_serving::{ready, signal, split};
+
+/// The program, whose files have at most so many blocks of 512 or 1024 bytes.
+fn limited(blocks: Option<usize>, arguments: &[&str]) -> Command {
+    let own = program();
+    let mut command = Command::new("sh");
+    let limit = blocks.map_or(String::new(), |blocks| format!("ulimit -f {blocks}; "));
+    command.arg("-c").arg(format!("{limit}exec \"$0\" \"$@\"")).arg(own.get_program()).args(arguments);
+    command.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command
+}
+
+/// Two processes with this command line. Rank `full` has room for a block.
+fn start(plugin: &Path, arguments: &[&str], full: Option<usize>) -> Group {
+    let commands = (0..2).map(|rank| limited((full == Some(rank)).then_some(1), arguments));
+    Group::start_commands(plugin, commands.collect(), None)
+}
+
 fn run(plugin: &Path, arguments: &[&str], full: Option<usize>) -> Vec<Output> {
-    let command = |rank| {
-        let own = program();
-        let mut command = Command::new("sh");
-        let limit = if full == Some(rank) { "ulimit -f 1; " } else { "" };
-        command.arg("-c").arg(format!("{limit}exec \"$0\" \"$@\"")).arg(own.get_program()).args(arguments);
-        command.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        command
-    };
-    Group::start_commands(plugin, (0..2).map(command).collect(), None).wait().0
+    start(plugin, arguments, full).wait().0
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -72,4 +82,54 @@ fn a_state_that_does_not_fit_ends_all() {
         stdout(&outputs[0]),
         stderr(&outputs[0])
     );
+}
+
+/// Prompts that a server keeps are an extra: it serves without them, and leaves no half of one.
+#[test]
+fn a_server_whose_disk_is_full_serves() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(plugin) = plugin(folder.path(), 1) else { return };
+    for full in [0, 1] {
+        let states = folder.path().join(format!("states-{full}"));
+        let model = split().to_str().unwrap();
+        let flags = ["--port", "0", "--json", "-t", "1", "--sequences", "2"];
+        let cache = ["--cache-dir", states.to_str().unwrap()];
+        let mut group = start(&plugin, &[&["serve", model][..], &flags, &cache].concat(), Some(full));
+        let client = ready(&mut group);
+        // Long enough to be worth a file.
+        let prompt = "It was a dark and stormy night; the rain fell in torrents. ".repeat(4);
+        let body = json!({"prompt": prompt, "max_tokens": 8, "ignore_eos": true}).to_string();
+        let mut text = String::new();
+        client.open("POST", "/v1/completions", "", &body).read_to_string(&mut text).unwrap();
+        assert!(text.contains("\"finish_reason\":\"length\""), "{text}");
+        signal(&group, "-TERM", &[1, 0]);
+        let (outputs, _) = group.wait();
+        for output in &outputs {
+            assert_eq!(output.status.code(), Some(0), "{}", stderr(output));
+        }
+        let told = stderr(&outputs[0]);
+        match full {
+            // Files are the first rank's business.
+            0 => {
+                assert!(told.contains("File too large") && told.contains("the state is not kept"), "{told}");
+                assert_eq!(names(&states), [""; 0]);
+            }
+            _ => assert!(names(&states).len() >= 2 && !told.contains("not kept"), "{told}"),
+        }
+    }
+}
+
+/// An artifact of all ranks that does not fit: nothing is left.
+#[test]
+fn an_artifact_that_does_not_fit_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let artifact = folder.path().join("split.so");
+    let (model, file) = (books(), artifact.to_str().unwrap());
+    let flags = ["--quant", "f32", "--tensor-parallel", "2", "--no-report", "-o", file];
+    let arguments = [&["build", "-m", model.to_str().unwrap()][..], &flags].concat();
+    let output = limited(Some(4096), &arguments).output().unwrap();
+    let told = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("split.so") && told.contains("ulimit -f"), "{told}");
+    assert_eq!(names(folder.path()), [""; 0]);
 }

@@ -33,16 +33,22 @@ fn start(plugin: &Path, flags: &[&str]) -> Group {
 /// Two processes that serve, and where.
 fn serve(plugin: &Path, flags: &[&str]) -> (Group, Client) {
     let mut group = start(plugin, flags);
+    let client = ready(&mut group);
+    (group, client)
+}
+
+/// Where they serve, once they do.
+pub fn ready(group: &mut Group) -> Client {
     let mut line = String::new();
     let mut stdout = BufReader::new(group.children[0].stdout.take().unwrap());
     stdout.read_line(&mut line).unwrap();
     group.children[0].stdout = Some(stdout.into_inner());
     let ready: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line:?}"));
     let address = ready["url"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
-    (group, Client { address })
+    Client { address }
 }
 
-fn signal(group: &Group, name: &str, ranks: &[usize]) {
+pub fn signal(group: &Group, name: &str, ranks: &[usize]) {
     for &rank in ranks {
         let id = group.children[rank].id().to_string();
         assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
