@@ -14,6 +14,7 @@
 //! How states are held, and products that are not split like others (keys of fewer heads than ranks), is found out on the
 //! way: then the pass begins again with what it has learned ([`Plan`]).
 
+mod adapters;
 mod cut;
 mod held;
 mod mode;
@@ -352,12 +353,28 @@ impl<'a> Splitter<'a> {
         if let Some(known) = self.new.param(name) {
             return known;
         }
-        let parts = (0..self.plan.ranks).map(|rank| ParamSource::Values(vec![value(rank)]));
+        let values = (0..self.plan.ranks).map(|rank| vec![value(rank)]);
+        self.vector(name.into(), values.map(ParamSource::Values).collect(), 1)
+    }
+
+    /// A vector of numbers, by rank; equal ones are one parameter.
+    fn numbers(&mut self, name: &str, values: Vec<Vec<f32>>) -> ParamId {
+        let size = values.first().map_or(0, Vec::len);
+        let source: Vec<_> = values.into_iter().map(ParamSource::Values).collect();
+        let equal = |p: &Param| matches!(&p.source, ParamSource::Ranks(of) if *of == source);
+        if let Some((known, _)) = self.new.params.iter().find(|(_, p)| equal(p)) {
+            return known;
+        }
+        let name = self.unused(name.into());
+        self.vector(name, source, size)
+    }
+
+    fn vector(&mut self, name: String, by_rank: Vec<ParamSource>, size: usize) -> ParamId {
         self.new.params.push(Param {
-            name: name.into(),
-            ty: TensorType::new(DType::F32, [1]),
+            name,
+            ty: TensorType::new(DType::F32, [size]),
             role: ParamRole::Vector,
-            source: ParamSource::Ranks(parts.collect()),
+            source: ParamSource::Ranks(by_rank),
             packing: None,
         })
     }

@@ -181,6 +181,9 @@ impl Model {
         let Some(slots) = self.slots() else {
             return Err(Error::NoSlots { path: self.artifact().path().to_path_buf() });
         };
+        if !self.is_alone() {
+            return Err(Error::AdapterProcesses { ranks: self.plan().ranks });
+        }
         let places = factors.iter().map(|factors| self.place(name, factors)).collect::<Result<Vec<_>>>()?;
         let number = slots.take().ok_or(Error::SlotsTaken { slots: self.adapter_slots() })?;
         let (slots, name) = (Arc::clone(slots), name.to_string());

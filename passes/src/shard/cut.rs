@@ -120,6 +120,21 @@ impl Cut {
         }
     }
 
+    /// The elements that a rank has of an axis of so many.
+    pub fn ranges(&self, size: usize, rank: usize, ranks: usize) -> Vec<Range<usize>> {
+        let all = |parts: Parts, begin: usize, size: usize| {
+            let start = begin + parts.start(size, parts.of_rank(rank, ranks));
+            start..start + parts.len(size)
+        };
+        let Some(segments) = self.segments else { return vec![all(self.parts, 0, size)] };
+        let mut at = 0;
+        let of = |(size, parts): (usize, Parts)| {
+            at += size;
+            all(parts, at - size, size)
+        };
+        segments.iter().map(of).collect()
+    }
+
     /// What a rank has of these elements of the axis: where they begin in its part, and the cut of what they are alone, `None` where
     /// every rank has all of them. Nothing if they begin or end within a segment.
     pub fn slice(&self, start: usize, len: usize) -> Option<(usize, Option<Cut>)> {

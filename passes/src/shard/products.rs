@@ -96,6 +96,10 @@ impl Split<'_, '_> {
                 continue;
             }
             let Some(node) = self.f.def(v) else { continue };
+            // What an adapter adds has the parts that are wanted, whatever it is computed from.
+            if matches!(node.op, Op::MatMulExperts { .. }) && self.is_adapter(node.inputs[1]) {
+                continue;
+            }
             // A part of what a product gives.
             if let Op::Slice { axis, start, len } = &node.op
                 && let Some(asked) = self.demand_range(node.inputs[0], (*axis, start, len), Some(parts))
@@ -177,6 +181,10 @@ impl Split<'_, '_> {
     /// Each rank has some rows of every expert; of rows by head (latent attention) it has its heads, and all matrices.
     pub fn experts(&mut self, id: NodeId, node: &Node, experts: usize) -> Result<(), Stop> {
         let [x, w, ids] = [node.inputs[0], node.inputs[1], node.inputs[2]];
+        // Who wants parts of what an adapter adds takes them from all of it.
+        if self.is_adapter(w) {
+            return self.adapted(node);
+        }
         if let Some(cut) = self.cut(x).filter(|cut| cut.axis == 1)
             && self.has_part(ids, cut)?
         {

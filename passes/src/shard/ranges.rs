@@ -117,6 +117,7 @@ impl Split<'_, '_> {
                     }
                 }
                 Op::MatMul { .. } | Op::Attention(_) | Op::Scan { .. } => {}
+                Op::MatMulExperts { .. } if self.is_adapter(node.inputs[1]) => {}
                 _ => open.extend(&node.inputs),
             }
         }

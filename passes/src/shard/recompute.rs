@@ -39,6 +39,9 @@ impl Split<'_, '_> {
             }
             Op::Binary(_) | Op::SelectGe => return self.elementwise_part(v, cut, emit),
             Op::RmsNorm { eps } if cut.axis == last => return self.norm_part(v, *eps, cut, emit),
+            Op::MatMulExperts { experts } if cut.axis == last => {
+                return self.adapted_part(v, *experts, cut, emit);
+            }
             Op::Unary(_) | Op::Cast(_) => cut,
             Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::Softmax => cut,
             Op::Slice { axis, .. } | Op::Reduce { axis, .. } if *axis != cut.axis => cut,

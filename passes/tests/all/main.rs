@@ -9,6 +9,7 @@ mod program_text;
 mod quantize;
 mod replicate;
 mod shard;
+mod shard_adapters;
 mod shard_hybrids;
 mod shard_sums;
 mod shard_uneven;

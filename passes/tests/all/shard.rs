@@ -2,6 +2,7 @@
 //! and batches, with each pass switched off. The models are families as they are configured in `tests/goldens`, with
 //! random weights.
 
+use mlcc_interp::equivalence::random_tensor;
 use mlcc_interp::graph::{
     GraphError, Interpreter, Piece, RankError, Ranks, States, Tamper, Tensor, param_value,
     param_value_of_rank,
@@ -13,9 +14,11 @@ use mlcc_ir::module::{Module, Param, ParamSource};
 use mlcc_ir::ops::Op;
 use mlcc_ir::sequences::{Batching, Scope, scopes};
 use mlcc_ir::text::{parse_module, print_module};
+use mlcc_ir::types::DType;
 use mlcc_ir::verify::verify_module;
 use mlcc_models::config::ModelConfig;
-use mlcc_models::{Architecture, Checkpoint, EntrySpec, Logits};
+use mlcc_models::transformer::{ADAPTER_SLOT, FACTOR_A, FACTOR_B};
+use mlcc_models::{AdapterSlots, Architecture, Checkpoint, EntrySpec, Logits};
 use mlcc_passes::pipeline::Control;
 use mlcc_passes::{Context, Options, PIPELINE, PassError, Program, QuantScheme, run_pipeline};
 use serde_json::{Value, json};
@@ -25,6 +28,8 @@ pub(crate) struct Model {
     pub module: Module,
     checkpoint: Checkpoint,
     vocab: i32,
+    /// What sequences have adapters from; the entry functions are those for them.
+    slots: Option<AdapterSlots>,
 }
 
 /// The configuration of a reference case, with other values of some fields.
@@ -42,6 +47,10 @@ pub(crate) fn architecture(case: &str, fields: &Value) -> Architecture {
 
 impl Model {
     pub fn new(case: &str, fields: Value) -> Model {
+        Model::with_slots(case, fields, None)
+    }
+
+    pub fn with_slots(case: &str, fields: Value, slots: Option<AdapterSlots>) -> Model {
         let architecture = architecture(case, &fields);
         let mut b = GraphBuilder::new(case);
         let n = Dim::sym(Sym::N);
@@ -60,7 +69,7 @@ impl Model {
                 stream: None,
                 batching,
                 texts: None,
-                adapters: None,
+                adapters: slots,
                 source: false,
             };
             architecture.build(&mut b, &spec);
@@ -70,7 +79,7 @@ impl Model {
             (name, shape, distribution)
         });
         let checkpoint = Checkpoint::random(7, tensors.collect()).unwrap();
-        Model { module: b.finish().unwrap(), checkpoint, vocab: architecture.vocab() as i32 }
+        Model { module: b.finish().unwrap(), checkpoint, vocab: architecture.vocab() as i32, slots }
     }
 
     /// The module behind all graph passes but those in `off`.
@@ -96,8 +105,22 @@ impl Model {
     }
 
     fn tensor(&self, name: &str) -> Option<Tensor> {
+        if name.ends_with(FACTOR_A) || name.ends_with(FACTOR_B) {
+            return Some(self.factors(name));
+        }
         let data = self.checkpoint.read(name).ok()?;
         Some(Tensor::f32(data.shape(), &data.to_f32().ok()?))
+    }
+
+    /// The matrices of all slots, of which the first is zero.
+    fn factors(&self, name: &str) -> Tensor {
+        let (id, slots) = (self.module.param(name).unwrap(), self.slots.unwrap());
+        let dims: Vec<usize> =
+            self.module.params[id].ty.dims.iter().map(|d| d.as_const().unwrap() as usize).collect();
+        let mut factors = random_tensor(DType::F32, &dims, name.len() as u64);
+        let none = factors.data.len() / slots.matrices();
+        factors.data.iter_mut().enumerate().for_each(|(i, x)| *x = if i < none { 0.0 } else { *x / 8.0 });
+        factors
     }
 
     /// The value of a parameter on a rank.
@@ -127,6 +150,11 @@ impl Model {
             all = all.with_tamper(tamper);
         }
         let mut states = vec![vec![States::new(module).unwrap(); 2]; ranks];
+        if let Some(slot) = module.state(ADAPTER_SLOT) {
+            for (number, states) in states.iter_mut().flat_map(|states| states.iter_mut().enumerate()) {
+                assert!(states.set(slot, Tensor::ids(&[2 - number as i32])));
+            }
+        }
         all.run(&mut states, |interpreter, states| calls(interpreter, states, self.vocab))
     }
 }

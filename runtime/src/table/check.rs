@@ -119,8 +119,7 @@ impl Table {
         let right = if slots == 0 {
             choice.count() == 0 && matrices.count() == 0 && self.plan.adapter_bytes == 0
         } else {
-            self.plan.ranks == 1
-                && slots <= MOST_SLOTS
+            slots <= MOST_SLOTS
                 && choice.clone().count() == 1
                 && choice.clone().all(|s| s.bytes == 4 && s.fill.is_none() && s.cache.is_none())
                 && matrices.clone().all(|p| is_of_slots(p, slots))

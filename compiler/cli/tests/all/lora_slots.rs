@@ -11,6 +11,7 @@ use mlcc_runtime::{Adapter, Error, Factors, Model, Rows, Session, Want};
 
 use crate::cases::{artifact, assert_close, backends, feed, ids, load, options};
 use crate::program::{case, fails_with, json, mlcc, text};
+use crate::rank_processes::{self, Group};
 use crate::server::Server;
 use crate::step::Random;
 use serde_json::json;
@@ -227,6 +228,56 @@ fn products_of_other_families_take_adapters() {
     }
 }
 
+/// Ranks that are threads: alone, copied and in a batch what one rank gives.
+#[test]
+fn ranks_have_adapters() {
+    let folder = tempfile::tempdir().unwrap();
+    for quant in ["f32", "q4i8"] {
+        let plain = BuildOptions { chunk: Some(16), ..with_slots(&of_lora(quant)) };
+        let built = |ranks: usize| {
+            let options = BuildOptions { ranks, ..plain.clone() };
+            artifact(&options, folder.path(), &format!("{quant}-{ranks}.so")).0
+        };
+        let (one, two) = (load(&built(1), None, 2), load(&built(2), None, 4));
+        assert_eq!(two.plan().ranks, 2);
+        let texts = |model: &Model| {
+            let adapters = [loaded(model, &peft(1.0)), loaded(model, &peft(-2.0))];
+            let mut sessions =
+                [Some(&adapters[0]), None, Some(&adapters[1])].map(|adapter| session(model, adapter));
+            let mut logits = Vec::new();
+            for session in &mut sessions {
+                logits.extend(feed(session, &[5, 9, 200, 31, 7, 8, 60], 3));
+                let mut fork = session.fork().unwrap();
+                logits.extend(fork.decode(17).unwrap());
+            }
+            let mut batch = model.batch(3).unwrap();
+            let [a, b, c] = &mut sessions;
+            logits.extend(batch.decode(&mut [a, b, c], &[1, 2, 3]).unwrap());
+            logits
+        };
+        let (one, two) = (texts(&one), texts(&two));
+        // Sums of attention are in another order, and codes of activations beside an edge fall on its other side.
+        assert_close(quant, &one, &two, if quant == "f32" { 1e-5 } else { 2e-2 });
+    }
+}
+
+/// An adapter would have to be told to the other processes.
+#[test]
+fn ranks_that_are_processes_take_no_adapter() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(plugin) = rank_processes::plugin(folder.path(), 1) else { return };
+    let options = BuildOptions { ranks: 2, ..with_slots(&of_lora("f32")) };
+    let path = artifact(&options, folder.path(), "two.so").0;
+    let (tokenizer, adapter) = (bytes(folder.path()), peft(1.0).directory);
+    let [path, tokenizer, adapter] = [&path, &tokenizer, &adapter].map(|path| path.to_str().unwrap());
+    let run =
+        ["run", path, "--tokenizer", tokenizer, "-p", "text", "-n", "2", "-t", "1", "-q", "--lora", adapter];
+    let (outputs, _) = Group::start_with(&plugin, &[&run, &run], None, &|_| Vec::new()).wait();
+    let told = rank_processes::stderr(&outputs[0]);
+    assert_eq!(outputs[0].status.code(), Some(1), "{told}");
+    assert!(told.contains("threads of one process") && told.contains("without mpirun"), "{told}");
+}
+
 #[test]
 fn copies_of_a_sequence_keep_its_adapter() {
     let folder = tempfile::tempdir().unwrap();
@@ -311,7 +362,8 @@ fn flags_of_slots_are_checked() {
     build(&base, &["--lora-rank", "4"]).assert().code(2);
     build(&base, &["--lora-slots", "0"]).assert().code(2);
     fails_with(&mut build(&base, &["--lora-slots", "2", "--target", "cuda"]), &["--lora-slots", "CPUs only"]);
-    fails_with(&mut build(&base, &["--lora-slots", "2", "--tensor-parallel", "2"]), &["--tensor-parallel"]);
+    let sums = ["--lora-slots", "2", "--tensor-parallel", "2", "--tp-mode", "reduce"];
+    fails_with(&mut build(&base, &sums), &["--tp-mode reduce", "take gather"]);
     fails_with(&mut build(&base, &["--lora-slots", "2", "--debug-taps"]), &["--debug-taps"]);
     fails_with(&mut build(&case("rwkv4-hf"), &["--lora-slots", "2"]), &["--lora-slots", "no product"]);
 }

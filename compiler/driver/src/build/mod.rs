@@ -41,7 +41,7 @@ use mlcc_ir::module::{Module, Param};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_models::resolve::Weights;
 use mlcc_passes::pipeline::{Control, Pass};
-use mlcc_passes::{Context, Options, PassError, Program, run_passes};
+use mlcc_passes::{Context, Options, PassError, Program, TpMode, run_passes};
 use mlcc_target::{Arch, Target};
 
 use crate::weights::WeightError;
@@ -248,8 +248,8 @@ fn slots_fit(source: &Source, target: &Target, options: &BuildOptions) -> Result
         () if target.arch == Arch::Nvptx => {
             "--target cuda: adapters are chosen at run time on CPUs only; merge them with --lora"
         }
-        () if options.ranks > 1 => {
-            "--tensor-parallel: slots are not split among ranks; merge adapters with --lora"
+        () if options.ranks > 1 && options.tp_mode == TpMode::Reduce => {
+            "--tp-mode reduce: products beside which there are adapters are split by rows; take gather"
         }
         () if source.text.is_some() => {
             "--model FILE.mlc: slots are made when a model is built from its weights"
@@ -431,7 +431,9 @@ pub fn pass_options(source: &Source, target: &Target, options: &BuildOptions) ->
     pass_options.quant = options.quant;
     pass_options.policy = options.policy.clone();
     pass_options.kv_cache = options.cache_type();
-    (pass_options.ranks, pass_options.tp_mode) = (options.ranks, options.tp_mode);
+    // Sums over ranks would keep the weights of products with adapters twice, by rows and by columns.
+    let tp_mode = if options.adapters.is_some() { TpMode::Gather } else { options.tp_mode };
+    (pass_options.ranks, pass_options.tp_mode) = (options.ranks, tp_mode);
     // The specs were read before, for the target.
     if let Ok(Some(cost)) = mlcc_target::exchange_cost(target.arch) {
         pass_options.exchange = cost;
