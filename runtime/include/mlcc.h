@@ -269,6 +269,7 @@ typedef struct mlcc_control {
 #define MLCC_ARG_SEQUENCES 8u /* mlcc_sequence, with addresses of the device */
 #define MLCC_ARG_PAGES 9u
 #define MLCC_ARG_PAGE_TABLE 10u
+#define MLCC_ARG_ADAPTERS 11u
 
 #define MLCC_REPEAT_ONCE 0u
 #define MLCC_REPEAT_WANTED 1u /* n of the grid: rows whose logits are wanted */

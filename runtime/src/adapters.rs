@@ -69,6 +69,8 @@ pub(crate) struct Slots {
     memory: Buffer,
     /// By slot, from slot 1 on.
     taken: Mutex<Vec<bool>>,
+    /// One adapter is written at a time: what there is then goes to a GPU.
+    writing: Mutex<()>,
 }
 
 impl std::fmt::Debug for Slots {
@@ -87,7 +89,7 @@ impl Slots {
         let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
         let memory = Buffer::zeroed("the slots for adapters", plan.adapter_bytes, align)?;
         let taken = Mutex::new(vec![false; plan.adapter_slots as usize]);
-        Ok(Some(Arc::new(Slots { memory, taken })))
+        Ok(Some(Arc::new(Slots { memory, taken, writing: Mutex::new(()) })))
     }
 
     pub fn as_ptr(&self) -> *const u8 {
@@ -189,6 +191,8 @@ impl Model {
         let (slots, name) = (Arc::clone(slots), name.to_string());
         // From here on it is given back whatever happens.
         let mut slot = Slot { slots, number, name, identity: 0 };
+        let slots = Arc::clone(&slot.slots);
+        let _writing = slots.writing.lock().unwrap_or_else(PoisonError::into_inner);
         // What was in the slot before had other tensors, maybe.
         for param in self.table().params.iter().filter(|param| param.of_slots) {
             if let Some(matrix) = Matrix::of(param, self.plan().adapter_slots) {
@@ -212,6 +216,7 @@ impl Model {
             hash.update(factors.tensor.as_bytes());
             factors.a.iter().chain(factors.b).for_each(|value| hash.update(&value.to_le_bytes()));
         }
+        self.device().write_adapters(slots.memory.bytes())?;
         slot.identity = hash.digest128();
         Ok(Adapter(Arc::new(slot)))
     }

@@ -47,6 +47,11 @@ pub(crate) trait Device: Send + Sync {
         Ok(None)
     }
 
+    /// Takes what slots for adapters have become, where it has a copy of them.
+    fn write_adapters(&self, _bytes: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
     /// As [`Model::cache_pages`].
     fn cache_pages(&self) -> CachePages {
         CachePages::default()

@@ -124,7 +124,8 @@ impl Model {
         let is_alone = agreed.is_none();
         let ranks_here = agreed.map_or(table.plan.ranks, |agreed| agreed.on_machine as u64);
         let _library = library;
-        let inner = Inner { device, table, _library, artifact, made, slots, ranks_here, is_alone, mover, homes };
+        let inner =
+            Inner { device, table, _library, artifact, made, slots, ranks_here, is_alone, mover, homes };
         Ok(Self(Arc::new(inner)))
     }
 

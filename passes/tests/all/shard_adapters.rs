@@ -28,7 +28,10 @@ fn ranks_add_their_part_of_what_an_adapter_adds() {
     assert!(factors().all(|param| param.is_adapter()));
     // A sequence that has none gives other results.
     let one = model.compiled(1, "f32", &[]).unwrap();
-    let plain = Model::new("llama3-gqa-tied", json!({"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 128, "head_dim": 16}));
+    let plain = Model::new(
+        "llama3-gqa-tied",
+        json!({"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 128, "head_dim": 16}),
+    );
     let without = plain.results(&plain.compiled(1, "f32", &[]).unwrap(), 1);
     assert!(bits(&model.results(&one, 1)[0]) != bits(&without[0]));
 }

@@ -418,6 +418,8 @@ pub mod arg {
     pub const PAGES: u32 = 9;
     /// As [`super::Ctx::page_table`].
     pub const PAGE_TABLE: u32 = 10;
+    /// As [`super::Ctx::adapters`].
+    pub const ADAPTERS: u32 = 11;
 }
 
 /// What a launch of a device's entry point is for.

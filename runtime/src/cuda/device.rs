@@ -106,13 +106,17 @@ impl Drop for DeviceBuffer {
 pub(crate) struct Gpu {
     name: String,
     entries: Vec<(String, Vec<Kernel>)>,
-    pub decode_loaded: Loaded,
+    decode_loaded: Loaded,
+    /// The same of tokens of sequences with adapters.
+    adapted_loaded: Loaded,
     /// Launches of `decode`, and then of what finds the likeliest tokens.
     decode_likeliest: Option<(Vec<Kernel>, Loaded)>,
     /// The same of `decode_batch`.
     batch_likeliest: Option<Vec<Kernel>>,
     executor: Mutex<Executor>,
     weights: DeviceBuffer,
+    /// The slots for adapters, of a model that has some.
+    adapters: Option<DeviceBuffer>,
     pages: Option<Arc<PagePool<DevicePages>>>,
     /// Of a model that is split.
     ranks: Option<GpuRanks>,
@@ -166,6 +170,14 @@ impl Device for Gpu {
         Ok(Some(Box::new(CudaBatch::new(self))))
     }
 
+    fn write_adapters(&self, bytes: &[u8]) -> Result<()> {
+        let Some(adapters) = &self.adapters else { return Ok(()) };
+        // Between two steps. What the sequences of others read stays as it is.
+        let stream = &self.executor().stream;
+        stream.send(adapters.ptr(), &bytes[..adapters.len().min(bytes.len())])?;
+        stream.wait()
+    }
+
     fn cache_pages(&self) -> CachePages {
         self.pages.as_ref().map_or(CachePages::default(), |pages| pages.pages())
     }
@@ -214,20 +226,31 @@ impl Gpu {
         let decode_likeliest = and_likeliest("decode").map(|kernels| (kernels, Loaded::default()));
         let batch_likeliest = and_likeliest(Step::DecodeBatch.name());
         // Before the pages, which take most of what is left.
-        let executor = Mutex::new(Executor::new(&context, table)?);
+        let executor = Executor::new(&context, table)?;
+        let adapters = match table.plan.adapter_bytes {
+            0 => None,
+            bytes => Some(DeviceBuffer::new(&context, "the slots for adapters on the GPU", bytes)?),
+        };
+        if let Some(adapters) = &adapters {
+            executor.stream.clear(adapters.ptr(), adapters.len())?;
+            executor.stream.wait()?;
+        }
+        let executor = Mutex::new(executor);
         let parts = PageParts::of(&table.plan, ranks.as_ref());
         let processes = ranks.as_ref().map(|ranks| &ranks.processes);
         let pages = DevicePages::pool(&context, &table.plan, (parts, processes), options.cache_pages)?;
         let pages = pages.map(Arc::new);
-        let decode_loaded = Loaded::default();
+        let (decode_loaded, adapted_loaded) = (Loaded::default(), Loaded::default());
         Ok(Self {
             name,
             entries,
             decode_loaded,
+            adapted_loaded,
             decode_likeliest,
             batch_likeliest,
             executor,
             weights,
+            adapters,
             pages,
             ranks,
             module,
@@ -256,6 +279,16 @@ impl Gpu {
     /// Where the weights begin.
     pub fn weights(&self) -> DevicePtr {
         self.weights.ptr()
+    }
+
+    /// Where the slots for adapters begin.
+    pub fn adapters(&self) -> DevicePtr {
+        self.adapters.as_ref().map_or(0, DeviceBuffer::ptr)
+    }
+
+    /// Whether all launches of `decode` have run.
+    pub fn loaded(&self, adapted: bool) -> &Loaded {
+        if adapted { &self.adapted_loaded } else { &self.decode_loaded }
     }
 
     /// Launches of `decode` that end with the likeliest tokens, and whether all have run.

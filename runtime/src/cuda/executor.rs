@@ -104,7 +104,7 @@ impl Executor {
 
     /// `softmax(logits / temperature)`.
     pub fn softmax(&mut self, device: &Gpu, temperature: f32, logits: &[u8], probs: &mut [u8]) -> Result<()> {
-        let kernels = entry(device, Step::Softmax)?;
+        let kernels = entry(device, Step::Softmax, false)?;
         if self.probs.is_none() {
             let bytes = self.plan.vocab * 4;
             self.probs =
@@ -132,7 +132,9 @@ impl Executor {
     ) -> Result<()> {
         let from = self.logits_of(call.n_wanted as u64)?.ptr();
         let fits = self.likeliest.as_ref().is_some_and(|list| list.holds(call.n_wanted));
-        let asked = enough.zip(device.batch_likeliest()).filter(|_| step == Step::DecodeBatch && fits);
+        let asked = enough
+            .zip(device.batch_likeliest())
+            .filter(|_| step == Step::DecodeBatch && !call.adapted && fits);
         let (enough, kernels) = asked.unzip();
         let BatchCall { sequences, tokens, wanted, n_wanted, .. } = *call;
         let likeliest = kernels.is_some();
@@ -190,7 +192,7 @@ impl Executor {
         logits: u64,
         likeliest: Option<&[Kernel]>,
     ) -> Result<()> {
-        let kernels = likeliest.map_or_else(|| entry(device, step), Ok)?;
+        let kernels = likeliest.map_or_else(|| entry(device, step, call.adapted), Ok)?;
         let (n, b) = (call.tokens.len() as i64, call.sequences.len() as i64);
         let wanted = call.n_wanted as i64;
         let of_step = step == Step::Rows;
@@ -204,6 +206,7 @@ impl Executor {
         let sizes = Sizes {
             n,
             past: Span { first: past().min().unwrap_or(0), last: past().max().unwrap_or(0) },
+            adapted: call.adapted,
             batch: BatchSizes { sequences: b, most_rows, wanted },
         };
         let (rows, sequences) = (self.plan.chunk.max(self.plan.batch) as i64, self.plan.batch as i64);

@@ -50,9 +50,10 @@ impl Graphs {
         (kernels, loaded): (&[Kernel], &Loaded),
         bases: &Bases,
         (past, context): (u64, u64),
+        adapted: bool,
         stream: Handle,
     ) -> Result<()> {
-        let sizes = Sizes { n: 1, past: Span::of(past), ..Sizes::default() };
+        let sizes = Sizes { n: 1, past: Span::of(past), adapted, ..Sizes::default() };
         let largest = Sizes { past: bucket(kernels, sizes.past, context), ..sizes };
         let has_run = loaded.0.load(Ordering::Relaxed);
         self.run(device, kernels, bases, (sizes, largest), has_run, stream)?;
@@ -202,6 +203,7 @@ fn rounded(sizes: &Sizes, most: &Sizes) -> Sizes {
     Sizes {
         n: up(sizes.n, most.n),
         past: sizes.past,
+        adapted: sizes.adapted,
         batch: BatchSizes {
             sequences: up(batch.sequences, limits.sequences),
             most_rows: up(batch.most_rows, limits.most_rows),

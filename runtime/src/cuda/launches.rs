@@ -55,6 +55,8 @@ pub(crate) struct Sizes {
     pub n: i64,
     /// Grids have blocks enough for all of these.
     pub past: Span,
+    /// By the launches for sequences with adapters.
+    pub adapted: bool,
     pub batch: BatchSizes,
 }
 
@@ -120,6 +122,7 @@ impl Gpu {
     fn address(&self, a: &LaunchArg, repeat: Repeat, bases: &Bases) -> DevicePtr {
         let base = match a.kind {
             arg::WEIGHTS => self.weights(),
+            arg::ADAPTERS => self.adapters(),
             arg::ARENA => bases.arena,
             // The kernel adds where those of its sequence begin.
             arg::STATE | arg::PAGE_TABLE if repeat == Repeat::EachSequence => 0,
@@ -171,13 +174,21 @@ impl Kernel {
     }
 }
 
-/// The launch list of a step.
-pub(super) fn entry(device: &Gpu, step: Step) -> Result<&[Kernel]> {
+/// The launch list of a step; that for sequences with adapters, where some have one.
+pub(super) fn entry(device: &Gpu, step: Step, adapted: bool) -> Result<&[Kernel]> {
+    let name = match step {
+        Step::Prefill if adapted => "adapted_prefill",
+        Step::Decode if adapted => "adapted_decode",
+        Step::PrefillLogits if adapted => "adapted_prefill_logits",
+        Step::DecodeBatch if adapted => "adapted_decode_batch",
+        Step::Rows if adapted => "adapted_step",
+        step => step.name(),
+    };
     let missing = || Error::Driver {
         call: "launch list",
-        what: format!("the artifact has no launches for `{}`; build it again", step.name()),
+        what: format!("the artifact has no launches for `{name}`; build it again"),
     };
-    device.entry(step.name()).ok_or_else(missing)
+    device.entry(name).ok_or_else(missing)
 }
 
 /// The grid, `None` if it is empty.

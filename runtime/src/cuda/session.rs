@@ -38,6 +38,8 @@ pub(crate) struct CudaSession {
     host_logits: Buffer,
     host_chunk_logits: Option<Buffer>,
     host_probs: Option<Buffer>,
+    /// The sequence has an adapter.
+    adapted: bool,
     plan: Plan,
     /// Of rank 0 of several: the others have this session by the place of its state.
     lead: Option<Arc<Lead>>,
@@ -70,6 +72,7 @@ impl CudaSession {
             host_logits,
             host_chunk_logits: None,
             host_probs: None,
+            adapted: false,
             plan,
             lead,
             device: Arc::clone(device),
@@ -118,7 +121,7 @@ impl CudaSession {
         let probs = executor.likeliest.as_ref().map_or(0, LikeliestTokens::ptr);
         let bases = Bases { state: self.state.ptr(), page_table, probs, ..own };
         let past = (past, self.plan.context);
-        self.likeliest_graphs.decode(&device, kernels, &bases, past, stream.handle())
+        self.likeliest_graphs.decode(&device, kernels, &bases, past, false, stream.handle())
     }
 
     fn run(&mut self, executor: &mut Executor, step: Step, tokens: &[i32], past: u64) -> Result<()> {
@@ -139,7 +142,7 @@ impl CudaSession {
     /// Puts a step on the stream; where its logits will be.
     fn start(&mut self, executor: &mut Executor, step: Step, tokens: &[i32], past: u64) -> Result<u64> {
         let device = Arc::clone(&self.device);
-        let kernels = entry(&device, step)?;
+        let kernels = entry(&device, step, self.adapted)?;
         let n = tokens.len();
         let control = Control { n: n as i64, past: past as i64, temperature: 1.0, ..Control::default() };
         let rows = match step {
@@ -155,8 +158,8 @@ impl CudaSession {
         let stream = &executor.stream;
         match step {
             Step::Decode => {
-                let (kernels, past) = ((kernels, &device.decode_loaded), (past, self.plan.context));
-                self.graphs.decode(&device, kernels, &bases, past, stream.handle())?;
+                let (kernels, past) = ((kernels, device.loaded(self.adapted)), (past, self.plan.context));
+                self.graphs.decode(&device, kernels, &bases, past, self.adapted, stream.handle())?;
             }
             _ => {
                 let sizes = Sizes { n: n as i64, past: Span::of(past), ..Sizes::default() };
@@ -267,7 +270,7 @@ impl DeviceSession for CudaSession {
         enough: &mut dyn FnMut(&[Likely]) -> bool,
     ) -> Result<bool> {
         let device = Arc::clone(&self.device);
-        let Some(kernels) = device.decode_likeliest() else {
+        let Some(kernels) = device.decode_likeliest().filter(|_| !self.adapted) else {
             return self.feed(model, Step::Decode, &[token], past).map(|()| false);
         };
         let mut executor = device.executor();
@@ -400,6 +403,9 @@ impl DeviceSession for CudaSession {
     }
 
     fn write_word(&mut self, word: &State, value: i32) -> Result<()> {
+        if word.is_slot {
+            self.adapted = value != 0;
+        }
         let stream = &self.device.executor().stream;
         stream.fill(self.state.ptr() + word.offset, value as u32, 1)?;
         if let Some(lead) = &self.lead {
@@ -431,6 +437,7 @@ impl DeviceSession for CudaSession {
         }
         twin.host_logits.bytes_mut().copy_from_slice(self.host_logits.bytes());
         twin.copy_state(self)?;
+        twin.adapted = self.adapted;
         if let Some(lead) = &self.lead {
             let (from, to) = (self.state.ptr(), twin.state.ptr());
             lead.say(|message| message.begin(Kind::CopyState).number(from).number(to));

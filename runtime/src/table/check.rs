@@ -207,7 +207,7 @@ fn check_state(state: &State, p: &Plan) -> Result<()> {
 }
 
 fn check_launch(launch: &Launch, entry: &str, plan: &Plan) -> Result<()> {
-    let of_batch = ["decode_batch", "step"].contains(&entry);
+    let of_batch = ["decode_batch", "step", "adapted_decode_batch", "adapted_step"].contains(&entry);
     let fits = launch.repeat == Repeat::Once || of_batch;
     let batched = |a: &LaunchArg| matches!(a.kind, arg::WANTED | arg::SEQUENCES);
     if !fits || (!of_batch && launch.args.iter().any(batched)) {
@@ -224,7 +224,7 @@ fn check_launch(launch: &Launch, entry: &str, plan: &Plan) -> Result<()> {
     {
         return malformed(format!("kernel {} has an unusable launch shape", launch.kernel));
     }
-    if let Some(argument) = launch.args.iter().find(|a| a.kind > arg::PAGE_TABLE) {
+    if let Some(argument) = launch.args.iter().find(|a| a.kind > arg::ADAPTERS) {
         let kind = argument.kind;
         return malformed(format!("kernel {} has an argument of unknown kind {kind}", launch.kernel));
     }
@@ -263,6 +263,8 @@ fn is_argument(a: &LaunchArg, plan: &Plan) -> bool {
     let rows = plan.chunk.max(plan.batch);
     let bytes = match a.kind {
         arg::WEIGHTS => plan.weights_bytes,
+        arg::ADAPTERS if plan.adapter_bytes == 0 => return false,
+        arg::ADAPTERS => plan.adapter_bytes,
         arg::ARENA => plan.arena_bytes,
         arg::STATE => plan.state_bytes,
         arg::TOKENS | arg::WANTED => rows.saturating_mul(4),

@@ -18,14 +18,14 @@ use serde_json::json;
 
 const SLOTS: AdapterSlots = AdapterSlots { slots: 2, rank: 16 };
 
-fn of_lora(quant: &str) -> BuildOptions {
+pub fn of_lora(quant: &str) -> BuildOptions {
     let mut options = options("lora", quant);
     options.request.model = case("lora").join("base").display().to_string();
     options.batch = Some(4);
     options
 }
 
-fn with_slots(options: &BuildOptions) -> BuildOptions {
+pub fn with_slots(options: &BuildOptions) -> BuildOptions {
     BuildOptions { adapters: Some(SLOTS), ..options.clone() }
 }
 
@@ -35,7 +35,7 @@ fn merged(options: &BuildOptions, adapter: &AdapterRequest) -> BuildOptions {
     options
 }
 
-fn peft(scale: f64) -> AdapterRequest {
+pub fn peft(scale: f64) -> AdapterRequest {
     AdapterRequest { directory: case("lora").join("adapter"), scale }
 }
 
@@ -43,13 +43,13 @@ fn given(found: &[TensorFactors]) -> Vec<Factors<'_>> {
     found.iter().map(|f| Factors { tensor: &f.tensor, rank: f.rank, a: &f.a, b: &f.b }).collect()
 }
 
-fn loaded(model: &Model, request: &AdapterRequest) -> Adapter {
+pub fn loaded(model: &Model, request: &AdapterRequest) -> Adapter {
     let known: Vec<&str> = model.adapter_tensors().collect();
     let found = adapter_factors(request, |tensor| known.contains(&tensor)).unwrap();
     model.load_adapter(&request.name(), &given(&found)).unwrap()
 }
 
-fn session(model: &Model, adapter: Option<&Adapter>) -> Session {
+pub fn session(model: &Model, adapter: Option<&Adapter>) -> Session {
     let mut session = model.session().unwrap();
     session.set_adapter(adapter).unwrap();
     session
@@ -361,7 +361,10 @@ fn flags_of_slots_are_checked() {
     };
     build(&base, &["--lora-rank", "4"]).assert().code(2);
     build(&base, &["--lora-slots", "0"]).assert().code(2);
-    fails_with(&mut build(&base, &["--lora-slots", "2", "--target", "cuda"]), &["--lora-slots", "CPUs only"]);
+    fails_with(
+        &mut build(&base, &["--lora-slots", "2", "--target", "cuda", "--tensor-parallel", "2"]),
+        &["--lora-slots", "processes"],
+    );
     let sums = ["--lora-slots", "2", "--tensor-parallel", "2", "--tp-mode", "reduce"];
     fails_with(&mut build(&base, &sums), &["--tp-mode reduce", "take gather"]);
     fails_with(&mut build(&base, &["--lora-slots", "2", "--debug-taps"]), &["--debug-taps"]);

@@ -20,6 +20,7 @@ mod extreme_values;
 mod families;
 mod gguf;
 mod gptq;
+mod gpu_adapters;
 mod gpu_batches;
 mod gpu_bundle;
 mod gpu_cubins;

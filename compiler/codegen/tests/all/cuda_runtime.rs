@@ -377,14 +377,14 @@ fn child_refused() {
 fn child_with_unknown_argument() {
     let Some(path) = child() else { return };
     let error = Model::load(&path, &LoadOptions::default()).err().unwrap().to_string();
-    assert!(error.contains("kernel toy_softmax has an argument of unknown kind 11"), "{error}");
+    assert!(error.contains("kernel toy_softmax has an argument of unknown kind 12"), "{error}");
 }
 
 #[test]
 fn arguments_of_unknown_kinds_are_refused_when_a_model_is_loaded() {
     if toy::can_compile() {
         let folder = tempfile::tempdir().unwrap();
-        let (artifact, driver) = build(folder.path(), &["-DTOY_PROBS=11"]);
+        let (artifact, driver) = build(folder.path(), &["-DTOY_PROBS=12"]);
         in_child("child_with_unknown_argument", &artifact, &driver);
     }
 }

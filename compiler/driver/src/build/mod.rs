@@ -245,8 +245,8 @@ fn ranks_fit(source: &Source, options: &BuildOptions) -> Result<(), BuildError> 
 fn slots_fit(source: &Source, target: &Target, options: &BuildOptions) -> Result<(), BuildError> {
     let what = match () {
         () if options.adapters.is_none() => return Ok(()),
-        () if target.arch == Arch::Nvptx => {
-            "--target cuda: adapters are chosen at run time on CPUs only; merge them with --lora"
+        () if options.ranks > 1 && target.arch == Arch::Nvptx => {
+            "--tensor-parallel on GPUs, whose ranks are processes: merge adapters with --lora"
         }
         () if options.ranks > 1 && options.tp_mode == TpMode::Reduce => {
             "--tp-mode reduce: products beside which there are adapters are split by rows; take gather"
