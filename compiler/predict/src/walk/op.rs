@@ -331,7 +331,7 @@ fn flow(name: &str) -> Option<(Op, Pipe)> {
         "LDGDEPBAR" => Op::CommitCopies,
         "DEPBAR" => Op::WaitCopies,
         "NOP" | "BSSY" | "BSYNC" | "BREAK" | "WARPSYNC" | "YIELD" | "MEMBAR" | "ERRBAR" | "CCTL" | "BMOV"
-        | "NANOSLEEP" | "FENCE" | "UCGABAR_ARV" | "BPT" => Op::Nothing,
+        | "NANOSLEEP" | "FENCE" | "UCGABAR_ARV" | "BPT" | "ENDCOLLECTIVE" => Op::Nothing,
         _ => return None,
     };
     Some((op, Pipe::None))
