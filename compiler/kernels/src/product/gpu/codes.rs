@@ -38,47 +38,62 @@ pub(super) fn code_floats<'k>(format: Format, codes: Val<'k>) -> Val<'k> {
 }
 
 /// Columns of a lane's eight codes, in the order in which [`half_codes`] has them.
-pub(super) fn half_order(format: Format) -> [u32; 8] {
-    match (in_pairs(format), format.bits) {
+pub(super) fn half_order(format: Format, dtype: DType) -> [u32; 8] {
+    match (in_pairs(format, dtype), format.bits) {
         (true, 4) => [0, 4, 1, 5, 2, 6, 3, 7],
         (true, _) => [0, 2, 1, 3, 4, 6, 5, 7],
         (false, _) => [0, 1, 2, 3, 4, 5, 6, 7],
     }
 }
 
-/// Whether codes become f16 two at a time, at their places in a word.
-fn in_pairs(format: Format) -> bool {
-    format.values == CodeValues::Whole && matches!(format.bits, 4 | 8)
+/// Whether codes become f16 or bf16 two at a time, at their places in a word: those that the mantissa has room for.
+fn in_pairs(format: Format, dtype: DType) -> bool {
+    let fits = if dtype == DType::BF16 { format.bits == 4 } else { matches!(format.bits, 4 | 8) };
+    format.values == CodeValues::Whole && fits
 }
 
-/// What eight codes, in bytes as they lie in memory, stand for as f16: exactly, since none has more than 8 bits.
-pub(super) fn half_codes<'k>(k: &'k Recorder, format: Format, bytes: Val<'k>) -> Val<'k> {
-    if !in_pairs(format) {
+/// What eight codes, in bytes as they lie in memory, stand for as f16 or bf16: exactly, since none has more than 8 bits.
+pub(super) fn half_codes<'k>(k: &'k Recorder, format: Format, bytes: Val<'k>, dtype: DType) -> Val<'k> {
+    if !in_pairs(format, dtype) {
         let codes = match format.bits {
             8 => bytes.cast(DType::U32),
             bits => small_codes(k, bytes, bits as i64),
         };
-        return code_floats(format, codes).cast(DType::F16);
+        let floats = code_floats(format, codes).named("codes");
+        return if dtype == DType::BF16 { upper_halves(floats) } else { floats.cast(DType::F16) };
     }
-    // The lowest bits of an f16 of 1024 to 2047 are a whole number; the other one of a pair lies 16 bits above.
-    const BASE: i64 = 0x6400;
+    // The lowest bits of an f16 of 1024 to 2047, and of a bf16 of 128 to 255, are a whole number; the other one of a pair lies 16 bits above.
+    let base = if dtype == DType::BF16 { 0x4300 } else { 0x6400 };
     let both = |half: i64| half << 16 | half;
+    let pair_of = |half: i64, name| {
+        let word = k.literal(both(half) as f64, Ty::scalar(DType::U32));
+        word.bits_as(Ty::vector(dtype, 2)).named(name)
+    };
     let bits = format.bits as i64;
     let mask = both((1 << bits) - 1);
-    let less = k.literal(both(0x8000 | BASE | tile::centre(format)) as f64, Ty::scalar(DType::U32));
-    let less = less.bits_as(Ty::vector(DType::F16, 2)).named("less");
+    let less = pair_of(0x8000 | base | tile::centre(format), "less");
     let words = bytes.bits_as(Ty::vector(DType::U32, bytes.lanes() / 4));
     let pairs: Vec<Val> = (0..words.lanes())
         .flat_map(|w| {
             let word = words.shuffle([w]);
             (0..16 / bits).map(move |i| {
                 let pair = if i == 0 { word } else { word >> (i * bits) };
-                let pair = ((pair & mask) | both(BASE)).bits_as(Ty::vector(DType::F16, 2));
-                pair.instr("add_f16x2", &[less])
+                let pair = ((pair & mask) | both(base)).bits_as(Ty::vector(dtype, 2));
+                match dtype {
+                    DType::BF16 => pair.instr("fma_bf16x2", &[pair_of(0x3f80, "one"), less]),
+                    _ => pair.instr("add_f16x2", &[less]),
+                }
             })
         })
         .collect();
     joined(&pairs)
+}
+
+/// The upper halves of floats: bf16, cut off.
+pub(super) fn upper_halves(floats: Val) -> Val {
+    let lanes = floats.lanes();
+    let halves = floats.bits_as(Ty::vector(DType::BF16, 2 * lanes));
+    halves.shuffle((0..lanes).map(|i| 2 * i + 1))
 }
 
 /// Equally long vectors one after the other, as many as a power of two.

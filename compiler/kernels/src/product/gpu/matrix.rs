@@ -14,7 +14,7 @@
 mod work;
 
 use super::Gpu;
-use super::codes::{code_floats, half_codes, half_order, joined, small_codes};
+use super::codes::{half_codes, half_order, joined, upper_halves};
 use crate::product::problem::{Activation, Epilogue, Product, Weight};
 use mlcc_ir::format::Zero;
 use mlcc_ir::fragment::{Fragment, M16N8K16};
@@ -367,6 +367,11 @@ impl<'k> Gpu<'k, '_> {
         if self.problem.activation == Activation::F16 { Operand::exact(x) } else { Operand::of(x) }
     }
 
+    /// What both factors of the tensor cores are.
+    fn factor(self) -> DType {
+        if self.problem.activation == Activation::F16 { DType::F16 } else { DType::BF16 }
+    }
+
     /// Fragments of a row of weights, one for each half of a slice.
     fn weights(self, w: View<'k, 2>, row: Val<'k>, first: Val<'k>) -> Vec<Operand<'k>> {
         let halves = self.problem.activation == Activation::F16;
@@ -378,15 +383,7 @@ impl<'k> Gpu<'k, '_> {
             Weight::Packed(format) => {
                 let bytes = OF_LANE * format.bits as i64 / 8;
                 let codes = w.load((row, first * format.bits as i64 / 8), bytes as u32).named("q");
-                Operand::exact(if halves {
-                    half_codes(self.k, format, codes).named("codes")
-                } else {
-                    let codes = match format.bits {
-                        8 => codes.cast(DType::U32),
-                        bits => small_codes(self.k, codes, bits as i64),
-                    };
-                    upper_halves(code_floats(format, codes).named("codes"))
-                })
+                Operand::exact(half_codes(self.k, format, codes, self.factor()).named("codes"))
             }
         };
         let of_half = |half| order(&M16N8K16.b, half, false, &IN_ORDER);
@@ -396,8 +393,8 @@ impl<'k> Gpu<'k, '_> {
     /// The columns of a lane in the order in which it has weights.
     fn columns(self) -> [u32; OF_LANE as usize] {
         match self.problem.weight {
-            Weight::Packed(format) if self.problem.activation == Activation::F16 => half_order(format),
-            Weight::Packed(_) | Weight::Plain(_) => IN_ORDER,
+            Weight::Packed(format) => half_order(format, self.factor()),
+            Weight::Plain(_) => IN_ORDER,
         }
     }
 
@@ -547,11 +544,4 @@ impl<'k> Operand<'k> {
         let terms = low.into_iter().chain(self.low.map(|low| (low, other.high)));
         terms.chain([(self.high, other.high)]).collect()
     }
-}
-
-/// The upper halves of floats: bf16, cut off.
-fn upper_halves(floats: Val) -> Val {
-    let lanes = floats.lanes();
-    let halves = floats.bits_as(Ty::vector(DType::BF16, 2 * lanes));
-    halves.shuffle((0..lanes).map(|i| 2 * i + 1))
 }

@@ -6,7 +6,7 @@
 //! activations, the others zeros, and the four sums of a row come apart. They are f32 and are multiplied by the scales of their groups.
 //! The other four columns of the factor are zeros.
 //!
-//! Activations are f16, codes without their zero point are exact in it. `row` takes such codes apart and multiplies them one by one, which
+//! Activations are f16 or bf16, codes without their zero point are exact in both. `row` takes such codes apart and multiplies them one by one, which
 //! was slower on hardware (docs/design/0044-tensor-cores.md).
 
 use super::codes::{half_codes, half_order, nibbles};
@@ -61,8 +61,8 @@ impl RowTiles {
     pub fn of(problem: &Product, parts: u32, computed: bool) -> Result<Option<RowTiles>, QuantError> {
         let (n, k, of_tile) = (problem.n as i64, problem.k as i64, i64::from(parts));
         let even = ROWS % of_tile == 0 && n % ROWS == 0 && k % COLUMNS == 0;
-        let fits = even && k * 2 <= ACTIVATION_BYTES && problem.activation == Activation::F16;
-        if !fits || nibbles(problem.weight).is_none() {
+        let halves = matches!(problem.activation, Activation::F16 | Activation::BF16);
+        if !(even && halves && k * 2 <= ACTIVATION_BYTES) || nibbles(problem.weight).is_none() {
             return Ok(None);
         }
         let Region::Group { spec, codes, scales, .. } = &layout(problem)?.region else { return Ok(None) };
@@ -110,7 +110,8 @@ pub fn emit_row_tiles(
         let across = i64::from(plan.across);
         let team = Team::new(k, WARPS * WARP);
         k.blocks("block", 0, (problem.n as i64 / ROWS + across - 1) / across, |block| {
-            let x = k.alloc("terms", DType::F16, [problem.k as i64 + PIECE], Space::Shared);
+            let dtype = if problem.activation == Activation::BF16 { DType::BF16 } else { DType::F16 };
+            let x = k.alloc("terms", dtype, [problem.k as i64 + PIECE], Space::Shared);
             let at = Tiles {
                 gpu: Gpu { k, problem, layout: &layout },
                 plan,
@@ -125,7 +126,7 @@ pub fn emit_row_tiles(
                 Some(prologue) => prologue(k, WARPS * WARP, &|column, value| at.keep(column, value)),
                 None => team.each(problem.k as i64 / PIECE, |i| at.stage(i)),
             }
-            let zeros = k.zeros(DType::F16, PIECE as u32);
+            let zeros = k.zeros(dtype, PIECE as u32);
             team.run(|thread| k.when(thread.equals(0), || x.set([problem.k as i64], zeros)));
             k.barrier();
             team.run(|thread| at.multiply(thread));
@@ -176,7 +177,7 @@ impl<'k> Tiles<'k, '_> {
     fn place_of(self, column: Val<'k>) -> Val<'k> {
         let (tile, group) = (column / COLUMNS, column / GROUP % GROUPS);
         let (piece, within) = (column / PIECE % PIECES, column % PIECE);
-        let order = half_order(self.format);
+        let order = half_order(self.format, self.x.dtype());
         let half = PIECE / 2;
         debug_assert!(order.iter().enumerate().all(|(i, &c)| i as u32 == 2 * (c % 4) + c / 4));
         ((tile * PIECES + piece) * GROUPS + group) * PIECE + within % half * 2 + within / half
@@ -184,7 +185,7 @@ impl<'k> Tiles<'k, '_> {
 
     /// Stores computed activations from a column on.
     fn keep(self, column: Val<'k>, value: Val<'k>) {
-        let value = value.cast(DType::F16);
+        let value = value.cast(self.x.dtype());
         for lane in 0..value.lanes() {
             let one = if value.lanes() == 1 { value } else { value.shuffle([lane]) };
             self.x.set([self.place_of(column + i64::from(lane))], one);
@@ -194,7 +195,7 @@ impl<'k> Tiles<'k, '_> {
     /// Copies piece `i`.
     fn stage(self, i: Val<'k>) {
         let piece = self.gpu.x().load((0, i * PIECE), PIECE as u32).named("x");
-        self.x.set([self.place_of(i * PIECE)], piece.shuffle(half_order(self.format)));
+        self.x.set([self.place_of(i * PIECE)], piece.shuffle(half_order(self.format, self.x.dtype())));
     }
 
     // ---- products
@@ -282,8 +283,9 @@ impl<'k> Tiles<'k, '_> {
         for piece in 0..PIECES {
             let bytes = (PIECE / 2) as u32;
             let first = piece as u32 * bytes;
-            let [upper, lower] =
-                tile.codes.map(|codes| half_codes(k, self.format, codes.shuffle(first..first + bytes)));
+            let [upper, lower] = tile
+                .codes
+                .map(|codes| half_codes(k, self.format, codes.shuffle(first..first + bytes), self.x.dtype()));
             let x = self.x.load([lane.x[0] + (tile.tile * PIECES + piece) * lane.x[1]], PIECE as u32);
             let x = x.named("x");
             for half in 0..2 {
