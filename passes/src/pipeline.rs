@@ -4,7 +4,7 @@ use crate::verify::verify_program;
 use crate::{Context, PassError, Program};
 use crate::{
     canonicalize, cse, dce, decompose, dynamic_shares, fold, fuse, fuse_attention, fuse_dequantize,
-    fuse_transpose_matmul, halve_activations, legalize, lower,
+    fuse_transpose_matmul, halve_activations, join_launches, legalize, lower,
 };
 use crate::{
     merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations,
@@ -126,6 +126,12 @@ pub const PIPELINE: &[Pass] = &[
         about: "small kernels that one worker would run alone, by every worker for itself",
         optional: true,
         run: replicate::run,
+    },
+    Pass {
+        name: "join_launches",
+        about: "kernels that need nothing of each other in one launch; on GPUs",
+        optional: true,
+        run: join_launches::run,
     },
     Pass {
         name: "plan_memory",

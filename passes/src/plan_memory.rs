@@ -207,6 +207,29 @@ fn place(end: &mut u64, bytes: u64) -> u64 {
     offset
 }
 
+/// Whether the kernel that makes the new value of a state may write it where the old one lies.
+pub(crate) fn state_is_free(entry: &Entry, old: BufferId, value: BufferId) -> bool {
+    let buffer = &entry.buffers[value];
+    // Rows of all sequences lie together, their states do not.
+    let apart = !entry.batching.is_batched() || buffer.apart;
+    if buffer.memory != Memory::Temp || !apart {
+        return false;
+    }
+    let launches = &entry.launches;
+    let Some(producer) =
+        launches.iter().position(|l| l.args.iter().any(|a| a.buffer == value && a.access != Access::In))
+    else {
+        return false;
+    };
+    let reads_later = launches[producer + 1..].iter().any(|l| l.args.iter().any(|a| a.buffer == old));
+    let args = &launches[producer].args;
+    let Some(output) = args.iter().find(|a| a.buffer == value && a.access != Access::In) else {
+        return false;
+    };
+    let permitted = args.iter().enumerate().all(|(i, a)| a.buffer != old || output.in_place.contains(&i));
+    !reads_later && permitted
+}
+
 /// Buffers that lie in the memory of another one.
 struct SharedPlaces {
     sets: UnionFind<usize>,
@@ -314,25 +337,7 @@ impl<'a> EntryPlanner<'a> {
     }
 
     fn state_is_free(&self, old: BufferId, value: BufferId) -> bool {
-        let buffer = &self.entry.buffers[value];
-        // Rows of all sequences lie together, their states do not.
-        let apart = !self.entry.batching.is_batched() || buffer.apart;
-        if buffer.memory != Memory::Temp || self.copied[value.index()] || !apart {
-            return false;
-        }
-        let launches = &self.entry.launches;
-        let Some(producer) =
-            launches.iter().position(|l| l.args.iter().any(|a| a.buffer == value && a.access != Access::In))
-        else {
-            return false;
-        };
-        let reads_later = launches[producer + 1..].iter().any(|l| l.args.iter().any(|a| a.buffer == old));
-        let args = &launches[producer].args;
-        let Some(output) = args.iter().find(|a| a.buffer == value && a.access != Access::In) else {
-            return false;
-        };
-        let permitted = args.iter().enumerate().all(|(i, a)| a.buffer != old || output.in_place.contains(&i));
-        !reads_later && permitted
+        !self.copied[value.index()] && state_is_free(self.entry, old, value)
     }
 
     /// Launch indices of first write and last use of each buffer, copies counting as after the end.

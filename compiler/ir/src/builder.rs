@@ -63,9 +63,17 @@ impl KernelBuilder {
         align: u32,
     ) -> BufId {
         let decl = BufDecl { name: name.into(), dtype, space: Space::Global, len: len.into(), access, align };
-        let buf = self.kernel.bufs.push(decl);
+        self.declare_param(decl)
+    }
+    /// The same, as another kernel declares it.
+    pub fn declare_param(&mut self, decl: BufDecl) -> BufId {
+        let buf = self.declare(decl);
         self.kernel.params.push(buf);
         buf
+    }
+    /// A buffer that the caller allocates itself.
+    pub fn declare(&mut self, decl: BufDecl) -> BufId {
+        self.kernel.bufs.push(decl)
     }
     /// The run-time value of a symbol, declared as an argument on first use.
     pub fn sym(&mut self, sym: Sym) -> ExprId {

@@ -1,6 +1,7 @@
 //! The two IRs of mlcc in one [`module::Module`]: graph IR (SSA ops on tensors with symbolic sizes) and kernel IR
 //! (explicit loops on buffers), with builders, and the table of target instructions.
 
+pub mod beside;
 pub mod builder;
 pub mod compute;
 pub mod dim;

@@ -2,6 +2,7 @@
 
 mod appended_rows;
 mod dynamic_shares;
+mod join_launches;
 mod lowering;
 mod meaning;
 mod mixers;

@@ -71,7 +71,9 @@ fn the_rest_of_the_pipeline_makes_the_same_of_a_text() {
                 let mut program = parse_program(text).unwrap();
                 let control = Control { resume: true, ..Control::default() };
                 run_pipeline(&mut program, &mut context(target, quant), control).unwrap();
-                assert!(print_program(&program) == *last, "seed {seed}, {target}, from {pass} on");
+                let text = print_program(&program);
+                let differing = text.lines().zip(last.lines()).find(|(got, want)| got != want);
+                assert!(text == *last, "seed {seed}, {target}, from {pass} on: {differing:#?}");
             }
         }
     }

@@ -9,3 +9,4 @@ mod kernel_random;
 mod kernel_simt;
 mod kernel_values;
 mod kernel_workers;
+mod kernels_beside;

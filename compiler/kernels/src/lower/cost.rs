@@ -47,6 +47,22 @@ pub struct Cost {
     pub parts: Option<i64>,
 }
 
+impl Cost {
+    /// Of kernels in one launch, their arguments one after the other.
+    pub fn together(parts: &[&Cost]) -> Cost {
+        let sum =
+            |ops: &dyn Fn(&Cost) -> Dim| parts.iter().fold(Dim::from(0), |sum, part| sum.add(&ops(part)));
+        let dots = parts.iter().map(|part| part.arithmetic).find(|&arithmetic| arithmetic != Arithmetic::F32);
+        Cost {
+            bytes: parts.iter().flat_map(|part| part.bytes.iter().cloned()).collect(),
+            ops: sum(&|part| part.ops.clone()),
+            arithmetic: dots.unwrap_or(Arithmetic::F32),
+            matrices: parts.first().map_or(Dim::from(1), |part| part.matrices.clone()),
+            parts: None,
+        }
+    }
+}
+
 /// Of a group function whose inputs `i` with `packings[i]` are parameters.
 pub fn of_group(module: &Module, f: &Function, packings: &[Option<Packing>]) -> Result<Cost, LowerError> {
     let mut bytes = Vec::new();

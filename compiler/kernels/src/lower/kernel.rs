@@ -32,6 +32,18 @@ pub struct Made {
     pub plan: String,
 }
 
+impl Made {
+    /// Of kernels in one launch.
+    pub fn together(parts: &[&Made]) -> Made {
+        let all = parts.iter().map(|made| made.to_string()).collect::<Vec<_>>().join(" | ");
+        Made {
+            ops: all,
+            generator: "side by side",
+            plan: format!("{} kernels, each with blocks of its own", parts.len()),
+        }
+    }
+}
+
 impl fmt::Display for Made {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Made { ops, generator, plan } = self;

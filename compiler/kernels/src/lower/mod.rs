@@ -80,11 +80,13 @@ pub fn lower(module: &Module, target: &KernelTarget, most_rows: i64) -> Result<L
     }
     let costs = kernels.costs;
     let (kernels, made) = kernels.kernels.into_iter().map(|g| (g.kernel, g.made)).unzip();
-    Ok(only_launched(Lowered { kernels, costs, made, entries }))
+    let mut lowered = Lowered { kernels, costs, made, entries };
+    only_launched(&mut lowered);
+    Ok(lowered)
 }
 
-/// Without kernels that no entry launches: those that became a part of another one.
-fn only_launched(mut lowered: Lowered) -> Lowered {
+/// Removes kernels that no entry launches: those that became a part of another one.
+pub fn only_launched(lowered: &mut Lowered) {
     let mut launches: Vec<&mut LoweredLaunch> =
         lowered.entries.iter_mut().flat_map(|e| e.launches.iter_mut().chain(&mut e.copies)).collect();
     let mut numbers = vec![None; lowered.kernels.len()];
@@ -102,5 +104,4 @@ fn only_launched(mut lowered: Lowered) -> Lowered {
     keep(&mut lowered.kernels, &numbers);
     keep(&mut lowered.costs, &numbers);
     keep(&mut lowered.made, &numbers);
-    lowered
 }

@@ -1,0 +1,315 @@
+//! GPU launches that need nothing of each other become one, whose blocks are those of both: the products of keys, values and receptance,
+//! the copies of new states beside the next product. A launch has to wait until the one before it is done, which takes longer than many
+//! of these kernels, and one alone of a single row leaves most of the GPU without work.
+//!
+//! In the order of the step every launch goes to the first place behind all that it waits for where it may stand beside another.
+
+use crate::plan_memory::state_is_free;
+use crate::{Context, PassError, Program};
+use mlcc_ir::beside::{Layout, Part, beside, meets_in_threads};
+use mlcc_ir::dim::{Dim, Sym};
+use mlcc_ir::kernel::{Access, Kernel, Space};
+use mlcc_ir::module::StateId;
+use mlcc_ir::step::Grid;
+use mlcc_kernels::lower::cost::Cost;
+use mlcc_kernels::lower::kernel::Made;
+use mlcc_kernels::lower::plan::{Arg, BufferId, Entry, LoweredLaunch, Memory, Work};
+use mlcc_kernels::lower::{Lowered, only_launched};
+use std::collections::BTreeMap;
+
+const PASS: &str = "join_launches";
+/// Most kernels in one.
+const MOST_PARTS: usize = 8;
+/// Most arguments of a kernel: all have to fit into 4 KiB, with what they need to find buffers that move.
+const MOST_ARGS: usize = 96;
+/// With how many blocks a kernel may stand beside one that takes more of a multiprocessor for each block: the occupancy of the
+/// many is not worth less than the launch.
+const FEW_BLOCKS: i64 = 64;
+
+pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    let levels = &mut program.levels;
+    let entries = levels.first().map_or(0, |level| level.lowered.entries.len());
+    let mut made: Vec<Joined> = levels.iter().map(|_| Joined::default()).collect();
+    let mut fewer = 0;
+    for number in 0..entries {
+        if !levels.iter().all(|level| on_gpu(&level.lowered.entries[number])) {
+            continue;
+        }
+        levels.iter_mut().for_each(|level| copies_as_launches(&mut level.lowered.entries[number]));
+        let lowered: Vec<&Lowered> = levels.iter().map(|level| &level.lowered).collect();
+        // All levels share one plan of memory.
+        let Some(groups) = groups(&lowered, number) else { continue };
+        for (level, joined) in levels.iter_mut().zip(&mut made) {
+            let launches = &level.lowered.entries[number].launches;
+            let before = launches.len();
+            let launches = groups.iter().map(|group| group.iter().map(|&i| launches[i].clone()).collect());
+            let launches: Vec<Vec<LoweredLaunch>> = launches.collect();
+            let launches = launches.into_iter().map(|group| joined.launch(&mut level.lowered, group));
+            let launches = launches.collect::<Option<Vec<_>>>();
+            let launches =
+                launches.ok_or_else(|| PassError::internal(PASS, "kernels that cannot be joined"))?;
+            let entry = &mut level.lowered.entries[number];
+            ctx.note(format!("{} {}: {before} launches as {}", level.name, entry.name, launches.len()));
+            entry.launches = launches;
+            fewer += before - groups.len();
+        }
+    }
+    for (level, joined) in levels.iter_mut().zip(&made) {
+        for &kernel in joined.kernels.values() {
+            let lowered = &level.lowered;
+            let made = lowered.made.get(kernel).map_or(String::new(), |made| format!(": {made}"));
+            ctx.note(format!("{}: @{}{made}", level.name, lowered.kernels[kernel].name));
+        }
+        only_launched(&mut level.lowered);
+    }
+    Ok(fewer)
+}
+
+fn on_gpu(entry: &Entry) -> bool {
+    entry.launches.iter().any(|launch| launch.grid.is_some())
+}
+
+/// Copies of new states that cannot be made where the old ones are become launches: these may stand beside others.
+fn copies_as_launches(entry: &mut Entry) {
+    let (updates, copies) = (std::mem::take(&mut entry.updates), std::mem::take(&mut entry.copies));
+    let mut later = Vec::new();
+    let mut seen = Vec::new();
+    for ((state, value), copy) in updates.into_iter().zip(copies) {
+        let old = entry.buffers.iter().find(|(_, b)| b.memory == Memory::State(state)).map(|(id, _)| id);
+        let in_place = old.is_some_and(|old| !seen.contains(&value) && state_is_free(entry, old, value));
+        seen.push(value);
+        if in_place || copy.grid.is_none() {
+            entry.updates.push((state, value));
+            entry.copies.push(copy);
+        } else {
+            later.push(copy);
+        }
+    }
+    entry.launches.extend(later);
+}
+
+/// Which launches of an entry are to be one, in the order in which they are to run. `None` if levels differ in their launches.
+fn groups(levels: &[&Lowered], entry: usize) -> Option<Vec<Vec<usize>>> {
+    let first = &levels.first()?.entries[entry];
+    let alike = |lowered: &&Lowered| lowered.entries[entry].launches.len() == first.launches.len();
+    if !levels.iter().all(alike) {
+        return None;
+    }
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    let mut last: BTreeMap<Place, Touched> = BTreeMap::new();
+    for (number, launch) in first.launches.iter().enumerate() {
+        let places = || launch.args.iter().map(|arg| (Place::of(first, arg.buffer), arg.access));
+        // Behind whoever wrote what it touches, and whoever read what it writes.
+        let after = |(place, access): (Place, Access)| {
+            let touched = last.get(&place).copied().unwrap_or_default();
+            if access.writes() { touched.write.max(touched.read) } else { touched.write }
+        };
+        let earliest = places().map(after).max().unwrap_or(0);
+        let may_join = |group: &Vec<usize>| {
+            levels.iter().all(|lowered| {
+                let entry = &lowered.entries[entry];
+                let all = group.iter().chain([&number]).map(|&i| &entry.launches[i]);
+                may_be_one(lowered, entry, &all.collect::<Vec<_>>())
+            })
+        };
+        let found = groups.iter().skip(earliest).position(may_join).map(|place| earliest + place);
+        let place = found.unwrap_or(groups.len());
+        match groups.get_mut(place) {
+            Some(group) => group.push(number),
+            None => groups.push(vec![number]),
+        }
+        for (at, access) in places() {
+            let touched = last.entry(at).or_default();
+            if access.reads() {
+                touched.read = touched.read.max(place + 1);
+            }
+            if access.writes() {
+                touched.write = touched.write.max(place + 1);
+            }
+        }
+    }
+    Some(groups)
+}
+
+/// What launches touch, as far as their order counts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Buffer(BufferId),
+    /// A state: its old and its new value, or all rows of a cache and the new ones.
+    State(StateId),
+}
+
+impl Place {
+    fn of(entry: &Entry, buffer: BufferId) -> Place {
+        match entry.buffers[buffer].memory {
+            Memory::State(state) | Memory::NewRows(state) => Place::State(state),
+            _ => match entry.updates.iter().find(|(_, value)| *value == buffer) {
+                Some((state, _)) => Place::State(*state),
+                None => Place::Buffer(buffer),
+            },
+        }
+    }
+}
+
+/// The first groups that may come after the last one which reads a place, and after the last one which writes to it.
+#[derive(Clone, Copy, Default)]
+struct Touched {
+    read: usize,
+    write: usize,
+}
+
+fn may_be_one(lowered: &Lowered, entry: &Entry, launches: &[&LoweredLaunch]) -> bool {
+    let shapes = launches.iter().map(|launch| Shape::of(lowered, launch)).collect::<Option<Vec<_>>>();
+    let Some(shapes) = shapes else { return false };
+    let args: usize = shapes.iter().map(|shape| shape.kernel.params.len()).sum();
+    let grids: Vec<&[Dim; 3]> = shapes.iter().map(|shape| &shape.grid.blocks).collect();
+    let alike = |a: &LoweredLaunch, b: &LoweredLaunch| {
+        a.repeat == b.repeat && a.shares == b.shares && reads_weights(entry, a) == reads_weights(entry, b)
+    };
+    launches.len() <= MOST_PARTS
+        && args <= MOST_ARGS
+        && launches.windows(2).all(|pair| alike(pair[0], pair[1]))
+        && sizes(lowered, launches).is_some()
+        && Layout::of(&grids).is_some()
+        && shapes.iter().all(|shape| shapes.iter().all(|other| shape.fits(other)))
+}
+
+/// Products stand beside products alone: `ptxas` orders the loads of a loop less well where anything else is in the kernel, and a loop over
+/// weights is where the time goes (a copy beside a product of 2560 x 10240 made it 1.45 times as long).
+fn reads_weights(entry: &Entry, launch: &LoweredLaunch) -> bool {
+    const MATRIX_BYTES: i64 = 128 << 10;
+    launch.args.iter().map(|arg| &entry.buffers[arg.buffer]).any(|buffer| {
+        let matrix = buffer.bytes.as_const().is_some_and(|bytes| bytes >= MATRIX_BYTES);
+        matrix && matches!(buffer.memory, Memory::Param(_))
+    })
+}
+
+/// What a launch takes of a GPU.
+struct Shape<'a> {
+    kernel: &'a Kernel,
+    grid: &'a Grid,
+    shared_bytes: i64,
+}
+
+impl<'a> Shape<'a> {
+    fn of(lowered: &'a Lowered, launch: &'a LoweredLaunch) -> Option<Shape<'a>> {
+        let kernel = &lowered.kernels[launch.kernel()?];
+        let shared = kernel.bufs.values().filter(|buf| buf.space == Space::Shared);
+        let bytes = shared.map(|buf| buf.len.as_const().unwrap_or(0) * buf.dtype.bytes().unwrap_or(1) as i64);
+        Some(Shape { kernel, grid: launch.grid.as_ref()?, shared_bytes: bytes.sum() })
+    }
+
+    /// Whether blocks as large as those of the other kernel do no harm to this one.
+    fn fits(&self, other: &Shape) -> bool {
+        let no_wider = (0..3).all(|axis| other.grid.threads[axis] <= self.grid.threads[axis]);
+        let few = self.grid.blocks.iter().try_fold(1, |product, blocks| Some(product * blocks.as_const()?));
+        let harmless = no_wider && other.shared_bytes <= self.shared_bytes;
+        (no_wider || !meets_in_threads(self.kernel)) && (harmless || few.is_some_and(|few| few <= FEW_BLOCKS))
+    }
+}
+
+/// The sizes that kernels take together: of each symbol one. `None` if two take different ones by the same name.
+fn sizes(lowered: &Lowered, group: &[&LoweredLaunch]) -> Option<Vec<(Sym, Dim)>> {
+    let mut sizes: Vec<(Sym, Dim)> = Vec::new();
+    for launch in group {
+        let kernel = &lowered.kernels[launch.kernel()?];
+        for (&(sym, _), dim) in kernel.dims.iter().zip(&launch.dims) {
+            match sizes.iter().find(|(known, _)| *known == sym) {
+                Some((_, known)) if known != dim => return None,
+                Some(_) => {}
+                None => sizes.push((sym, dim.clone())),
+            }
+        }
+    }
+    Some(sizes)
+}
+
+/// Kernels that were made of several, by their numbers.
+#[derive(Default)]
+struct Joined {
+    kernels: BTreeMap<Vec<usize>, usize>,
+}
+
+impl Joined {
+    /// One launch of all. `None` if kernels are none that can stand beside each other.
+    fn launch(&mut self, lowered: &mut Lowered, group: Vec<LoweredLaunch>) -> Option<LoweredLaunch> {
+        if let [one] = &group[..] {
+            return Some(one.clone());
+        }
+        let members: Vec<&LoweredLaunch> = group.iter().collect();
+        let sizes = sizes(lowered, &members)?;
+        let numbers: Vec<usize> = members.iter().map(|launch| launch.kernel()).collect::<Option<_>>()?;
+        let grids: Vec<&Grid> = members.iter().map(|launch| launch.grid.as_ref()).collect::<Option<_>>()?;
+        let blocks: Vec<&[Dim; 3]> = grids.iter().map(|grid| &grid.blocks).collect();
+        let layout = Layout::of(&blocks)?;
+        let threads = [0, 1, 2].map(|axis| grids.iter().map(|grid| grid.threads[axis]).max().unwrap_or(1));
+        let grid = Grid { blocks: layout.blocks.clone(), threads };
+        let kernel = match self.kernels.get(&numbers) {
+            Some(known) => *known,
+            None => {
+                let kernel = make(lowered, &numbers, &blocks, &layout)?;
+                self.kernels.insert(numbers, kernel);
+                kernel
+            }
+        };
+        let order = &lowered.kernels[kernel].dims;
+        let dims = order
+            .iter()
+            .map(|(sym, _)| sizes.iter().find(|(known, _)| known == sym).map(|(_, dim)| dim.clone()));
+        Some(LoweredLaunch {
+            work: Work::Kernel(kernel),
+            args: arguments(&group),
+            dims: dims.collect::<Option<_>>()?,
+            grid: Some(grid),
+            repeat: group[0].repeat.clone(),
+            shares: group[0].shares.clone(),
+        })
+    }
+}
+
+fn arguments(group: &[LoweredLaunch]) -> Vec<Arg> {
+    let mut args: Vec<Arg> = Vec::new();
+    for launch in group {
+        let before = args.len();
+        args.extend(launch.args.iter().cloned().map(|mut arg| {
+            arg.in_place.iter_mut().for_each(|other| *other += before);
+            arg
+        }));
+    }
+    args
+}
+
+/// Adds the kernel of several.
+fn make(lowered: &mut Lowered, numbers: &[usize], blocks: &[&[Dim; 3]], layout: &Layout) -> Option<usize> {
+    let kernels = numbers.iter().map(|&number| &lowered.kernels[number]);
+    let parts: Vec<Part> = kernels.zip(blocks).map(|(kernel, blocks)| Part { kernel, blocks }).collect();
+    let kernel = beside(&name(lowered, numbers), &parts, layout)?;
+    if lowered.costs.len() == lowered.kernels.len() {
+        let costs: Vec<&Cost> = numbers.iter().map(|&number| &lowered.costs[number]).collect();
+        lowered.costs.push(Cost::together(&costs));
+    }
+    if lowered.made.len() == lowered.kernels.len() {
+        let made: Vec<&Made> = numbers.iter().map(|&number| &lowered.made[number]).collect();
+        lowered.made.push(Made::together(&made));
+    }
+    lowered.kernels.push(kernel);
+    Some(lowered.kernels.len() - 1)
+}
+
+/// `keys_x2_beside_gate`: which kernels there are, and how many of each that follow one another; the first ones of many.
+fn name(lowered: &Lowered, numbers: &[usize]) -> String {
+    const NAMED: usize = 2;
+    let runs: Vec<&[usize]> = numbers.chunk_by(|a, b| a == b).collect();
+    let named = runs.iter().take(NAMED).map(|run| {
+        let name = &lowered.kernels[run[0]].name;
+        if run.len() == 1 { name.clone() } else { format!("{name}_x{}", run.len()) }
+    });
+    let mut base = named.collect::<Vec<_>>().join("_beside_");
+    let more: usize = runs.iter().skip(NAMED).map(|run| run.len()).sum();
+    if more > 0 {
+        base.push_str(&format!("_and_{more}_more"));
+    }
+    let taken = |name: &str| lowered.kernels.iter().any(|kernel| kernel.name == name);
+    let numbered = (2..).map(|number| format!("{base}_{number}"));
+    std::iter::once(base.clone()).chain(numbered).find(|name| !taken(name)).unwrap_or(base)
+}

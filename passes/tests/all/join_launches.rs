@@ -1,0 +1,80 @@
+//! GPU launches that need nothing of each other: which become one, and in which order.
+
+use mlcc_ir::step::{Base, Launch, Step, StepItem};
+use mlcc_ir::text::parse_module;
+use mlcc_ir::verify::verify_module;
+use mlcc_kernels::params::KernelTarget;
+use mlcc_passes::pipeline::Control;
+use mlcc_passes::{Context, Options, Program, run_pipeline};
+
+/// Two products of one row that a third one adds up, and a state that the products read: its new value can only be copied.
+const MODULE: &str = "module @m {
+  param @a : f32[512, 256] role linear = tensor(\"a\")
+  param @b : f32[512, 256] role linear = tensor(\"b\")
+  param @c : f32[256, 512] role linear = tensor(\"c\")
+  state @x : f32[256] init 0.0
+
+  fn @decode(%0: f32[1, 256]) -> (f32[1, 256]) entry {
+    %1 = param @a : f32[512, 256]
+    %2 = param @b : f32[512, 256]
+    %3 = param @c : f32[256, 512]
+    %4 = state.read @x : f32[256]
+    %5 = add %0, %4 : f32[1, 256]
+    %6 = matmul %5, %1 {transpose_b = true} : f32[1, 512]
+    %7 = mul %0, %4 : f32[1, 256]
+    %8 = matmul %7, %2 {transpose_b = true} : f32[1, 512]
+    %9 = mul %6, %8 : f32[1, 512]
+    %10 = matmul %9, %3 {transpose_b = true} : f32[1, 256]
+    %11 = reshape %0 {dims = [256]} : f32[256]
+    state.write @x, %11
+    ret %10
+  }
+}
+";
+
+fn compiled(disabled: &[&str]) -> Program {
+    let target = mlcc_target::resolve("sm_80").unwrap();
+    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
+    let mut context = Context::new(Options::new(target.levels.iter().map(level).collect(), 4));
+    let mut program = Program::new(parse_module(MODULE).unwrap());
+    // Fusion would draw the elementwise ops into the products.
+    let disabled = disabled.iter().chain(&["fuse"]).map(|s| s.to_string()).collect();
+    run_pipeline(&mut program, &mut context, Control { disabled, ..Control::default() }).unwrap();
+    verify_module(&program.module).unwrap();
+    program
+}
+
+fn launches(program: &Program) -> Vec<Launch> {
+    let step: &Step = program.module.steps.iter().find(|s| s.name == "decode").unwrap();
+    step.items.iter().filter_map(StepItem::launch).cloned().collect()
+}
+
+fn names(launches: &[Launch]) -> Vec<&str> {
+    launches.iter().map(|l| l.kernel.as_str()).collect()
+}
+
+#[test]
+fn products_that_need_nothing_of_each_other_are_one_launch() {
+    let program = compiled(&[]);
+    let joined = launches(&program);
+    assert_eq!(
+        names(&joined),
+        ["add_beside_mul", "matmul_512x256_x2", "mul_2_beside_cast", "matmul_256x512"]
+    );
+    let plain = launches(&compiled(&["join_launches"]));
+    assert_eq!(plain.len(), 7, "{:?}", names(&plain));
+    let blocks = |l: &Launch| l.grid.as_ref().unwrap().blocks[0].as_const().unwrap();
+    let one = plain.iter().find(|l| l.kernel.starts_with("matmul_512x256")).unwrap();
+    assert_eq!(blocks(&joined[1]), 2 * blocks(one));
+    let kept: Vec<&str> = program.module.kernels.iter().map(|k| k.name.as_str()).collect();
+    assert!(!kept.contains(&"mul"), "{kept:?}: only what is launched");
+}
+
+#[test]
+fn a_state_is_copied_after_its_last_reader() {
+    let joined = launches(&compiled(&[]));
+    let touches = |l: &Launch| l.buffers.iter().any(|b| b.base == Base::State);
+    let of_state: Vec<usize> =
+        joined.iter().enumerate().filter(|(_, l)| touches(l)).map(|(i, _)| i).collect();
+    assert_eq!(of_state, [0, 2]);
+}
