@@ -16,7 +16,7 @@ pub mod fuse_dequantize;
 pub mod fuse_transpose_matmul;
 pub mod halve_activations;
 pub mod join_launches;
-mod legalize;
+pub mod legalize;
 pub mod lower;
 pub mod merge_projections;
 pub mod outline;
