@@ -1,5 +1,5 @@
-//! GPU launches that need nothing of each other become one, whose blocks are those of both: the products of keys, values and receptance,
-//! the copies of new states beside the next product. A launch has to wait until the one before it is done, which takes longer than many
+//! GPU launches that need nothing of each other become one, whose blocks are those of both: the products of keys and values, the copy of
+//! a new state beside the next norm. A launch has to wait until the one before it is done, which takes longer than many
 //! of these kernels, and one alone of a single row leaves most of the GPU without work.
 //!
 //! In the order of the step every launch goes to the first place behind all that it waits for where it may stand beside another.
@@ -22,8 +22,8 @@ const PASS: &str = "join_launches";
 const MOST_PARTS: usize = 8;
 /// Most arguments of a kernel: all have to fit into 4 KiB, with what they need to find buffers that move.
 const MOST_ARGS: usize = 96;
-/// With how many blocks a kernel may stand beside one that takes more of a multiprocessor for each block: the occupancy of the
-/// many is not worth less than the launch.
+/// With at most so many blocks a kernel may stand beside one that takes more of a multiprocessor for each block: so few run at once
+/// all the same.
 const FEW_BLOCKS: i64 = 64;
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
@@ -77,8 +77,10 @@ fn copies_as_launches(entry: &mut Entry) {
     for ((state, value), copy) in updates.into_iter().zip(copies) {
         let old = entry.buffers.iter().find(|(_, b)| b.memory == Memory::State(state)).map(|(id, _)| id);
         let in_place = old.is_some_and(|old| !seen.contains(&value) && state_is_free(entry, old, value));
+        // One state that becomes another's old value: `plan_memory` refuses it.
+        let exchanged = matches!(entry.buffers[value].memory, Memory::State(_)) && old != Some(value);
         seen.push(value);
-        if in_place || copy.grid.is_none() {
+        if in_place || exchanged || copy.grid.is_none() {
             entry.updates.push((state, value));
             entry.copies.push(copy);
         } else {
@@ -175,7 +177,7 @@ fn may_be_one(lowered: &Lowered, entry: &Entry, launches: &[&LoweredLaunch]) -> 
 }
 
 /// Products stand beside products alone: `ptxas` orders the loads of a loop less well where anything else is in the kernel, and a loop over
-/// weights is where the time goes (a copy beside a product of 2560 x 10240 made it 1.45 times as long).
+/// weights is where the time goes (with a copy beside it a product of 2560 x 10240 was predicted to take 1.45 times as long).
 fn reads_weights(entry: &Entry, launch: &LoweredLaunch) -> bool {
     const MATRIX_BYTES: i64 = 128 << 10;
     launch.args.iter().map(|arg| &entry.buffers[arg.buffer]).any(|buffer| {

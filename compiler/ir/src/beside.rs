@@ -85,7 +85,7 @@ pub fn beside(name: &str, parts: &[Part], layout: &Layout) -> Option<Kernel> {
             None => {
                 let of = parts.iter().position(|part| part.blocks[at] == blocks[at])?;
                 let (_, _, extent) = *nests[of].loops.iter().find(|(_, axis, _)| *axis == at)?;
-                copies[of].expr(&mut kb, parts[of].kernel, extent)
+                copies[of].expr(&mut kb, extent)
             }
         };
         let (open, index) = kb.begin_for("block", extent, ForKind::Block(at as u8))?;
@@ -108,8 +108,8 @@ pub fn beside(name: &str, parts: &[Part], layout: &Layout) -> Option<Kernel> {
         let zero = kb.int(0);
         let inside = once.map(|at| kb.binary(BinOp::Eq, indices[at], zero)).collect();
         kb.open_block();
-        nest.between.iter().for_each(|stmt| copied.stmt(&mut kb, part.kernel, stmt));
-        copied.stmts(&mut kb, part.kernel, nest.body);
+        nest.between.iter().for_each(|stmt| copied.stmt(&mut kb, stmt));
+        copied.stmts(&mut kb, nest.body);
         bodies.push((first + along, inside, kb.close_block()));
         first += along;
     }
@@ -181,16 +181,18 @@ impl<'a> Nest<'a> {
 }
 
 /// What declarations of a kernel became in another one.
-struct Copied {
+struct Copied<'a> {
+    kernel: &'a Kernel,
     bufs: Vec<Option<BufId>>,
     vars: Vec<Option<ExprId>>,
     exprs: Vec<Option<ExprId>>,
 }
 
-impl Copied {
+impl<'a> Copied<'a> {
     /// Parameters and sizes; everything else follows where it is used.
-    fn declare(kernel: &Kernel, kb: &mut KernelBuilder) -> Copied {
+    fn declare(kernel: &'a Kernel, kb: &mut KernelBuilder) -> Copied<'a> {
         let mut copied = Copied {
+            kernel,
             bufs: vec![None; kernel.bufs.len()],
             vars: vec![None; kernel.vars.len()],
             exprs: vec![None; kernel.exprs.len()],
@@ -205,77 +207,77 @@ impl Copied {
         copied
     }
 
-    fn stmts(&mut self, kb: &mut KernelBuilder, kernel: &Kernel, body: &[Stmt]) {
-        body.iter().for_each(|stmt| self.stmt(kb, kernel, stmt));
+    fn stmts(&mut self, kb: &mut KernelBuilder, body: &[Stmt]) {
+        body.iter().for_each(|stmt| self.stmt(kb, stmt));
     }
 
-    fn block(&mut self, kb: &mut KernelBuilder, kernel: &Kernel, body: &[Stmt]) -> Vec<Stmt> {
+    fn block(&mut self, kb: &mut KernelBuilder, body: &[Stmt]) -> Vec<Stmt> {
         kb.open_block();
-        self.stmts(kb, kernel, body);
+        self.stmts(kb, body);
         kb.close_block()
     }
 
-    fn stmt(&mut self, kb: &mut KernelBuilder, kernel: &Kernel, stmt: &Stmt) {
+    fn stmt(&mut self, kb: &mut KernelBuilder, stmt: &Stmt) {
         let made = match stmt {
             Stmt::For { var, extent, kind, body } => {
-                let extent = self.expr(kb, kernel, *extent);
-                let var = self.var(kb, kernel, *var);
-                Stmt::For { var, extent, kind: *kind, body: self.block(kb, kernel, body) }
+                let extent = self.expr(kb, *extent);
+                let var = self.var(kb, *var);
+                Stmt::For { var, extent, kind: *kind, body: self.block(kb, body) }
             }
             Stmt::If { cond, then, otherwise } => {
-                let cond = self.expr(kb, kernel, *cond);
-                let then = self.block(kb, kernel, then);
-                Stmt::If { cond, then, otherwise: self.block(kb, kernel, otherwise) }
+                let cond = self.expr(kb, *cond);
+                let then = self.block(kb, then);
+                Stmt::If { cond, then, otherwise: self.block(kb, otherwise) }
             }
             Stmt::Let { var, value } => {
-                let value = self.expr(kb, kernel, *value);
-                Stmt::Let { var: self.var(kb, kernel, *var), value }
+                let value = self.expr(kb, *value);
+                Stmt::Let { var: self.var(kb, *var), value }
             }
             Stmt::Store { buf, index, value, mask } => Stmt::Store {
-                buf: self.buf(kb, kernel, *buf),
-                index: self.expr(kb, kernel, *index),
-                value: self.expr(kb, kernel, *value),
-                mask: mask.map(|mask| self.expr(kb, kernel, mask)),
+                buf: self.buf(kb, *buf),
+                index: self.expr(kb, *index),
+                value: self.expr(kb, *value),
+                mask: mask.map(|mask| self.expr(kb, mask)),
             },
             Stmt::Instr { instr, args } => {
-                let args = args.iter().map(|&arg| self.expr(kb, kernel, arg)).collect();
+                let args = args.iter().map(|&arg| self.expr(kb, arg)).collect();
                 Stmt::Instr { instr: *instr, args }
             }
             // Declared before all parts.
-            Stmt::Alloc { buf } if kernel.bufs[*buf].space == Space::Shared => return,
-            Stmt::Alloc { buf } => Stmt::Alloc { buf: self.buf(kb, kernel, *buf) },
+            Stmt::Alloc { buf } if self.kernel.bufs[*buf].space == Space::Shared => return,
+            Stmt::Alloc { buf } => Stmt::Alloc { buf: self.buf(kb, *buf) },
             Stmt::Barrier | Stmt::Commit | Stmt::Wait { .. } => stmt.clone(),
         };
         kb.push(made);
     }
 
-    fn buf(&mut self, kb: &mut KernelBuilder, kernel: &Kernel, buf: BufId) -> BufId {
-        *self.bufs[buf.index()].get_or_insert_with(|| kb.declare(renamed(&kernel.bufs[buf])))
+    fn buf(&mut self, kb: &mut KernelBuilder, buf: BufId) -> BufId {
+        *self.bufs[buf.index()].get_or_insert_with(|| kb.declare(renamed(&self.kernel.bufs[buf])))
     }
 
     /// A variable that is assigned in the body.
-    fn var(&mut self, kb: &mut KernelBuilder, kernel: &Kernel, var: VarId) -> VarId {
-        let VarDecl { name, ty } = &kernel.vars[var];
+    fn var(&mut self, kb: &mut KernelBuilder, var: VarId) -> VarId {
+        let VarDecl { name, ty } = &self.kernel.vars[var];
         let new = kb.new_var(without_number(name), *ty);
         self.vars[var.index()] = Some(kb.var(new));
         new
     }
 
-    fn expr(&mut self, kb: &mut KernelBuilder, kernel: &Kernel, id: ExprId) -> ExprId {
+    fn expr(&mut self, kb: &mut KernelBuilder, id: ExprId) -> ExprId {
         if let Some(new) = self.exprs[id.index()] {
             return new;
         }
-        let mut node = kernel.exprs.expr(id).clone();
-        node.for_each_child_mut(|child| *child = self.expr(kb, kernel, *child));
+        let mut node = self.kernel.exprs.expr(id).clone();
+        node.for_each_child_mut(|child| *child = self.expr(kb, *child));
         let new = match &mut node {
             Expr::Var(var) => self.vars[var.index()],
             Expr::Load { buf, .. } => {
-                *buf = self.buf(kb, kernel, *buf);
+                *buf = self.buf(kb, *buf);
                 None
             }
             _ => None,
         };
-        let new = new.unwrap_or_else(|| kb.intern(node, kernel.exprs.ty(id)));
+        let new = new.unwrap_or_else(|| kb.intern(node, self.kernel.exprs.ty(id)));
         self.exprs[id.index()] = Some(new);
         new
     }
