@@ -1,11 +1,13 @@
 //! GPU launches that need nothing of each other: which become one, and in which order.
 
+use crate::lowering::memory;
+use mlcc_interp::graph::Tensor;
+use mlcc_interp::kernel::Options as RunOptions;
+use mlcc_interp::steps::run_step;
+use mlcc_ir::dim::SymValues;
 use mlcc_ir::step::{Base, Launch, Step, StepItem};
-use mlcc_ir::text::parse_module;
-use mlcc_ir::verify::verify_module;
-use mlcc_kernels::params::KernelTarget;
-use mlcc_passes::pipeline::Control;
-use mlcc_passes::{Context, Options, Program, run_pipeline};
+use mlcc_ir::testing::Rng;
+use mlcc_passes::Program;
 
 /// Two products of one row that a third one adds up, and a state that the products read: its new value can only be copied.
 const MODULE: &str = "module @m {
@@ -33,15 +35,8 @@ const MODULE: &str = "module @m {
 ";
 
 fn compiled(disabled: &[&str]) -> Program {
-    let target = mlcc_target::resolve("sm_80").unwrap();
-    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
-    let mut context = Context::new(Options::new(target.levels.iter().map(level).collect(), 4));
-    let mut program = Program::new(parse_module(MODULE).unwrap());
     // Fusion would draw the elementwise ops into the products.
-    let disabled = disabled.iter().chain(&["fuse"]).map(|s| s.to_string()).collect();
-    run_pipeline(&mut program, &mut context, Control { disabled, ..Control::default() }).unwrap();
-    verify_module(&program.module).unwrap();
-    program
+    crate::compiled(MODULE, "sm_80", &[disabled, &["fuse"]].concat())
 }
 
 fn launches(program: &Program) -> Vec<Launch> {
@@ -68,6 +63,38 @@ fn products_that_need_nothing_of_each_other_are_one_launch() {
     assert_eq!(blocks(&joined[1]), 2 * blocks(one));
     let kept: Vec<&str> = program.module.kernels.iter().map(|k| k.name.as_str()).collect();
     assert!(!kept.contains(&"mul"), "{kept:?}: only what is launched");
+}
+
+/// What two tokens give, and the state after them, as bits.
+fn two_tokens(program: &Program) -> Vec<Vec<u8>> {
+    let mut rng = Rng(5);
+    let mut numbers =
+        |count: usize| (0..count).map(|_| rng.below(2001) as f32 / 1000.0 - 1.0).collect::<Vec<f32>>();
+    let shapes =
+        program.module.params.values().map(|p| p.ty.dims.iter().map(|d| d.as_const().unwrap() as usize));
+    let shapes: Vec<Vec<usize>> = shapes.map(Iterator::collect).collect();
+    let values: Vec<Tensor> =
+        shapes.iter().map(|shape| Tensor::f32(shape, &numbers(shape.iter().product()))).collect();
+    let mut memory = memory(program, &values);
+    let level = &program.levels[0];
+    let step = level.steps.iter().find(|s| s.name == "decode").unwrap();
+    let mut results = Vec::new();
+    for past in 0..2 {
+        *memory.block(Base::Tokens) = numbers(256).iter().flat_map(|x| x.to_le_bytes()).collect();
+        *memory.block(Base::Logits) = vec![0xff; 4 * 256];
+        let sizes = SymValues { past, ..SymValues::tokens(1) };
+        run_step(step, &level.lowered.kernels, &mut memory, &sizes, &RunOptions::workers(1)).unwrap();
+        results.push(memory.block(Base::Logits).clone());
+    }
+    results.push(memory.block(Base::State).clone());
+    results
+}
+
+#[test]
+fn results_have_the_same_bits() {
+    let (joined, apart) = (two_tokens(&compiled(&[])), two_tokens(&compiled(&["join_launches"])));
+    assert_ne!(joined[0], joined[1]);
+    assert_eq!(joined, apart);
 }
 
 #[test]

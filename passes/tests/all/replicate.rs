@@ -1,12 +1,8 @@
 //! Small kernels by every worker for itself: which ones, and what it saves.
 
 use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
-use mlcc_ir::text::parse_module;
-use mlcc_ir::verify::verify_module;
-use mlcc_kernels::params::KernelTarget;
-use mlcc_passes::pipeline::Control;
+use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MAX_WORKERS;
-use mlcc_passes::{Context, Options, Program, run_pipeline};
 
 /// Two products with an elementwise op before each.
 const MODULE: &str = "module @m {
@@ -31,15 +27,8 @@ const MODULE: &str = "module @m {
 ";
 
 fn compiled(disabled: &[&str]) -> Program {
-    let target = mlcc_target::resolve("x86-64-v3").unwrap();
-    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
-    let mut context = Context::new(Options::new(target.levels.iter().map(level).collect(), 4));
-    let mut program = Program::new(parse_module(MODULE).unwrap());
     // Fusion would draw the elementwise ops into the products.
-    let disabled = disabled.iter().chain(&["fuse"]).map(|s| s.to_string()).collect();
-    run_pipeline(&mut program, &mut context, Control { disabled, ..Control::default() }).unwrap();
-    verify_module(&program.module).unwrap();
-    program
+    crate::compiled(MODULE, "x86-64-v3", &[disabled, &["fuse"]].concat())
 }
 
 fn step<'a>(program: &'a Program, name: &str) -> &'a Step {
