@@ -6,8 +6,10 @@
 //! clamps to the range of a float type, and float casts. Masks and biases are read as linear forms in the positions of
 //! query and key, so that it does not matter how they are spelled. The order of axes is followed through reshapes and
 //! permutations. A window may have other scores behind it for its first keys (attention sinks): they come from queries
-//! of their own, and all else has to be alike. The softmax may have one more term per head in its sum (see [`null`]).
+//! of their own, and all else has to be alike. The softmax may have one more term per head in its sum (see [`null`]). Terms of a table
+//! may be added by distance (see [`distances`]), and a count may hide the first keys or all others.
 
+mod distances;
 mod layout;
 mod null;
 mod positions;
@@ -17,12 +19,13 @@ use crate::dce::sweep;
 use crate::outline::entry_functions;
 use crate::rewrite::{count, times};
 use crate::{Context, PassError, Program, canonicalize};
+use distances::Terms;
 use layout::{Chain, constant};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::module::Module;
-use mlcc_ir::ops::{Attention, Op, OpError};
+use mlcc_ir::ops::{Attention, Op, OpError, Span};
 use mlcc_ir::types::{DType, TensorType};
 use positions::{Position, Reader};
 use sinks::Sinks;
@@ -89,7 +92,10 @@ struct Found {
     /// `[n, heads, size]`, `[t, kv, size]` and `[t, kv, value size]` after a reshape.
     inputs: [(ValueId, TensorType); 3],
     slopes: Option<(ValueId, f64)>,
-    prefix: Option<ValueId>,
+    /// What counts the keys of a prefix or a span.
+    count: Option<ValueId>,
+    /// Terms by distance.
+    terms: Option<Terms>,
     /// Queries for sinks, `[n, heads, size]` after a reshape.
     sink_queries: Option<ValueId>,
     /// `[heads]` after a reshape.
@@ -117,6 +123,9 @@ struct Scores<'f> {
     /// Slopes with the distance that they are factors of.
     slopes: Option<(ValueId, Position)>,
     prefix: Option<ValueId>,
+    /// Which keys a count leaves.
+    span: Option<(Span, ValueId)>,
+    terms: Option<Terms>,
     sinks: Option<Sinks<'f>>,
     /// Logits that join the sum of the softmax.
     null_logits: Option<ValueId>,
@@ -146,6 +155,10 @@ fn find(f: &Function, node: &Node) -> Result<Found, Miss> {
     }
     if scores.ahead != Some(0) && (scores.prefix.is_some() || scores.sinks.is_some()) {
         return miss("no causal mask was found");
+    }
+    let counted = scores.span.is_some() && (scores.prefix.is_some() || scores.sinks.is_some());
+    if counted || (scores.terms.is_some() && scores.sinks.is_some()) {
+        return miss("keys of a part of the cache, or terms by distance, stand beside a prefix or sinks");
     }
     scores.assemble(f, (n, t), product, (node, transpose_b))
 }
@@ -203,6 +216,7 @@ impl<'f> Scores<'f> {
             }
             Op::Binary(BinOp::Add) => node.inputs.iter().all(|&x| self.is_bias(r, x)),
             Op::Cast(_) => self.is_bias(r, node.inputs[0]),
+            Op::Reshape { .. } | Op::Permute { .. } => distances::is_gathered(r.f, v),
             _ => constant(r.f, v).is_some(),
         }
     }
@@ -251,6 +265,9 @@ impl<'f> Scores<'f> {
             (-1.0, 1.0, 0.0, c) if c >= 0.0 && (self.window == 0 || self.window == c as usize + 1) => {
                 self.window = c as usize + 1;
             }
+            // j < count, j >= count
+            (0.0, -1.0, 1.0, -1.0) if self.span.is_none() => self.span = form.count.map(|n| (Span::First, n)),
+            (0.0, 1.0, -1.0, 0.0) if self.span.is_none() => self.span = form.count.map(|n| (Span::Rest, n)),
             (p, j, prefix, c) => {
                 return miss(format!(
                     "a mask shows keys where {p} p + {j} j + {prefix} prefix + {c} >= 0, for query p and key j"
@@ -296,6 +313,16 @@ impl<'f> Scores<'f> {
                     return miss("a second or scaled bias");
                 }
                 self.slopes = Some((slopes, form));
+                Ok(())
+            }
+            _ if distances::is_gathered(r.f, v) => {
+                if self.unmasked.is_some() {
+                    return miss(OTHER_SCORES);
+                }
+                if self.terms.is_some() || self.scale != 1.0 || self.softcap != 0.0 {
+                    return miss("a second or scaled bias");
+                }
+                self.terms = Some(Terms::read(r, v)?);
                 Ok(())
             }
             other => miss(format!("{} is added to the scores", other.name())),
@@ -383,6 +410,7 @@ impl<'f> Scores<'f> {
                 return miss(format!("{name} {ty} are not one per head"));
             }
         }
+        let terms = self.terms.map(|terms| terms.of_heads(f, &axes, kv * group)).transpose()?;
         let sink_queries = match &self.sinks {
             Some(sinks) => Some(sinks.queries(f, &self, (product, query_scale), &axes)?),
             None => None,
@@ -395,6 +423,8 @@ impl<'f> Scores<'f> {
             sinks: self.sinks.as_ref().map_or(0, |s| s.count),
             alibi: self.slopes.is_some(),
             prefix: self.prefix.is_some(),
+            span: self.span.map_or(Span::All, |(span, _)| span),
+            terms: terms.map(|terms| terms.behind),
             null_logits: self.null_logits.is_some(),
             codes: false,
         };
@@ -411,7 +441,8 @@ impl<'f> Scores<'f> {
         // Softmax takes no notice of what depends on the query alone.
         let slopes = self.slopes.map(|(slopes, distance)| (slopes, distance.key));
         let null_logits = self.null_logits;
-        Ok(Found { op, inputs, slopes, prefix: self.prefix, sink_queries, null_logits, axes })
+        let count = self.prefix.or(self.span.map(|(_, count)| count));
+        Ok(Found { op, inputs, slopes, count, terms, sink_queries, null_logits, axes })
     }
 }
 
@@ -490,7 +521,7 @@ impl Found {
             }
             inputs.push(slopes);
         }
-        inputs.extend(self.prefix);
+        inputs.extend(self.count);
         if let Some(queries) = self.sink_queries {
             let TensorType { dtype, dims } = self.inputs[0].1.clone();
             let queries = append(Op::Reshape { dims }, &[queries])?;
@@ -499,6 +530,12 @@ impl Found {
         if let Some(logits) = self.null_logits {
             let heads = self.inputs[0].1.dims[1].clone();
             inputs.push(append(Op::Reshape { dims: vec![heads] }, &[logits])?);
+        }
+        if let Some(terms) = self.terms {
+            inputs.push(match terms.transposed {
+                true => terms.table,
+                false => append(Op::Permute { perm: vec![1, 0] }, &[terms.table])?,
+            });
         }
         let rows = append(Op::Attention(self.op.clone()), &inputs)?;
         let rows = append(Op::Cast(dtype), &[rows])?;

@@ -67,8 +67,8 @@ pub struct DistanceBias {
 }
 
 impl DistanceBias {
-    /// Terms `[kv, group, n, t]` for queries at `row: i32[n, 1]` and keys at `column: i32[t]`. The table is by distance: its rows
-    /// are those of the tensor, each as often as its bucket has distances.
+    /// Terms `[kv, group, n, t]` for queries at `row: i32[n, 1]` and keys at `column: i32[t]`. The table is `[heads, distances]`: its
+    /// columns are the rows of the tensor, each as often as its bucket has distances.
     pub fn apply(
         &self,
         net: &mut Net,
@@ -81,9 +81,11 @@ impl DistanceBias {
         let bucket = |distance| RowBlocks::range(self.buckets.of(distance), 1, count);
         let source = net.tensor(&self.name, &[count, self.heads]);
         let rows = (-last..=ahead).map(|d| ParamSource::Rows(bucket(d), Box::new(source.clone())));
-        let ty = TensorType::new(DType::F32, [(last + ahead + 1) as usize, self.heads]);
+        let ty = TensorType::new(DType::F32, [self.heads, (last + ahead + 1) as usize]);
         let name = format!("{}.by_distance", self.name);
-        let table = net.param_from(&name, ParamRole::Vector, ty, ParamSource::Concat(rows.collect()));
+        let source = ParamSource::Transpose(Box::new(ParamSource::Concat(rows.collect())));
+        let table = net.param_from(&name, ParamRole::Vector, ty, source);
+        let table = net.permute(table, &[1, 0]);
 
         let integer =
             |net: &mut Net, value: i64| net.op(Op::Constant { value: value as f64, dtype: DType::I32 }, &[]);

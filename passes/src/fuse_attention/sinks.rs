@@ -28,7 +28,12 @@ impl<'f> Sinks<'f> {
         };
         let mut scores = Scores { scale: 1.0, ..Scores::default() };
         let product = scores.peel(r, inputs[2])?;
-        match scores.ahead.is_some() || scores.window > 0 || scores.prefix.is_some() || scores.sinks.is_some()
+        match scores.ahead.is_some()
+            || scores.window > 0
+            || scores.prefix.is_some()
+            || scores.sinks.is_some()
+            || scores.span.is_some()
+            || scores.terms.is_some()
         {
             true => miss("the scores of a window's first keys have masks of their own"),
             false => Ok(Sinks { count, scores: Box::new(scores), product }),

@@ -246,7 +246,9 @@ impl Split<'_, '_> {
             0 => Some(by_heads),
             1 | 2 => (keys.count > 1).then_some(Cut::by(1, keys)),
             _ if Some(i) == a.sink_input() => Some(by_heads),
-            _ if Some(i) == a.slopes_input() || Some(i) == a.null_input() => Some(by_heads.along(0)),
+            _ if [a.slopes_input(), a.null_input(), a.terms_input()].contains(&Some(i)) => {
+                Some(by_heads.along(0))
+            }
             _ => None,
         };
         for (i, &x) in node.inputs.iter().enumerate() {

@@ -10,6 +10,7 @@ use mlcc_driver::interpret::{GraphModel, StepModel};
 use mlcc_driver::model::build_module;
 use mlcc_driver::replay::{Outcome, judge, replay, tolerance};
 use mlcc_driver::stored::StoredGraph;
+use mlcc_ir::ops::Op;
 use mlcc_models::golden::Golden;
 use mlcc_passes::{CacheType, PIPELINE};
 use mlcc_runtime::{Error, Model, Rows, Session};
@@ -67,6 +68,23 @@ fn kernels_give_the_reference_without_any_optional_pass() {
     for pass in PIPELINE.iter().filter(|pass| pass.optional) {
         let disabled_passes = vec![pass.name.to_string()];
         right(pass.name, &kernels("t5", &BuildOptions { disabled_passes, ..options_of("t5", "f32") }));
+    }
+}
+
+/// No matrix of scores is in memory: every attention is one kernel, of the encoder, of the target, and across.
+#[test]
+fn attentions_are_fused() {
+    for (name, encoder, decoder) in [("t5", 3, 2), ("t5-relu", 2, 3), ("umt5", 3, 2)] {
+        let (program, _) = program(&options_of(name, "f32"), Some("fuse_attention"));
+        let module = &program.module;
+        let count = |entry: &str| {
+            let (_, f) = module.function(entry).unwrap();
+            f.live().filter(|(_, node)| matches!(node.op, Op::Attention(_))).count()
+        };
+        assert_eq!(count("encode"), encoder, "{name}");
+        for entry in ["prefill", "decode", "prefill_logits"] {
+            assert_eq!(count(entry), 2 * decoder, "{entry} of {name}");
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use mlcc_interp::graph::{Interpreter, States, Tensor};
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::module::{FuncId, Module, State};
-use mlcc_ir::ops::{Attention, Op};
+use mlcc_ir::ops::{Attention, Op, Span};
 use mlcc_ir::text::{parse_module, print_module};
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_ir::verify::verify_module;
@@ -32,6 +32,9 @@ struct Case {
 }
 
 const CONTEXT: usize = 24;
+/// Columns of a table of terms, and keys of a span.
+const DISTANCES: usize = 5;
+const COUNT: usize = 3;
 
 /// `f(q, k, v, ..)`: both appended to their caches, then attention.
 fn module(case: &Case) -> (Module, FuncId) {
@@ -53,11 +56,14 @@ fn module(case: &Case) -> (Module, FuncId) {
     if case.attention.alibi {
         inputs.push(f.add_input(TensorType::new(DType::F32, [case.heads])));
     }
-    if case.attention.prefix {
+    if case.attention.prefix || case.attention.span != Span::All {
         inputs.push(f.add_input(TensorType::new(DType::I32, [1])));
     }
     if case.attention.sinks > 0 {
         inputs.push(f.add_input(row(case.heads, case.size)));
+    }
+    if case.attention.terms.is_some() {
+        inputs.push(f.add_input(TensorType::new(DType::F32, [case.heads, DISTANCES])));
     }
     f.outputs = f.append(&m, Op::Attention(case.attention.clone()), &inputs).unwrap();
     let id = m.functions.push(f);
@@ -72,6 +78,7 @@ struct Seen<'a> {
     keys: &'a Tensor,
     kept: &'a Tensor,
     slopes: &'a [f64],
+    terms: &'a [f64],
     prefix: usize,
     known: usize,
 }
@@ -83,7 +90,13 @@ fn reference(case: &Case, [q, far]: [&[f64]; 2], position: usize, seen: &Seen) -
         let kv = head / (case.heads / case.kv);
         let in_window = |j: usize| a.window == 0 || position < j + a.window;
         let visible = |j: &usize| {
-            (*j <= position + a.ahead && (in_window(*j) || *j < a.sinks)) || (a.prefix && *j < seen.prefix)
+            let in_span = match a.span {
+                Span::All => true,
+                Span::First => *j < COUNT,
+                Span::Rest => *j >= COUNT,
+            };
+            let near = *j <= position + a.ahead && (in_window(*j) || *j < a.sinks);
+            in_span && (near || (a.prefix && *j < seen.prefix))
         };
         let score = |j: usize| {
             let key = &seen.keys.data[(j * case.kv + kv) * case.size..][..case.size];
@@ -98,6 +111,10 @@ fn reference(case: &Case, [q, far]: [&[f64]; 2], position: usize, seen: &Seen) -
             }
             if a.alibi {
                 score += seen.slopes[head] * (j as f64 - place as f64);
+            }
+            if let Some(behind) = a.terms {
+                let column = (j + behind).saturating_sub(position).min(DISTANCES - 1);
+                score += seen.terms[head * DISTANCES + column];
             }
             score
         };
@@ -122,6 +139,12 @@ fn check(case: Case) {
     let v = values(&[total, case.kv, case.value_size], 3);
     let slopes = values(&[case.heads], 4);
     let far = values(&[total, case.heads, case.size], 6);
+    let terms = values(&[case.heads, DISTANCES], 7);
+    let count = |prefix: usize| match (case.attention.prefix, case.attention.span) {
+        (false, Span::All) => None,
+        (true, _) => Some(Tensor::new(DType::I32, &[1], vec![prefix as f64])),
+        (false, _) => Some(Tensor::new(DType::I32, &[1], vec![COUNT as f64])),
+    };
     let prefix = case.calls[0];
     let mut past = 0;
     for &n in case.calls {
@@ -133,19 +156,25 @@ fn check(case: Case) {
         if case.attention.alibi {
             inputs.push(slopes.clone());
         }
-        if case.attention.prefix {
-            inputs.push(Tensor::new(DType::I32, &[1], vec![prefix as f64]));
-        }
+        inputs.extend(count(prefix));
         if case.attention.sinks > 0 {
             inputs.push(rows(&far));
         }
+        inputs.extend(case.attention.terms.map(|_| terms.clone()));
         let syms = SymValues { n: n as i64, b: 1, past: past as i64 };
         let out = interpreter.run(id, &inputs, &mut states, syms).unwrap().remove(0);
         for i in 0..n {
             let width = case.heads * case.size;
             let row = &inputs[0].data[i * width..][..width];
             let far = &far.data[(past + i) * width..][..width];
-            let seen = Seen { keys: &k, kept: &v, slopes: &slopes.data, prefix, known: past + n };
+            let seen = Seen {
+                keys: &k,
+                kept: &v,
+                slopes: &slopes.data,
+                terms: &terms.data,
+                prefix,
+                known: past + n,
+            };
             let expected = reference(&case, [row, far], past + i, &seen);
             let found = &out.data[i * expected.len()..][..expected.len()];
             for (x, y) in expected.iter().zip(found) {
@@ -158,8 +187,9 @@ fn check(case: Case) {
     let one = |h, s| values(&[1, h, s], 5);
     let mut inputs = vec![one(case.heads, case.size), one(case.kv, case.size), one(case.kv, case.value_size)];
     inputs.extend(case.attention.alibi.then(|| slopes.clone()));
-    inputs.extend(case.attention.prefix.then(|| Tensor::new(DType::I32, &[1], vec![1.0])));
+    inputs.extend(count(1));
     inputs.extend((case.attention.sinks > 0).then(|| one(case.heads, case.size)));
+    inputs.extend(case.attention.terms.map(|_| terms.clone()));
     assert!(interpreter.run(id, &inputs, &mut states, over).is_err(), "a full cache takes no rows");
 }
 
@@ -177,7 +207,9 @@ fn attention_over_a_cache_equals_its_formula() {
     check(case(4, 2, Attention { alibi: true, prefix: true, softcap: 2.0, window: 4, ..plain.clone() }));
     check(case(4, 2, Attention { alibi: true, softcap: 2.0, window: 3, sinks: 2, ..plain.clone() }));
     check(case(2, 1, Attention { ahead: Attention::ALL, ..plain.clone() }));
-    check(case(4, 2, Attention { ahead: 1, window: 3, alibi: true, ..plain }));
+    check(case(4, 2, Attention { ahead: 1, window: 3, alibi: true, ..plain.clone() }));
+    check(case(4, 2, Attention { span: Span::First, terms: Some(3), softcap: 2.0, ..plain.clone() }));
+    check(case(2, 1, Attention { span: Span::Rest, ahead: Attention::ALL, terms: Some(1), ..plain }));
 }
 
 fn run(m: &Module, id: FuncId, inputs: &[Tensor]) -> Vec<Tensor> {

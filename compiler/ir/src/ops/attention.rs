@@ -11,8 +11,9 @@ use crate::types::{DType, TensorType};
 /// Scaled dot-product attention (Vaswani et al. 2017) with grouped query heads (Ainslie et al. 2023).
 ///
 /// Inputs: queries `f32[n, heads, size]`, keys `[t, kv_heads, size]`, values `[t, kv_heads, value_size]` in any one float
-/// type, then slopes `f32[heads]` if `alibi`, then a count `i32[1]` if `prefix`, then the queries once more if there are
-/// `sinks`, then logits `f32[heads]` if there are `null_logits`. Output: `f32[n, heads, value_size]`.
+/// type, then slopes `f32[heads]` if `alibi`, then a count `i32[1]` if there is a `prefix` or not all keys are of the `span`, then
+/// the queries once more if there are `sinks`, then logits `f32[heads]` if there are `null_logits`, then a table
+/// `f32[heads, distances]` if there are `terms`. Output: `f32[n, heads, value_size]`.
 /// The queries are the last `n` of the `t` positions: query `i` stands at `p = t - n + i` and sees key `j` where
 /// `j <= p + ahead`.
 /// Query head `h` reads key head `h / (heads / kv_heads)`. The score is `scale * dot(q, k)`.
@@ -35,6 +36,11 @@ pub struct Attention {
     pub alibi: bool,
     /// Keys `j < count` are seen by every query (prefix language models, ChatGLM-6B).
     pub prefix: bool,
+    /// Which keys are seen at all, whatever the other masks show.
+    pub span: Span,
+    /// A term is added to the score by the distance of query and key (T5): that of the column `j - p + behind` of the table, or of
+    /// its first or last column where there is no such column. Not beside sinks. Text shows `behind` where there is a table.
+    pub terms: Option<usize>,
     /// One logit per head joins the sum of the softmax, for a key without a value (gpt-oss). Text shows the flag where it
     /// is true.
     pub null_logits: bool,
@@ -44,6 +50,17 @@ pub struct Attention {
     /// most `2^-18` of the sum of these products over a block of 64 keys, or `2^-16` of their largest if that is more. The
     /// definition stays exact. Text shows the flag where it is true.
     pub codes: bool,
+}
+
+/// Keys of an attention by a count, of which each query sees at least one: the caches of an encoder-decoder model hold two texts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Span {
+    #[default]
+    All,
+    /// Keys `j < count`. Text shows `first_keys`.
+    First,
+    /// Keys `j >= count`. Text shows `rest_keys`.
+    Rest,
 }
 
 impl Attention {
@@ -60,6 +77,8 @@ impl Attention {
             sinks: 0,
             alibi: false,
             prefix: false,
+            span: Span::All,
+            terms: None,
             null_logits: false,
             codes: false,
         }
@@ -72,14 +91,27 @@ impl Attention {
     pub fn prefix_input(&self) -> Option<usize> {
         self.prefix.then_some(3 + usize::from(self.alibi))
     }
+    /// The input that counts the first keys, where not all are seen.
+    pub fn span_input(&self) -> Option<usize> {
+        (self.span != Span::All).then_some(3 + usize::from(self.alibi))
+    }
     /// The input with the queries for the sinks.
     pub fn sink_input(&self) -> Option<usize> {
-        (self.sinks > 0).then_some(3 + usize::from(self.alibi) + usize::from(self.prefix))
+        (self.sinks > 0).then(|| self.inputs(2))
     }
     /// The input that holds the logits of the key without a value.
     pub fn null_input(&self) -> Option<usize> {
-        let before = [self.alibi, self.prefix, self.sinks > 0];
-        self.null_logits.then(|| 3 + before.into_iter().filter(|&more| more).count())
+        self.null_logits.then(|| self.inputs(3))
+    }
+    /// The input that holds the terms by distance.
+    pub fn terms_input(&self) -> Option<usize> {
+        self.terms.is_some().then(|| self.inputs(4))
+    }
+    /// How many inputs there are, with so many of those that not all attentions have.
+    fn inputs(&self, of: usize) -> usize {
+        let counts = self.prefix || self.span != Span::All;
+        let more = [self.alibi, counts, self.sinks > 0, self.null_logits, self.terms.is_some()];
+        3 + more[..of].iter().filter(|&&more| more).count()
     }
     /// Where a query stands at most for the sinks.
     pub fn last_place(&self) -> usize {
@@ -95,6 +127,9 @@ impl Attention {
             ("prefix", Attr::Bool(self.prefix)),
         ];
         attrs.extend((self.ahead > 0).then_some(("ahead", Attr::Int(self.ahead as i64))));
+        attrs.extend((self.span == Span::First).then_some(("first_keys", Attr::Bool(true))));
+        attrs.extend((self.span == Span::Rest).then_some(("rest_keys", Attr::Bool(true))));
+        attrs.extend(self.terms.map(|behind| ("terms", Attr::Int(behind as i64))));
         attrs.extend(self.null_logits.then_some(("null_logits", Attr::Bool(true))));
         attrs.extend(self.codes.then_some(("codes", Attr::Bool(true))));
         attrs
@@ -114,7 +149,13 @@ pub(super) fn infer(op: &Op, a: &Attention, inputs: &[&TensorType]) -> Result<Ve
     if a.ahead > Attention::ALL {
         return bad(op, format!("queries see at most {} keys ahead", Attention::ALL));
     }
-    let wanted = 3 + [a.alibi, a.prefix, a.sinks > 0, a.null_logits].into_iter().filter(|&more| more).count();
+    if a.span != Span::All && (a.sinks > 0 || a.prefix) {
+        return bad(op, "a span of keys has neither sinks nor a prefix");
+    }
+    if a.terms.is_some() && a.sinks > 0 {
+        return bad(op, "terms by distance do not stand beside sinks");
+    }
+    let wanted = a.inputs(5);
     if inputs.len() != wanted {
         return bad(op, format!("takes {wanted} inputs, not {}", inputs.len()));
     }
@@ -141,6 +182,11 @@ pub(super) fn infer(op: &Op, a: &Attention, inputs: &[&TensorType]) -> Result<Ve
     {
         return bad(op, format!("the prefix count is {count}, not i32[1]"));
     }
+    if let Some(count) = a.span_input().map(|i| inputs[i])
+        && *count != TensorType::new(DType::I32, [1])
+    {
+        return bad(op, format!("the count of the first keys is {count}, not i32[1]"));
+    }
     if let Some(again) = a.sink_input().map(|i| inputs[i])
         && again != q
     {
@@ -153,6 +199,15 @@ pub(super) fn infer(op: &Op, a: &Attention, inputs: &[&TensorType]) -> Result<Ve
             op,
             format!("the logits of the key without a value are {logits}, there are {heads} heads"),
         );
+    }
+    if let Some((table, behind)) = a.terms_input().map(|i| inputs[i]).zip(a.terms) {
+        let distances = table.dims.last().and_then(Dim::as_const).unwrap_or(0);
+        if *table != TensorType::new(DType::F32, [heads, distances]) || behind as i64 >= distances {
+            return bad(
+                op,
+                format!("terms {table} by distances from {behind} behind on, there are {heads} heads"),
+            );
+        }
     }
     Ok(vec![TensorType::new(DType::F32, [&q.dims[0], &q.dims[1], &v.dims[2]])])
 }
@@ -184,6 +239,22 @@ impl Emit<'_> {
     }
     fn iota(&mut self, start: &Dim, len: &Dim) -> Result<ValueId, OpError> {
         self.op(Op::Iota { start: start.clone(), len: len.clone() }, &[])
+    }
+    /// Columns of a table by distance, whose column `behind` is that of distance 0, as `[heads, n, t]`.
+    fn terms(
+        &mut self,
+        (table, behind): (ValueId, i64),
+        (row, column): (ValueId, ValueId),
+    ) -> Result<ValueId, OpError> {
+        let count = self.f.ty(table).dims[1].as_const().unwrap_or(1);
+        let rows = self.permute(table, &[1, 0])?;
+        let distance = self.bin(BinOp::Sub, column, row)?;
+        let [behind, first, last] = [behind, 0, count - 1].map(|x| self.constant(x as f64, DType::I32));
+        let place = self.bin(BinOp::Add, distance, behind?)?;
+        let place = self.bin(BinOp::Max, place, first?)?;
+        let place = self.bin(BinOp::Min, place, last?)?;
+        let terms = self.op(Op::Gather, &[rows, place])?;
+        self.permute(terms, &[2, 0, 1])
     }
     /// `[t, kv, size]` of any float type as `f32[kv, 1, t, size]`.
     fn heads_first(&mut self, x: ValueId) -> Result<ValueId, OpError> {
@@ -222,7 +293,12 @@ pub(super) fn decompose(
         let queries = e.permute(split, &[1, 2, 0, 3])?;
         scores(a, e, (queries, keys), slopes, (place, column))
     };
-    let near = scored(&mut e, q, row)?;
+    let mut near = scored(&mut e, q, row)?;
+    if let Some((i, behind)) = a.terms_input().zip(a.terms) {
+        let terms = e.terms((inputs[i], behind as i64), (row, column))?;
+        let terms = e.reshape(terms, &[kv, &group, n, t])?;
+        near = e.bin(BinOp::Add, near, terms)?;
+    }
     let hidden = e.constant(HIDDEN, DType::F32)?;
     let mut seen = near;
     if a.window > 0 {
@@ -255,6 +331,16 @@ pub(super) fn decompose(
         let one = e.constant(1.0, DType::I32)?;
         let last = e.bin(BinOp::Sub, inputs[i], one)?;
         seen = e.op(Op::SelectGe, &[last, column, near, seen])?;
+    }
+    if let Some(i) = a.span_input() {
+        let (x, y) = match a.span {
+            Span::First => {
+                let one = e.constant(1.0, DType::I32)?;
+                (e.bin(BinOp::Sub, inputs[i], one)?, column)
+            }
+            Span::All | Span::Rest => (column, inputs[i]),
+        };
+        seen = e.op(Op::SelectGe, &[x, y, seen, hidden])?;
     }
     let logits = match a.null_input() {
         Some(i) => Some(e.reshape(inputs[i], &[kv, &group, &one, &one])?),

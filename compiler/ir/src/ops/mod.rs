@@ -11,7 +11,7 @@ mod parts;
 mod quant;
 mod structure;
 
-pub use attention::Attention;
+pub use attention::{Attention, Span};
 pub use parts::{PartsError, Symbol};
 pub use quant::{CODE_OFFSET, max_code};
 

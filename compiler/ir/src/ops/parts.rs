@@ -1,6 +1,6 @@
 //! An op made from its parts in text: name, symbol and attributes. The inverse of [`Op::name`] and [`Op::attrs`].
 
-use super::{Attention, Attr, Op};
+use super::{Attention, Attr, Op, Span};
 use crate::compute::RedOp;
 use crate::dim::Dim;
 use crate::kernel::{BinOp, UnOp};
@@ -101,6 +101,8 @@ impl Parts<'_> {
                 sinks: self.count("sinks")?,
                 alibi: self.bool("alibi")?,
                 prefix: self.bool("prefix")?,
+                span: self.span()?,
+                terms: self.count_or_none("terms")?,
                 null_logits: self.is_set("null_logits")?,
                 codes: self.is_set("codes")?,
             }),
@@ -181,6 +183,20 @@ impl Parts<'_> {
         match self.count(attr) {
             Err(PartsError::Missing { .. }) => Ok(0),
             given => given,
+        }
+    }
+    fn count_or_none(&self, attr: &'static str) -> Result<Option<usize>, PartsError> {
+        match self.count(attr) {
+            Err(PartsError::Missing { .. }) => Ok(None),
+            given => given.map(Some),
+        }
+    }
+    fn span(&self) -> Result<Span, PartsError> {
+        match (self.is_set("first_keys")?, self.is_set("rest_keys")?) {
+            (true, true) => self.find("rest_keys", "false beside `first_keys`", |_| None),
+            (true, false) => Ok(Span::First),
+            (false, true) => Ok(Span::Rest),
+            (false, false) => Ok(Span::All),
         }
     }
     /// A flag that text leaves out where it is false.

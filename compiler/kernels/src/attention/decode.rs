@@ -10,7 +10,7 @@
 
 use super::key_block::KeyBlock;
 use super::key_head::KeyHead;
-use super::merge::unfinished;
+use super::merge::{in_bits, unfinished};
 use super::operand::Operands;
 use super::plan::DecodePlan;
 use super::problem::Problem;
@@ -40,8 +40,8 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: DecodePlan, new_rows: &[N
         let out = unfinished(k, a, out);
         let t = k.dim(&a.t);
         let (last, prefix) = (t + -1, a.prefix(k));
-        let first = a.first_key(last);
-        let shares = Shares::new(first, t);
+        let (first, all) = (a.first_key(last), a.end_of_span(t));
+        let shares = Shares::new(first, all);
         let per_lane = [a.kv, plan.sets, plan.lanes.into()];
         let operands = Operands::new(k, a, plan);
         let slopes = a.slopes.map(|_| k.stack("slopes", DType::F32, per_lane));
@@ -53,7 +53,7 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: DecodePlan, new_rows: &[N
             let slice = (run.first + number).named("slice");
             let heads = run.of(slice);
             let start = first + slice * shares.keys;
-            let end = (start + shares.keys).min(t);
+            let end = (start + shares.keys).min(all);
             let at = KeyHead {
                 k,
                 a,
@@ -62,6 +62,9 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: DecodePlan, new_rows: &[N
                 max: k.stack("max", DType::F32, per_lane),
                 total: k.stack("total", DType::F32, per_lane),
                 slopes,
+                terms: a
+                    .terms
+                    .map(|_| k.stack("terms", DType::F32, [plan.block / plan.keys(), plan.lanes.into()])),
                 weights: k.stack("weights", DType::F32, [plan.block / plan.keys(), plan.lanes.into()]),
                 rows: k.stack("rows", DType::F32, operands.float_rows(a, plan)),
                 factor: k.stack("factor", DType::F32, [plan.lanes.into()]),
@@ -72,7 +75,7 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: DecodePlan, new_rows: &[N
                 last,
                 prefix,
             };
-            let slice = Slice { at, operands, number, slice };
+            let slice = Slice { at, operands, number, slice, slices: shares.slices };
             slice.append(new_rows, t);
             slice.run(loaded, out);
         });
@@ -87,12 +90,15 @@ struct Slice<'k, 'a> {
     /// How many slices the worker had before, and the number of this one.
     number: Val<'k>,
     slice: Val<'k>,
+    /// How many there are.
+    slices: Val<'k>,
 }
 
 impl<'k> Slice<'k, '_> {
     fn run(self, loaded: View<'k, 1>, out: View<'k, 3>) {
         let (at, k) = (self.at, self.at.k);
         self.operands.clear_keys(&at);
+        at.clear_terms();
         at.each_key_head(|at| at.clear(self.slice));
         if let Some(sinks) = at.a.sinks() {
             // With the first slice.
@@ -179,6 +185,9 @@ impl<'k> Slice<'k, '_> {
             let (max, total) = (at.max.flat().at([slot]), at.sum_of_weights(at.total.flat().tail([slot])));
             to.set([at.a.value_size], max);
             to.set([at.a.value_size + 1], total);
+            if at.a.says_slices() {
+                to.set([at.a.value_size + 2], in_bits(self.slices));
+            }
         });
     }
 }

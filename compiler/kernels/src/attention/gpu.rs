@@ -6,7 +6,7 @@ mod halves;
 mod matrix;
 
 use super::decode::NewRows;
-use super::merge::unfinished;
+use super::merge::{in_bits, slices_said, unfinished};
 use super::plan::{GpuPlan, shared_floats};
 use super::problem::{MASKED, Problem, ScoreIndex};
 use super::shares::SLICE_KEYS;
@@ -48,6 +48,8 @@ struct ThreadBlock<'k, 'a> {
     /// The last key.
     last: Val<'k>,
     prefix: Option<Val<'k>>,
+    /// See [`Problem::border`].
+    border: Option<Val<'k>>,
 }
 
 /// Writes results to `out: [n, heads, value_size]`, or with several slices unfinished sums as the CPU kernel does. The block that has the
@@ -72,9 +74,7 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, new_rows: &[NewR
                     return block();
                 }
                 // Short sequences have no use for most slices, which many sequences together have many of.
-                let t = k.dim(&a.t);
-                let [used, _] = slices(plan, plan.tile_of(a.first_key(t + -1)), t);
-                k.when(tile.lt(used), block);
+                k.when(tile.lt(slices_used(k, a, plan)), block);
             });
         });
     });
@@ -99,6 +99,7 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
             plan,
             team,
             prefix: a.prefix(k),
+            border: a.border(k),
             q: k.shared("q", [q]).rows(a.size),
             tile: k.shared("tile", [tile_rows]),
             s: k.shared("s", [s]).rows(plan.keys),
@@ -210,7 +211,12 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
                 p: self.past + position,
                 j: j + key,
                 slope: self.a.slope(head),
+                term: self
+                    .a
+                    .terms
+                    .and_then(|_| self.a.term(self.a.column_of_terms(j + key - self.past - position), head)),
                 prefix: self.prefix,
+                border: self.border,
                 end: (self.plan.slices > 1).then_some(end),
                 visible: false,
             };
@@ -287,6 +293,7 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
             let head = self.first_head + row;
             out.set((slice, head, value_size), self.max.at([row]));
             out.set((slice, head, value_size + 1), self.total.at([row]));
+            say_slices(self.k, (self.a, self.plan), out, (slice, head));
         });
     }
 }
@@ -332,10 +339,28 @@ fn keys_seen<'k>(
         let end = a.end_key(p + (n - first).min(plan.positions) + -1);
         return (start, prefix.map_or(end, |prefix| end.max(prefix)));
     }
-    let t = tile.recorder().dim(&a.t);
+    let t = a.end_of_span(tile.recorder().dim(&a.t));
     let [_, part] = slices(plan, start, t);
     let start = start + tile * part;
     (start, (start + part).min(t))
+}
+
+/// Stores how many slices there are, where [`slices_said`] reads that.
+fn say_slices<'k>(
+    k: &'k Recorder,
+    (a, plan): (&Problem, GpuPlan),
+    out: View<'k, 3>,
+    (slice, head): (Val<'k>, Val<'k>),
+) {
+    if a.says_slices() {
+        out.set((slice, head, a.value_size + 2), in_bits(slices_used(k, a, plan)));
+    }
+}
+
+/// How many slices are in use for one query.
+fn slices_used<'k>(k: &'k Recorder, a: &Problem, plan: GpuPlan) -> Val<'k> {
+    let t = k.dim(&a.t);
+    slices(plan, plan.tile_of(a.first_key(t + -1)), a.end_of_span(t))[0]
 }
 
 /// How many slices are in use, and the keys of each (a multiple of those of a tile), for keys `first .. t`.
@@ -349,13 +374,13 @@ fn slices<'k>(plan: GpuPlan, first: Val<'k>, t: Val<'k>) -> [Val<'k>; 2] {
 pub fn emit_merge(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, partial: BufId, out: BufId) {
     Recorder::within(kb, |k| {
         let (partial, out) = (unfinished(k, a, partial), k.view(out, [a.heads() * a.value_size]));
-        let t = k.dim(&a.t);
-        let [used, _] = slices(plan, plan.tile_of(a.first_key(t + -1)), t);
+        let of_all = (!a.says_slices()).then(|| slices_used(k, a, plan));
         let (team, count) = (Team::new(k, THREADS), a.heads() * a.value_size);
         k.blocks("block", 0, team.share(count), |block| {
             team.run(|thread| {
                 team.guarded(block * THREADS + thread, count, |at| {
                     let (head, c) = (at / a.value_size, at % a.value_size);
+                    let used = of_all.unwrap_or_else(|| slices_said(a, partial, head));
                     out.set([at], joined((k, a, plan), partial, used, head, c).cast(out.dtype()));
                 });
             });

@@ -143,6 +143,22 @@ impl<'k> KeyBlock<'k, '_> {
 
     // ---- scores and weights
 
+    /// Terms by distance of all keys, in the places of their scores.
+    fn load_terms(&self, set: Val<'k>) {
+        let (at, plan, k) = (self.at, self.at.plan, self.at.k);
+        let Some(terms) = at.terms else { return };
+        k.serial("key", self.count, |i| {
+            let column = at.a.column_of_terms(self.first + i - at.last);
+            let to = terms.row(i / plan.keys()).tail([i % plan.keys() * plan.vectors()]);
+            k.serial("head", plan.heads, |slot| {
+                let g = (set * plan.heads + slot).min(at.a.group - 1);
+                if let Some(term) = at.a.term(column, at.head * at.a.group + g) {
+                    to.set([plan.lane_of(slot)], term);
+                }
+            });
+        });
+    }
+
     /// Stores the scores of all keys; gives the largest of each lane. `products(offset)`: those of the keys of a step with
     /// all heads, in vectors of scores.
     pub fn scores(&self, set: Val<'k>, products: impl FnOnce(Val<'k>) -> Vec<Val<'k>>) -> Val<'k> {
@@ -150,8 +166,10 @@ impl<'k> KeyBlock<'k, '_> {
         let lanes = plan.lanes;
         let best = k.reg("best", k.literal(MASKED, Ty::vector(DType::F32, lanes)));
         let slope = at.slopes.map(|slopes| slopes.load((at.head, set, 0), lanes).named("slope"));
+        self.load_terms(set);
         let vectors = plan.together() / plan.keys();
-        let scores = at.weights.flat().rows(vectors * i64::from(lanes));
+        let by_step = |of: View<'k, 2>| of.flat().rows(vectors * i64::from(lanes));
+        let (scores, terms) = (by_step(at.weights), at.terms.map(by_step));
         k.serial("step", self.count.div_ceil(plan.together()), |i| {
             let offset = (i * plan.together()).named("offset");
             self.prefetch_scales(offset);
@@ -165,7 +183,9 @@ impl<'k> KeyBlock<'k, '_> {
                     p: at.last,
                     j: self.key_of_lane(first),
                     slope,
+                    term: terms.map(|terms| terms.load((i, v * i64::from(lanes)), lanes)),
                     prefix: at.prefix,
+                    border: None,
                     end: Some(self.last + 1),
                     // The keys begin with the first that the last query sees.
                     visible: at.prefix.is_none(),

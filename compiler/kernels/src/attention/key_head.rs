@@ -29,6 +29,8 @@ pub(super) struct KeyHead<'k, 'a> {
     pub total: View<'k, 3>,
     /// ALiBi slopes, `[kv, sets, lanes]`.
     pub slopes: Option<View<'k, 3>>,
+    /// Terms by distance of the scores of a block and a set, `[vectors, lanes]`.
+    pub terms: Option<View<'k, 2>>,
     /// Scores, then weights of a block and a set, `[vectors, lanes]`.
     pub weights: View<'k, 2>,
     /// Some keys as f32, `[keys that are summed together, padded size]`, where products are those of floats.
@@ -83,6 +85,15 @@ impl<'k, 'a> KeyHead<'k, 'a> {
         self.max.tail((self.head, 0, 0)).fill(plan.sets * lanes, masked);
         if self.a.null.is_some() {
             k.when(slice.le(0), || self.see_null());
+        }
+    }
+
+    /// No distances: lanes may stand for no head, and for no key.
+    pub fn clear_terms(&self) {
+        let (plan, lanes) = (self.plan, self.plan.lanes);
+        if let Some(terms) = self.terms {
+            let zeros = self.k.zeros(DType::F32, lanes);
+            terms.flat().fill(plan.block / plan.keys() * i64::from(lanes), zeros);
         }
     }
 

@@ -4,7 +4,7 @@ use super::plan::{DecodePlan, SLICES, lanes_of};
 use super::problem::{MASKED, Problem};
 use super::shares::Shares;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::BufId;
+use mlcc_ir::kernel::{BufId, Ty};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::math::exp2_below_zero;
 use mlcc_kernel_lang::{Recorder, Val, View};
@@ -14,13 +14,26 @@ pub(super) fn unfinished<'k>(k: &'k Recorder, a: &Problem, buf: BufId) -> View<'
     k.view(buf, [1, a.heads(), DecodePlan::partial(a)])
 }
 
+/// How many slices there are, where that stands behind the sums of each head of each slice: a count of keys in memory tells it,
+/// which the kernel that joins them has not.
+pub(super) fn slices_said<'k>(a: &Problem, partial: View<'k, 3>, head: Val<'k>) -> Val<'k> {
+    let said = partial.at((0, head, a.value_size + 2)).bits_as(Ty::scalar(DType::I32));
+    said.cast(DType::I64).named("slices")
+}
+
+/// What [`slices_said`] reads.
+pub(super) fn in_bits(slices: Val<'_>) -> Val<'_> {
+    slices.cast(DType::I32).bits_as(Ty::F32)
+}
+
 /// Joins the unfinished sums of all slices: `partial: f32[slices, heads, partial]` to `out: f32[heads, value_size]`.
 pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: DecodePlan, partial: BufId, out: BufId) {
     Recorder::within(kb, |k| {
         let (partial, out) = (unfinished(k, a, partial), k.view(out, [a.heads(), a.value_size]));
         let t = k.dim(&a.t);
-        let used = Shares::new(a.first_key(t + -1), t).slices;
+        let of_all = (!a.says_slices()).then(|| Shares::new(a.first_key(t + -1), t).slices);
         k.par("head", a.heads(), |head| {
+            let used = of_all.unwrap_or_else(|| slices_said(a, partial, head));
             let weights = k.stack("weights", DType::F32, [SLICES]);
             let total = slice_weights(a, partial, weights, used, head);
             let lanes = lanes_of(a.value_size, plan.lanes);

@@ -285,9 +285,10 @@ impl DecodePlan {
     pub fn rows(&self) -> i64 {
         self.sets * self.heads
     }
-    /// Floats of one head's unfinished sums: values, then maximum and sum of weights.
+    /// Floats of one head's unfinished sums: values, then maximum and sum of weights, then the number of slices where it is said.
     pub fn partial(a: &Problem) -> i64 {
-        (a.value_size + 2 + 15) / 16 * 16
+        let numbers = if a.says_slices() { 3 } else { 2 };
+        (a.value_size + numbers + 15) / 16 * 16
     }
 }
 

@@ -95,12 +95,17 @@ impl<'k, 'a> Buffers<'k, 'a> {
             total: by_row("total"),
             positions: k.stack("positions", DType::I32, [heads * rows]),
             slopes: a.slopes.map(|_| by_row("slopes")),
+            terms: a.terms.map(|_| {
+                let distances = (rows + a.group - 1) / a.group + plan.keys - 1;
+                k.stack("terms", DType::F32, [distances * a.group])
+            }),
             head: k.int(0),
             first: k.int(0),
             count: k.int(0),
             past: (t - n).named("first_position"),
             last: t + -1,
             prefix: a.prefix(k),
+            border: a.border(k),
             page: None,
         };
         Buffers { tile, pairs }
@@ -181,6 +186,7 @@ impl<'k> Prefill<'k, '_> {
         let block = Prefill { tile: QueryTile { page, ..tile }, ..self };
         block.load_keys(j, count);
         block.load_values(j, count);
+        block.tile.load_terms(j);
         let first = (tile.first_row(j) / tile.plan.set).named("first_set");
         k.serial("set", tile.sets() - first, |set| {
             let set = (first + set).named("set");

@@ -4,7 +4,7 @@ use crate::inline::{Binding, Index, Inliner, Page, Paged};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::{BinOp, BufId};
-use mlcc_ir::ops::{Attention, Op};
+use mlcc_ir::ops::{Attention, Op, Span};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Val, View};
 
@@ -33,6 +33,10 @@ pub struct Problem<'a> {
     pub(super) value: (ValueId, Option<ValueId>),
     pub(super) slopes: Option<ValueId>,
     prefix: Option<ValueId>,
+    /// How many keys are the first ones, where not all are seen.
+    span: Option<ValueId>,
+    /// Terms by distance.
+    pub(super) terms: Option<ValueId>,
     /// Queries for the sinks.
     sink_q: Option<ValueId>,
     /// Logits of the key without a value.
@@ -104,6 +108,8 @@ impl<'a> Problem<'a> {
             value: without_scale(&inliner, at(2)),
             slopes: op.slopes_input().map(at),
             prefix: op.prefix_input().map(at),
+            span: op.span_input().map(at),
+            terms: op.terms_input().map(at),
             sink_q: op.sink_input().map(at),
             null: op.null_input().map(at),
             keys: Keys::Visible,
@@ -266,21 +272,57 @@ impl<'a> Problem<'a> {
         let count = self.inliner.value(k, self.prefix?, &[Index::scalar(k.int(0))]);
         Some(count.cast(DType::I64).min(k.dim(&self.t)).named("prefix"))
     }
+    /// Where the first keys end, if not all are seen; each query sees one at least.
+    pub(super) fn border<'k>(&self, k: &'k Recorder) -> Option<Val<'k>> {
+        let count = self.inliner.value(k, self.span?, &[Index::scalar(k.int(0))]).cast(DType::I64);
+        let t = k.dim(&self.t);
+        Some(match self.op.span {
+            Span::First => count.min(t).max(1).named("border"),
+            Span::All | Span::Rest => count.min(t + -1).max(0).named("border"),
+        })
+    }
+    /// Whether the number of slices depends on memory, so that unfinished sums have it beside them.
+    pub(super) fn says_slices(&self) -> bool {
+        self.span.is_some()
+    }
+    /// The column of the table of terms for the distance from a query to a key.
+    pub(super) fn column_of_terms<'k>(&self, distance: Val<'k>) -> Val<'k> {
+        let count = self.terms.and_then(|terms| self.inliner.f.ty(terms).dims[1].as_const()).unwrap_or(1);
+        (distance + self.op.terms.unwrap_or(0) as i64).max(0).min(count - 1).named("column_of_terms")
+    }
+    /// What a column of the table of terms has for a query head; `None` without terms.
+    pub(super) fn term<'k>(&self, column: Val<'k>, head: Val<'k>) -> Option<Val<'k>> {
+        let at = [head, column].map(Index::scalar);
+        let term = self.inliner.value(column.recorder(), self.terms?, &at);
+        Some(if self.unit == 1.0 { term } else { term * self.unit }.named("term"))
+    }
+
     /// The first key that a query at position `p` and those after it see.
     pub(super) fn first_key<'k>(&self, p: Val<'k>) -> Val<'k> {
+        let k = p.recorder();
+        let of_span = self.border(k).filter(|_| self.op.span == Span::Rest);
         if self.op.window == 0 || self.op.prefix {
-            return p.recorder().int(0);
+            return of_span.unwrap_or(k.int(0));
         }
-        (p + (1 - self.op.window as i64)).max(0).named("first")
+        let first = (p + (1 - self.op.window as i64)).max(0);
+        of_span.map_or(first, |border| first.max(border)).named("first")
+    }
+
+    /// The key after the last that is seen, of the first `t` ones.
+    pub(super) fn end_of_span<'k>(&self, t: Val<'k>) -> Val<'k> {
+        match self.border(t.recorder()) {
+            Some(border) if self.op.span == Span::First => t.min(border),
+            _ => t,
+        }
     }
 
     /// The key after the last that the query at position `p` and those before it see, a prefix aside.
     pub(super) fn end_key<'k>(&self, p: Val<'k>) -> Val<'k> {
-        match self.op.ahead {
+        self.end_of_span(match self.op.ahead {
             0 => p + 1,
             Attention::ALL => p.recorder().dim(&self.t),
             ahead => (p + (1 + ahead as i64)).min(p.recorder().dim(&self.t)),
-        }
+        })
     }
 
     /// Whether the mask shows the keys `j .. to` to all queries at positions `from ..= last`, and `to` is not beyond `end`.
@@ -290,7 +332,10 @@ impl<'a> Problem<'a> {
         j: Val<'k>,
         (to, end): (Val<'k>, Val<'k>),
     ) -> Val<'k> {
-        let seen = to.le(end) & to.le(self.end_key(from));
+        let mut seen = to.le(end) & to.le(self.end_key(from));
+        if let Some(border) = self.border(j.recorder()).filter(|_| self.op.span == Span::Rest) {
+            seen = seen & border.le(j);
+        }
         match (self.keys, self.op.window) {
             // Not all queries have left each of them.
             (Keys::Sinks, _) => seen & last.lt(0),
@@ -312,10 +357,13 @@ impl<'a> Problem<'a> {
         if let Some(slope) = at.slope {
             s = s + (j - self.biased_position(p)).cast(DType::F32) * slope;
         }
+        if let Some(term) = at.term {
+            s = s + term;
+        }
         if self.keys == Keys::Sinks {
             return self.left_sink(p, j).select(s, MASKED);
         }
-        let visible = (!at.visible).then(|| self.visible(at.prefix, p, j));
+        let visible = (!at.visible).then(|| self.visible((at.prefix, at.border), p, j));
         let before_end = at.end.map(|end| j.lt(end.cast(DType::I32)));
         match (visible, before_end) {
             (None, None) => s,
@@ -325,7 +373,12 @@ impl<'a> Problem<'a> {
     }
 
     /// Which keys `j` the mask shows to the queries at `p`.
-    fn visible<'k>(&self, prefix: Option<Val<'k>>, p: Val<'k>, j: Val<'k>) -> Val<'k> {
+    fn visible<'k>(
+        &self,
+        (prefix, border): (Option<Val<'k>>, Option<Val<'k>>),
+        p: Val<'k>,
+        j: Val<'k>,
+    ) -> Val<'k> {
         let k = p.recorder();
         // Blocks of keys may be longer than what there is.
         let there = || j.lt(k.dim(&self.t).cast(DType::I32));
@@ -336,6 +389,9 @@ impl<'a> Problem<'a> {
         };
         if self.op.window > 0 {
             visible = visible & (p - self.op.window as i64).lt(j);
+        }
+        if let Some(border) = border.map(|border| border.cast(DType::I32)) {
+            visible = visible & if self.op.span == Span::First { j.lt(border) } else { border.le(j) };
         }
         match prefix {
             None => visible,
@@ -383,7 +439,11 @@ pub(super) struct ScoreIndex<'k> {
     pub j: Val<'k>,
     /// Of the query, or for each lane.
     pub slope: Option<Val<'k>>,
+    /// What is added by distance, likewise.
+    pub term: Option<Val<'k>>,
     pub prefix: Option<Val<'k>>,
+    /// See [`Problem::border`].
+    pub border: Option<Val<'k>>,
     /// Keys from here on belong to another slice.
     pub end: Option<Val<'k>>,
     /// Known to be visible if before `end`.

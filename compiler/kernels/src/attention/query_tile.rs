@@ -32,6 +32,8 @@ pub(super) struct QueryTile<'k, 'a> {
     pub total: View<'k, 1>,
     pub positions: View<'k, 1>,
     pub slopes: Option<View<'k, 1>>,
+    /// Terms of the scores of a block: those of key `i` from `(keys - 1 - i) * group` on, by row.
+    pub terms: Option<View<'k, 1>>,
     pub head: Val<'k>,
     /// First position of the tile among the queries, how many it has, position of the first query in the sequence.
     pub first: Val<'k>,
@@ -40,6 +42,8 @@ pub(super) struct QueryTile<'k, 'a> {
     /// The last key.
     pub last: Val<'k>,
     pub prefix: Option<Val<'k>>,
+    /// See [`Problem::border`].
+    pub border: Option<Val<'k>>,
     /// The page of the block of keys.
     pub page: Option<Page<'k>>,
 }
@@ -89,6 +93,21 @@ impl<'k> QueryTile<'k, '_> {
             if let Some((slopes, slope)) = self.slopes.and_then(slope) {
                 slopes.set([row], slope);
             }
+        });
+    }
+
+    /// Terms of the rows' scores against the keys of the block from `j` on: there are as many as there are distances.
+    pub fn load_terms(&self, j: Val<'k>) {
+        let (Some(terms), k, group) = (self.terms, self.rec, self.a.group) else { return };
+        let distances = (self.sets() * self.plan.set).div_ceil(group) + (self.plan.keys - 1);
+        let farthest = (j + (self.plan.keys - 1) - self.past - self.first).named("distance");
+        k.serial("distance", distances, |i| {
+            let column = self.a.column_of_terms(farthest - i);
+            k.serial("g", group, |g| {
+                if let Some(term) = self.a.term(column, self.head * group + g) {
+                    terms.set([i * group + g], term);
+                }
+            });
         });
     }
 

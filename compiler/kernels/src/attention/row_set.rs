@@ -8,6 +8,7 @@ use super::problem::{Keys, MASKED, ScoreIndex, larger};
 use super::product::{Broadcast, Product};
 use super::query_tile::QueryTile;
 use mlcc_ir::kernel::Ty;
+use mlcc_ir::ops::Span;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::math::exp2_below_zero;
 use mlcc_kernel_lang::{Recorder, Reg, Val};
@@ -140,7 +141,12 @@ impl<'k, 'a> RowSet<'k, 'a> {
                 let sum = sums[v as usize];
                 let product = self.pairs.map_or(sum, |pairs| pairs.product(sum, of_tile, key + r));
                 let j = self.j + key + r;
-                let index = ScoreIndex { p, j, slope, prefix: tile.prefix, end: None, visible };
+                let term = tile.terms.map(|terms| {
+                    let before = (self.k.int(plan.keys - 1) - (key + r)) * tile.a.group;
+                    terms.load([before + of_tile], lanes)
+                });
+                let (prefix, border) = (tile.prefix, tile.border);
+                let index = ScoreIndex { p, j, slope, term, prefix, border, end: None, visible };
                 let s = tile.a.score(product, &index).named("s");
                 tile.s.set([key + r, row], s);
                 best = larger(best, s).named("best");
@@ -307,10 +313,13 @@ struct Weighed<'k> {
 /// True if the queries at positions `first ..= last` see all keys of the block from `j` on.
 fn all_visible<'k>(tile: &QueryTile<'k, '_>, j: Val<'k>, (first, last): (Val<'k>, Val<'k>)) -> Val<'k> {
     let last_key = j + (tile.plan.keys - 1);
-    let before = match tile.a.op.ahead {
-        0 => last_key.le(first),
+    let mut before = match (tile.a.op.ahead, tile.a.op.span) {
+        (0, Span::All | Span::Rest) => last_key.le(first),
         _ => last_key.lt(tile.a.end_key(first)),
     };
+    if let Some(border) = tile.border.filter(|_| tile.a.op.span == Span::Rest) {
+        before = before & border.le(j);
+    }
     match (tile.a.keys, tile.a.op.window as i64) {
         (Keys::Sinks, _) => first.lt(first),
         (Keys::Visible, 0) => before,

@@ -12,7 +12,7 @@ pub(super) const SLICE_KEYS: i64 = 64;
 const FEW_SLICES: i64 = 8;
 const LONG_SLICE: i64 = 256;
 
-/// How the keys `first .. t` are shared: by length alone, so that any number of workers gives the same sums.
+/// How the keys `first .. end` are shared: by length alone, so that any number of workers gives the same sums.
 pub(super) struct Shares<'k> {
     pub slices: Val<'k>,
     /// Keys of a slice.
@@ -20,8 +20,8 @@ pub(super) struct Shares<'k> {
 }
 
 impl<'k> Shares<'k> {
-    pub fn new(first: Val<'k>, t: Val<'k>) -> Shares<'k> {
-        let count = (t - first).named("keys");
+    pub fn new(first: Val<'k>, end: Val<'k>) -> Shares<'k> {
+        let count = (end - first).named("keys");
         let slices = |least: i64, most: i64| count.div_ceil(least).min(most);
         let slices = slices(SLICE_KEYS, FEW_SLICES).max(slices(LONG_SLICE, SLICES)).named("slices");
         Shares { slices, keys: (count.div_ceil(slices).div_ceil(16) * 16).named("slice_keys") }

@@ -12,7 +12,7 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::{Access, BufId};
-use mlcc_ir::ops::{Attention, Op};
+use mlcc_ir::ops::{Attention, Op, Span};
 use mlcc_ir::types::DType;
 use mlcc_target::Arch;
 
@@ -53,12 +53,15 @@ pub(super) fn keys_of_row(f: &Function) -> Option<Dim> {
     })
 }
 
-/// True for an attention that can append rows to the caches it reads: of one query, and on a GPU where a block has all query heads of a
-/// key head, so that nobody else reads the row.
+/// True for an attention that can append rows to the caches it reads: of one query that sees the last row, and on a GPU where a block has
+/// all query heads of a key head, so that nobody else reads the row.
 pub(super) fn appends_rows(f: &Function, target: &KernelTarget) -> bool {
     let Some(node) = find(f).filter(|node| f.ty(node.inputs[0]).dims[0].as_const() == Some(1)) else {
         return false;
     };
+    if matches!(&node.op, Op::Attention(op) if op.span == Span::First) {
+        return false;
+    }
     let has_whole_groups = || {
         let packings = vec![None; f.inputs.len()];
         let (_, inliner) =

@@ -166,8 +166,10 @@ fn operand_of(op: &Op, i: usize) -> Option<&'static str> {
             let others = [
                 (a.slopes_input(), "slopes"),
                 (a.prefix_input(), "prefix"),
+                (a.span_input(), "first_keys"),
                 (a.sink_input(), "q_for_sinks"),
                 (a.null_input(), "null_logits"),
+                (a.terms_input(), "terms"),
             ];
             let other = others.into_iter().find(|(at, _)| *at == Some(i)).map(|(_, name)| name);
             return other.or(["q", "keys", "values"].get(i).copied());

@@ -8,11 +8,14 @@ use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::graph::{Function, FunctionKind, ValueId};
 use mlcc_ir::kernel::{BinOp, Expr, Kernel};
 use mlcc_ir::module::Module;
-use mlcc_ir::ops::{Attention, Op};
+use mlcc_ir::ops::{Attention, Op, Span};
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_kernels::lower::group::lower_group;
 use mlcc_kernels::params::KernelTarget;
 use mlcc_target::Level;
+
+/// Columns of a table of terms.
+const DISTANCES: usize = 14;
 
 /// A kind of attention with its sizes.
 #[derive(Clone, Debug)]
@@ -55,7 +58,7 @@ impl Case {
         if self.op.alibi {
             inputs.push(f.add_input(TensorType::new(DType::F32, [self.heads()])));
         }
-        if self.op.prefix {
+        if self.op.prefix || self.op.span != Span::All {
             inputs.push(f.add_input(TensorType::new(DType::I32, [1])));
         }
         if self.op.sinks > 0 {
@@ -63,6 +66,9 @@ impl Case {
         }
         if self.op.null_logits {
             inputs.push(f.add_input(TensorType::new(DType::F32, [self.heads()])));
+        }
+        if self.op.terms.is_some() {
+            inputs.push(f.add_input(TensorType::new(DType::F32, [self.heads(), DISTANCES])));
         }
         f.outputs = f.append(&Module::new("m"), Op::Attention(self.op.clone()), &inputs).unwrap();
         f
@@ -126,11 +132,21 @@ impl Case {
         if self.op.prefix {
             inputs.push(Tensor::new(DType::I32, &[1], vec![(t / 2 + 1) as f64]));
         }
+        let count = match self.op.span {
+            Span::All => None,
+            Span::First => Some(t / 2 + 1),
+            // The first query sees one of the rest.
+            Span::Rest => Some(past / 2),
+        };
+        inputs.extend(count.map(|count| Tensor::new(DType::I32, &[1], vec![count as f64])));
         if self.op.sinks > 0 {
             inputs.push(random_tensor(DType::F32, &[n, heads, self.size], 4));
         }
         if self.op.null_logits {
             inputs.push(random_tensor(DType::F32, &[heads], 5));
+        }
+        if self.op.terms.is_some() {
+            inputs.push(random_tensor(DType::F32, &[heads, DISTANCES], 6));
         }
         inputs
     }
@@ -140,6 +156,12 @@ impl Case {
         let inputs = &self.operands(inputs);
         let (q, k, v) = (&inputs[0].data, &inputs[1].data, &inputs[2].data);
         let prefix = self.op.prefix_input().map_or(0, |i| inputs[i].data[0] as usize);
+        let count = self.op.span_input().map_or(0, |i| inputs[i].data[0] as usize);
+        let in_span = |j: usize| match self.op.span {
+            Span::All => true,
+            Span::First => j < count,
+            Span::Rest => j >= count,
+        };
         let mut out = Vec::new();
         for i in 0..n {
             let p = past + i;
@@ -147,7 +169,7 @@ impl Case {
                 let kv = h / self.group;
                 let near = |j: usize| self.op.window == 0 || p - j.min(p) < self.op.window;
                 let seen = |j: usize| j <= p + self.op.ahead && (near(j) || j < self.op.sinks) || j < prefix;
-                let keys: Vec<usize> = (0..past + n).filter(|&j| seen(j)).collect();
+                let keys: Vec<usize> = (0..past + n).filter(|&j| seen(j) && in_span(j)).collect();
                 let score = |j: usize| {
                     let sink = self.op.sink_input().filter(|_| !near(j));
                     let (q, place) = match sink {
@@ -161,7 +183,11 @@ impl Case {
                         s = self.op.softcap * (s / self.op.softcap).tanh();
                     }
                     let distance = j as f64 - place as f64;
-                    s + if self.op.alibi { inputs[3].data[h] * distance } else { 0.0 }
+                    let term = self.op.terms_input().zip(self.op.terms).map_or(0.0, |(i, behind)| {
+                        let column = (j + behind).saturating_sub(p).min(DISTANCES - 1);
+                        inputs[i].data[h * DISTANCES + column]
+                    });
+                    s + term + if self.op.alibi { inputs[3].data[h] * distance } else { 0.0 }
                 };
                 let scores: Vec<f64> = keys.iter().map(|&j| score(j)).collect();
                 let null = self.op.null_input().map(|i| inputs[i].data[h]);
@@ -200,7 +226,12 @@ pub fn kinds() -> Vec<Attention> {
         Attention { window: 9, null_logits: true, ..plain.clone() },
         Attention { ahead: Attention::ALL, ..plain.clone() },
         Attention { ahead: 8, window: 9, softcap: 3.0, ..plain.clone() },
-        Attention { ahead: 21, alibi: true, ..plain },
+        Attention { ahead: 21, alibi: true, ..plain.clone() },
+        Attention { ahead: Attention::ALL, terms: Some(6), ..plain.clone() },
+        Attention { ahead: Attention::ALL, span: Span::First, ..plain.clone() },
+        Attention { span: Span::Rest, terms: Some(DISTANCES - 1), null_logits: true, ..plain.clone() },
+        Attention { span: Span::First, terms: Some(0), softcap: 3.0, ..plain.clone() },
+        Attention { span: Span::Rest, ahead: 3, window: 9, ..plain },
     ]
 }
 

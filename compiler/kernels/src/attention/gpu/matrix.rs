@@ -9,7 +9,7 @@
 //! weights.
 
 use super::halves::{Factor, Factors, Matrix, side_by_side};
-use super::{append, keys_seen};
+use super::{append, keys_seen, say_slices};
 use crate::attention::decode::NewRows;
 use crate::attention::merge::unfinished;
 use crate::attention::plan::{GpuPlan, SIDE, Warps};
@@ -75,6 +75,8 @@ pub(super) struct MatrixBlock<'k, 'a> {
     past: Val<'k>,
     last: Val<'k>,
     prefix: Option<Val<'k>>,
+    /// See [`Problem::border`].
+    border: Option<Val<'k>>,
 }
 
 /// What a thread has of a tile.
@@ -131,6 +133,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
             past: t - n,
             last: t + -1,
             prefix: a.prefix(k),
+            border: a.border(k),
         }
     }
 
@@ -391,12 +394,24 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
                 p,
                 j: neighbours + (i * COLUMNS).cast(DType::I32).splat(OF_LANE as u32),
                 slope,
+                term: a.terms.and_then(|_| self.terms(&queries, j + part.key + part.column + i * COLUMNS)),
                 prefix: self.prefix,
+                border: self.border,
                 end: end.filter(|_| self.plan.slices > 1),
                 visible: end.is_none(),
             };
             self.s.set((i, 0), a.score(self.s.load((i, 0), OF_LANE as u32), &index));
         });
+    }
+
+    /// Terms by distance of a lane's two rows with key `j` and the next one.
+    fn terms(self, queries: &[(Val<'k>, Val<'k>); 2], j: Val<'k>) -> Option<Val<'k>> {
+        let of = |(position, head): (Val<'k>, Val<'k>), j: Val<'k>| {
+            self.a.term(self.a.column_of_terms(j - self.past - position), head)
+        };
+        let [upper, lower] = queries;
+        let [first, second] = [j, j + 1].map(|j| Some(pair([of(*upper, j)?, of(*lower, j)?])));
+        Some(first?.shuffle_with(second?, [0, OF_LANE as u32 + 1, 2, OF_LANE as u32 + 3]).named("terms"))
     }
 
     /// The new maximum of one of a lane's rows, and what it makes of older sums.
@@ -528,6 +543,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
             k.when(c.equals(0), || {
                 unfinished.set((slice, head, max_at), max);
                 unfinished.set((slice, head, total_at), total);
+                say_slices(k, (a, self.plan), unfinished, (slice, head));
             });
         });
     }

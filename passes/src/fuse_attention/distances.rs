@@ -1,0 +1,114 @@
+//! Terms of the scores by distance: rows of a table, taken by the distance of query and key within two bounds.
+
+use super::layout::{Chain, constant};
+use super::positions::{Position, Reader};
+use super::{Miss, Role, miss};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::kernel::BinOp;
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::DType;
+
+/// The terms that are added to scores.
+#[derive(Clone, Copy)]
+pub struct Terms {
+    /// What is added, of the shape of the scores.
+    added: ValueId,
+    /// `[n, t, heads]`.
+    rows: ValueId,
+    /// `[distances, heads]`, or transposed.
+    pub table: ValueId,
+    pub transposed: bool,
+    /// The row of distance 0.
+    pub behind: usize,
+}
+
+/// True for what may be such terms.
+pub fn is_gathered(f: &Function, v: ValueId) -> bool {
+    rows_of(f, v).is_some()
+}
+
+/// The rows of a table that a value is made of.
+fn rows_of(f: &Function, mut v: ValueId) -> Option<(ValueId, &Node)> {
+    loop {
+        let node = f.def(v)?;
+        match node.op {
+            Op::Gather => return Some((v, node)),
+            Op::Reshape { .. } | Op::Permute { .. } => v = node.inputs[0],
+            _ => return None,
+        }
+    }
+}
+
+impl Terms {
+    pub fn read(r: &Reader, added: ValueId) -> Result<Terms, Miss> {
+        let Some((rows, Node { inputs, .. })) = rows_of(r.f, added) else { return Err(None) };
+        let (table, places) = (inputs[0], inputs[1]);
+        let count = r.f.ty(table).dims[0].as_const().unwrap_or(0) as f64;
+        let (table, transposed) = match r.f.def(table) {
+            Some(Node { op: Op::Permute { perm }, inputs, .. }) if perm[..] == [1, 0] => (inputs[0], true),
+            _ => (table, false),
+        };
+        let whole = r.f.ty(places).dims == [r.n.clone(), r.t.clone()];
+        let Some(place) = bounded(r, places).filter(|_| whole) else {
+            return miss("rows of a table are added to the scores that are not taken by distance");
+        };
+        // place = min(max(j - p + c, low), high) + shift
+        let (c, behind) = (place.form.constant, place.form.constant - place.low);
+        let by_distance = place.form.form() == (-1.0, 1.0, 0.0, c);
+        let in_table = place.low + place.shift == 0.0 && place.high + place.shift == count - 1.0;
+        if !by_distance || !in_table || !(0.0..count).contains(&behind) {
+            return miss("rows of a table are added to the scores for other distances than it has");
+        }
+        Ok(Terms { added, rows, table, transposed, behind: behind as usize })
+    }
+
+    /// The terms, if each is that of the head, query and key of its score.
+    pub fn of_heads(self, f: &Function, axes: &[(Dim, Role)], heads: i64) -> Result<Terms, Miss> {
+        let ty = f.ty(self.table);
+        let rank = f.ty(self.added).rank();
+        let of_heads = &ty.dims[usize::from(!self.transposed)];
+        if ty.dtype != DType::F32 || *of_heads != Dim::from(heads) || rank != axes.len() + 2 {
+            return miss(format!("terms by distance {ty} are not one per head"));
+        }
+        let chain = Chain::of(f, self.added, false);
+        let of = |role: Role| axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
+        let order = [rank - 2, rank - 1].into_iter().chain(of(Role::Kv)).chain(of(Role::Group));
+        let order: Vec<usize> = order.flat_map(|axis| chain.axes[axis].clone()).collect();
+        match chain.in_order(&order) {
+            Some((rows, _)) if rows == self.rows => Ok(self),
+            _ => miss("terms by distance are in another order than the scores"),
+        }
+    }
+}
+
+/// `min(max(form, low), high) + shift`.
+struct Bounded {
+    form: Position,
+    low: f64,
+    high: f64,
+    shift: f64,
+}
+
+fn bounded(r: &Reader, v: ValueId) -> Option<Bounded> {
+    if let Some(form) = r.read(v) {
+        return Some(Bounded { form, low: f64::NEG_INFINITY, high: f64::INFINITY, shift: 0.0 });
+    }
+    let node = r.f.def(v)?;
+    let Op::Binary(op) = node.op else { return None };
+    let [a, b] = [node.inputs[0], node.inputs[1]];
+    let (x, c) = match (constant(r.f, a), constant(r.f, b)) {
+        (_, Some(c)) => (a, c),
+        (Some(c), None) if op != BinOp::Sub => (b, c),
+        _ => return None,
+    };
+    let inner = bounded(r, x).filter(|_| r.f.ty(x).dims == r.f.ty(v).dims)?;
+    let limit = c - inner.shift;
+    Some(match op {
+        BinOp::Add => Bounded { shift: inner.shift + c, ..inner },
+        BinOp::Sub => Bounded { shift: inner.shift - c, ..inner },
+        BinOp::Max => Bounded { low: inner.low.max(limit), high: inner.high.max(limit), ..inner },
+        BinOp::Min => Bounded { low: inner.low.min(limit), high: inner.high.min(limit), ..inner },
+        _ => return None,
+    })
+}
