@@ -12,7 +12,7 @@ use mlcc_driver::replay::{Outcome, judge, replay, tolerance};
 use mlcc_driver::stored::StoredGraph;
 use mlcc_ir::ops::Op;
 use mlcc_models::golden::Golden;
-use mlcc_passes::{CacheType, PIPELINE};
+use mlcc_passes::{CacheType, PIPELINE, TpMode};
 use mlcc_runtime::{Error, Model, Rows, Session};
 use serde_json::json;
 
@@ -134,6 +134,33 @@ fn gguf_files_give_the_results_of_their_checkpoint() {
     };
     let mut session = load(&artifact(&options, folder.path(), "gguf.so").0, None, 1).session().unwrap();
     right("gguf", &replay(&mut session, &golden("t5-relu"), "f32", tolerance("f32")).unwrap());
+}
+
+/// Heads and their distances are split, evenly and not.
+#[test]
+fn ranks_give_the_reference() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, ranks, tp_mode) in
+        [("t5", 2, TpMode::Gather), ("t5", 2, TpMode::Reduce), ("umt5", 2, TpMode::Gather)]
+    {
+        let options = BuildOptions { ranks, tp_mode, ..options_of(name, "f32") };
+        let model =
+            load(&artifact(&options, folder.path(), &format!("{name}-{tp_mode:?}.so")).0, None, ranks);
+        assert_eq!(model.plan().ranks, ranks as u64);
+        let mut session = model.session().unwrap();
+        right(name, &replay(&mut session, &golden(name), "f32", tolerance("f32")).unwrap());
+        // A sequence is kept with the length of its source on each rank.
+        let prompt = prompt(name, 1);
+        let file = folder.path().join("state");
+        session.reset().unwrap();
+        session.prefill(&prompt).unwrap();
+        session.save_state(&file).unwrap();
+        let expected = go_on(&mut session, &[7, 9]);
+        let mut other = model.session().unwrap();
+        other.load_state(&file).unwrap();
+        assert_eq!(go_on(&mut other, &[7, 9]), expected, "{name}");
+        assert_eq!(go_on(&mut session.fork().unwrap(), &[5]), go_on(&mut session, &[5]), "{name}");
+    }
 }
 
 fn prompt(name: &str, number: usize) -> Vec<i32> {
@@ -329,7 +356,6 @@ fn commands_write_a_text_for_a_text_and_refuse_the_rest() {
     for (flags, part) in [
         (&["--debug-taps"][..], "layers of encoder-decoder models"),
         (&["--lora-slots", "2"], "encoder-decoder models have no slots"),
-        (&["--tensor-parallel", "2"], "not split among ranks"),
         (&["--sliding-window", "20"], "source text"),
     ] {
         let args = ["build", "-m", checkpoint.to_str().unwrap(), "-o", other.to_str().unwrap()];

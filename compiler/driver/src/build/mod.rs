@@ -211,10 +211,6 @@ fn encoder_fits(source: &Source, options: &BuildOptions) -> Result<(), BuildErro
         () if options.adapters.is_some() => {
             "--lora-slots: encoder-decoder models have no slots for adapters yet; merge adapters with --lora"
         }
-        () if options.ranks > 1 => {
-            "--tensor-parallel: encoder-decoder models are not split among ranks yet; leave it out, with \
-             -t for more threads of one process"
-        }
         () => return Ok(()),
     };
     Err(BuildError::Unsupported(what.into()))
