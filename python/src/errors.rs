@@ -86,7 +86,6 @@ pub fn runtime(error: Error) -> PyErr {
         Error::StateFile { .. } | Error::NoStateFile { .. } => kinds::StateFileError::new_err(message),
         Error::NoSlots { .. }
         | Error::SlotsTaken { .. }
-        | Error::AdapterProcesses { .. }
         | Error::AdapterTensor { .. }
         | Error::ForeignAdapter { .. } => kinds::AdapterError::new_err(message),
         Error::WorkerPanic { .. } => kinds::InternalError::new_err(message),

@@ -1,6 +1,7 @@
 //! Adapters (LoRA) that sequences choose when a model runs: their factors lie in slots beside the weights, which an artifact built with
 //! `--lora-slots` has code for. What is in a slot changes only while nobody has its [`Adapter`].
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::buffer::Buffer;
@@ -69,7 +70,7 @@ pub(crate) struct Slots {
     memory: Buffer,
     /// By slot, from slot 1 on.
     taken: Mutex<Vec<bool>>,
-    /// One adapter is written at a time: what there is then goes to a GPU.
+    /// One adapter is written at a time: what there is then goes to a GPU, or to other processes.
     writing: Mutex<()>,
 }
 
@@ -94,6 +95,15 @@ impl Slots {
 
     pub fn as_ptr(&self) -> *const u8 {
         self.memory.as_ptr()
+    }
+
+    /// Takes bytes that slots have in the process that this one follows; `None` beyond the end.
+    pub fn write(&self, at: u64, bytes: &[u8]) -> Option<()> {
+        let at = usize::try_from(at).ok()?;
+        at.checked_add(bytes.len()).filter(|&end| end <= self.memory.len())?;
+        // SAFETY: within the memory. The thread that hears this takes all steps as well, so none is under way.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory.as_ptr().add(at), bytes.len()) };
+        Some(())
     }
 
     /// A slot that nobody has.
@@ -147,6 +157,16 @@ impl Matrix {
         fits.then_some(Matrix { rows, columns, offset: param.offset.try_into().ok()?, tiled })
     }
 
+    /// Where the elements of a slot lie; of tiles, with what other slots have of the first and the last one.
+    fn bytes_of(&self, slot: usize) -> Range<usize> {
+        let (first, end) = (slot * self.rows, (slot + 1) * self.rows);
+        let (first, end) = match self.tiled {
+            false => (first, end),
+            true => (first / TILE * TILE, end.next_multiple_of(TILE)),
+        };
+        self.offset + 4 * first * self.columns..self.offset + 4 * end * self.columns
+    }
+
     /// Number of the element among those in memory: row by row, or tiles of 16 rows, column by column.
     fn element(&self, row: usize, column: usize) -> usize {
         match self.tiled {
@@ -183,9 +203,6 @@ impl Model {
         let Some(slots) = self.slots() else {
             return Err(Error::NoSlots { path: self.artifact().path().to_path_buf() });
         };
-        if !self.is_alone() {
-            return Err(Error::AdapterProcesses { ranks: self.plan().ranks });
-        }
         let places = factors.iter().map(|factors| self.place(name, factors)).collect::<Result<Vec<_>>>()?;
         let number = slots.take().ok_or(Error::SlotsTaken { slots: self.adapter_slots() })?;
         let (slots, name) = (Arc::clone(slots), name.to_string());
@@ -193,10 +210,12 @@ impl Model {
         let mut slot = Slot { slots, number, name, identity: 0 };
         let slots = Arc::clone(&slot.slots);
         let _writing = slots.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = Vec::new();
         // What was in the slot before had other tensors, maybe.
         for param in self.table().params.iter().filter(|param| param.of_slots) {
             if let Some(matrix) = Matrix::of(param, self.plan().adapter_slots) {
                 slot.slots.fill(&matrix, number, |_, _| 0.0);
+                changed.push(matrix.bytes_of(number));
             }
         }
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
@@ -216,7 +235,7 @@ impl Model {
             hash.update(factors.tensor.as_bytes());
             factors.a.iter().chain(factors.b).for_each(|value| hash.update(&value.to_le_bytes()));
         }
-        self.device().write_adapters(slots.memory.bytes())?;
+        self.device().write_adapters(slots.memory.bytes(), &changed)?;
         slot.identity = hash.digest128();
         Ok(Adapter(Arc::new(slot)))
     }

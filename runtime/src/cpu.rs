@@ -6,6 +6,7 @@ mod session;
 mod states;
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,7 +18,7 @@ use crate::device::{BatchCall, Device, DeviceSession, missing};
 use crate::host_pages::{HostPages, Parts};
 use crate::page_pool::{PageCounts, PagePool};
 use crate::pool::{Barrier, Kind, Pieces, Pool};
-use crate::processes::{Lead, Processes, Stepping};
+use crate::processes::{Kind as MessageKind, Lead, Processes, Stepping};
 use crate::ranks::{Link, exchange};
 use crate::session::Step;
 use crate::table::{Plan, Table, Variant};
@@ -320,6 +321,19 @@ impl Device for CpuDevice {
 
     fn has_batch(&self, step: Step) -> bool {
         self.entry(step, false).is_some()
+    }
+
+    /// Other processes have slots of their own. They get a piece at a time: what steps have to say may come between.
+    fn write_adapters(&self, bytes: &[u8], changed: &[Range<usize>]) -> Result<()> {
+        const PIECE: usize = 1 << 20;
+        let Some(lead) = self.lead() else { return Ok(()) };
+        for range in changed {
+            let all = bytes.get(range.clone()).unwrap_or_default();
+            for (at, piece) in (range.start..).step_by(PIECE).zip(all.chunks(PIECE)) {
+                lead.say(|message| message.begin(MessageKind::WriteSlots).number(at as u64).rest(piece));
+            }
+        }
+        Ok(())
     }
 
     fn cache_pages(&self) -> CachePages {

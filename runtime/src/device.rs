@@ -47,8 +47,8 @@ pub(crate) trait Device: Send + Sync {
         Ok(None)
     }
 
-    /// Takes what slots for adapters have become, where it has a copy of them.
-    fn write_adapters(&self, _bytes: &[u8]) -> Result<()> {
+    /// Takes what slots for adapters have become, where there are copies of them: all of them, and where bytes differ from before.
+    fn write_adapters(&self, _bytes: &[u8], _changed: &[Range<usize>]) -> Result<()> {
         Ok(())
     }
 

@@ -189,11 +189,6 @@ pub enum Error {
         "all {slots} slots for adapters are taken: drop one that no sequence has any more, or build with a larger --lora-slots"
     )]
     SlotsTaken { slots: usize },
-    #[error(
-        "adapters are chosen where all ranks are threads of one process, and this model is split among {ranks}: start it without \
-         mpirun, or merge the adapter with `mlcc build --lora`"
-    )]
-    AdapterProcesses { ranks: u64 },
     #[error("adapter {adapter}, tensor {tensor}: {what}")]
     AdapterTensor { adapter: String, tensor: String, what: String },
     #[error("adapter {adapter} was loaded for another model: load it for this one")]

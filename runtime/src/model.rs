@@ -72,8 +72,6 @@ struct Inner {
     slots: Option<Arc<Slots>>,
     /// Ranks that take memory of this machine.
     ranks_here: u64,
-    /// No other process computes a part of it.
-    is_alone: bool,
     /// Weights that are not yet in huge pages.
     mover: Option<Mover>,
     /// Where these are to be, if that matters.
@@ -121,11 +119,9 @@ impl Model {
         };
         device.ready()?;
         let slots = Slots::of(&table)?;
-        let is_alone = agreed.is_none();
         let ranks_here = agreed.map_or(table.plan.ranks, |agreed| agreed.on_machine as u64);
         let _library = library;
-        let inner =
-            Inner { device, table, _library, artifact, made, slots, ranks_here, is_alone, mover, homes };
+        let inner = Inner { device, table, _library, artifact, made, slots, ranks_here, mover, homes };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -150,10 +146,6 @@ impl Model {
 
     pub fn plan(&self) -> &Plan {
         &self.0.table.plan
-    }
-
-    pub(crate) fn is_alone(&self) -> bool {
-        self.0.is_alone
     }
 
     /// How many of its ranks are on this machine: all of them, unless other machines have some ([`LoadOptions::processes`]).

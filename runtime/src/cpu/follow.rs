@@ -57,7 +57,7 @@ impl CpuDevice {
 impl Follower<'_> {
     fn hear(&mut self, message: &[u8]) -> Result<Kind> {
         let unclear = || Error::RankMessage;
-        let (kind, reader) = Reader::new(message).ok_or_else(unclear)?;
+        let (kind, mut reader) = Reader::new(message).ok_or_else(unclear)?;
         match kind {
             Kind::End => {}
             Kind::Ping => self.processes.sign(),
@@ -67,6 +67,10 @@ impl Follower<'_> {
             }
             Kind::WritePages | Kind::ReadPages | Kind::CopyPages | Kind::TakeBack => {
                 self.pages(kind, reader)?.ok_or_else(unclear)?;
+            }
+            Kind::WriteSlots => {
+                let written = reader.number().and_then(|at| self.model.slots()?.write(at, reader.rest()));
+                written.ok_or_else(unclear)?;
             }
             // Of GPUs.
             Kind::Give | Kind::Table => return Err(unclear()),
@@ -160,8 +164,10 @@ impl Follower<'_> {
 
     fn step(&mut self, mut reader: Reader<'_>) -> Result<()> {
         let read = self.fed.read(&mut reader, self.model, &self.states);
-        let Some(Told { step, past, batch, n, n_wanted }) = read else { return Err(Error::RankMessage) };
-        let entry = self.device.entry(step, false).ok_or_else(|| missing(self.model, step))?;
+        let Some(Told { step, past, batch, n, n_wanted, adapted }) = read else {
+            return Err(Error::RankMessage);
+        };
+        let entry = self.device.entry(step, adapted).ok_or_else(|| missing(self.model, step))?;
         let plan = self.model.plan();
         let rows = match step {
             Step::PrefillLogits => n,
@@ -198,8 +204,7 @@ impl Follower<'_> {
             page_table: one.map_or(std::ptr::null(), |one| one.page_table),
             exchange: None,
             exchange_self: std::ptr::null_mut(),
-            // A model of several ranks has no slots.
-            adapters: std::ptr::null(),
+            adapters: self.model.slots().map_or(std::ptr::null(), |slots| slots.as_ptr()),
         };
         // SAFETY: what rank 0 may give to this step by its contract: the same tokens, rows and pages, whose numbers were looked at, and states
         // of the same size.
@@ -214,6 +219,8 @@ struct Told {
     batch: bool,
     n: usize,
     n_wanted: usize,
+    /// Some sequence has an adapter.
+    adapted: bool,
 }
 
 impl Fed {
@@ -243,6 +250,8 @@ impl Fed {
         self.pages.clear();
         self.sequences.clear();
         let most = model.cache_pages().all;
+        let slot = model.table().slot().map(|slot| slot.offset as usize..(slot.offset + slot.bytes) as usize);
+        let mut adapted = false;
         for _ in 0..count {
             let [number, past, first, rows] = reader.numbers()?;
             let begin = self.pages.len();
@@ -252,6 +261,8 @@ impl Fed {
                 0 => std::ptr::null_mut(),
                 _ => states.get(&number).map_or(std::ptr::null_mut(), Buffer::as_ptr),
             };
+            let chosen = slot.clone().and_then(|slot| states.get(&number)?.bytes().get(slot));
+            adapted |= chosen.is_some_and(|slot| slot.iter().any(|&byte| byte != 0));
             let known = |page: &i32| usize::try_from(*page).is_ok_and(|page| page < most);
             if (plan.state_bytes > 0 && state.is_null()) || !self.pages[begin..].iter().all(known) {
                 return None;
@@ -266,7 +277,7 @@ impl Fed {
                 sequence.page_table = self.pages[begin..].as_ptr();
             }
         }
-        Some(Told { step, past, batch: batch > 0, n, n_wanted: n_wanted as usize })
+        Some(Told { step, past, batch: batch > 0, n, n_wanted: n_wanted as usize, adapted })
     }
 }
 

@@ -1,5 +1,6 @@
 //! One GPU with a model's kernels and weights on it.
 
+use std::ops::Range;
 use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -170,7 +171,7 @@ impl Device for Gpu {
         Ok(Some(Box::new(CudaBatch::new(self))))
     }
 
-    fn write_adapters(&self, bytes: &[u8]) -> Result<()> {
+    fn write_adapters(&self, bytes: &[u8], _: &[Range<usize>]) -> Result<()> {
         let Some(adapters) = &self.adapters else { return Ok(()) };
         // Between two steps. What the sequences of others read stays as it is.
         let stream = &self.executor().stream;

@@ -103,6 +103,8 @@ impl Follower<'_> {
             Kind::WritePages | Kind::ReadPages | Kind::CopyPages | Kind::TakeBack | Kind::Give => {
                 self.pages(kind, reader)?.ok_or_else(unclear)?;
             }
+            // Of CPUs.
+            Kind::WriteSlots => return Err(unclear()),
         }
         Ok(kind)
     }

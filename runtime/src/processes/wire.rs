@@ -33,10 +33,12 @@ pub(crate) enum Kind {
     Give,
     /// Pages of a sequence, on GPUs: its number, how many are as they were, and those behind.
     Table,
+    /// Slots for adapters: place, and the bytes.
+    WriteSlots,
 }
 
 impl Kind {
-    const ALL: [Kind; 14] = [
+    const ALL: [Kind; 15] = [
         Kind::End,
         Kind::Ping,
         Kind::Step,
@@ -51,6 +53,7 @@ impl Kind {
         Kind::TakeBack,
         Kind::Give,
         Kind::Table,
+        Kind::WriteSlots,
     ];
 }
 

@@ -12,6 +12,7 @@ use mlcc_runtime::{Adapter, Error, Factors, Model, Rows, Session, Want};
 use crate::cases::{artifact, assert_close, backends, feed, ids, load, options};
 use crate::program::{case, fails_with, json, mlcc, text};
 use crate::rank_processes::{self, Group};
+use crate::rank_serving;
 use crate::server::Server;
 use crate::step::Random;
 use serde_json::json;
@@ -261,21 +262,70 @@ fn ranks_have_adapters() {
     }
 }
 
-/// An adapter would have to be told to the other processes.
+/// Rank 0 gives the other process what it reads: both write what threads of one process write.
 #[test]
-fn ranks_that_are_processes_take_no_adapter() {
+fn ranks_that_are_processes_have_adapters() {
     let folder = tempfile::tempdir().unwrap();
     let Some(plugin) = rank_processes::plugin(folder.path(), 1) else { return };
     let options = BuildOptions { ranks: 2, ..with_slots(&of_lora("f32")) };
     let path = artifact(&options, folder.path(), "two.so").0;
-    let (tokenizer, adapter) = (bytes(folder.path()), peft(1.0).directory);
-    let [path, tokenizer, adapter] = [&path, &tokenizer, &adapter].map(|path| path.to_str().unwrap());
-    let run =
-        ["run", path, "--tokenizer", tokenizer, "-p", "text", "-n", "2", "-t", "1", "-q", "--lora", adapter];
-    let (outputs, _) = Group::start_with(&plugin, &[&run, &run], None, &|_| Vec::new()).wait();
-    let told = rank_processes::stderr(&outputs[0]);
-    assert_eq!(outputs[0].status.code(), Some(1), "{told}");
-    assert!(told.contains("threads of one process") && told.contains("without mpirun"), "{told}");
+    let tokenizer = bytes(folder.path());
+    let [path, tokenizer] = [&path, &tokenizer].map(|path| path.to_str().unwrap());
+    let run = ["run", path, "--tokenizer", tokenizer, "-p", "text", "-n", "12", "--greedy", "-q"];
+    let adapter = |scale: f64| format!("{}={scale}", peft(scale).directory.display());
+    let (plus, minus) = (adapter(1.0), adapter(-2.0));
+    let mut texts = Vec::new();
+    for flags in [&[][..], &["--lora", &plus], &["--lora", &minus]] {
+        let threads = text(mlcc().args(run).args(flags).args(["-t", "2"]));
+        let each = [&run[..], flags, &["-t", "1"]].concat();
+        let (outputs, _) = Group::start_with(&plugin, &[&each, &each], None, &|_| Vec::new()).wait();
+        for output in &outputs {
+            assert!(output.status.success(), "{flags:?}: {}", rank_processes::stderr(output));
+        }
+        let processes = rank_processes::stdout(&outputs[0]);
+        assert_eq!(processes, threads, "{flags:?}");
+        texts.push(processes);
+    }
+    assert!(texts[0] != texts[1] && texts[1] != texts[2] && texts[0] != texts[2], "{texts:?}");
+}
+
+/// A request of a client loads an adapter on both ranks of a server; sequences with it, and without it, go together.
+#[test]
+fn processes_that_serve_load_adapters() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(plugin) = rank_processes::plugin(folder.path(), 1) else { return };
+    let options = BuildOptions { ranks: 2, ..with_slots(&of_lora("f32")) };
+    let path = artifact(&options, folder.path(), "two.so").0;
+    let (tokenizer, adapters) = (bytes(folder.path()), case("lora"));
+    let [path, tokenizer, adapters] = [&path, &tokenizer, &adapters].map(|path| path.to_str().unwrap());
+    let serve = ["serve", path, "--tokenizer", tokenizer, "--port", "0", "--json", "-t", "1"];
+    let serve = [&serve[..], &["--alias", "base", "--lora-dir", adapters]].concat();
+    let mut group = Group::start_with(&plugin, &[&serve, &serve], None, &|_| Vec::new());
+    let client = rank_serving::ready(&mut group);
+    let ask = |model: &str| {
+        let body = json!({"model": model, "prompt": "text", "max_tokens": 12, "temperature": 0});
+        client.post("/v1/completions", &body).json()["choices"][0]["text"].clone()
+    };
+    let run = |lora: &[&str]| {
+        let run = ["run", path, "--tokenizer", tokenizer, "-p", "text", "-n", "12", "--greedy", "--no-echo"];
+        let out = text(mlcc().args(run).args(["-t", "2"]).args(lora));
+        out.strip_suffix('\n').unwrap().to_owned()
+    };
+    let plain = run(&[]);
+    assert_eq!(ask("base"), plain);
+    let style = json!({"lora_name": "style", "lora_path": "adapter"});
+    assert_eq!(client.post("/v1/load_lora_adapter", &style).status, 200);
+    let adapted = run(&["--lora", peft(1.0).directory.to_str().unwrap()]);
+    assert_ne!(adapted, plain);
+    let together = std::thread::scope(|scope| {
+        let threads = ["style", "base", "style"].map(|name| scope.spawn(|| ask(name)));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    assert_eq!(together, [&adapted, &plain, &adapted].map(|text| json!(text)));
+    rank_serving::signal(&group, "-TERM", &[1, 0]);
+    for output in group.wait().0 {
+        assert_eq!(output.status.code(), Some(0), "{}", rank_processes::stderr(&output));
+    }
 }
 
 #[test]
