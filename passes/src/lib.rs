@@ -9,6 +9,7 @@ pub mod cse;
 pub mod dce;
 pub mod decompose;
 pub mod dynamic_shares;
+pub mod exchange_codes;
 pub mod fold;
 pub mod fuse;
 pub mod fuse_attention;

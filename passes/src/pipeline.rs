@@ -3,8 +3,8 @@
 use crate::verify::verify_program;
 use crate::{Context, PassError, Program};
 use crate::{
-    canonicalize, cse, dce, decompose, dynamic_shares, fold, fuse, fuse_attention, fuse_dequantize,
-    fuse_transpose_matmul, halve_activations, join_launches, legalize, lower,
+    canonicalize, cse, dce, decompose, dynamic_shares, exchange_codes, fold, fuse, fuse_attention,
+    fuse_dequantize, fuse_transpose_matmul, halve_activations, join_launches, legalize, lower,
 };
 use crate::{
     merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations,
@@ -69,6 +69,12 @@ pub const PIPELINE: &[Pass] = &[
         about: "products of packed weights on integer activations: 8 bits where the scheme asks for it, else 16 on CPUs with dot instructions; of bf16 weights on bf16 ones where it asks for that",
         optional: true,
         run: quantize_activations::run,
+    },
+    Pass {
+        name: "exchange_codes",
+        about: "what ranks gather for products on 8-bit activations as codes and scales, where `--tp-mode codes` asks for it",
+        optional: true,
+        run: exchange_codes::run,
     },
     Pass {
         name: "quantize_attention",

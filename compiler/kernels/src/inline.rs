@@ -4,6 +4,7 @@
 //! One axis may be a vector: its index is `base + stride * lane`. Addresses that stay of this form become contiguous
 //! (stride 1) or broadcast (stride 0) accesses; everything else becomes a gather.
 
+mod codes;
 mod index;
 pub(crate) mod known;
 mod paged;
@@ -95,6 +96,9 @@ impl<'f, 'k> Inliner<'f, 'k> {
             }
             None => {
                 let node = self.f.def(v).expect("inputs of a group are bound");
+                if let Some(code) = self.code(k, node, index) {
+                    return code;
+                }
                 let Some(scalar) = self.definition(v, node) else {
                     panic!("{} reached lowering; `decompose` has to run before", node.op.name());
                 };

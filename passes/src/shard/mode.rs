@@ -15,17 +15,21 @@ pub enum TpMode {
     Gather,
     /// By rows, and the products of what ranks have then by columns: terms of sums, which are added in the order of the ranks.
     Reduce,
-    /// That of the two whose exchanges cost less; a model that one of them cannot split is split by the other.
+    /// As [`TpMode::Gather`], with the same bits; what products on 8-bit activations read is exchanged as codes and scales
+    /// ([`crate::exchange_codes`]).
+    Codes,
+    /// That of the first two whose exchanges cost less; a model that one of them cannot split is split by the other.
     Auto,
 }
 
 impl TpMode {
-    pub const ALL: [TpMode; 3] = [TpMode::Gather, TpMode::Reduce, TpMode::Auto];
+    pub const ALL: [TpMode; 4] = [TpMode::Gather, TpMode::Reduce, TpMode::Codes, TpMode::Auto];
 
     pub fn name(self) -> &'static str {
         match self {
             TpMode::Gather => "gather",
             TpMode::Reduce => "reduce",
+            TpMode::Codes => "codes",
             TpMode::Auto => "auto",
         }
     }
@@ -39,7 +43,7 @@ pub(super) fn shard(
 ) -> Result<Result<(Sharded, Vec<String>), ShardError>, PassError> {
     let alone = |sums| Ok(super::shard(module, ranks, sums)?.map(|sharded| (sharded, Vec::new())));
     match options.tp_mode {
-        TpMode::Gather => alone(false),
+        TpMode::Gather | TpMode::Codes => alone(false),
         TpMode::Reduce => alone(true),
         TpMode::Auto => {
             let [gather, reduce] = [super::shard(module, ranks, false)?, super::shard(module, ranks, true)?];

@@ -11,6 +11,7 @@ mod quantize;
 mod replicate;
 mod shard;
 mod shard_adapters;
+mod shard_codes;
 mod shard_hybrids;
 mod shard_sums;
 mod shard_uneven;

@@ -9,7 +9,7 @@ use mlcc_target::ExchangeCost;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-fn options(ranks: usize, quant: &str, mode: TpMode) -> Options {
+pub(crate) fn options(ranks: usize, quant: &str, mode: TpMode) -> Options {
     let mut options = Options::new(vec![], 16);
     (options.ranks, options.quant, options.tp_mode) = (ranks, QuantScheme::find(quant).unwrap().0, mode);
     options
@@ -55,7 +55,7 @@ fn check_without(what: &str, model: &Model, quant: &str, ranks: usize, off: &[&s
 }
 
 /// Sizes whose parts have whole groups of activations for up to four ranks.
-fn wide(case: &str, fields: &Value) -> Model {
+pub(crate) fn wide(case: &str, fields: &Value) -> Model {
     let mut all = json!({
         "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 128, "head_dim": 64,
         "intermediate_size": 512, "num_hidden_layers": 2
@@ -248,7 +248,7 @@ fn auto_takes_what_costs_less() {
 }
 
 /// The fault of a run with messages that become others.
-fn tampered(model: &Model, split: &Module, tamper: &Tamper<'_>) -> (usize, ExchangeFault) {
+pub(crate) fn tampered(model: &Model, split: &Module, tamper: &Tamper<'_>) -> (usize, ExchangeFault) {
     match model.results_with(split, 2, Some(tamper)) {
         Err(RankError { rank, error }) => match *error {
             GraphError::Exchange { fault, .. } => (rank, *fault),

@@ -94,8 +94,9 @@ pub struct Args {
     /// one process, or processes, on GPUs always; see docs/tensor-parallel.md [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     tensor_parallel: Option<u32>,
-    /// What ranks exchange: gather (parts of values; the bits of one rank), reduce (also terms of sums: fewer exchanges, other
-    /// roundings), or auto (what costs less; --explain-passes says why) [default: gather]
+    /// What ranks exchange: gather (parts of values; the bits of one rank), codes (the same bits, and fewer bytes where products read
+    /// 8-bit activations), reduce (also terms of sums: fewer exchanges, other roundings), or auto (gather or reduce, what costs
+    /// less; --explain-passes says why) [default: gather]
     #[arg(long, value_name = "MODE", requires = "tensor_parallel", value_parser = parse_tp_mode)]
     tp_mode: Option<TpMode>,
     /// Logits have the same bits whatever is computed beside them: for 8-bit activations, see docs/same-bits.md. Attention of single

@@ -16,6 +16,7 @@ use mlcc_ir::text::{parse_module, print_module};
 use mlcc_passes::text::{parse_program, print_program};
 use mlcc_passes::{Program, TpMode};
 use mlcc_runtime::{Error, LoadOptions, Model, Workers};
+use serde_json::json;
 
 /// Key heads that are fewer than ranks, experts, states that are matrices, heads that share what writes to the state, convolutions, a
 /// low rank, queries that are normed over all heads; heads, rows and a vocabulary that do not divide among ranks.
@@ -225,6 +226,55 @@ fn sums_over_ranks_are_close_to_one() {
             for (number, (one, found)) in wanted.iter().zip(&found[0]).enumerate() {
                 assert_close(&format!("{case}, {ranks} ranks, call {number}"), one, found, F32);
             }
+        }
+    }
+}
+
+/// Gathers of codes: kernels with workers apart between barriers, and artifacts, have the bits of gathers of floats, which are those of one
+/// rank where each has all queries of its key heads.
+#[test]
+fn codes_of_ranks_give_what_floats_give() {
+    let folder = tempfile::tempdir().unwrap();
+    // Parts of whole groups for up to four ranks.
+    let config = json!({"model_type": "llama", "hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 64, "num_hidden_layers": 2, "vocab_size": 320, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5});
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let of = |ranks: usize, tp_mode: TpMode| {
+        let mut options = options(folder.path(), "q4i8", first_backend(), ranks);
+        options.request.random_weights = Some(7);
+        BuildOptions { tp_mode, ..options }
+    };
+    let prompt = [1, 130, 201, 17, 63, 62, 5, 250, 3, 9, 180, 100];
+
+    let [floats, codes] = [TpMode::Gather, TpMode::Codes].map(|mode| {
+        let (program, source) = program(&BuildOptions { target: "x86-64-v3".into(), ..of(2, mode) }, None);
+        let exchanges = |item: &&StepItem| matches!(item, StepItem::Exchange(_));
+        let count = step(&program, "prefill").items.iter().filter(exchanges).count();
+        let kernels = &program.levels[0].lowered.kernels;
+        let apart = |schedule: &Schedule| {
+            logits(&program, &source, &prompt[..6], |step, ranks, call| {
+                run_ranks_interleaved(step, kernels, ranks, call, schedule)
+            })
+        };
+        let schedules = Schedule::all(2);
+        let (found, last) = (apart(&schedules[0]), apart(&schedules[schedules.len() - 1]));
+        assert!(found == last && found[0] == found[1], "{mode:?}: ranks or schedules differ");
+        (count, found)
+    });
+    // Of each layer two are of codes, with their magnitudes.
+    assert_eq!(codes.0, floats.0 + 2 * 2);
+    assert!(codes.1 == floats.1, "kernels on codes have other bits");
+
+    let build = |ranks: usize, mode: TpMode| {
+        artifact(&of(ranks, mode), folder.path(), &format!("{ranks}-{}.so", mode.name())).0
+    };
+    let wanted = texts(&load(&build(1, TpMode::Gather), None, 1), &prompt);
+    for ranks in [2, 4] {
+        let split = build(ranks, TpMode::Codes);
+        for threads in [ranks, 2 * ranks + 1] {
+            let found = texts(&load(&split, None, threads), &prompt);
+            assert!(bits(&found) == bits(&wanted), "{ranks} ranks, {threads} threads");
         }
     }
 }

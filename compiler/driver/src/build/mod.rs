@@ -428,7 +428,10 @@ pub fn pass_options(source: &Source, target: &Target, options: &BuildOptions) ->
     pass_options.policy = options.policy.clone();
     pass_options.kv_cache = options.cache_type();
     // Sums over ranks would keep the weights of products with adapters twice, by rows and by columns.
-    let tp_mode = if options.adapters.is_some() { TpMode::Gather } else { options.tp_mode };
+    let tp_mode = match options.tp_mode {
+        TpMode::Reduce | TpMode::Auto if options.adapters.is_some() => TpMode::Gather,
+        mode => mode,
+    };
     (pass_options.ranks, pass_options.tp_mode) = (options.ranks, tp_mode);
     // The specs were read before, for the target.
     if let Ok(Some(cost)) = mlcc_target::exchange_cost(target.arch) {

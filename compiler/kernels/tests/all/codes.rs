@@ -209,3 +209,42 @@ fn what_is_no_number_stays_none() {
         }
     }
 }
+
+/// Codes by themselves, which ranks send to each other, are those that products get: also next to the borders between codes, where another
+/// rounding gives others.
+#[test]
+fn codes_alone_are_those_of_products() {
+    let (m, k, group) = (6, 256, 128);
+    let step = |x: f32, by: i32| f32::from_bits(x.to_bits().wrapping_add_signed(by));
+    let (mut x, mut scales) = (Vec::new(), Vec::new());
+    for number in 0..m * k / group {
+        let largest = 127.0 * (0.037 + 0.0013 * number as f32);
+        let scale = largest * (1.0 / 127.0);
+        let border = |i: usize| (i as f32 - 63.5 - 1.0 / 3000.0) * scale;
+        x.extend((0..group).map(|i| if i == 77 { largest } else { step(border(i), i as i32 % 7 - 3) }));
+        scales.push(scale);
+    }
+    let divided =
+        x.iter().enumerate().map(|(i, x)| (x / scales[i / group] + 1.0 / 3000.0).round_ties_even() as i32);
+    let divided: Vec<i32> = divided.collect();
+    for target in targets() {
+        let wanted = quantize(&target, &x, (m, k), (group, 8)).codes.concat();
+        assert!(wanted != divided, "{target:?}: there is nothing to tell apart");
+        let mut buffers = [Buffer::from_f32(&x), Buffer::from_f32(&scales), Buffer::zeros(DType::I8, m * k)];
+        let options = Options { workers: 2, order: Order::Reverse };
+        run_with(&codes_alone(&target, k, group), &mut buffers, &SymValues::tokens(m as i64), &options)
+            .unwrap();
+        let found: Vec<i32> = buffers[2].bytes.iter().map(|&b| i32::from(b as i8)).collect();
+        assert!(found == wanted, "{target:?}");
+    }
+}
+
+/// The kernel that makes codes of `x: [n, k]` and scales.
+fn codes_alone(target: &KernelTarget, k: usize, group: usize) -> Kernel {
+    let module = Module::new("m");
+    let mut f = Function::new("codes", FunctionKind::Group);
+    let inputs = [k, k / group]
+        .map(|columns| f.add_input(TensorType::new(DType::F32, [Dim::sym(Sym::N), Dim::from(columns)])));
+    f.outputs = f.append(&module, Op::GroupQuantize { group, bits: 8, part: 32 }, &inputs).unwrap();
+    lower_group(&module, &f, "codes", &[None, None], target).unwrap().kernel
+}
