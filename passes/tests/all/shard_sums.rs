@@ -178,6 +178,19 @@ fn three_groups() -> Model {
     Model::new("llama3-gqa-tied", fields)
 }
 
+/// Where a rank has less than a group of activations its codes have a scale of their own: they are others than those of one rank, but no
+/// further from what activations in floats give with the same weights.
+#[test]
+fn parts_of_a_group_are_as_exact_as_the_whole() {
+    let model = three_groups();
+    let of = |module: &Module, ranks| model.results(module, ranks).remove(0);
+    let exact = of(&model.compiled(1, "q4i8", &["quantize_activations"]).unwrap(), 1);
+    let one = of(&model.compiled(1, "q4i8", &[]).unwrap(), 1);
+    let three = of(&reduced(&model, 3, "q4i8"), 3);
+    let [of_one, of_three] = [&one, &three].map(|found| difference(&exact, found));
+    assert!(of_three <= 1.5 * of_one, "three ranks are {of_three} off, one is {of_one}");
+}
+
 /// Three ranks with two heads each, and whole groups of weights and of activations: everything that can be a sum is one.
 #[test]
 fn three_ranks_have_two_sums_a_layer() {
