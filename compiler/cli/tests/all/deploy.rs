@@ -51,6 +51,8 @@ fn flags_are_those_of_the_program() {
     let unit = args_of_unit(&read("deploy/systemd/mlcc@.service"));
     let image = args_of_image(&read("deploy/Containerfile"), "mlcc");
     let ranks = args_of_image(&read("deploy/ranks/Containerfile"), "ranks");
+    let group = args_of_manifest(&read("deploy/k8s/overlays/machines/group.yaml"));
+    assert_eq!(group, manifest);
     for (args, host) in
         [(&manifest, "0.0.0.0"), (&unit, "127.0.0.1"), (&image, "0.0.0.0"), (&ranks, "0.0.0.0")]
     {
@@ -101,35 +103,39 @@ fn the_image_is_built_from_all_members() {
 }
 
 fn tinyllama(folder: &Path, build: &[&str], threads: &str) -> Value {
-    resources(folder, &[&["--model", "tinyllama-1.1b", "--weights-on-load"], build].concat(), threads)
+    artifact(folder, &[&["--model", "tinyllama-1.1b", "--weights-on-load"], build].concat());
+    inspected(folder, &["--threads", threads])
 }
 
-/// What `inspect --resources` says, for the texts of the Deployment and the threads of an overlay.
-fn resources(folder: &Path, build: &[&str], threads: &str) -> Value {
-    let artifact = folder.join("model.so");
+/// Builds `model.so`.
+fn artifact(folder: &Path, build: &[&str]) {
     let mut command = mlcc();
     command.args(["build", "--random-weights", "0", "--no-report"]).args(build);
-    command.arg("-o").arg(&artifact).assert().success();
+    command.arg("-o").arg(folder.join("model.so")).assert().success();
+}
+
+/// What `inspect --resources` says of it with these flags, for the texts of the Deployment.
+fn inspected(folder: &Path, flags: &[&str]) -> Value {
     let manifest = args_of_manifest(&read("deploy/k8s/base/deployment.yaml"));
     let mut command = mlcc();
-    command.arg("inspect").arg(&artifact).args(["--resources", "--json", "--threads", threads]);
+    command.arg("inspect").arg(folder.join("model.so")).args(["--resources", "--json"]).args(flags);
     command.args(["--sequences", value(&manifest, "--sequences").unwrap()]);
     json(&mut command)
 }
 
-/// The limit of memory of TinyLlama's shapes in mebibytes, where weights cannot be left out of the file: from some of its layers, since every
-/// layer has as much as another.
-fn memory_by_layers(folder: &Path, build: &[&str], threads: &str) -> u64 {
+/// The limits of memory of TinyLlama's shapes in mebibytes, by the flags of `inspect`, where weights cannot be left out of the file: from some of
+/// its layers, since every layer has as much as another.
+fn memory_by_layers<const N: usize>(folder: &Path, build: &[&str], flags: [&[&str]; N]) -> [u64; N] {
     let config = json!({"model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 32,
         "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5});
     let [two, three] = [2, 3].map(|layers| {
         let mut config = config.clone();
         config["num_hidden_layers"] = layers.into();
         std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
-        let found = resources(folder, &[&["--model", folder.to_str().unwrap()], build].concat(), threads);
-        found["limit_bytes"].as_u64().unwrap()
+        artifact(folder, &[&["--model", folder.to_str().unwrap()], build].concat());
+        flags.map(|flags| inspected(folder, flags)["limit_bytes"].as_u64().unwrap())
     });
-    (two + 20 * (three - two)).div_ceil(1 << 20)
+    std::array::from_fn(|i| (two[i] + 20 * (three[i] - two[i])).div_ceil(1 << 20))
 }
 
 /// The value of a line that stands under `requests:` and under `limits:`.
@@ -204,7 +210,42 @@ fn the_overlay_for_ranks_is_that_of_the_plan() {
     assert!(whole.contains(&flags.join(" ")));
     // What is shared lies in memory, too.
     let shared = mebibytes(line(whole.split_once("medium: Memory").unwrap().1, "sizeLimit: "));
-    holds(&overlay, memory_by_layers(folder.path(), &flags, &amount(&overlay, "cpu")) + shared);
+    // The same artifact on as many machines: a pod of a group has one rank.
+    let group = machines(&image, &flags.join(" "));
+    let (threads, of_each) = (amount(&overlay, "cpu"), amount(&group, "cpu"));
+    let inspect: [&[&str]; 2] = [&["--threads", &threads], &["--each-rank", "--threads", &of_each]];
+    let [all, each] = memory_by_layers(folder.path(), &flags, inspect);
+    holds(&overlay, all + shared);
+    holds(&group, each + shared);
+}
+
+/// The first pod of the overlay for several machines, which has one rank and its GPU; the others ask for the same.
+fn machines(image: &str, flags: &str) -> String {
+    let [overlay, whole, script] = [
+        "k8s/overlays/machines/group.yaml",
+        "k8s/overlays/machines/kustomization.yaml",
+        "ranks/rank-machines",
+    ]
+    .map(|name| read(&format!("deploy/{name}")));
+    assert!(whole.contains(flags), "{flags}");
+    let (leader, worker) = overlay.split_once("workerTemplate:").unwrap();
+    for name in ["cpu", "memory"] {
+        assert_eq!(amount(leader, name), amount(worker, name));
+    }
+    let ranks = line(leader, "size: ");
+    let variable = leader.split_once("name: MLCC_RANKS").unwrap().1.lines().nth(1).unwrap().trim();
+    assert_eq!(variable, format!("value: \"{ranks}\""));
+    for pod in [leader, worker] {
+        assert_eq!(line(pod, "nvidia.com/gpu: "), "\"1\"");
+        let tag = line(pod, "image: ");
+        assert!(image.contains(&format!("-t {tag} .")), "{tag}");
+        let command = line(pod, "command: ");
+        assert!(image.contains(&format!(" {}\n", command.trim_matches(['[', ']']))), "{command}");
+        assert!(pod.contains(&format!("mountPath: {}\n", line(image, "ENV HOME="))));
+    }
+    assert!(image.contains("COPY deploy/ranks/rank-machines /usr/local/bin/rank-machines\n"));
+    assert_eq!(line(worker, "containerPort: "), line(&script, "port="));
+    leader.to_owned()
 }
 
 /// Of a model that is split a container has all ranks, or one of them; no GPU is asked for what it needs.

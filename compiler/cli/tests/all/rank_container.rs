@@ -77,3 +77,53 @@ fn a_container_of_ranks_drains() {
     container.stdout.read_to_string(&mut text).unwrap();
     assert_eq!(container.process.wait().unwrap().code(), Some(0), "{text}");
 }
+
+/// Writes a program of bash.
+fn script(folder: &Path, name: &str, text: &str) {
+    let path = folder.join(name);
+    std::fs::write(&path, format!("#!/bin/bash\n{text}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// The first pod of a group waits for the others and tells `mpirun` of them; what is missing is an error that names it.
+#[test]
+fn the_first_pod_of_a_group_starts_the_ranks_of_all() {
+    if Command::new("bash").arg("--version").output().is_err() {
+        eprintln!("skipped: no bash on this machine");
+        return;
+    }
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path();
+    script(folder, "ssh-keygen", "echo public");
+    // The other pod does not answer at first.
+    script(folder, "ssh", "cd \"${0%/*}\"; echo \"$*\" >>asked; [ $(wc -l <asked) -gt 1 ]");
+    script(folder, "mpirun", "printf '%s\\n' \"$@\" >\"${0%/*}/told\"; exit 7");
+    let path = std::env::var("PATH").unwrap_or_default();
+    let run = |ranks: &str, keys: &str| {
+        let mut command = Command::new(workspace().join("deploy/ranks/ranks"));
+        command.args(["serve", "model.so"]).env("PATH", format!("{}:{path}", folder.display()));
+        command.envs([("LWS_GROUP_SIZE", "2"), ("LWS_WORKER_INDEX", "0"), ("HOSTNAME", "group-0")]);
+        command.envs([("LWS_LEADER_ADDRESS", "group-0.group.space"), ("MLCC_API_KEY", "secret")]);
+        command.env("MLCC_RANKS", ranks).env("MLCC_RANK_KEYS", folder.join(keys));
+        let done = command.output().unwrap();
+        (done.status.code().unwrap(), String::from_utf8(done.stderr).unwrap())
+    };
+    let (code, error) = run("4", "none");
+    assert!(code == 2 && error.contains("mount the Secret mlcc-rank-keys"), "{code}: {error}");
+    std::fs::create_dir(folder.join("keys")).unwrap();
+    std::fs::write(folder.join("keys/ssh-privatekey"), "private").unwrap();
+    let (code, error) = run("3", "keys");
+    assert!(code == 2 && error.contains("3 ranks cannot be divided among 2 machines"), "{code}: {error}");
+
+    assert_eq!(run("4", "keys"), (7, String::new()), "it ends as mpirun does");
+    let told = std::fs::read_to_string(folder.join("told")).unwrap();
+    let told: Vec<&str> = told.lines().collect();
+    let after = |flag: &str| told[told.iter().position(|arg| *arg == flag).unwrap() + 1];
+    assert_eq!((after("-n"), after("--host")), ("4", "group-0:2,group-0-1.group.space:2"));
+    assert_eq!(told[told.len() - 3..], ["mlcc", "serve", "model.so"]);
+    assert!(told.contains(&"MLCC_RANKS") && !told.contains(&"MLCC_API_KEY"), "{told:?}");
+    let agent = after("plm_rsh_agent");
+    assert!(agent.starts_with("ssh ") && agent.contains(" StrictHostKeyChecking=yes "), "{agent}");
+    let asked = std::fs::read_to_string(folder.join("asked")).unwrap();
+    assert!(asked.lines().count() == 2 && asked.contains(" group-0-1.group.space true"), "{asked}");
+}
