@@ -220,7 +220,7 @@ fn replacement_keys(b: &mut GraphBuilder, heads: Heads, name: &str, k: ValueId, 
     b.mul(k, factor)
 }
 
-/// One step of the generalised delta rule per head: `S = S diag(w) + (S a) b^T + v k^T`, then `y = S r`. Inputs S, r, w, k, v, a
+/// One step of the generalised delta rule per head: `S = S diag(w) + v k^T + (S a) b^T`, then `y = S r`. Inputs S, r, w, k, v, a
 /// (what is removed, negative), b (what is put in its place).
 fn delta_rule_step(b: &mut GraphBuilder, heads: Heads) -> FuncId {
     let [matrix, key, value] = heads.types();
@@ -229,11 +229,12 @@ fn delta_rule_step(b: &mut GraphBuilder, heads: Heads) -> FuncId {
         let &[state, r, w, k, v, removed, added] = inputs else { unreachable!("seven inputs are declared") };
         let found = b.mul(state, removed);
         let found = b.reduce(RedOp::Sum, found, 2);
+        // What needs nothing of `found` first: a prompt on a GPU waits for the sum from step to step.
         let kept = b.mul(state, w);
-        let replaced = b.mul(found, added);
-        let kept = b.add(kept, replaced);
         let new = b.mul(v, k);
-        let state = b.add(kept, new);
+        let kept = b.add(kept, new);
+        let replaced = b.mul(found, added);
+        let state = b.add(kept, replaced);
         let read = b.mul(state, r);
         vec![state, b.reduce(RedOp::Sum, read, 2)]
     })
