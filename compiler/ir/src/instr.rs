@@ -574,6 +574,7 @@ pub const INSTRS: &[InstrDef] = &[
         "=r,=r"
     ),
     copy("cp_async_16_f32", &[Ty::F32, Ty::F32], 16),
+    copy("cp_async_4_f32", &[Ty::F32, Ty::F32], 4),
     copy("cp_async_16_f16", &[Ty::scalar(F16), Ty::scalar(F16)], 16),
     copy("cp_async_16_bf16", &[Ty::scalar(BF16), Ty::scalar(BF16)], 16),
     copy("cp_async_16_u8", &[Ty::scalar(U8), Ty::scalar(U8)], 16),

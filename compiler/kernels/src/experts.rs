@@ -32,7 +32,7 @@ impl<'k> TopK<'_, 'k> {
         let (k, rows) = (self.k, &self.inliner.f.ty(self.x).dims[0]);
         match machine {
             Machine::Cpu { lanes, .. } => k.par("row", rows, |row| self.row(row, lanes)),
-            Machine::Gpu => k.blocks("block", 0, &rows.ceil_div(ROWS), |block| {
+            Machine::Gpu { .. } => k.blocks("block", 0, &rows.ceil_div(ROWS), |block| {
                 k.threads("t", ROWS, |t| {
                     let row = block * ROWS + t;
                     k.when(row.lt(k.dim(rows)), || self.row(row, 1));

@@ -18,18 +18,15 @@ pub struct Sizes {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Machine {
     /// With vectors of `lanes` lanes; the instruction that prefetches f32 elements; sizes of its tuning.
-    Cpu {
-        lanes: u32,
-        prefetch: Option<InstrId>,
-        sizes: Sizes,
-    },
-    Gpu,
+    Cpu { lanes: u32, prefetch: Option<InstrId>, sizes: Sizes },
+    /// Whether copies to shared memory go on while a thread computes.
+    Gpu { asynchronous: bool },
 }
 
 impl Machine {
     pub fn of(target: &KernelTarget) -> Machine {
         match target.arch {
-            Arch::Nvptx => Machine::Gpu,
+            Arch::Nvptx => Machine::Gpu { asynchronous: target.copies_asynchronously() },
             Arch::X86_64 | Arch::Aarch64 => {
                 let (quantize, scan) = (target.tune.quantize, target.tune.scan);
                 let sizes = Sizes { quantize, scan, batch_invariant: target.batch_invariant };
@@ -44,7 +41,7 @@ impl fmt::Display for Machine {
         match self {
             Machine::Cpu { lanes, prefetch: None, .. } => write!(f, "{lanes} lanes"),
             Machine::Cpu { lanes, prefetch: Some(_), .. } => write!(f, "{lanes} lanes, prefetch"),
-            Machine::Gpu => write!(f, "GPU"),
+            Machine::Gpu { .. } => write!(f, "GPU"),
         }
     }
 }

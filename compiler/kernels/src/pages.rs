@@ -76,12 +76,14 @@ pub(crate) fn emit_append(
                 let lanes = crate::attention::plan::lanes_of(paged.row, lanes);
                 k.vectors("c", paged.row, lanes, |c| to.set([row, c], from.load([i, c], lanes)));
             }
-            Machine::Gpu => Team::new(k, THREADS).each(paged.row, |c| to.set([row, c], from.at([i, c]))),
+            Machine::Gpu { .. } => {
+                Team::new(k, THREADS).each(paged.row, |c| to.set([row, c], from.at([i, c])))
+            }
         }
     };
     match machine {
         Machine::Cpu { .. } => k.par("row", n, copy),
-        Machine::Gpu => k.blocks("row", 0, n, copy),
+        Machine::Gpu { .. } => k.blocks("row", 0, n, copy),
     }
 }
 

@@ -158,6 +158,11 @@ impl KernelTarget {
     }
 
     /// The first of `names` that the machine has.
+    /// Whether copies to shared memory go on while a thread computes.
+    pub fn copies_asynchronously(&self) -> bool {
+        self.find(&["cp_async_16_f32"]).is_some()
+    }
+
     fn find(&self, names: &[&str]) -> Option<InstrId> {
         names.iter().filter_map(|n| InstrId::by_name(n)).find(|&i| self.has(i))
     }

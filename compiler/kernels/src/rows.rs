@@ -64,7 +64,7 @@ impl<'k> Rows<'_, '_, 'k> {
         let k = self.k;
         match self.machine {
             Machine::Cpu { lanes, .. } => k.par("row", first, |row| body(row, Executor::Worker { lanes })),
-            Machine::Gpu => {
+            Machine::Gpu { .. } => {
                 let columns = gpu::Columns::of(&self);
                 let block = |part| Executor::Block(gpu::Block { k, columns, part });
                 k.blocks("row", 0, first, |row| match columns.blocks {
@@ -78,7 +78,7 @@ impl<'k> Rows<'_, '_, 'k> {
     /// Loops over further leading axes (on a GPU, blocks for the second one where its size is known), then the row itself.
     fn inner(self, leading: Vec<Index<'k>>, executor: Executor<'k>) {
         let Some(size) = self.leading.get(leading.len()) else { return self.row(&leading, executor) };
-        let gpu = self.machine == Machine::Gpu;
+        let gpu = matches!(self.machine, Machine::Gpu { .. });
         let few = size.as_const().is_some_and(|size| size <= MOST_BLOCKS);
         let in_blocks = gpu && leading.len() == 1 && few;
         let reduces = self.inliner.f.live().any(|(_, n)| matches!(n.op, Op::Reduce { .. }));

@@ -2,6 +2,7 @@
 
 pub mod channels;
 pub mod matrix;
+mod ring;
 
 pub use channels::{CHANNELS, ChannelScan, is_channelwise};
 pub use matrix::{MatrixScan, shape_of};

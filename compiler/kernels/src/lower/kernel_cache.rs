@@ -108,7 +108,7 @@ impl<'a> KernelCache<'a> {
             }
             _ => false,
         };
-        !matches!(Machine::of(self.target), Machine::Gpu)
+        !matches!(Machine::of(self.target), Machine::Gpu { .. })
             && f.live().any(|(_, node)| is_of_matrices(&node.op))
     }
 
@@ -159,7 +159,7 @@ impl<'a> KernelCache<'a> {
         let machine = Machine::of(self.target);
         let plan = match machine {
             Machine::Cpu { lanes, .. } => format!("{lanes} lanes"),
-            Machine::Gpu => "a block for each row".into(),
+            Machine::Gpu { .. } => "a block for each row".into(),
         };
         Recorder::within(&mut kb, |k| {
             let (n, past) = (k.dim(&ty.dims[0]), k.dim(&Dim::sym(Sym::Past)));

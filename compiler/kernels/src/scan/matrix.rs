@@ -4,8 +4,7 @@
 //!
 //! CPU, several steps: lanes are rows, see `transposed`. CPU otherwise: lanes are columns; blocks of rows are shared out
 //! among workers, a few rows of one head run together (they share the loads of the vectors along the columns), their
-//! states stay in registers. GPU: a thread per row, a block per head or part of one; vectors along the columns meet in
-//! shared memory.
+//! states stay in registers. GPU: see `gpu`.
 
 mod arithmetic;
 mod gpu;
@@ -13,6 +12,7 @@ mod plan;
 mod step;
 mod transposed;
 
+pub use gpu::Split;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, ValueId};
 use mlcc_ir::instr::InstrId;
@@ -50,6 +50,9 @@ impl Extent {
     /// True for a value per row, as the state has them.
     pub fn is_per_row(self, shape: Shape) -> bool {
         self.heads == shape.heads && self.rows
+    }
+    fn is_matrix(self) -> bool {
+        self.rows && self.columns
     }
     fn elements(self, shape: Shape) -> i64 {
         let size = |on: bool, size: i64| if on { size } else { 1 };
@@ -147,7 +150,7 @@ impl<'k> MatrixScan<'_, 'k> {
                 Transposed::new(self, lanes, vectors, (prefetch, steps_ahead)).emit()
             }
             Plan::Rows { lanes, block_rows, together } => self.emit_rows(lanes, block_rows, together),
-            Plan::Threads { threads, .. } => self.emit_threads(threads),
+            Plan::Threads { split, asynchronous, .. } => self.emit_threads(split, asynchronous),
         }
     }
 

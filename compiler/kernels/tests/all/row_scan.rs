@@ -207,8 +207,9 @@ fn random_bodies_of_every_shape() {
     ];
     for seed in 0..48 {
         let shape = shapes[seed as usize % shapes.len()];
-        let n = [1, 2, 5][seed as usize / shapes.len() % 3];
-        check(100 + seed, shape, n, &[CPUS[seed as usize % 3], "sm_80"]);
+        let n = [1, 2, 5, 19][seed as usize / shapes.len() % 4];
+        let gpu = ["sm_70", "sm_80"][seed as usize % 2];
+        check(100 + seed, shape, n, &[CPUS[seed as usize % 3], gpu]);
     }
 }
 

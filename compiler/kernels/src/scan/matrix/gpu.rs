@@ -1,99 +1,124 @@
-//! The scan on a GPU: a thread per row, a block per head or part of one. Vectors along the columns, the same for all rows of a
-//! head, are brought to shared memory by all threads of the block.
+//! The scan on a GPU: neighbouring lanes of a warp share the columns of a row, a block has some rows of a head. What a step needs beside the
+//! state is the same for all rows of a head, or a number for each of them; it comes through a ring in shared memory.
 
-use super::step::{HeadRows, Staged, Step, Values};
-use super::{MatrixScan, Shape};
-use mlcc_kernel_lang::{Recorder, Val};
-use std::ops::Range;
+use super::step::{HeadRows, Sharers, Staged, Step};
+use super::{Extent, MatrixScan, Shape};
+use crate::scan::ring::{Ring, Sequence};
+use mlcc_kernel_lang::{Team, Val, WARP};
 
-/// Lanes of a thread: what one load of a vector along the columns brings.
+/// Lanes of the vectors of a thread: 16 bytes.
 const LANES: u32 = 4;
+/// Threads of a block: few, since every head has several blocks then, and many heads are rare.
+const THREADS: i64 = 64;
+/// Columns of a thread, where a warp has lanes enough: state and vectors of a step stay in registers, and there is something to do between two
+/// exchanges of sums.
+const COLUMNS: i64 = 16;
 
-/// One row of a block, in the thread that runs it.
-struct RowThread<'a, 'k> {
-    scan: &'a MatrixScan<'a, 'k>,
-    at: HeadRows<'k>,
-    t: Val<'k>,
-    threads: i64,
-    /// Whether there is such a row; `None` if there always is.
-    inside: Option<Val<'k>>,
-    staged: &'a Staged<'k>,
+/// How many threads share a row, and how many rows a block has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Split {
+    pub sharers: i64,
+    pub rows: i64,
+}
+
+impl Split {
+    pub(super) fn of(shape: Shape) -> Split {
+        let whole = |sharers: &i64| shape.columns % (sharers * i64::from(LANES)) == 0;
+        let wanted = |sharers: &i64| sharers * COLUMNS <= shape.columns;
+        let halves = (1..=WARP.ilog2()).rev().map(|bits| 1 << bits);
+        let sharers = halves.into_iter().filter(wanted).find(whole).unwrap_or(1);
+        Split { sharers, rows: THREADS / sharers }
+    }
+
+    fn threads(self) -> i64 {
+        self.sharers * self.rows
+    }
 }
 
 impl<'k> MatrixScan<'_, 'k> {
     /// GPU kernel body.
-    pub(super) fn emit_threads(&self, threads: i64) {
+    pub(super) fn emit_threads(&self, split: Split, asynchronous: bool) {
         let (k, Shape { heads, rows, .. }) = (self.k, self.shape);
-        let per_head = (rows + threads - 1) / threads;
+        let per_head = (rows + split.rows - 1) / split.rows;
         k.blocks("block", 0, heads * per_head, |block| {
             let (head, part) = (block / per_head, block % per_head);
-            let staged = &self.alloc_staged();
-            k.threads("t", threads, |t| {
-                let row = part * threads + t;
-                let inside = (rows % threads != 0).then(|| row.lt(rows));
-                let at = HeadRows { head, row, rows: 1 };
-                RowThread { scan: self, at, t, threads, inside, staged }.run();
-            });
+            let first = (part * split.rows).named("first");
+            let block = Block { scan: self, split, head, first };
+            match self.length.as_const() {
+                Some(1) => Team::new(k, split.threads()).run(|t| block.step(t).run()),
+                _ => block.run(asynchronous),
+            }
         });
-    }
-
-    fn alloc_staged(&self) -> Staged<'k> {
-        let shared_by_rows = |&i: &usize| {
-            let extent = self.input_extent(i);
-            i >= self.carries && extent.columns && !extent.rows
-        };
-        let inputs = (0..self.body.inputs.len()).filter(shared_by_rows);
-        inputs.map(|i| (i, self.k.shared("vector", [self.shape.columns]))).collect()
     }
 }
 
-impl<'k> RowThread<'_, 'k> {
-    fn k(&self) -> &'k Recorder {
-        self.scan.k
+/// Rows of a head.
+#[derive(Clone, Copy)]
+struct Block<'a, 'k> {
+    scan: &'a MatrixScan<'a, 'k>,
+    split: Split,
+    head: Val<'k>,
+    /// The first.
+    first: Val<'k>,
+}
+
+impl<'a, 'k> Block<'a, 'k> {
+    /// The row of a thread.
+    fn step(self, t: Val<'k>) -> Step<'a, 'k> {
+        let Split { sharers: count, rows } = self.split;
+        let (all, row) = (self.scan.shape.rows, (self.first + t / count).named("row"));
+        let inside = (all % rows != 0).then(|| row.lt(all).named("inside"));
+        let row = if inside.is_some() { row.min(all - 1) } else { row };
+        self.of_row(row, Sharers { count, lane: (t % count).named("lane"), inside })
     }
 
-    fn guarded(&self, body: impl FnOnce()) {
-        match self.inside {
-            Some(inside) => self.k().when(inside, body),
-            None => body(),
-        }
+    fn of_row(self, row: Val<'k>, sharers: Sharers<'k>) -> Step<'a, 'k> {
+        Step::new(self.scan, LANES, HeadRows { head: self.head, row, rows: 1 }).shared(sharers)
     }
 
-    /// The row through all steps.
-    fn run(&self) {
-        let (k, scan) = (self.k(), self.scan);
-        let step = Step::new(scan, LANES, self.at).with_staged(self.staged);
-        let states = step.alloc_states();
-        self.guarded(|| step.fill_states(&states));
-        self.stage(k.int(0), scan.constants());
-        k.serial("step", &scan.length, |time| {
-            self.stage(time, scan.sequences());
-            k.barrier();
-            self.guarded(|| {
-                let mut constants = Values::new();
-                step.load_constants(&mut constants);
-                step.one(time, &states, constants);
-            });
-            // The next step overwrites what slower threads still read.
-            k.barrier();
+    /// The rows through all steps.
+    fn run(self, asynchronous: bool) {
+        let (scan, team) = (self.scan, Team::new(self.scan.k, self.split.threads()));
+        let staged: Vec<usize> = scan.sequences().filter(|&i| !scan.input_extent(i).is_matrix()).collect();
+        let sequences = staged.iter().map(|&i| self.sequence(i)).collect();
+        let ring = Ring::new(scan.k, team, asynchronous, sequences);
+        let sharers = Sharers { count: self.split.sharers, lane: scan.k.int(0), inside: None };
+        let any = self.of_row(self.first, sharers);
+        let (states, constants) = (any.alloc_states(), any.alloc_constants());
+        team.run(|t| {
+            let step = self.step(t);
+            step.fill_states(&states);
+            step.fill_constants(&constants);
         });
-        self.guarded(|| step.close_states(&states));
+        ring.run(&scan.length, |t, steps| {
+            let step = self.step(t);
+            steps.each(|_, time, place| {
+                let view = |(n, &i): (usize, &usize)| {
+                    let part = ring.at(n, place);
+                    let per_row = scan.input_extent(i).rows;
+                    (i, if per_row { part.further(step.row() - self.first) } else { part })
+                };
+                let staged: Staged = staged.iter().enumerate().map(view).collect();
+                step.one(time, &states, step.constants(&constants), &staged);
+            });
+        });
+        team.run(|t| self.step(t).close_states(&states));
     }
 
-    /// Copies vectors along the columns to shared memory, thread by thread.
-    fn stage(&self, time: Val<'k>, inputs: Range<usize>) {
-        let (columns, threads) = (self.scan.shape.columns, self.threads);
-        for i in inputs {
-            let Some(to) = self.staged.get(&i) else { continue };
-            let (from, start) = self.scan.input(i, self.at, 0, time);
-            for first in (0..columns).step_by(threads as usize) {
-                let c = self.t + first;
-                let copy = || to.set([c], from.at([start + c]));
-                match first + threads <= columns {
-                    true => copy(),
-                    false => self.k().when(c.lt(columns), copy),
-                }
+    /// What the rows read of a sequence.
+    fn sequence(self, i: usize) -> Sequence<'k> {
+        let (scan, extent) = (self.scan, self.scan.input_extent(i));
+        let Shape { rows, columns, .. } = scan.shape;
+        let (elements, multiple) = match extent {
+            Extent { columns: true, .. } => (columns, columns),
+            // The first row is that of a head and a multiple of a block's, which is a power of two.
+            Extent { rows: true, .. } => {
+                (self.split.rows.min(rows), 1 << (rows | self.split.rows).trailing_zeros())
             }
-        }
+            _ => (1, 1),
+        };
+        let at = HeadRows { head: self.head, row: self.first, rows: 1 };
+        let (from, first) = (scan.k.flat(scan.inputs[i]), scan.offset(extent, at, 0));
+        Sequence { from, of_step: extent.elements(scan.shape), first, elements, multiple }
     }
 }

@@ -1,12 +1,9 @@
 //! Which way a scan over matrices is run: by the structure of its body, the sizes of the state, and the machine.
 
-use super::{MatrixScan, ROWS, Shape};
+use super::{MatrixScan, ROWS, Shape, Split};
 use crate::machine::Machine;
 use mlcc_ir::graph::ValueId;
 use std::fmt;
-
-/// Most threads of a GPU block.
-const THREADS: i64 = 128;
 
 /// How rows of the states are shared out and run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,8 +13,8 @@ pub enum Plan {
     Transposed { lanes: u32, vectors: i64, steps_ahead: i64 },
     /// Lanes are columns, states stay in registers; a worker takes `block_rows` at a time, of which `together` run together.
     Rows { lanes: u32, block_rows: i64, together: i64 },
-    /// A thread per row, `threads` in a block.
-    Threads { threads: i64, block_rows: i64 },
+    /// Threads that share a row, on a GPU; sequences are copied asynchronously.
+    Threads { split: Split, asynchronous: bool, block_rows: i64 },
 }
 
 impl Plan {
@@ -26,7 +23,9 @@ impl Plan {
         let block_rows = if rows % ROWS == 0 { ROWS } else { rows };
         let (lanes, sizes) = match machine {
             Machine::Cpu { lanes, sizes, .. } => (lanes, sizes),
-            Machine::Gpu => return Plan::Threads { threads: rows.min(THREADS), block_rows },
+            Machine::Gpu { asynchronous } => {
+                return Plan::Threads { split: Split::of(scan.shape), asynchronous, block_rows };
+            }
         };
         // Sums over the columns are in another order, so all lengths have the same.
         let gains = scan.length.as_const() != Some(1) || sizes.batch_invariant;
@@ -59,10 +58,7 @@ fn transposed_vectors(scan: &MatrixScan, lanes: u32, most_bytes: i64) -> Option<
     };
     let vectors = [4, 2, 1].into_iter().filter(|&v| v <= most).find(fits)?;
     let (carries, others) = scan.body.inputs.split_at(scan.carries);
-    let matrix = |v: &ValueId| {
-        let extent = scan.extent(*v);
-        extent.rows && extent.columns
-    };
+    let matrix = |v: &ValueId| scan.extent(*v).is_matrix();
     let plain = carries.iter().all(matrix)
         && !others.iter().any(matrix)
         && !scan.body.outputs[scan.carries..].iter().any(|v| scan.extent(*v).columns);
@@ -82,7 +78,9 @@ impl fmt::Display for Plan {
                 write!(f, "lanes are columns, {lanes}; blocks of {block_rows} rows, {together} together: ")?;
                 write!(f, "states stay in registers")
             }
-            Plan::Threads { threads, .. } => write!(f, "a thread per row, {threads} in a block"),
+            Plan::Threads { split: Split { sharers, rows }, .. } => {
+                write!(f, "{sharers} threads share a row, {rows} rows in a block")
+            }
         }
     }
 }

@@ -1,12 +1,14 @@
-//! One step of the body for a few rows of a state: values in registers, columns in vectors.
+//! One step of the body for a few rows of a state: values in registers, columns in vectors. On a GPU neighbouring lanes of a warp share the
+//! columns of a row.
 
 use super::arithmetic::Arithmetic;
 use super::{Extent, MatrixScan};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::ops::Op;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{Recorder, Val, View, fold_lanes};
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 /// Rows of one head that run together.
 #[derive(Clone, Copy)]
@@ -23,17 +25,37 @@ type Row<'k> = Vec<Val<'k>>;
 /// Values of the body: for each row that runs, or one for all.
 pub(super) type Values<'k> = HashMap<ValueId, Vec<Row<'k>>>;
 
-/// By input: where its vectors along the columns have been brought, on a GPU.
+/// By sequence, counted among all inputs: what has been brought to shared memory of it, from the first column or the row that runs.
 pub(super) type Staged<'k> = BTreeMap<usize, View<'k, 1>>;
+
+/// Lanes of a warp that share a row: each has every `count`-th vector of the columns.
+#[derive(Clone, Copy)]
+pub(super) struct Sharers<'k> {
+    pub count: i64,
+    /// Number of the lane among them.
+    pub lane: Val<'k>,
+    /// Whether there are such rows; `None` if there always are. If not, the lanes compute others.
+    pub inside: Option<Val<'k>>,
+}
+
+/// A vector of a row, or a single column.
+#[derive(Clone, Copy)]
+struct Piece {
+    /// In a row in memory, from the first column of the lane.
+    column: i64,
+    /// In registers.
+    place: i64,
+    lanes: u32,
+}
 
 pub(super) struct Step<'a, 'k> {
     scan: &'a MatrixScan<'a, 'k>,
     lanes: u32,
     at: HeadRows<'k>,
-    /// First column and lanes of each piece of a row: whole vectors, then single columns.
-    pieces: Vec<(i64, u32)>,
+    /// Whole vectors, then single columns.
+    pieces: Vec<Piece>,
     arithmetic: Arithmetic<'a, 'k>,
-    staged: Option<&'a Staged<'k>>,
+    sharers: Option<Sharers<'k>>,
 }
 
 impl<'a, 'k> Step<'a, 'k> {
@@ -41,18 +63,31 @@ impl<'a, 'k> Step<'a, 'k> {
         let (columns, width) = (scan.shape.columns, i64::from(lanes));
         let end = columns / width * width;
         let vectors = (0..end).step_by(lanes as usize).map(|c| (c, lanes));
-        let pieces = vectors.chain((end..columns).map(|c| (c, 1))).collect();
+        let piece = |(column, lanes)| Piece { column, place: column, lanes };
+        let pieces = vectors.chain((end..columns).map(|c| (c, 1))).map(piece).collect();
         let arithmetic = Arithmetic::new(scan.k, scan.body);
-        Step { scan, lanes, at, pieces, arithmetic, staged: None }
+        Step { scan, lanes, at, pieces, arithmetic, sharers: None }
     }
 
-    /// The same where vectors along the columns have been brought to shared memory.
-    pub fn with_staged(self, staged: &'a Staged<'k>) -> Step<'a, 'k> {
-        Step { staged: Some(staged), ..self }
+    /// The same where lanes share the columns, which are whole vectors for each.
+    pub fn shared(self, sharers: Sharers<'k>) -> Step<'a, 'k> {
+        let step = Step { sharers: Some(sharers), ..self };
+        if sharers.count == 1 {
+            return step;
+        }
+        let width = i64::from(step.lanes);
+        let of_lane = step.scan.shape.columns / (width * sharers.count);
+        let piece = |i| Piece { column: i * width * sharers.count, place: i * width, lanes: step.lanes };
+        Step { pieces: (0..of_lane).map(piece).collect(), ..step }
     }
 
     fn k(&self) -> &'k Recorder {
         self.scan.k
+    }
+
+    /// The first row.
+    pub fn row(&self) -> Val<'k> {
+        self.at.row
     }
 
     /// The rows through all steps.
@@ -61,7 +96,9 @@ impl<'a, 'k> Step<'a, 'k> {
         self.fill_states(&states);
         let mut constants = Values::new();
         self.load_constants(&mut constants);
-        self.k().serial("step", &self.scan.length, |time| self.one(time, &states, constants.clone()));
+        let nothing = Staged::new();
+        self.k()
+            .serial("step", &self.scan.length, |time| self.one(time, &states, constants.clone(), &nothing));
         self.close_states(&states);
     }
 
@@ -69,46 +106,97 @@ impl<'a, 'k> Step<'a, 'k> {
 
     /// Elements of local memory that a row of a state takes: whole vectors, so that they can be kept in registers.
     fn stride(&self, extent: Extent) -> i64 {
-        match extent.columns {
-            true => (self.scan.shape.columns as usize).next_multiple_of(self.lanes as usize) as i64,
-            false => 1,
+        match self.pieces(extent) {
+            [] => 0,
+            [one] if !extent.columns => one.lanes.into(),
+            [.., last] => ((last.place + 1) as u64).next_multiple_of(self.lanes.into()) as i64,
         }
     }
 
-    fn pieces(&self, extent: Extent) -> &[(i64, u32)] {
-        if extent.columns { &self.pieces } else { &[(0, 1)] }
+    fn pieces(&self, extent: Extent) -> &[Piece] {
+        const NUMBER: [Piece; 1] = [Piece { column: 0, place: 0, lanes: 1 }];
+        if extent.columns { &self.pieces } else { &NUMBER }
+    }
+
+    /// The first column of the lane, for a value with columns.
+    fn of_lane(&self, first: Val<'k>, extent: Extent) -> Val<'k> {
+        match self.sharers {
+            Some(sharers) if extent.columns && sharers.count > 1 => {
+                first + sharers.lane * i64::from(self.lanes)
+            }
+            _ => first,
+        }
     }
 
     /// A row of consecutive elements from `first`.
     fn load(&self, (buf, first): (View<'k, 1>, Val<'k>), extent: Extent) -> Row<'k> {
-        let load = |&(column, lanes): &(i64, u32)| buf.load([first + column], lanes).named("x");
+        let first = self.of_lane(first, extent);
+        let load = |piece: &Piece| buf.load([first + piece.column], piece.lanes).named("x");
         self.pieces(extent).iter().map(load).collect()
     }
 
+    /// Lanes that share a row store a number of it once.
     fn store(&self, (buf, first): (View<'k, 1>, Val<'k>), row: &Row<'k>, extent: Extent) {
-        for (&(column, _), &value) in self.pieces(extent).iter().zip(row) {
-            buf.set([first + column], value);
+        let at = self.of_lane(first, extent);
+        let store = || {
+            for (piece, &value) in self.pieces(extent).iter().zip(row) {
+                buf.set([at + piece.column], value);
+            }
+        };
+        let one_lane = |s: Sharers<'k>| (s.count > 1 && !extent.columns).then(|| s.lane.equals(0));
+        let condition = self.sharers.and_then(|s| match (s.inside, one_lane(s)) {
+            (Some(inside), Some(one)) => Some(inside & one),
+            (inside, one) => inside.or(one),
+        });
+        match condition {
+            Some(condition) => self.k().when(condition, store),
+            None => store(),
         }
     }
 
-    /// Local memory of the carries.
+    /// Registers of the carries.
     pub fn alloc_states(&self) -> Vec<View<'k, 1>> {
-        let carries = 0..self.scan.carries;
+        self.alloc("state", 0..self.scan.carries)
+    }
+
+    /// Registers of the constants.
+    pub fn alloc_constants(&self) -> Vec<View<'k, 1>> {
+        self.alloc("constant", self.scan.constants())
+    }
+
+    fn alloc(&self, name: &str, inputs: Range<usize>) -> Vec<View<'k, 1>> {
         let len = |i| self.stride(self.scan.input_extent(i)) * self.at.rows as i64;
-        carries.map(|i| self.k().registers("state", [len(i)])).collect()
+        inputs.map(|i| self.k().registers(name, [len(i)])).collect()
     }
 
     /// Row `r` of a state.
-    fn of_state(&self, state: View<'k, 1>, extent: Extent, r: usize) -> (View<'k, 1>, Val<'k>) {
-        (state, self.k().int(r as i64 * self.stride(extent)))
+    fn state(&self, state: View<'k, 1>, extent: Extent, r: usize) -> Row<'k> {
+        let first = r as i64 * self.stride(extent);
+        let load = |piece: &Piece| state.load([first + piece.place], piece.lanes).named("x");
+        self.pieces(extent).iter().map(load).collect()
+    }
+
+    fn set_state(&self, state: View<'k, 1>, extent: Extent, r: usize, row: &Row<'k>) {
+        let first = r as i64 * self.stride(extent);
+        for (piece, &value) in self.pieces(extent).iter().zip(row) {
+            state.set([first + piece.place], value);
+        }
     }
 
     pub fn fill_states(&self, states: &[View<'k, 1>]) {
-        for (i, &state) in states.iter().enumerate() {
+        self.fill(0..self.scan.carries, states);
+    }
+
+    pub fn fill_constants(&self, constants: &[View<'k, 1>]) {
+        self.fill(self.scan.constants(), constants);
+    }
+
+    fn fill(&self, inputs: Range<usize>, registers: &[View<'k, 1>]) {
+        for (i, &to) in inputs.zip(registers) {
             let extent = self.scan.input_extent(i);
             for r in 0..self.at.rows {
                 let row = self.load(self.scan.input(i, self.at, r as i64, self.k().int(0)), extent);
-                self.store(self.of_state(state, extent, r), &row, extent);
+                self.set_state(to, extent, r, &row);
             }
         }
     }
@@ -118,7 +206,7 @@ impl<'a, 'k> Step<'a, 'k> {
             let extent = self.scan.input_extent(i);
             let out = self.k().flat(self.scan.outputs[i]);
             for r in 0..self.at.rows {
-                let row = self.load(self.of_state(state, extent, r), extent);
+                let row = self.state(state, extent, r);
                 self.store((out, self.scan.offset(extent, self.at, r as i64)), &row, extent);
             }
         }
@@ -126,14 +214,26 @@ impl<'a, 'k> Step<'a, 'k> {
 
     pub fn load_constants(&self, values: &mut Values<'k>) {
         for i in self.scan.constants() {
-            self.load_input(i, self.k().int(0), values);
+            self.load_input(i, self.k().int(0), values, &Staged::new());
         }
     }
 
-    fn load_input(&self, i: usize, time: Val<'k>, values: &mut Values<'k>) {
+    /// The constants from registers.
+    pub fn constants(&self, registers: &[View<'k, 1>]) -> Values<'k> {
+        let value = |(i, &constant): (usize, &View<'k, 1>)| {
+            let extent = self.scan.input_extent(i);
+            let rows = (0..self.at.rows).map(|r| self.state(constant, extent, r)).collect();
+            (self.scan.body.inputs[i], rows)
+        };
+        self.scan.constants().zip(registers).map(value).collect()
+    }
+
+    fn load_input(&self, i: usize, time: Val<'k>, values: &mut Values<'k>, staged: &Staged<'k>) {
         let extent = self.scan.input_extent(i);
-        let row = |r: usize| match self.staged.and_then(|staged| staged.get(&i)) {
-            Some(&shared) => self.load((shared, self.k().int(0)), extent),
+        let row = |r: usize| match staged.get(&i) {
+            Some(&shared) => {
+                self.load((shared, self.k().int(if extent.rows { r as i64 } else { 0 })), extent)
+            }
             None => self.load(self.scan.input(i, self.at, r as i64, time), extent),
         };
         let rows = (0..if extent.rows { self.at.rows } else { 1 }).map(row).collect();
@@ -143,27 +243,26 @@ impl<'a, 'k> Step<'a, 'k> {
     // ---- the body
 
     /// Evaluates the body; `values` holds the constants.
-    pub fn one(&self, time: Val<'k>, states: &[View<'k, 1>], mut values: Values<'k>) {
+    pub fn one(&self, time: Val<'k>, states: &[View<'k, 1>], mut values: Values<'k>, staged: &Staged<'k>) {
         let scan = self.scan;
         for (i, &state) in states.iter().enumerate() {
             let extent = scan.input_extent(i);
-            let rows = (0..self.at.rows).map(|r| self.load(self.of_state(state, extent, r), extent));
+            let rows = (0..self.at.rows).map(|r| self.state(state, extent, r));
             values.insert(scan.body.inputs[i], rows.collect());
         }
         for i in scan.sequences() {
-            self.load_input(i, time, &mut values);
+            self.load_input(i, time, &mut values, staged);
         }
         self.evaluate(&mut values);
         for (i, v) in scan.body.outputs.iter().enumerate() {
             let extent = scan.extent(*v);
             for (r, row) in values[v].iter().enumerate().take(self.at.rows) {
-                let to = match states.get(i) {
-                    Some(&state) => self.of_state(state, extent, r),
-                    None => {
-                        let offset = scan.offset(extent, self.at, r as i64);
-                        (self.k().flat(scan.outputs[i]), scan.at_step(extent, offset, time))
-                    }
-                };
+                if let Some(&state) = states.get(i) {
+                    self.set_state(state, extent, r, row);
+                    continue;
+                }
+                let offset = scan.offset(extent, self.at, r as i64);
+                let to = (self.k().flat(scan.outputs[i]), scan.at_step(extent, offset, time));
                 self.store(to, row, extent);
             }
         }
@@ -179,8 +278,8 @@ impl<'a, 'k> Step<'a, 'k> {
             let extent = self.scan.extent(out);
             let mut all = Vec::new();
             for r in 0..if extent.rows { self.at.rows } else { 1 } {
-                let piece = |(p, &(_, lanes)): (usize, &(i64, u32))| {
-                    self.arithmetic.elementwise(node, lanes, &|v| at(values, v, r, p))
+                let piece = |(p, piece): (usize, &Piece)| {
+                    self.arithmetic.elementwise(node, piece.lanes, &|v| at(values, v, r, p))
                 };
                 let row: Row = match node.op {
                     Op::Reduce { op, .. } => vec![self.reduce(op, node.inputs[0], r, values)],
@@ -192,12 +291,21 @@ impl<'a, 'k> Step<'a, 'k> {
         }
     }
 
-    /// Over the columns of row `r`: vectors first, then their lanes, then single columns.
+    /// Over the columns of row `r`: vectors first, then their lanes, then single columns, then the lanes of a warp.
     fn reduce(&self, op: RedOp, input: ValueId, r: usize, values: &Values<'k>) -> Val<'k> {
+        let extent = self.scan.extent(input);
+        let own = self.reduce_own(op, input, r, values);
+        match self.sharers {
+            Some(sharers) if extent.columns => fold_lanes(own, op.bin(), sharers.count),
+            _ => own,
+        }
+    }
+
+    fn reduce_own(&self, op: RedOp, input: ValueId, r: usize, values: &Values<'k>) -> Val<'k> {
         let pieces = self.pieces(self.scan.extent(input));
         let mut wide: Option<Val> = None;
         let mut single: Option<Val> = None;
-        for (p, &(_, lanes)) in pieces.iter().enumerate() {
+        for (p, &Piece { lanes, .. }) in pieces.iter().enumerate() {
             let so_far = if lanes > 1 { &mut wide } else { &mut single };
             let sum = self.arithmetic.reduce((op, input), lanes, *so_far, &|v| at(values, v, r, p));
             *so_far = Some(sum.named("sum"));

@@ -1,0 +1,70 @@
+//! Scans over channels through the kernel interpreter against the graph interpreter: a running maximum with a weighted sum beside it, as in
+//! RWKV-4, for channels that fill blocks of threads and that do not, and lengths around the steps that a GPU copies together.
+
+use mlcc_interp::compare::{Tolerance, compare};
+use mlcc_interp::graph::{Interpreter, States};
+use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
+use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::graph::FunctionKind;
+use mlcc_ir::graph_builder::GraphBuilder;
+use mlcc_ir::module::Module;
+use mlcc_ir::types::{DType, TensorType};
+use mlcc_kernels::lower::group::lower_group;
+use mlcc_kernels::params::KernelTarget;
+
+/// Two carries, two sequences, a constant; two stacked results.
+fn module(channels: usize) -> Module {
+    let mut b = GraphBuilder::new("channels");
+    let c = TensorType::new(DType::F32, [channels]);
+    let body = b.function("body", FunctionKind::Body, &vec![c.clone(); 5], |b, inputs| {
+        let &[sum, top, k, v, decay] = inputs else { unreachable!("five inputs are declared") };
+        let faded = b.add(top, decay);
+        let new_top = b.max(faded, k);
+        let (old, new) = (b.sub(faded, new_top), b.sub(k, new_top));
+        let (old, new) = (b.exp(old), b.exp(new));
+        let (kept, added) = (b.mul(sum, old), b.mul(new, v));
+        let sum = b.add(kept, added);
+        let one = b.constant(1.0);
+        let length = b.mul(v, v);
+        let length = b.add(length, one);
+        vec![sum, new_top, b.div(sum, length), kept]
+    });
+    let rows = TensorType::new(DType::F32, [Dim::sym(Sym::N), Dim::from(channels)]);
+    let inputs = [c.clone(), c.clone(), rows.clone(), rows, c];
+    b.function("f", FunctionKind::Entry, &inputs, |b, inputs| {
+        b.scan(body, &inputs[..2], &inputs[2..4], &inputs[4..])
+    });
+    b.finish().unwrap()
+}
+
+#[test]
+fn channels_run_through_time_on_every_machine() {
+    for (channels, n) in
+        [(64, 1), (64, 7), (128, 8), (128, 9), (100, 1), (100, 17), (130, 16), (1, 25), (30, 24)]
+    {
+        let module = module(channels);
+        let (_, f) = module.function("f").unwrap();
+        let syms = SymValues::tokens(n);
+        let inputs = mlcc_interp::equivalence::random_inputs(f, &syms, channels as u64);
+        let interpreter = Interpreter::new(&module, |_| unreachable!("no parameters"));
+        let want = interpreter.run_named("f", &inputs, &mut States::new(&module).unwrap(), syms).unwrap();
+        for name in ["x86-64-v2", "x86-64-v4", "sm_70", "sm_80"] {
+            let target = mlcc_target::resolve(name).unwrap();
+            let target = KernelTarget::new(target.arch, &target.levels[0]);
+            let group = lower_group(&module, f, "scan", &vec![None; f.inputs.len()], &target).unwrap();
+            for options in [Options::workers(3), Options { workers: 2, order: Order::Reverse }] {
+                let mut buffers: Vec<Buffer> = inputs.iter().map(|t| Buffer::from_f32(&t.to_f32())).collect();
+                buffers.extend(want.iter().map(|t| Buffer::zeros(DType::F32, t.data.len())));
+                let what = format!("{channels} channels, {n} steps, {name}");
+                run_with(&group.kernel, &mut buffers, &syms, &options)
+                    .unwrap_or_else(|e| panic!("{what}: {e}"));
+                for (i, (found, want)) in buffers[inputs.len()..].iter().zip(&want).enumerate() {
+                    let found = found.to_f32().into_iter().map(f64::from);
+                    let tolerance = Tolerance { absolute: 1e-5, relative: 1e-5 };
+                    compare(found, want.data.iter().copied(), tolerance)
+                        .unwrap_or_else(|e| panic!("{what}, output {i}: {e}"));
+                }
+            }
+        }
+    }
+}
