@@ -9,6 +9,7 @@ use mlcc_codegen::executor::Executor;
 use mlcc_interp::graph::Tensor;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
+use mlcc_ir::ops::{Attention, Span};
 use mlcc_ir::types::DType;
 use mlcc_kernels::params::KernelTarget;
 use mlcc_target::Level;
@@ -82,6 +83,31 @@ fn tensor_cores_interpreted() {
     for (size, value_size) in [(24, 16), (16, 8), (272, 16)] {
         let kernels = sized(DType::F16, 1, 2, size, value_size).kernels(false, &target);
         assert!(!has_one_of(&kernels[0], &FRAGMENTS), "{size} {value_size}");
+    }
+}
+
+/// Rows so long that the shared memory holds 16 keys of them: a block of one query has one warp, and leaves unfinished sums where there are
+/// slices, as many warps do.
+#[test]
+fn tensor_cores_of_one_warp_interpreted() {
+    let target = target_of("sm_80").0;
+    let plain = Case::new(1, 2, 256);
+    let kinds = [
+        plain.op.clone(),
+        Attention { window: 66, null_logits: true, ..plain.op.clone() },
+        Attention { span: Span::First, ahead: Attention::ALL, ..plain.op.clone() },
+    ];
+    for case in kinds.map(|op| Case { op, ..plain.clone() }) {
+        let kernels = case.kernels(true, &target);
+        assert!(has_one_of(&kernels[0], &FRAGMENTS), "{case:?}");
+        assert_eq!(kernels.len(), 2, "slices are merged: {case:?}");
+        for past in [5, 70, 150] {
+            let inputs = case.inputs(1, past);
+            let expected = case.reference(&inputs, 1, past);
+            let sizes = SymValues { n: 1, b: 1, past: past as i64 };
+            let found = interpreted(&kernels, &inputs, &sizes, 1);
+            assert_close(&format!("{case:?}, past = {past}"), &expected, &found, 1e-5);
+        }
     }
 }
 

@@ -468,6 +468,9 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
             if self.warps.keys > 1 {
                 return;
             }
+            if self.plan.slices > 1 {
+                return self.store_slice(&part, slice, unfinished(k, a, out));
+            }
             let out = k.view(out, [1, a.heads(), a.value_size]);
             self.each_row(&part, |i, row| {
                 let (position, head) =
@@ -483,6 +486,21 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         if self.warps.keys > 1 {
             self.join(slice, out);
         }
+    }
+
+    /// Unfinished sums of a block that has one warp.
+    fn store_slice(self, part: &Part<'k>, slice: Val<'k>, out: View<'k, 3>) {
+        let (k, a) = (self.k, self.a);
+        self.each_row(part, |i, row| {
+            let head = (self.first_head + row).named("head");
+            self.each_pair(part, i, |c, pair| out.set([slice, head, c], pair));
+            k.when(part.column.equals(0), || {
+                let at = [i64::from(i)];
+                out.set((slice, head, a.value_size), self.max.at(at));
+                out.set((slice, head, a.value_size + 1), self.total.at(at));
+                say_slices(k, (a, self.plan), out, (slice, head));
+            });
+        });
     }
 
     /// `body(which, row)` for those of a lane's two rows that are wanted.
