@@ -1,20 +1,19 @@
 //! The kernel for a scan whose body is elementwise over channels: every channel runs through time on its own, carries
 //! in registers. CPU: blocks of channels are shared out among workers. GPU: a thread per channel.
 
-use super::ring::{Ring, Sequence, Steps};
+mod gpu;
+
 use crate::inline::{Binding, Index, Inliner};
 use crate::machine::Machine;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::Function;
 use mlcc_ir::kernel::BufId;
-use mlcc_kernel_lang::{Recorder, Reg, Team, Val, View};
+use mlcc_kernel_lang::{Recorder, Reg, Val, View};
 use std::collections::HashMap;
 use std::ops::Range;
 
 /// Channels that one worker takes at a time: a tile of the contraction kernels, so that both are sliced alike.
 pub const CHANNELS: i64 = 16;
-/// Threads of a GPU block.
-const THREADS: i64 = 64;
 
 /// The scan and the buffers of its inputs (carries, sequences, constants) and outputs (carries, stacked values), all f32.
 pub struct ChannelScan<'a, 'k> {
@@ -50,8 +49,7 @@ impl<'k> ChannelScan<'_, 'k> {
     pub fn emit(&self, machine: Machine) {
         match machine {
             Machine::Cpu { lanes, .. } => self.emit_cpu(lanes),
-            Machine::Gpu { .. } if self.length.as_const() == Some(1) => self.emit_step(),
-            Machine::Gpu { asynchronous } => self.emit_ring(asynchronous),
+            Machine::Gpu { asynchronous } => self.emit_gpu(asynchronous),
         }
     }
 
@@ -71,72 +69,6 @@ impl<'k> ChannelScan<'_, 'k> {
                 };
                 k.when_else(full, || self.channel(c, lanes), one_by_one);
             }
-        });
-    }
-
-    /// GPU, one step: nothing to bring ahead.
-    fn emit_step(&self) {
-        let k = self.k;
-        k.blocks("block", 0, (self.channels + THREADS - 1) / THREADS, |block| {
-            k.threads("t", THREADS, |t| {
-                let c = block * THREADS + t;
-                k.when(c.lt(self.channels), || self.channel(c, 1));
-            });
-        });
-    }
-
-    /// GPU, several steps. Threads beyond the last channel compute that one once more and store nothing. Results come after the carries of
-    /// all steps that are computed in one go: their divisions have branches, behind which `ptxas` moves nothing.
-    fn emit_ring(&self, asynchronous: bool) {
-        let (k, team) = (self.k, Team::new(self.k, THREADS));
-        k.blocks("block", 0, (self.channels + THREADS - 1) / THREADS, |block| {
-            let first = (block * THREADS).named("first");
-            let part = |&buf: &BufId| Sequence {
-                from: k.flat(buf),
-                of_step: self.channels,
-                first,
-                elements: THREADS,
-                multiple: THREADS,
-            };
-            let ring = Ring::new(k, team, asynchronous, self.seqs().iter().map(part).collect());
-            let [carries, constants] =
-                [self.carries, self.constants().len()].map(|count| k.registers("held", [count as i64]));
-            let before = k.registers("before", [Steps::MOST, self.carries as i64]);
-            let channel = |t: Val<'k>| (first + t).min(self.channels - 1).named("c");
-            let stored = |t: Val<'k>, store: &dyn Fn()| match self.channels % THREADS {
-                0 => store(),
-                _ => k.when((first + t).lt(self.channels), store),
-            };
-            team.run(|t| {
-                let c = channel(t);
-                for (to, bufs) in [(carries, &self.inputs[..self.carries]), (constants, self.constants())] {
-                    bufs.iter().zip(0..).for_each(|(&buf, i)| to.set([i], k.flat(buf).at([c])));
-                }
-            });
-            ring.run(&self.length, |t, steps| {
-                let c = channel(t);
-                let results = |i: Val<'k>, place, outputs: Range<usize>| {
-                    let carried = (0..self.carries as i64).map(|carry| before.at([i, k.int(carry)]));
-                    let stepped = (0..self.seqs).map(|seq| ring.at(seq, place).at([t]));
-                    let constants = (0..self.constants().len() as i64).map(|i| constants.at([i]));
-                    self.step(carried.chain(stepped).chain(constants), (c, 1), outputs)
-                };
-                steps.each(|i, _, place| {
-                    (0..self.carries as i64)
-                        .for_each(|carry| before.set([i, k.int(carry)], carries.at([carry])));
-                    let next = results(i, place, 0..self.carries);
-                    next.into_iter().zip(0..).for_each(|(value, carry)| carries.set([carry], value));
-                });
-                steps.each(|i, time, place| {
-                    let stacked = results(i, place, self.carries..self.outputs.len());
-                    let store = |(&to, value)| stored(t, &|| self.rows(to).set([time, first + t], value));
-                    self.outputs[self.carries..].iter().zip(stacked).for_each(store);
-                });
-            });
-            team.run(|t| {
-                let store = |(&to, carry)| stored(t, &|| k.flat(to).set([first + t], carries.at([carry])));
-                self.outputs[..self.carries].iter().zip(0..).for_each(store);
-            });
         });
     }
 
