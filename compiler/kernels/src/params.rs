@@ -157,12 +157,12 @@ impl KernelTarget {
         Some([here("here_i16_256")?, here("here_i32_256")?])
     }
 
-    /// The first of `names` that the machine has.
     /// Whether copies to shared memory go on while a thread computes.
     pub fn copies_asynchronously(&self) -> bool {
         self.find(&["cp_async_16_f32"]).is_some()
     }
 
+    /// The first of `names` that the machine has.
     fn find(&self, names: &[&str]) -> Option<InstrId> {
         names.iter().filter_map(|n| InstrId::by_name(n)).find(|&i| self.has(i))
     }

@@ -61,6 +61,7 @@ impl<'k> Steps<'k> {
     }
 }
 
+/// Steps of all sequences in shared memory, and who copies and reads them.
 pub(super) struct Ring<'k> {
     k: &'k Recorder,
     team: Team<'k>,

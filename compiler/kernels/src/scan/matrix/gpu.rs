@@ -25,8 +25,8 @@ impl Split {
     pub(super) fn of(shape: Shape) -> Split {
         let whole = |sharers: &i64| shape.columns % (sharers * i64::from(LANES)) == 0;
         let wanted = |sharers: &i64| sharers * COLUMNS <= shape.columns;
-        let halves = (1..=WARP.ilog2()).rev().map(|bits| 1 << bits);
-        let sharers = halves.into_iter().filter(wanted).find(whole).unwrap_or(1);
+        let powers = (1..=WARP.ilog2()).rev().map(|bits| 1 << bits);
+        let sharers = powers.filter(wanted).find(whole).unwrap_or(1);
         Split { sharers, rows: THREADS / sharers }
     }
 

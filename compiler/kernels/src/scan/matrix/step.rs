@@ -106,10 +106,10 @@ impl<'a, 'k> Step<'a, 'k> {
 
     /// Elements of local memory that a row of a state takes: whole vectors, so that they can be kept in registers.
     fn stride(&self, extent: Extent) -> i64 {
-        match self.pieces(extent) {
-            [] => 0,
-            [one] if !extent.columns => one.lanes.into(),
-            [.., last] => ((last.place + 1) as u64).next_multiple_of(self.lanes.into()) as i64,
+        let of_lane = self.scan.shape.columns / self.sharers.map_or(1, |sharers| sharers.count);
+        match extent.columns {
+            true => (of_lane as usize).next_multiple_of(self.lanes as usize) as i64,
+            false => 1,
         }
     }
 
