@@ -71,13 +71,9 @@ fn tensor_cores_interpreted() {
         let lengths: &[(usize, usize)] =
             if case.size > 64 { &[(1, 70), (5, 66)] } else { &[(1, 0), (1, 150), (70, 0), (9, 130)] };
         for &(n, past) in lengths {
-            let inputs = case.inputs(n, past);
-            let expected = case.reference(&inputs, n, past);
-            let sizes = SymValues { n: n as i64, b: 1, past: past as i64 };
             let kernels = case.kernels(n == 1 && c % 2 == 0, &target);
             assert!(has_one_of(&kernels[0], &FRAGMENTS), "{case:?}");
-            let found = interpreted(&kernels, &inputs, &sizes, 1);
-            assert_close(&format!("{case:?}, n = {n}, past = {past}"), &expected, &found, 1e-5);
+            equals_reference(&format!("{case:?}"), &case, &kernels, (n, past), 1, 1e-5);
         }
     }
     for (size, value_size) in [(24, 16), (16, 8), (272, 16)] {
@@ -102,11 +98,7 @@ fn tensor_cores_of_one_warp_interpreted() {
         assert!(has_one_of(&kernels[0], &FRAGMENTS), "{case:?}");
         assert_eq!(kernels.len(), 2, "slices are merged: {case:?}");
         for past in [5, 70, 150] {
-            let inputs = case.inputs(1, past);
-            let expected = case.reference(&inputs, 1, past);
-            let sizes = SymValues { n: 1, b: 1, past: past as i64 };
-            let found = interpreted(&kernels, &inputs, &sizes, 1);
-            assert_close(&format!("{case:?}, past = {past}"), &expected, &found, 1e-5);
+            equals_reference(&format!("{case:?}"), &case, &kernels, (1, past), 1, 1e-5);
         }
     }
 }
@@ -134,18 +126,10 @@ fn integer_products_interpreted() {
         let target = target_of(name).0;
         for (c, case) in cases.iter().enumerate() {
             for past in [0, 2, 77] {
-                let inputs = case.inputs(1, past);
-                let expected = case.reference(&inputs, 1, past);
-                let sizes = SymValues { n: 1, b: 1, past: past as i64 };
                 let kernels = case.kernels(true, &target);
                 assert!(has_one_of(&kernels[0], &[instr]), "{name}, case {c}");
-                let found = interpreted(&kernels, &inputs, &sizes, 2);
-                assert_close(
-                    &format!("{case:?} for {name}, past = {past}"),
-                    &expected,
-                    &found,
-                    tolerance(case, &kernels[0]),
-                );
+                let tolerance = tolerance(case, &kernels[0]);
+                equals_reference(&format!("{case:?} for {name}"), case, &kernels, (1, past), 2, tolerance);
             }
         }
     }
@@ -160,11 +144,7 @@ fn words_of_512_bits_interpreted() {
         let kernels = case.kernels(true, &target);
         assert!(has_one_of(&kernels[0], &["vpdpwssd_512"]), "{group} heads");
         for past in [0, 2, 77] {
-            let inputs = case.inputs(1, past);
-            let expected = case.reference(&inputs, 1, past);
-            let sizes = SymValues { n: 1, b: 1, past: past as i64 };
-            let found = interpreted(&kernels, &inputs, &sizes, 2);
-            assert_close(&format!("{group} heads, past = {past}"), &expected, &found, 1e-4);
+            equals_reference(&format!("{group} heads"), &case, &kernels, (1, past), 2, 1e-4);
         }
     }
 }

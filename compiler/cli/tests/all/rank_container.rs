@@ -59,11 +59,19 @@ fn start(folder: &Path, plugin: &Path, ranks: usize) -> Container {
     Container { process, stdout, client: Client { address } }
 }
 
+/// What starts ranks is a script of bash.
+fn has_bash() -> bool {
+    let found = Command::new("bash").arg("--version").output().is_ok();
+    if !found {
+        eprintln!("skipped: no bash on this machine");
+    }
+    found
+}
+
 /// What a container gets is passed on to the ranks, whose texts come to their end.
 #[test]
 fn a_container_of_ranks_drains() {
-    if Command::new("bash").arg("--version").output().is_err() {
-        eprintln!("skipped: no bash on this machine");
+    if !has_bash() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -88,8 +96,7 @@ fn script(folder: &Path, name: &str, text: &str) {
 /// The first pod of a group waits for the others and tells `mpirun` of them; what is missing is an error that names it.
 #[test]
 fn the_first_pod_of_a_group_starts_the_ranks_of_all() {
-    if Command::new("bash").arg("--version").output().is_err() {
-        eprintln!("skipped: no bash on this machine");
+    if !has_bash() {
         return;
     }
     let temporary = tempfile::tempdir().unwrap();

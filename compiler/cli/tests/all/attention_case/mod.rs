@@ -1,5 +1,6 @@
 //! Kinds of attention with what their kernels are held against, and what runs them.
 
+use crate::cases::assert_close;
 use mlcc_codegen::executor::{Aligned, Executor};
 use mlcc_interp::equivalence::random_tensor;
 use mlcc_interp::graph::Tensor;
@@ -264,6 +265,22 @@ pub fn interpreted(kernels: &[Kernel], inputs: &[Tensor], sizes: &SymValues, wor
         run_with(kernel, &mut buffers, sizes, &Options::workers(workers)).unwrap_or_else(|e| panic!("{e}"));
         *bytes = buffers.into_iter().map(|b| b.bytes).collect();
     })
+}
+
+/// Interprets kernels of `n` queries behind `past` positions, and compares with the definition.
+pub fn equals_reference(
+    what: &str,
+    case: &Case,
+    kernels: &[Kernel],
+    (n, past): (usize, usize),
+    workers: usize,
+    tolerance: f32,
+) {
+    let inputs = case.inputs(n, past);
+    let sizes = SymValues { n: n as i64, b: 1, past: past as i64 };
+    let found = interpreted(kernels, &inputs, &sizes, workers);
+    let what = format!("{what}, n = {n}, past = {past}");
+    assert_close(&what, &case.reference(&inputs, n, past), &found, tolerance);
 }
 
 pub fn executed(
