@@ -8,7 +8,8 @@
 //!   reads them, unless something needs the value in memory;
 //! * lazy, too, is what computes from single elements and is read by attention alone, whose kernel unpacks cached codes
 //!   and turns queries as it loads them, or by one concatenation of columns alone (turned keys, written once);
-//! * contraction, row (elementwise or last-axis reduction), and closed (everything else, a kernel each).
+//! * contraction, row (elementwise or last-axis reduction), scan (over channels: takes elementwise ops on its stacked values), and
+//!   closed (everything else, a kernel each).
 
 mod around;
 
@@ -19,10 +20,12 @@ use crate::{Context, PassError, Program};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, Node, NodeId, ValueId};
+use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 use mlcc_kernels::lower::contraction::is_contraction;
 use mlcc_kernels::params::KernelTarget;
+use mlcc_kernels::scan::is_channelwise;
 use mlcc_target::Arch;
 use petgraph::algo::has_path_connecting;
 use petgraph::visit::{GraphBase, GraphRef, IntoNeighbors, NodeFiltered, Visitable};
@@ -35,7 +38,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
         // What nobody uses would belong to no group.
         sweep(&mut program.module, id);
         let f = &program.module.functions[id];
-        let mut fusion = Fusion::new(f, target.as_ref());
+        let mut fusion = Fusion::new(&program.module, f, target.as_ref());
         for (node, _) in f.live() {
             fusion.visit(node);
         }
@@ -56,13 +59,14 @@ enum Class {
     Lazy,
     Contraction,
     Row,
+    Scan,
     Closed,
 }
 
 struct Group {
     /// What may join: `Closed` takes nobody.
     class: Class,
-    /// Leading axes of row groups, all axes of a contraction's result.
+    /// Leading axes of row groups, all axes of a contraction's result and of a scan's stacked values.
     shape: Vec<Dim>,
     nodes: Vec<NodeId>,
     /// What is computed here as well as in other groups.
@@ -70,6 +74,7 @@ struct Group {
 }
 
 struct Fusion<'a> {
+    module: &'a Module,
     f: &'a Function,
     /// What products of a single row are compiled for, if that joins what is around them.
     target: Option<&'a KernelTarget>,
@@ -83,8 +88,9 @@ struct Fusion<'a> {
 }
 
 impl<'a> Fusion<'a> {
-    fn new(f: &'a Function, target: Option<&'a KernelTarget>) -> Self {
+    fn new(module: &'a Module, f: &'a Function, target: Option<&'a KernelTarget>) -> Self {
         let mut fusion = Fusion {
+            module,
             f,
             target,
             class: vec![Class::Structural; f.nodes.len()],
@@ -130,6 +136,11 @@ impl<'a> Fusion<'a> {
                 Class::Row
             }
             op if is_contraction(f, op, &node.inputs) => Class::Contraction,
+            Op::Scan { body, carries, .. }
+                if node.outputs.len() > *carries && is_channelwise(&self.module.functions[*body]) =>
+            {
+                Class::Scan
+            }
             _ => Class::Closed,
         }
     }
@@ -142,6 +153,10 @@ impl<'a> Fusion<'a> {
             Class::Contraction => {
                 let shape = self.f.ty(node.outputs[0]).dims.clone();
                 self.open(id, Class::Contraction, shape);
+            }
+            Class::Scan => {
+                let stacked = node.outputs.last().map(|&v| self.f.ty(v).dims.clone());
+                self.open(id, Class::Scan, stacked.unwrap_or_default());
             }
             Class::Row => match self.find_group(node) {
                 Some(group) => {
@@ -183,21 +198,26 @@ impl<'a> Fusion<'a> {
         let g = &self.groups[group];
         let out = self.f.ty(node.outputs[0]);
         match g.class {
-            Class::Contraction if !node.op.is_elementwise() => return Some("a reduction is no epilogue"),
+            Class::Contraction | Class::Scan if !node.op.is_elementwise() => {
+                return Some("a reduction is no epilogue");
+            }
             Class::Contraction if out.dims != g.shape => return Some("another shape than the product"),
-            Class::Contraction if self.is_of_reduction(node) => return Some("its reduction computes it"),
-            Class::Contraction if node.inputs.iter().any(|&v| self.is_moved(v)) => {
+            Class::Scan if out.dims != g.shape => return Some("another shape than the stacked values"),
+            Class::Contraction | Class::Scan if self.is_of_reduction(node) => {
+                return Some("its reduction computes it");
+            }
+            Class::Contraction | Class::Scan if node.inputs.iter().any(|&v| self.is_moved(v)) => {
                 return Some("an epilogue moves no elements");
             }
             Class::Row if row_shape(self.f, node) != g.shape => return Some("other rows"),
-            Class::Contraction | Class::Row => {}
+            Class::Contraction | Class::Row | Class::Scan => {}
             Class::Closed if self.rounds_attention(node, g) => return None,
             Class::Structural | Class::Lazy | Class::Closed => return Some("the group takes no others"),
         }
         for &v in &node.inputs {
             let direct = self.producer_group(v) == Some(group);
             let aligned = match g.class {
-                Class::Contraction => self.f.ty(v).dims == g.shape,
+                Class::Contraction | Class::Scan => self.f.ty(v).dims == g.shape,
                 _ => leading(&self.f.ty(v).dims) == g.shape.as_slice(),
             };
             if direct && !aligned {
@@ -301,7 +321,7 @@ impl<'a> Fusion<'a> {
         let reads_memory = match self.class[user.index()] {
             Class::Row | Class::Lazy => false,
             Class::Closed => !is_attention(&self.f.nodes[user]),
-            Class::Contraction | Class::Structural => true,
+            Class::Contraction | Class::Scan | Class::Structural => true,
         };
         !reads_memory
     }

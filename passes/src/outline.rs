@@ -108,9 +108,15 @@ impl<'a> Outliner<'a> {
         }
         for (id, node) in self.f.live() {
             if let Some(&g) = self.home.get(&id) {
-                // The kernel of a scan stores all results.
-                let all = matches!(node.op, Op::Scan { .. });
-                self.outputs[g].extend(node.outputs.iter().filter(|v| all || needed[v.index()]));
+                // The kernel of a scan stores all results, or states and what else of its group is needed.
+                let all = match node.op {
+                    Op::Scan { .. } if self.groups[g].nodes.len() == 1 => node.outputs.len(),
+                    Op::Scan { carries, .. } => carries,
+                    _ => 0,
+                };
+                let stored = node.outputs.iter().enumerate();
+                let stored = stored.filter(|(i, v)| *i < all || needed[v.index()]).map(|(_, v)| *v);
+                self.outputs[g].extend(stored);
             }
         }
     }

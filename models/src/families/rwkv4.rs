@@ -104,16 +104,16 @@ fn time_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: Valu
     let states = [("a", 0.0), ("b", 0.0), ("p", EMPTY)]
         .map(|(s, init)| b.state(&format!("blocks.{layer}.att.{s}"), channels.clone(), init));
     let body = wkv_step(b, attention);
-    let wkv = b.per_sequence(&[k, v], |b, rows| {
+    let gated = b.per_sequence(&[k, v, r], |b, rows| {
         let carries = states.map(|s| b.read(s));
-        let out = b.scan(body, &carries, rows, &[decay, bonus]);
+        let out = b.scan(body, &carries, &rows[..2], &[decay, bonus]);
         for (state, &value) in states.iter().zip(&out) {
             b.write(*state, value);
         }
-        vec![out[3]]
+        // The kernel of the recurrence computes it: so the product that makes `r` waits for no step.
+        vec![b.mul(rows[2], out[3])]
     })[0];
 
-    let gated = b.mul(r, wkv);
     let output = format!("{name}.output.weight");
     let output = rescaled_weight(b, (layer, config.rescale_every), &output, hidden, attention);
     linear(b, gated, output)

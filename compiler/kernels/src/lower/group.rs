@@ -115,7 +115,7 @@ pub fn lower_appending(
     let mut emitted = match chosen {
         Template::Attention(_) => return Err(LowerError::internal("an attention is lowered above")),
         Template::Experts(node) => experts::emit(&mut kb, f, node, inliner, &inputs, &outputs, target)?,
-        Template::Scan(node) => scan::emit(&mut kb, module, f, node, &inputs, &outputs, target)?,
+        Template::Scan(node) => scan::emit(&mut kb, module, f, node, inliner, (&inputs, &outputs), target)?,
         Template::Contraction(c) => contraction::emit(&mut kb, f, &c, inliner, &inputs, &outputs, target)?,
         Template::Rows if reads_codes(f, target) => {
             let what = format!("group {} has an integer product beside what is no epilogue of it", f.name);

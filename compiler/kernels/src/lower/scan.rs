@@ -1,12 +1,13 @@
-//! Groups of one scan.
+//! Groups of one scan; of one over channels also with what is computed of its stacked values element by element.
 
 use super::error::LowerError;
 use super::kernel::{ArgContract, Emitted};
 use super::plan::Partition;
+use crate::inline::Inliner;
 use crate::machine::Machine;
 use crate::params::KernelTarget;
 use crate::scan::matrix::{Plan, ROWS};
-use crate::scan::{self, ChannelScan, MatrixScan};
+use crate::scan::{self, ChannelScan, Epilogue, MatrixScan};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::{Access, BufId};
@@ -14,14 +15,15 @@ use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Recorder;
+use mlcc_target::Arch;
 
 pub(super) fn emit(
     kb: &mut KernelBuilder,
     module: &Module,
     f: &Function,
     node: &Node,
-    inputs: &[BufId],
-    outputs: &[BufId],
+    inliner: Inliner<'_, 'static>,
+    (inputs, outputs): (&[BufId], &[BufId]),
     target: &KernelTarget,
 ) -> Result<Emitted, LowerError> {
     let Op::Scan { body, carries, seqs } = node.op else {
@@ -31,14 +33,19 @@ pub(super) fn emit(
     // A value may be several operands of the scan and is one input of the group.
     let positions: Option<Vec<usize>> =
         node.inputs.iter().map(|v| f.inputs.iter().position(|i| i == v)).collect();
-    let (1, Some(positions), true) = (f.body.len(), positions, node.outputs == f.outputs) else {
-        return Err(LowerError::internal(format!("group {} has more than its scan", f.name)));
+    let (states, stacked) = node.outputs.split_at(carries);
+    let (Some(positions), true) = (positions, f.outputs.starts_with(states)) else {
+        return Err(LowerError::internal(format!("group {} has not all operands of its scan", f.name)));
     };
     let length = f.ty(node.inputs[carries]).dims[0].clone();
-    let (inputs, outputs) = (positions.iter().map(|&i| inputs[i]).collect(), outputs.to_vec());
+    let operands: Vec<BufId> = positions.iter().map(|&i| inputs[i]).collect();
     let machine = Machine::of(target);
     let (shares, generator, plan) = if let Some(shape) = scan::shape_of(body, carries) {
+        if node.outputs != f.outputs {
+            return Err(LowerError::internal(format!("group {} has more than its scan", f.name)));
+        }
         Recorder::within(kb, |k| {
+            let (inputs, outputs) = (operands, outputs.to_vec());
             let scan = MatrixScan { k, body, carries, seqs, inputs, outputs, length, shape };
             let plan = Plan::choose(&scan, machine);
             scan.emit(plan, target.prefetch(DType::F32));
@@ -47,13 +54,26 @@ pub(super) fn emit(
     } else if scan::is_channelwise(body) {
         let channels = body.ty(body.inputs[0]).dims[0].as_const().unwrap_or(0);
         let tiles = Recorder::within(kb, |k| {
-            let scan = ChannelScan { k, body, carries, seqs, inputs, outputs, length, channels };
+            let (new_states, results) = outputs.split_at(carries);
+            let of_step = |i: &usize| !positions.contains(i) && is_stacked(f, f.inputs[*i], stacked);
+            // Of a single step nothing comes ahead.
+            let ahead =
+                (0..inputs.len()).filter(|_| target.arch == Arch::Nvptx && length.as_const() != Some(1));
+            let f32_rows = ahead.filter(of_step).filter(|&i| f.ty(f.inputs[i]).dtype == DType::F32);
+            let epilogue = Epilogue {
+                inliner,
+                stacked,
+                rows: f32_rows.map(|i| (f.inputs[i], inputs[i])).collect(),
+                results: f.outputs[carries..].iter().copied().zip(results.iter().copied()).collect(),
+            };
+            let (inputs, outputs) = (operands, new_states.to_vec());
+            let scan = ChannelScan { k, body, carries, seqs, inputs, outputs, epilogue, length, channels };
             scan.emit(machine);
             Partition::Tiles(scan.blocks())
         });
         let shares = ScanShares {
             inputs: vec![Some(tiles.clone()); node.inputs.len()],
-            outputs: vec![Some(tiles); node.outputs.len()],
+            outputs: vec![Some(tiles); f.outputs.len()],
         };
         (shares, "scan::channels", format!("blocks of {} channels, {machine}", scan::CHANNELS))
     } else {
@@ -67,7 +87,8 @@ pub(super) fn emit(
             // A value that is several operands is read as the least orderly of them.
             let mut uses =
                 positions.iter().zip(&shares.inputs).filter(|(p, _)| **p == i).map(|(_, share)| share);
-            let first = uses.next().cloned().flatten();
+            let beside = || shares.outputs.last().filter(|_| is_stacked(f, f.inputs[i], stacked));
+            let first = uses.next().or_else(beside).cloned().flatten();
             let partition = if uses.all(|share| *share == first) { first } else { None };
             ArgContract { access: Access::In, partition, in_place: vec![] }
         })
@@ -78,6 +99,11 @@ pub(super) fn emit(
         args.push(ArgContract { access: Access::Out, partition, in_place });
     }
     Ok(Emitted { args, generator, plan })
+}
+
+/// True for a value with an element beside each of the stacked values.
+fn is_stacked(f: &Function, v: ValueId, stacked: &[ValueId]) -> bool {
+    stacked.first().is_some_and(|&of| f.ty(of).dims == f.ty(v).dims)
 }
 
 /// Which scan bodies have a kernel.

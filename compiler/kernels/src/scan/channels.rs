@@ -6,7 +6,7 @@ mod gpu;
 use crate::inline::{Binding, Index, Inliner};
 use crate::machine::Machine;
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::Function;
+use mlcc_ir::graph::{Function, ValueId};
 use mlcc_ir::kernel::BufId;
 use mlcc_kernel_lang::{Recorder, Reg, Val, View};
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use std::ops::Range;
 /// Channels that one worker takes at a time: a tile of the contraction kernels, so that both are sliced alike.
 pub const CHANNELS: i64 = 16;
 
-/// The scan and the buffers of its inputs (carries, sequences, constants) and outputs (carries, stacked values), all f32.
+/// The scan and the buffers of its inputs (carries, sequences, constants) and new carries, all f32.
 pub struct ChannelScan<'a, 'k> {
     pub k: &'k Recorder,
     pub body: &'a Function,
@@ -23,9 +23,22 @@ pub struct ChannelScan<'a, 'k> {
     pub seqs: usize,
     pub inputs: Vec<BufId>,
     pub outputs: Vec<BufId>,
+    pub epilogue: Epilogue<'a, 'k>,
     /// Steps.
     pub length: Dim,
     pub channels: i64,
+}
+
+/// What is made of the stacked values, element by element, and stored.
+pub struct Epilogue<'a, 'k> {
+    /// Of the group, with its inputs bound.
+    pub inliner: Inliner<'a, 'k>,
+    /// The stacked values of the scan there.
+    pub stacked: &'a [ValueId],
+    /// Inputs of the group in f32 with a row for each step that it reads, too.
+    pub rows: Vec<(ValueId, BufId)>,
+    /// `[steps, channels]` in memory; stacked values among them.
+    pub results: Vec<(ValueId, BufId)>,
 }
 
 /// True if every value of the body has the shape of the channels, or is a constant.
@@ -85,7 +98,7 @@ impl<'k> ChannelScan<'_, 'k> {
         self.k.view(buf, [1, self.channels])
     }
 
-    /// Some results of a step for `lanes` channels from `c`, of the values of all inputs there.
+    /// Some results of the body in a step for `lanes` channels from `c`, of the values of all inputs there.
     fn step(
         &self,
         inputs: impl Iterator<Item = Val<'k>>,
@@ -99,6 +112,25 @@ impl<'k> ChannelScan<'_, 'k> {
         self.body.outputs[outputs].iter().map(result).collect()
     }
 
+    /// What is stored of a step, of its stacked values and of rows of the epilogue whose values are known.
+    fn results(
+        &self,
+        stacked: Vec<Val<'k>>,
+        rows: impl Iterator<Item = Val<'k>>,
+        (time, c, lanes): (Val<'k>, Val<'k>, u32),
+    ) -> Vec<Val<'k>> {
+        let Epilogue { inliner, stacked: names, rows: read, results } = &self.epilogue;
+        let mut inliner = Inliner { lanes, ..inliner.clone() };
+        let known = names.iter().copied().zip(stacked).chain(read.iter().map(|(v, _)| *v).zip(rows));
+        inliner.bindings.extend(known.map(|(v, value)| (v, Binding::Value(value))));
+        let index = [Index::scalar(time), Index::from(c, lanes)];
+        let value = |&(v, _): &(ValueId, BufId)| {
+            let value = inliner.value(self.k, v, &index).to_lanes(lanes);
+            value.cast(inliner.f.ty(v).dtype).named("out")
+        };
+        results.iter().map(value).collect()
+    }
+
     /// `lanes` channels from `c` through all steps.
     fn channel(&self, c: Val<'k>, lanes: u32) {
         let k = self.k;
@@ -110,12 +142,11 @@ impl<'k> ChannelScan<'_, 'k> {
             let carried = carries.iter().map(|carry| carry.get());
             let stepped = self.seqs().iter().map(|&buf| self.rows(buf).load([step, c], lanes));
             let inputs = carried.chain(stepped).chain(constants.iter().copied());
-            for (i, &result) in self.step(inputs, (c, lanes), 0..self.outputs.len()).iter().enumerate() {
-                match carries.get(i) {
-                    Some(carry) => carry.set(result),
-                    None => self.rows(self.outputs[i]).set([step, c], result),
-                }
-            }
+            let mut next = self.step(inputs, (c, lanes), 0..self.body.outputs.len());
+            let results = self.results(next.split_off(self.carries), std::iter::empty(), (step, c, lanes));
+            carries.iter().zip(next).for_each(|(carry, value)| carry.set(value));
+            let store = |(&(_, buf), value)| self.rows(buf).set([step, c], value);
+            self.epilogue.results.iter().zip(results).for_each(store);
         });
         for (carry, &out) in carries.iter().zip(&self.outputs) {
             k.flat(out).set([c], carry.get());

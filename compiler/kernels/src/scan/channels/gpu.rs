@@ -52,12 +52,8 @@ impl<'a, 'k> Block<'a, 'k> {
     /// The channels through all steps.
     fn run(&self, asynchronous: bool) {
         let (scan, team) = (self.scan, Team::new(self.scan.k, THREADS));
-        let ring = Ring::new(
-            scan.k,
-            team,
-            asynchronous,
-            scan.seqs().iter().map(|&buf| self.sequence(buf)).collect(),
-        );
+        let read = scan.seqs().iter().copied().chain(scan.epilogue.rows.iter().map(|(_, buf)| *buf));
+        let ring = Ring::new(scan.k, team, asynchronous, read.map(|buf| self.sequence(buf)).collect());
         team.run(|t| {
             let c = self.channel(t);
             for (to, bufs) in
@@ -70,7 +66,7 @@ impl<'a, 'k> Block<'a, 'k> {
         team.run(|t| {
             let to = |buf: BufId| scan.k.flat(buf).tail([self.first + t]);
             let store = |(&buf, carry)| self.store(t, to(buf), self.carries.at([carry]));
-            scan.outputs[..scan.carries].iter().zip(0..).for_each(store);
+            scan.outputs.iter().zip(0..).for_each(store);
         });
     }
 
@@ -106,10 +102,12 @@ impl<'a, 'k> Block<'a, 'k> {
             next.into_iter().zip(0..).for_each(|(value, carry)| self.carries.set([carry], value));
         });
         steps.each(|i, time, place| {
-            let stacked = results(i, place, scan.carries..scan.outputs.len());
+            let stacked = results(i, place, scan.carries..scan.body.outputs.len());
+            let rows = (0..scan.epilogue.rows.len()).map(|row| ring.at(scan.seqs + row, place).at([t]));
+            let stored = scan.results(stacked, rows, (time, c, 1));
             let to = |buf: BufId| scan.rows(buf).tail([time, self.first + t]);
-            let store = |(&buf, value)| self.store(t, to(buf), value);
-            scan.outputs[scan.carries..].iter().zip(stacked).for_each(store);
+            let store = |(&(_, buf), value)| self.store(t, to(buf), value);
+            scan.epilogue.results.iter().zip(stored).for_each(store);
         });
     }
 }
