@@ -1,4 +1,6 @@
-//! The keys of the `tune` tables that `mlcc tune` varies, and the values that it tries.
+//! The keys of the tune tables that `mlcc tune` varies, and the values that it tries.
+
+mod gpu;
 
 use toml::{Table, Value};
 
@@ -14,16 +16,23 @@ pub enum Kind {
     Prompt,
     /// A prompt of few tokens.
     FewRows,
+    /// A step of few sequences, and of many: so many rows of products, and a query of attention for each.
+    FewSequences,
+    ManySequences,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 3] = [Kind::Decode, Kind::Prompt, Kind::FewRows];
+    /// What is timed on CPUs, and what is predicted for GPUs.
+    pub const OF_CPUS: [Kind; 3] = [Kind::Decode, Kind::Prompt, Kind::FewRows];
+    pub const OF_GPUS: [Kind; 4] = [Kind::Decode, Kind::FewSequences, Kind::ManySequences, Kind::Prompt];
 
     pub fn name(self) -> &'static str {
         match self {
             Kind::Decode => "decode",
             Kind::Prompt => "prompt",
             Kind::FewRows => "short prompt",
+            Kind::FewSequences => "few sequences",
+            Kind::ManySequences => "many sequences",
         }
     }
 }
@@ -52,14 +61,31 @@ enum Values {
     Tall,
     /// Keys of a block of attention, and what they may take.
     Block,
+    /// Rows, columns and warps of a product on tensor cores, and its stages.
+    Product,
+    /// Warps, keys and shared memory of an attention there.
+    Attention,
 }
 
 const DECODE: &[Kind] = &[Kind::Decode];
 const ROWS: &[Kind] = &[Kind::Prompt, Kind::FewRows];
 const PROMPT: &[Kind] = &[Kind::Prompt];
 const FEW_ROWS: &[Kind] = &[Kind::FewRows];
+const SEVERAL: &[Kind] = &[Kind::FewSequences, Kind::ManySequences, Kind::Prompt];
 
-/// What moves most stands first.
+/// Those of GPU levels. A tile is tried as a whole: its parts fit each other.
+pub const GPU_FIELDS: &[Field] = &[
+    field(
+        "code_product",
+        "tile of products of 4-bit and 8-bit weights with f16 activations; where a level has none, that of `product`",
+        SEVERAL,
+        Values::Product,
+    ),
+    field("product", "tile of other products of several rows on tensor cores", SEVERAL, Values::Product),
+    field("attention", "blocks of attention on tensor cores", &Kind::OF_GPUS, Values::Attention),
+];
+
+/// Those of CPU levels. What moves most stands first.
 pub const FIELDS: &[Field] = &[
     field("stream.q4", "prefetch of 4-bit weights by products of one row", DECODE, Values::Streams),
     field("stream.q8", "the same of 8-bit weights", DECODE, Values::Streams),
@@ -77,7 +103,12 @@ pub const FIELDS: &[Field] = &[
         DECODE,
         Values::Flag,
     ),
-    field("division", "how sigmoid and tanh divide", &Kind::ALL, Values::Words(&["divider", "polynomial"])),
+    field(
+        "division",
+        "how sigmoid and tanh divide",
+        &Kind::OF_CPUS,
+        Values::Words(&["divider", "polynomial"]),
+    ),
     field(
         "product.few_rows",
         "most rows that pass by integer weights together",
@@ -180,7 +211,7 @@ pub const FIELDS: &[Field] = &[
     field(
         "quantize.vectors",
         "vectors of 16 lanes of activations that are computed together",
-        &Kind::ALL,
+        &Kind::OF_CPUS,
         Values::Numbers(&[1, 2, 4]),
     ),
     field(
@@ -199,7 +230,7 @@ pub const FIELDS: &[Field] = &[
     field(
         "shares.bytes",
         "bytes of the smallest piece that workers take from each other",
-        &Kind::ALL,
+        &Kind::OF_CPUS,
         Values::Numbers(&[4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10]),
     ),
     field(
@@ -247,6 +278,12 @@ impl Field {
         parts.try_fold(first, |value, key| value.get(key))
     }
 
+    /// What holds for it: packed weights without a tile of their own have that of the others.
+    fn now<'a>(&self, tables: &'a Table) -> Option<&'a Value> {
+        let other = || tables.get("product").filter(|_| self.key == "code_product");
+        self.get(tables).or_else(other)
+    }
+
     /// True if every other value gives other code, unless no code depends on the key: then one of them tells.
     pub fn all_differ(&self) -> bool {
         matches!(self.values, Values::Words(_) | Values::Flag | Values::Streams)
@@ -254,8 +291,8 @@ impl Field {
 
     /// Values other than the present one, that are legal beside all others; each with the tables that have it.
     pub fn candidates(&self, level: &Level) -> Vec<(Value, Table)> {
-        let tables = level.tune.as_ref().map(Tune::to_table).unwrap_or_default();
-        let now = self.get(&tables);
+        let tables = level.tables().unwrap_or_default();
+        let now = self.now(&tables);
         let values = self.values(now).into_iter().filter(|value| Some(value) != now);
         let whole = values.map(|value| {
             let change = self.change(value.clone());
@@ -287,6 +324,8 @@ impl Field {
                 format!("none; every line or one of each group, {} bytes ahead", list(&DISTANCES))
             }
             Values::Block => format!("keys {}; most half, as much, twice", list(&BLOCK_KEYS)),
+            Values::Product => gpu::describe_products(),
+            Values::Attention => gpu::describe_attentions(),
             Values::Tile | Values::Tall => format!("rows {}; tiles {}", list(&TILE_ROWS), list(&TILES)),
         }
     }
@@ -300,6 +339,8 @@ impl Field {
             Values::Tile => now.map(tiles).unwrap_or_default(),
             Values::Tall => now.map(tall_tiles).unwrap_or_default(),
             Values::Block => now.map(blocks).unwrap_or_default(),
+            Values::Product => now.map(gpu::products).unwrap_or_default(),
+            Values::Attention => now.map(gpu::attentions).unwrap_or_default(),
         }
     }
 }
@@ -361,13 +402,29 @@ fn tall_tiles(_now: &Value) -> Vec<Value> {
 impl Tune {
     /// Keys of these tables that differ from this tuning: what `changes` over `base` come to.
     pub fn changes(&self, changed: &Tune) -> Table {
-        let (base, changed) = (self.to_table(), changed.to_table());
-        let differing = FIELDS.iter().filter_map(|field| {
-            let value = field.get(&changed).filter(|value| Some(*value) != field.get(&base))?;
-            Some(field.change(value.clone()))
-        });
-        differing.fold(Table::new(), |all, one| over(&all, one))
+        differing(FIELDS, &self.to_table(), &changed.to_table())
     }
+}
+
+impl Level {
+    /// The keys of its tune tables.
+    pub fn fields(&self) -> &'static [Field] {
+        if self.gpu.is_some() { GPU_FIELDS } else { FIELDS }
+    }
+
+    /// The same of two levels, of which one is tuned from the other.
+    pub fn changes(&self, changed: &Level) -> Table {
+        let [base, changed] = [self, changed].map(|level| level.tables().unwrap_or_default());
+        differing(self.fields(), &base, &changed)
+    }
+}
+
+fn differing(fields: &[Field], base: &Table, changed: &Table) -> Table {
+    let differing = fields.iter().filter_map(|field| {
+        let value = field.get(changed).filter(|value| Some(*value) != field.get(base))?;
+        Some(field.change(value.clone()))
+    });
+    differing.fold(Table::new(), |all, one| over(&all, one))
 }
 
 #[cfg(test)]
@@ -382,6 +439,25 @@ mod tests {
 
     fn tune(level: &Level) -> &Tune {
         level.tune.as_ref().unwrap()
+    }
+
+    /// Tiles of products and attention keep all their parts.
+    #[test]
+    fn tiles_of_gpus_are_tried_as_a_whole() {
+        for name in ["sm_80", "sm_90"] {
+            let level = crate::level(name).unwrap().unwrap();
+            assert_eq!(level.fields().len(), 3);
+            for field in level.fields() {
+                let candidates = field.candidates(&level);
+                assert!(candidates.len() > 5, "{name}: {} {}", field.key, candidates.len());
+                for (value, change) in candidates {
+                    let changed = level.tuned(&change).unwrap();
+                    assert_eq!(field.get(&changed.tables().unwrap()), Some(&value), "{name}: {}", field.key);
+                    assert_eq!(level.changes(&changed), change, "{name}: {}", field.key);
+                }
+            }
+        }
+        assert_eq!(crate::level("sm_70").unwrap().unwrap().tables(), None);
     }
 
     #[test]

@@ -8,11 +8,12 @@ mod fields;
 mod gpus;
 mod host;
 mod model;
+mod schedules;
 mod spec;
 mod tune;
 mod tuning;
 
-pub use fields::{FIELDS, Field, Kind};
+pub use fields::{FIELDS, Field, GPU_FIELDS, Kind};
 pub use gpus::{GpuModel, Lanes, Latency, Mma, gpus};
 pub use host::detected_features;
 pub use model::{Host, Model, detected_model};
@@ -23,7 +24,7 @@ pub use tune::{
     Attentions, Cache, Division, KeyBlock, Products, Quantizers, Scans, Shares, Stream, Streams, TallTile,
     Tile, Tiles, Tune,
 };
-pub use tuning::{ChangeRow, Measured, TestRow, Tuning, TuningError, show};
+pub use tuning::{ChangeRow, Measured, Predicted, PredictedRow, TestRow, Tuning, TuningError, show};
 
 use thiserror::Error;
 

@@ -2,7 +2,7 @@
 
 use crate::model::Host;
 use crate::tune::{Tune, over};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use thiserror::Error;
 
@@ -42,6 +42,8 @@ pub struct Gpu {
     pub ptx: u32,
     /// Shared memory of one block.
     pub shared_bytes: u32,
+    /// The same with opting in, on every machine that runs code of the level; none where no kernel does.
+    pub opt_in_shared_bytes: Option<u32>,
     pub max_threads: u32,
     pub device: Device,
     /// How products of many rows use tensor cores; none without `mma.sync`.
@@ -53,7 +55,7 @@ pub struct Gpu {
 }
 
 /// What a block computes of an attention on tensor cores.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionTile {
     /// Most warps of a block: each has 16 rows, or with few rows some of the keys.
@@ -64,19 +66,8 @@ pub struct AttentionTile {
     pub shared_bytes: u32,
 }
 
-impl AttentionTile {
-    /// What is wrong with it, for blocks of at most `max_threads` threads.
-    fn fault(&self, max_threads: u32) -> Option<String> {
-        match self {
-            _ if self.warps == 0 || 32 * self.warps > max_threads => Some(format!("{} warps", self.warps)),
-            _ if !matches!(self.keys, 16 | 32 | 64) => Some("tiles are of 16, 32 or 64 keys".into()),
-            _ => None,
-        }
-    }
-}
-
 /// What a block computes of a product on tensor cores, and how.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct MatrixTile {
     /// Of the result.
@@ -104,22 +95,6 @@ impl MatrixTile {
     /// Sums that a lane holds.
     pub fn sums_of_lane(&self) -> i64 {
         self.fragments().iter().product::<i64>() * 4
-    }
-    /// What is wrong with it, for blocks of at most `max_threads` threads.
-    fn fault(&self, max_threads: u32) -> Option<String> {
-        let whole =
-            |size: u32, warps: u32, unit: u32| warps > 0 && size > 0 && size.is_multiple_of(warps * unit);
-        match self {
-            _ if !whole(self.rows, self.warps[0], 16) => {
-                Some("rows are no whole fragments of 16 for each warp".into())
-            }
-            _ if !whole(self.columns, self.warps[1], 8) => {
-                Some("columns are no whole fragments of 8 for each warp".into())
-            }
-            _ if self.threads() > max_threads => Some(format!("{} threads", self.threads())),
-            _ if !(2..=8).contains(&self.stages) => Some("2 to 8 stages".into()),
-            _ => None,
-        }
     }
 }
 
@@ -172,7 +147,7 @@ pub struct Level {
     pub gpu: Option<Gpu>,
     /// The processors that it is tuned for; `None` for a level of instructions.
     pub host: Option<Host>,
-    /// Of CPUs only.
+    /// Of CPUs only: what may be tuned of a GPU stands in `gpu` (see [`Level::tables`]).
     pub tune: Option<Tune>,
 }
 
@@ -229,10 +204,8 @@ pub enum SpecError {
     Twice { file: String, level: String },
     #[error("target spec {file}: level `{level}` needs a `gpu` table on nvptx, and none elsewhere")]
     Gpu { file: String, level: String },
-    #[error("target spec {file}: the product table of level `{level}`: {fault}")]
-    Product { file: String, level: String, fault: String },
-    #[error("target spec {file}: the attention table of level `{level}`: {fault}")]
-    Attention { file: String, level: String, fault: String },
+    #[error("target spec {file}: the gpu table of level `{level}`: {fault}")]
+    Schedules { file: String, level: String, fault: String },
     #[error("target spec {file}: the tune table of level `{level}`: {message}")]
     Tune { file: String, level: String, message: String },
     #[error(
@@ -333,16 +306,8 @@ fn read_level(file: &str, arch: Arch, before: &[Read], entry: LevelEntry) -> Res
     features.extend(entry.features);
     let tables = over(base.map_or(&toml::Table::new(), |b| &b.tune), entry.tune);
     let wrong = |message: String| SpecError::Tune { file: file.clone(), level: level.clone(), message };
-    let faults = |gpu: &Gpu| {
-        let tiles = gpu.product.into_iter().chain(gpu.code_product);
-        tiles.into_iter().find_map(|tile| tile.fault(gpu.max_threads))
-    };
-    if let Some(fault) = entry.gpu.as_ref().and_then(faults) {
-        return Err(SpecError::Product { file, level, fault });
-    }
-    let attention = entry.gpu.as_ref().and_then(|gpu| gpu.attention?.fault(gpu.max_threads));
-    if let Some(fault) = attention {
-        return Err(SpecError::Attention { file, level, fault });
+    if let Some(fault) = entry.gpu.as_ref().and_then(|gpu| gpu.schedules().fault(gpu)) {
+        return Err(SpecError::Schedules { file, level, fault });
     }
     let tune = match arch {
         Arch::Nvptx if tables.is_empty() => None,
@@ -398,45 +363,6 @@ mod tests {
         assert!(error(&format!("default = []\n{level}")).contains("no default"));
         let gpu = format!("gpu = {{ sm = 80, ptx = 70, shared_bytes = 1, max_threads = 1, {DEVICE} }}");
         assert!(error(&format!("default = ['l']\n{level}{gpu}")).contains("gpu"));
-    }
-
-    #[test]
-    fn tiles_of_products_are_whole_fragments() {
-        let fault = |product: &str| {
-            let gpu = format!(
-                "gpu = {{ sm = 80, ptx = 70, shared_bytes = 1, max_threads = 64, product = {{ {product} }}, {DEVICE} }}"
-            );
-            let head = "name = 'g'\narch = 'nvptx'\ntriple = 't'\ndefault = ['x']\n";
-            let text = format!("{head}[[level]]\nname = 'x'\nllvm_cpu = 'sm_80'\nvector_bits = 128\n{gpu}\n");
-            Spec::parse("g", &text).map_or_else(|e| e.to_string(), |_| String::new())
-        };
-        assert_eq!(fault("rows = 32, columns = 16, warps = [2, 1], stages = 2"), "");
-        assert!(
-            fault("rows = 40, columns = 16, warps = [2, 1], stages = 2")
-                .contains("`x`: rows are no whole fragments")
-        );
-        assert!(
-            fault("rows = 32, columns = 12, warps = [2, 1], stages = 2").contains("columns are no whole")
-        );
-        assert!(fault("rows = 64, columns = 16, warps = [4, 1], stages = 2").contains("128 threads"));
-        assert!(fault("rows = 32, columns = 16, warps = [2, 1], stages = 1").contains("stages"));
-        assert!(fault("rows = 32, columns = 16, warps = [0, 1], stages = 2").contains("rows"));
-    }
-
-    #[test]
-    fn tiles_of_attention_are_pages_or_parts() {
-        let fault = |attention: &str| {
-            let gpu = format!(
-                "gpu = {{ sm = 80, ptx = 70, shared_bytes = 1, max_threads = 128, attention = {{ {attention} }}, {DEVICE} }}"
-            );
-            let head = "name = 'g'\narch = 'nvptx'\ntriple = 't'\ndefault = ['x']\n";
-            let text = format!("{head}[[level]]\nname = 'x'\nllvm_cpu = 'sm_80'\nvector_bits = 128\n{gpu}\n");
-            Spec::parse("g", &text).map_or_else(|e| e.to_string(), |_| String::new())
-        };
-        assert_eq!(fault("warps = 4, keys = 32, shared_bytes = 1000"), "");
-        assert!(fault("warps = 5, keys = 32, shared_bytes = 1000").contains("`x`: 5 warps"));
-        assert!(fault("warps = 0, keys = 32, shared_bytes = 1000").contains("0 warps"));
-        assert!(fault("warps = 4, keys = 48, shared_bytes = 1000").contains("16, 32 or 64 keys"));
     }
 
     /// The tables of a level of the x86-64 spec.

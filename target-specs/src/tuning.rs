@@ -1,7 +1,7 @@
-//! Tuning files: what `mlcc tune` measured to be faster on one machine, for `mlcc build --tuning`.
+//! Tuning files: what `mlcc tune` measured to be faster on one machine, or predicted to be so on a GPU, for `mlcc build --tuning`.
 //!
-//! A file names a level and has keys of its `tune` tables, which take the place of the same keys. The processor and the figures that
-//! come with it are for people, and for the check that a file is used where it was measured.
+//! A file names a level and has keys of its tune tables ([`Level::tables`]), which take the place of the same keys. The processor and the
+//! figures that come with it are for people, and for the check that a file is used where it was measured.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::tune::over;
-use crate::{FIELDS, Level, Model, Target, Tune};
+use crate::{FIELDS, GPU_FIELDS, Level, Model, Target, Tune};
 
 /// The content of a tuning file.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
@@ -26,6 +26,36 @@ pub struct Tuning {
     pub tune: toml::Table,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Predicted>,
+}
+
+/// What `mlcc tune --predict` predicted: nothing of it was measured.
+#[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Predicted {
+    pub model: String,
+    pub quant: String,
+    /// Name of the GPU in `gpus.toml`.
+    pub device: String,
+    /// Versions of the assembler and the disassembler.
+    pub ptxas: String,
+    pub nvdisasm: String,
+    #[serde(default)]
+    pub tests: Vec<PredictedRow>,
+    #[serde(default)]
+    pub changes: Vec<ChangeRow>,
+}
+
+/// A test without and with the tuning.
+#[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PredictedRow {
+    pub name: String,
+    /// Tokens per second.
+    pub without: f64,
+    pub with: f64,
+    pub gain: f64,
 }
 
 /// What `mlcc tune` measured.
@@ -68,7 +98,7 @@ pub struct ChangeRow {
     pub key: String,
     pub from: String,
     pub to: String,
-    /// By test, medians of quotients of speeds in turns.
+    /// By kind of work: medians of quotients of speeds in turns, or quotients of predictions.
     pub gains: BTreeMap<String, f64>,
 }
 
@@ -78,8 +108,10 @@ pub enum TuningError {
     Syntax { file: String, message: String },
     #[error("tuning {file}: unknown level `{level}`; known are {known}")]
     UnknownLevel { file: String, level: String, known: String },
-    #[error("tuning {file}: level `{level}` is one of GPUs, which have no `tune` tables")]
-    Gpu { file: String, level: String },
+    #[error("tuning {file}: level `{level}` has nothing to tune: its kernels use no tensor cores")]
+    Nothing { file: String, level: String },
+    #[error("tuning {file}: `{key}` is for levels of {of}, and `{level}` is one of {found}")]
+    Misplaced { file: String, level: String, key: &'static str, of: &'static str, found: &'static str },
     #[error("tuning {file}: the tune table: {message}")]
     Tune { file: String, message: String },
     #[error(
@@ -107,8 +139,21 @@ impl Tuning {
             let known: Vec<String> = known.into_iter().filter(|n| has_tune(n)).collect();
             return Err(TuningError::UnknownLevel { file, level, known: known.join(", ") });
         };
-        if found.tune.is_none() {
-            return Err(TuningError::Gpu { file, level });
+        if found.tables().is_none() {
+            return Err(TuningError::Nothing { file, level });
+        }
+        let misplaced = |key, of, found| TuningError::Misplaced {
+            file: file.clone(),
+            level: level.clone(),
+            key,
+            of,
+            found,
+        };
+        match (found.gpu.is_some(), &tuning) {
+            (true, Tuning { cpu: Some(_), .. }) => return Err(misplaced("cpu", "CPUs", "GPUs")),
+            (true, Tuning { measured: Some(_), .. }) => return Err(misplaced("measured", "CPUs", "GPUs")),
+            (false, Tuning { predicted: Some(_), .. }) => return Err(misplaced("predicted", "GPUs", "CPUs")),
+            _ => {}
         }
         found.tuned(&tuning.tune).map_err(|message| TuningError::Tune { file, message })?;
         Ok(tuning)
@@ -148,8 +193,11 @@ impl Tuning {
 
 impl fmt::Display for Tuning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Keys of CPUs are parts of tables, which GPUs have as a whole.
+        let gpu = crate::level(&self.level).ok().flatten().is_some_and(|level| level.gpu.is_some());
+        let fields = if gpu { GPU_FIELDS } else { FIELDS }.iter();
         let changed =
-            FIELDS.iter().filter_map(|field| Some(format!("{} {}", field.key, show(field.get(&self.tune)?))));
+            fields.filter_map(|field| Some(format!("{} {}", field.key, show(field.get(&self.tune)?))));
         let changed: Vec<String> = changed.collect();
         match changed.is_empty() {
             true => write!(f, "{} as it is", self.level)?,
@@ -157,6 +205,10 @@ impl fmt::Display for Tuning {
         }
         if let Some(cpu) = &self.cpu {
             write!(f, "; measured on {cpu}")?;
+        }
+        if let Some(Predicted { model, quant, device, tests, .. }) = &self.predicted {
+            write!(f, "; predicted for {device}, not measured: {model} {quant}")?;
+            tests.iter().try_for_each(|test| write!(f, ", {} x {:.3}", test.name, test.gain))?;
         }
         let Some(measured) = &self.measured else { return Ok(()) };
         let Measured { model, quant, threads, read_gbytes_per_s: [least, most], gops, tests, .. } = measured;
@@ -190,7 +242,7 @@ pub fn show(value: &toml::Value) -> String {
 }
 
 fn has_tune(name: &str) -> bool {
-    crate::level(name).ok().flatten().is_some_and(|level| level.tune.is_some())
+    crate::level(name).ok().flatten().is_some_and(|level| level.tables().is_some())
 }
 
 impl Tune {
@@ -203,6 +255,9 @@ impl Tune {
 impl Level {
     /// With these keys in place of the same ones of its tune tables; what is unknown or outside of its legal range is told.
     pub fn tuned(&self, changes: &toml::Table) -> Result<Level, String> {
+        if let Some(gpu) = &self.gpu {
+            return self.scheduled(gpu, changes.clone());
+        }
         let base = self.tune.as_ref().ok_or("the level has none")?;
         let tables = over(&base.to_table(), changes.clone());
         let read: Result<Tune, toml::de::Error> = tables.clone().try_into();
@@ -249,6 +304,29 @@ mod tests {
     }
 
     #[test]
+    fn a_tuning_of_a_gpu_says_that_it_is_predicted() {
+        let text = "level = 'sm_90'\n[tune.product]\nrows = 128\n[predicted]\nmodel = 'm'\nquant = 'f16'\n\
+                    device = 'h200'\nptxas = '12.9.86'\nnvdisasm = '13.5.37'\n\
+                    tests = [{ name = 'pp512', without = 100.0, with = 110.0, gain = 1.1 }]\n";
+        let tuning = Tuning::parse("t.toml", text).unwrap();
+        let mut target = crate::resolve("cuda").unwrap();
+        let before = target.clone();
+        tuning.apply("t.toml", "cuda", None, &mut target).unwrap();
+        let tile = |target: &Target| target.levels[0].gpu.as_ref().unwrap().product.unwrap();
+        assert_eq!(tile(&target), crate::MatrixTile { rows: 128, ..tile(&before) });
+        assert_eq!(target.levels[1..], before.levels[1..]);
+        let shown = tuning.to_string();
+        let expected = "sm_90 with product rows 128; predicted for h200, not measured: m f16, pp512 x 1.100";
+        assert_eq!(shown, expected);
+        assert_eq!(Tuning::parse("t.toml", &tuning.to_text("c")).unwrap(), tuning);
+        let other = Tuning { level: "znver4".into(), tune: toml::Table::new(), ..tuning.clone() };
+        assert!(error(&other.to_text("")).contains("`predicted` is for levels of GPUs"));
+        let mut target = crate::resolve("sm_80").unwrap();
+        let text = tuning.apply("t.toml", "sm_80", None, &mut target).unwrap_err().to_string();
+        assert!(text.contains("`sm_90`") && text.contains("--target sm_90"), "{text}");
+    }
+
+    #[test]
     fn what_is_written_is_read_back() {
         let mut tuning = Tuning::parse("t.toml", FILE).unwrap();
         tuning.measured = Some(Measured {
@@ -279,8 +357,17 @@ mod tests {
     fn mistakes_are_named_with_what_is_known() {
         let text = error("level = 'znver9'");
         assert!(text.contains("t.toml") && text.contains("znver9") && text.contains("znver5"), "{text}");
-        assert!(!text.contains("sm_80"), "{text}");
-        assert!(error("level = 'sm_80'").contains("GPU"));
+        assert!(text.contains("sm_80") && !text.contains("sm_70"), "{text}");
+        assert!(error("level = 'sm_70'").contains("tensor cores"));
+        let text = error("level = 'sm_90'\ntune.product.rows = 72");
+        assert!(
+            text.contains("t.toml") && text.contains("product: 72 rows") && text.contains("of 32"),
+            "{text}"
+        );
+        let text = error("level = 'sm_90'\ntune.product.few_rows = 8");
+        assert!(text.contains("unknown field `few_rows`") && text.contains("`stages`"), "{text}");
+        let text = error("level = 'sm_90'\ncpu = { vendor = 'V', model = 1 }");
+        assert!(text.contains("`cpu` is for levels of CPUs") && text.contains("`sm_90`"), "{text}");
         assert!(error("tune = {}").contains("level"));
         assert!(error("level = 3").contains("t.toml"));
         let text = error("level = 'znver4'\nspeed = 1");

@@ -60,16 +60,25 @@ impl SharedMemory {
     /// To which dynamic shared memory is aligned, and each buffer in it.
     pub const ALIGN: u32 = 128;
 
+    /// Bytes of its buffers.
+    pub fn bytes_of(kernel: &Kernel) -> u64 {
+        let shared = kernel.bufs.values().filter(|buf| buf.space == Space::Shared);
+        let bytes = shared.map(|buf| {
+            let len = buf.len.as_const().and_then(|len| u64::try_from(len).ok()).unwrap_or(0);
+            len.saturating_mul(buf.dtype.bytes().unwrap_or(1) as u64)
+        });
+        bytes.fold(0, u64::saturating_add)
+    }
+
     pub fn of(kernel: &Kernel) -> SharedMemory {
-        let (mut declared, mut places, mut end) = (0, BTreeMap::new(), 0u64);
+        let (mut places, mut end) = (BTreeMap::new(), 0u64);
         for (id, buf) in kernel.bufs.iter().filter(|(_, buf)| buf.space == Space::Shared) {
             let len = buf.len.as_const().and_then(|len| u64::try_from(len).ok()).unwrap_or(0);
             let bytes = len.saturating_mul(buf.dtype.bytes().unwrap_or(1) as u64);
-            declared += bytes;
             places.insert(id, u32::try_from(end).unwrap_or(u32::MAX));
             end = end.saturating_add(bytes).next_multiple_of(u64::from(Self::ALIGN));
         }
-        match declared > Self::DECLARED_BYTES {
+        match Self::bytes_of(kernel) > Self::DECLARED_BYTES {
             true => SharedMemory { dynamic_bytes: u32::try_from(end).unwrap_or(u32::MAX), places },
             false => SharedMemory { dynamic_bytes: 0, places: BTreeMap::new() },
         }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use mlcc_target::{FIELDS, Field, Kind, Level, Tune, show};
+use mlcc_target::{Field, Kind, Level, show};
 
 /// What builds and runs: the machine, or one that a test makes up.
 pub trait Machine {
@@ -85,7 +85,7 @@ pub fn search<M: Machine>(machine: &mut M, base: &Level) -> Result<Found<M::Arti
     loop {
         let taken = |found: &Found<M::Artifact>| found.trials.iter().filter(|trial| trial.taken).count();
         let before = taken(&found);
-        for field in FIELDS {
+        for field in base.fields() {
             vary(machine, field, &mut found, &mut seen)?;
         }
         found.complete = !machine.is_over();
@@ -126,7 +126,7 @@ fn vary<M: Machine>(
             comparisons.extend(compare(machine, &mut found.artifact, &mut artifact, kind, TURNS.1, turns)?);
         }
         let taken = comparisons.len() == field.kinds.len() && is_better(&comparisons);
-        let tables = found.level.tune.as_ref().map(Tune::to_table).unwrap_or_default();
+        let tables = found.level.tables().unwrap_or_default();
         let from = field.get(&tables).map(show).unwrap_or_default();
         let trial = Trial { key: field.key, from, to: show(&value), comparisons, taken };
         machine.tried(&trial);
@@ -147,7 +147,7 @@ pub fn confirm<M: Machine>(
     machine.code(base)?;
     let mut start = machine.load()?;
     let mut comparisons = Vec::new();
-    for kind in Kind::ALL {
+    for kind in Kind::OF_CPUS {
         comparisons.extend(compare(machine, &mut start, found, kind, LAST_TURNS, |_| false)?);
     }
     Ok(comparisons)
@@ -219,7 +219,7 @@ fn median(values: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mlcc_target::{Division, Stream, level};
+    use mlcc_target::{Division, Stream, Tune, level};
     use std::convert::Infallible;
 
     /// A machine whose speed is a formula, disturbed by a drift; its clock counts runs.
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(trials, BTreeSet::from(["division", "product.few_rows", "stream.q8"]));
         let mut artifact = found.artifact;
         let last = confirm(&mut machine, &base, &mut artifact).unwrap();
-        assert_eq!(last.iter().map(|c| c.kind).collect::<Vec<_>>(), Kind::ALL);
+        assert_eq!(last.iter().map(|c| c.kind).collect::<Vec<_>>(), Kind::OF_CPUS);
         assert!(is_better(&last) && last[0].gain > 1.05 && (last[1].gain - 1.0).abs() < 0.02, "{last:?}");
     }
 

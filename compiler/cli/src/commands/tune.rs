@@ -76,7 +76,10 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let begin = Instant::now();
     let level = level(&args.target)?;
     if level.tune.is_none() {
-        return Err(CliError::usage("GPU levels have no tune tables: name a CPU level with --target"));
+        return Err(CliError::usage(format!(
+            "{} is a level of GPUs, on which nothing is timed yet: name a CPU level with --target",
+            level.name
+        )));
     }
     let origin = origin::find(args, ui)?;
     let threads = args.threads.map_or_else(mlcc_runtime::physical_cores, usize::from);

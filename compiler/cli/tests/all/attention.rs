@@ -103,6 +103,23 @@ fn tensor_cores_of_one_warp_interpreted() {
     }
 }
 
+/// Every block of attention that tuning tries, and the smallest: of one query and of several.
+#[test]
+fn blocks_that_tuning_tries_interpreted() {
+    let level = mlcc_target::level("sm_90").unwrap().unwrap();
+    let field = level.fields().iter().find(|field| field.key == "attention").unwrap();
+    let mut changes: Vec<_> = field.candidates(&level).into_iter().map(|(_, change)| change).collect();
+    changes.push(toml::from_str("attention = { warps = 1, keys = 16, shared_bytes = 1024 }").unwrap());
+    let case = Case { cache: DType::F16, value_size: 32, ..Case::new(1, 3, 48) };
+    for change in changes {
+        let target = KernelTarget::new(mlcc_target::Arch::Nvptx, &level.tuned(&change).unwrap());
+        for (n, past) in [(1, 150), (70, 9)] {
+            let kernels = case.kernels(n == 1, &target);
+            equals_reference(&format!("{change}"), &case, &kernels, (n, past), 1, 1e-5);
+        }
+    }
+}
+
 /// Dot instructions that take unsigned bytes, and signed ones; and products of words.
 #[test]
 fn integer_products_interpreted() {

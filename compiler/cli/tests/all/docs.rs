@@ -221,11 +221,19 @@ fn passes() -> String {
 }
 
 fn fields() -> String {
-    let rows = mlcc_target::FIELDS.iter().map(|field| {
+    keys(mlcc_target::FIELDS, "measured by")
+}
+
+fn gpu_fields() -> String {
+    keys(mlcc_target::GPU_FIELDS, "predicted by")
+}
+
+fn keys(fields: &[mlcc_target::Field], by: &str) -> String {
+    let rows = fields.iter().map(|field| {
         let kinds: Vec<&str> = field.kinds.iter().map(|kind| kind.name()).collect();
         vec![code(field.key), field.about.into(), kinds.join(", "), field.describe()]
     });
-    table(&["key", "what it is", "measured by", "values that are tried"], rows)
+    table(&["key", "what it is", by, "values that are tried"], rows)
 }
 
 /// Rust code of a file of the project: without its header, or between the lines `// docs: begin` and `// docs: end`.
@@ -251,7 +259,7 @@ fn gated_square() -> String {
 /// Page, table and what writes it.
 type Table = (&'static str, &'static str, fn() -> String);
 
-const TABLES: [Table; 10] = [
+const TABLES: [Table; 11] = [
     ("add-a-model.md", "granite", granite),
     ("add-a-kernel.md", "gated_square", gated_square),
     ("cli.md", "flags", flags),
@@ -261,6 +269,7 @@ const TABLES: [Table; 10] = [
     ("build.md", "presets", presets),
     ("build.md", "passes", passes),
     ("tune.md", "fields", fields),
+    ("tune.md", "gpu fields", gpu_fields),
     ("same-bits.md", "promises", promises),
 ];
 

@@ -118,6 +118,75 @@ fn tunings_that_do_not_fit_are_refused() {
     assert!(file.exists());
 }
 
+/// Smaller tiles than any level has, and other warps.
+const ODD_GPU: &str = "product = { rows = 32, columns = 32, warps = [2, 1], stages = 2 }\n\
+    code_product = { rows = 16, columns = 64, warps = [1, 2], stages = 5 }\n\
+    attention = { warps = 2, keys = 16, shared_bytes = 32768 }\n";
+
+#[test]
+fn tunings_change_kernels_of_gpus() {
+    if !Backend::Llvm.is_built_in() {
+        return println!("skipped: this mlcc has no LLVM");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let model = case("llama3-gqa-tied");
+    let file = tuning(folder.path(), "sm_90", ODD_GPU);
+    let ptx = |tuning: Option<&Path>, name: &str| {
+        let mut build = build(&model, "sm_90", tuning, &path(name));
+        build.args(["--emit", "ptx"]).assert().success();
+        let of = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let mut of = of.filter(|path| path.to_str().unwrap().ends_with(".ptx"));
+        let found = of.next().unwrap();
+        let text = std::fs::read_to_string(&found).unwrap();
+        std::fs::remove_file(found).unwrap();
+        text
+    };
+    let [plain, tuned] = [ptx(None, "plain"), ptx(Some(&file), "tuned")];
+    // Blocks of 2 warps in place of 4.
+    let blocks = |ptx: &str, threads: &str| ptx.matches(&format!(".maxntid {threads}")).count();
+    assert!(blocks(&plain, "128") > 0 && blocks(&tuned, "64") > blocks(&plain, "64"), "{tuned}");
+    assert!(ptx(Some(&file), "again") == tuned);
+
+    let out = path("x.so");
+    build(&model, "sm_90", Some(&file), &out).assert().success();
+    let info = json(mlcc().arg("inspect").arg(&out).arg("--json"));
+    assert_eq!(info["metadata"]["tuning"]["content"]["tune"]["product"]["rows"], 32);
+    let shown = text(mlcc().arg("inspect").arg(&out));
+    let row = shown.lines().find(|l| l.starts_with("tuning")).unwrap();
+    assert!(row.contains("sm_90 with code_product") && row.contains("stages 5"), "{row}");
+
+    fails_with(&mut build(&model, "sm_80", Some(&file), &out), &["tuning.toml", "`sm_90`", "--target sm_90"]);
+    let fails = |tune: &str, parts: &[&str]| {
+        let file = tuning(folder.path(), "sm_90", tune);
+        fails_with(&mut build(&model, "sm_90", Some(&file), &out), parts);
+    };
+    fails("product = { speed = 3 }", &["tuning.toml", "`speed`", "`stages`"]);
+    fails("product = { columns = 100 }", &["tuning.toml", "product: 100 columns", "multiples of 16"]);
+    fails(
+        "product = { rows = 256, columns = 128, warps = [4, 2], stages = 8 }",
+        &["shared memory", "101376"],
+    );
+    fails("attention = { keys = 128 }", &["attention", "128 keys", "16, 32 and 64"]);
+    let file = tuning(folder.path(), "sm_70", "");
+    fails_with(&mut build(&model, "sm_70", Some(&file), &out), &["tuning.toml", "no tensor cores"]);
+}
+
+#[test]
+fn artifacts_of_odd_gpu_tunings_compute_the_same() {
+    let Some(driver) = crate::software_gpu::driver() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = tuning(folder.path(), "sm_90", ODD_GPU);
+    let flags = |quant| ["--target", "sm_90", "--quant", quant, "--tuning", file.to_str().unwrap()];
+    for (name, quant) in [("llama3-gqa-tied", "q4f16_2"), ("rwkv7-hf", "f16")] {
+        let artifact = crate::software_gpu::build(&case(name), folder.path(), "x.so", &flags(quant));
+        let mut verify = crate::software_gpu::on_gpu(&driver, &[]);
+        verify.arg("verify").arg(&artifact).arg("--golden").arg(case(name).join("golden.json"));
+        let out = text(&mut verify);
+        assert!(out.contains("within the tolerance") || out.contains(": right"), "{name}: {out}");
+    }
+}
+
 #[test]
 fn a_lowered_module_takes_no_tuning() {
     let Some(level) = level() else { return println!("skipped: no level runs here") };

@@ -94,6 +94,11 @@ pub enum BuildError {
     Quality { found: f64, permitted: f64 },
     #[error("{} is a file of the model itself ({what}), which would be lost: choose another -o", path.display())]
     Overwrites { path: PathBuf, what: &'static str },
+    #[error(
+        "kernel {kernel} takes {bytes} bytes of shared memory with the tuning of {level}, whose machines have {most}: tune its tiles to fewer \
+         rows, columns, keys or stages"
+    )]
+    SharedMemory { level: String, kernel: String, bytes: u64, most: u32 },
     #[error("--batch-invariant: kernels of GPUs do not promise that; leave it out, or build for a CPU")]
     BatchInvariantOnGpu,
     #[error(
@@ -413,6 +418,7 @@ pub fn compile(
         ..Control::default()
     };
     run_passes(options.pipeline, &mut program, &mut context, control)?;
+    tuning::kernels_fit(target, &program)?;
     Ok((program, context))
 }
 

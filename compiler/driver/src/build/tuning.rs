@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use mlcc_codegen::launch::SharedMemory;
 use mlcc_files::Kind;
-use mlcc_target::{Target, Tuning, detected_model};
+use mlcc_passes::Program;
+use mlcc_target::{Level, Target, Tuning, detected_model};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -47,4 +49,21 @@ impl BuildOptions {
         }
         Ok(target)
     }
+}
+
+/// Tiles of a tuned GPU level fit into the shared memory of its machines by themselves; a kernel has other buffers, too.
+pub(super) fn kernels_fit(target: &Target, program: &Program) -> Result<(), BuildError> {
+    let is_tuned = |level: &Level| mlcc_target::level(&level.name).ok().flatten().as_ref() != Some(level);
+    for (level, code) in target.levels.iter().zip(&program.levels) {
+        let Some(gpu) = level.gpu.as_ref().filter(|_| is_tuned(level)) else { continue };
+        let most = gpu.most_shared_bytes();
+        for kernel in &code.lowered.kernels {
+            let bytes = SharedMemory::bytes_of(kernel);
+            if bytes > u64::from(most) {
+                let (level, kernel) = (level.name.clone(), kernel.name.clone());
+                return Err(BuildError::SharedMemory { level, kernel, bytes, most });
+            }
+        }
+    }
+    Ok(())
 }

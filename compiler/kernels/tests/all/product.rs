@@ -342,6 +342,32 @@ fn gpu_on_tensor_cores() {
     }
 }
 
+/// Every tile that tuning tries, with rows and columns left over.
+#[test]
+fn tiles_that_tuning_tries() {
+    let level = mlcc_target::level("sm_90").unwrap().unwrap();
+    let mut tiles = Vec::new();
+    for field in level.fields().iter().filter(|field| field.key.ends_with("product")) {
+        for (_, change) in field.candidates(&level) {
+            let target = KernelTarget::new(Arch::Nvptx, &level.tuned(&change).unwrap());
+            let tile = if field.key == "product" { target.matrix } else { target.code_matrix }.unwrap();
+            if !tiles.contains(&tile) {
+                tiles.push(tile);
+            }
+        }
+    }
+    assert!(tiles.len() > 25, "{}", tiles.len());
+    for (i, tile) in tiles.into_iter().enumerate() {
+        let case = Case::new(DType::parse("q4g32").unwrap(), Packing::RowMajor, X::F16, (130, 70, 96));
+        let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
+            let plan = choose_gpu(Some(tile), &problem, false).unwrap();
+            emit_gpu_product(kb, &problem, &plan, epilogue).unwrap();
+        });
+        let options = Options { workers: 1, order: Order::Shuffled(i as u64) };
+        case.check(&format!("{tile:?}"), &kernel, CodeBlock::SINGLE, &options);
+    }
+}
+
 /// One kernel for up to 16 rows, up to 64 and more, with warps along a depth of as many slices as they are, of half as many, and of one.
 #[test]
 fn gpu_on_tensor_cores_of_few_rows() {

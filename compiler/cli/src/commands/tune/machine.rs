@@ -1,5 +1,6 @@
 //! This machine, for the search: builds with random weights that are made on load, and times runs.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -39,7 +40,7 @@ pub struct Bench<'a> {
     program: Option<Program>,
     built: usize,
     /// How often a run is repeated in one timing, by kind.
-    repeats: [Option<usize>; Kind::ALL.len()],
+    repeats: BTreeMap<Kind, usize>,
     /// When the search ends.
     pub end: Option<Instant>,
     begin: Instant,
@@ -103,7 +104,8 @@ impl<'a> Bench<'a> {
     /// Name of a kind of work with the number of its tokens.
     pub fn test_name(&self, kind: Kind) -> String {
         match kind {
-            Kind::Decode => "tg".into(),
+            // Steps of several sequences are predicted only.
+            Kind::Decode | Kind::FewSequences | Kind::ManySequences => "tg".into(),
             Kind::Prompt => format!("pp{}", self.prompt()),
             Kind::FewRows => format!("pp{}", FEW.min(self.prompt())),
         }
@@ -136,7 +138,7 @@ impl<'a> Bench<'a> {
     /// Runs a kind of work so often; gives the tokens and the time that they took.
     fn run(&self, session: &mut Session, kind: Kind, repeats: usize) -> Result<(usize, Duration), CliError> {
         match kind {
-            Kind::Decode => self.decode(session, repeats),
+            Kind::Decode | Kind::FewSequences | Kind::ManySequences => self.decode(session, repeats),
             Kind::Prompt => prompts(session, self.prompt(), repeats),
             Kind::FewRows => prompts(session, FEW.min(self.prompt()), repeats),
         }
@@ -219,7 +221,7 @@ impl Machine for Bench<'_> {
 
     fn speed(&mut self, artifact: &mut Loaded, kind: Kind) -> Result<f64, CliError> {
         let session = &mut artifact.session;
-        let known = self.repeats[kind as usize];
+        let known = self.repeats.get(&kind).copied();
         let repeats = match known {
             Some(repeats) => repeats,
             None => {
@@ -229,7 +231,7 @@ impl Machine for Bench<'_> {
                 (wanted.ceil() as usize).clamp(1, MOST_REPEATS)
             }
         };
-        self.repeats[kind as usize] = Some(repeats);
+        self.repeats.insert(kind, repeats);
         let (tokens, time) = self.run(session, kind, repeats)?;
         Ok(tokens as f64 / time.as_secs_f64().max(1e-9))
     }

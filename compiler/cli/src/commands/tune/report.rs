@@ -92,12 +92,9 @@ impl Outcome<'_> {
             tests: tests.collect(),
             changes: if held { changes.collect() } else { Vec::new() },
         };
-        let tune = match (&self.level.tune, &self.found.level.tune) {
-            (Some(base), Some(found)) if held => base.changes(found),
-            _ => toml::Table::new(),
-        };
+        let tune = if held { self.level.changes(&self.found.level) } else { toml::Table::new() };
         let (level, cpu) = (self.level.name.clone(), detected_model());
-        (Tuning { level, cpu, tune, measured: Some(measured) }, held)
+        (Tuning { level, cpu, tune, measured: Some(measured), predicted: None }, held)
     }
 }
 
@@ -143,7 +140,7 @@ impl Report {
         let mut out = format!("{}\n\n", self.tuning);
         let measured = self.tuning.measured.iter();
         let changes: Vec<&ChangeRow> = measured.clone().flat_map(|m| &m.changes).collect();
-        let kinds = Kind::ALL.map(Kind::name);
+        let kinds = Kind::OF_CPUS.map(Kind::name);
         if !changes.is_empty() {
             let mut rows = vec![["key", "from", "to"].into_iter().chain(kinds).map(String::from).collect()];
             for change in changes {
