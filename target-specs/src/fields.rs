@@ -412,7 +412,12 @@ impl Level {
         if self.gpu.is_some() { GPU_FIELDS } else { FIELDS }
     }
 
-    /// The same of two levels, of which one is tuned from the other.
+    /// What shows whether a tuning of it is faster.
+    pub fn kinds(&self) -> &'static [Kind] {
+        if self.gpu.is_some() { &Kind::OF_GPUS } else { &Kind::OF_CPUS }
+    }
+
+    /// Keys of the tune tables of a level that is tuned from this one, as far as they differ.
     pub fn changes(&self, changed: &Level) -> Table {
         let [base, changed] = [self, changed].map(|level| level.tables().unwrap_or_default());
         differing(self.fields(), &base, &changed)

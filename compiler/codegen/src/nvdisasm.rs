@@ -13,6 +13,8 @@ pub const NVDISASM_VARIABLE: &str = "MLCC_NVDISASM";
 pub enum NvdisasmError {
     #[error("cannot {action} {}: {source}", .path.display())]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("{} does not tell its version (`release 13.5, V13.5.37`): {output}", .path.display())]
+    Version { path: PathBuf, output: String },
     #[error("{} refuses the machine code: {output}", .path.display())]
     Refused { path: PathBuf, output: String },
 }
@@ -35,6 +37,17 @@ pub fn find_nvdisasm() -> Option<PathBuf> {
         .into_iter()
         .map(|place| site.join(place))
         .find(|p| p.is_file())
+}
+
+/// For example `13.5.37`.
+pub fn version(nvdisasm: &Path) -> Result<String, NvdisasmError> {
+    let run = Command::new(nvdisasm).arg("--version").output();
+    let run = run.map_err(|source| NvdisasmError::Io { action: "run", path: nvdisasm.to_owned(), source })?;
+    let output = String::from_utf8_lossy(&run.stdout).into_owned();
+    match crate::ptxas::version(&output) {
+        Some(version) => Ok(version.into()),
+        None => Err(NvdisasmError::Version { path: nvdisasm.to_owned(), output: output.trim().into() }),
+    }
 }
 
 /// The code of a cubin as text, with the encoding of each instruction.

@@ -53,8 +53,8 @@ impl Assembler {
     }
 }
 
-/// The version in what `ptxas --version` prints.
-fn version(text: &str) -> Option<&str> {
+/// The version in what `ptxas --version` prints, and NVIDIA's other tools.
+pub(crate) fn version(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once(", V")?;
     let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
     Some(&rest[..end]).filter(|version| version.split('.').count() >= 2 && !version.starts_with('.'))

@@ -1,28 +1,59 @@
 //! The search of `mlcc tune`: from a level's tuning, one key after the other, each value held against the best so far.
 //!
-//! Two artifacts are timed in turns, and what counts is the median of the quotients of the turns: the speed of a machine drifts
-//! and its noise is larger than most gains. A value is taken if it is faster in sum and nothing gets slower; what is found
-//! as a whole is held against the start once more, because the best of many draws looks better than it is.
+//! How two artifacts are held against each other is the machine's: [`in_turns`] times them, a prediction needs no turns. A value is taken
+//! if it is faster in sum and nothing gets slower; what is found as a whole is held against the start once more, because the best of many
+//! draws looks better than it is.
 
 use std::collections::BTreeSet;
 
 use mlcc_target::{Field, Kind, Level, show};
 
-/// What builds and runs: the machine, or one that a test makes up.
+/// What builds and judges: the machine, predictions for one, or one that a test makes up.
 pub trait Machine {
-    /// A loaded artifact.
+    /// What is made of a level and held against others.
     type Artifact;
     type Error;
     /// The code for this level, as a number that is equal where the code is.
     fn code(&mut self, level: &Level) -> Result<u128, Self::Error>;
     /// Builds and loads the code of the last call of [`Machine::code`].
     fn load(&mut self) -> Result<Self::Artifact, Self::Error>;
-    /// Tokens per second of one run.
-    fn speed(&mut self, artifact: &mut Self::Artifact, kind: Kind) -> Result<f64, Self::Error>;
+    /// Holds both against each other. `None` if the search is over before there is a result.
+    fn compare(
+        &mut self,
+        old: &mut Self::Artifact,
+        new: &mut Self::Artifact,
+        kind: Kind,
+        effort: Effort,
+    ) -> Result<Option<Comparison>, Self::Error>;
+    /// Why a value is left out whose code cannot be built or judged. What is given back ends the search.
+    fn refused(&self, error: Self::Error) -> Result<String, Self::Error> {
+        Err(error)
+    }
     /// Whether the search has to end: its time is over, or its user ends it.
     fn is_over(&self) -> bool;
-    /// Is told of every value that was tried.
+    /// Is told of every value that was judged.
     fn tried(&mut self, trial: &Trial);
+    /// Is told of every value that was left out.
+    fn left_out(&mut self, _: &Refusal) {}
+}
+
+/// What times runs, whose speed drifts and has noise larger than most gains.
+pub trait Timer {
+    type Artifact;
+    type Error;
+    /// Tokens per second of one run.
+    fn speed(&mut self, artifact: &mut Self::Artifact, kind: Kind) -> Result<f64, Self::Error>;
+    /// Whether there is no time left for more turns.
+    fn ends(&self) -> bool;
+}
+
+/// How much a comparison may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Effort {
+    /// One of many: as much as it takes to tell.
+    Search,
+    /// The last one, which nothing depends on but what is reported and written.
+    Last,
 }
 
 /// Two artifacts on one kind of work.
@@ -39,6 +70,14 @@ pub struct Comparison {
     pub turns: usize,
 }
 
+impl Comparison {
+    /// Of two speeds without noise.
+    pub fn exact(kind: Kind, without: f64, with: f64) -> Comparison {
+        let gain = with / without;
+        Comparison { kind, without, with, gain, wins: if gain > 1.0 { 1.0 } else { 0.0 }, turns: 1 }
+    }
+}
+
 /// A value that was tried.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Trial {
@@ -49,6 +88,14 @@ pub struct Trial {
     pub taken: bool,
 }
 
+/// A value whose code cannot be built or judged.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Refusal {
+    pub key: &'static str,
+    pub to: String,
+    pub why: String,
+}
+
 /// What was found.
 pub struct Found<A> {
     /// The level with the tuning that is the fastest.
@@ -56,9 +103,11 @@ pub struct Found<A> {
     pub artifact: A,
     /// Number of its code.
     code: u128,
-    /// Values that were timed, in order.
+    /// Values that were judged, in order.
     pub trials: Vec<Trial>,
-    /// Values that give code that was timed already.
+    /// Values that were left out.
+    pub refused: Vec<Refusal>,
+    /// Values that give code that was judged already.
     pub equal: usize,
     /// Whether the search came to its end before its time was over.
     pub complete: bool,
@@ -80,8 +129,9 @@ pub fn search<M: Machine>(machine: &mut M, base: &Level) -> Result<Found<M::Arti
     let code = machine.code(base)?;
     let mut seen = BTreeSet::from([code]);
     let artifact = machine.load()?;
+    let level = base.clone();
     let mut found =
-        Found { level: base.clone(), artifact, code, trials: Vec::new(), equal: 0, complete: true };
+        Found { level, artifact, code, trials: Vec::new(), refused: Vec::new(), equal: 0, complete: true };
     loop {
         let taken = |found: &Found<M::Artifact>| found.trials.iter().filter(|trial| trial.taken).count();
         let before = taken(&found);
@@ -111,31 +161,69 @@ fn vary<M: Machine>(
         if level == found.level {
             continue;
         }
-        let code = machine.code(&level)?;
-        if !seen.insert(code) {
-            found.equal += 1;
-            if field.all_differ() && code == found.code {
+        let to = show(&value);
+        let trial = match judge(machine, field, found, seen, &level) {
+            Ok(Judged::Equal) => {
+                found.equal += 1;
+                continue;
+            }
+            Ok(Judged::NoCode) => {
+                found.equal += 1;
                 return Ok(());
             }
-            continue;
-        }
-        let mut artifact = machine.load()?;
-        let mut comparisons = Vec::new();
-        for &kind in field.kinds {
-            let turns = |so_far: &[f64]| is_clear(so_far);
-            comparisons.extend(compare(machine, &mut found.artifact, &mut artifact, kind, TURNS.1, turns)?);
-        }
+            Ok(Judged::Trial(trial)) => *trial,
+            // What was being built or run was stopped.
+            Err(_) if machine.is_over() => return Ok(()),
+            Err(error) => {
+                let refusal = Refusal { key: field.key, to, why: machine.refused(error)? };
+                if !found.refused.contains(&refusal) {
+                    machine.left_out(&refusal);
+                    found.refused.push(refusal);
+                }
+                continue;
+            }
+        };
+        let (made, comparisons) = trial;
         let taken = comparisons.len() == field.kinds.len() && is_better(&comparisons);
         let tables = found.level.tables().unwrap_or_default();
         let from = field.get(&tables).map(show).unwrap_or_default();
-        let trial = Trial { key: field.key, from, to: show(&value), comparisons, taken };
+        let trial = Trial { key: field.key, from, to, comparisons, taken };
         machine.tried(&trial);
         found.trials.push(trial);
         if taken {
-            (found.level, found.artifact, found.code) = (level, artifact, code);
+            (found.level, found.artifact, found.code) = (level, made.0, made.1);
         }
     }
     Ok(())
+}
+
+/// What became of a value.
+enum Judged<A> {
+    /// Its code was judged already.
+    Equal,
+    /// The same, and no other value of the key gives another one.
+    NoCode,
+    /// Its artifact with the number of its code, against the best so far.
+    Trial(Box<((A, u128), Vec<Comparison>)>),
+}
+
+fn judge<M: Machine>(
+    machine: &mut M,
+    field: &Field,
+    found: &mut Found<M::Artifact>,
+    seen: &mut BTreeSet<u128>,
+    level: &Level,
+) -> Result<Judged<M::Artifact>, M::Error> {
+    let code = machine.code(level)?;
+    if !seen.insert(code) {
+        return Ok(if field.all_differ() && code == found.code { Judged::NoCode } else { Judged::Equal });
+    }
+    let mut artifact = machine.load()?;
+    let mut comparisons = Vec::new();
+    for &kind in field.kinds {
+        comparisons.extend(machine.compare(&mut found.artifact, &mut artifact, kind, Effort::Search)?);
+    }
+    Ok(Judged::Trial(Box::new(((artifact, code), comparisons))))
 }
 
 /// What was found against the start, on every kind of work. Empty if the user ends it.
@@ -147,8 +235,8 @@ pub fn confirm<M: Machine>(
     machine.code(base)?;
     let mut start = machine.load()?;
     let mut comparisons = Vec::new();
-    for kind in Kind::OF_CPUS {
-        comparisons.extend(compare(machine, &mut start, found, kind, LAST_TURNS, |_| false)?);
+    for &kind in base.kinds() {
+        comparisons.extend(machine.compare(&mut start, found, kind, Effort::Last)?);
     }
     Ok(comparisons)
 }
@@ -170,15 +258,16 @@ fn is_clear(quotients: &[f64]) -> bool {
     }
 }
 
-/// Times both in turns. `None` if the search is over before there are enough of them.
-fn compare<M: Machine>(
-    machine: &mut M,
-    old: &mut M::Artifact,
-    new: &mut M::Artifact,
+/// Times both in turns; what counts is the median of the quotients. `None` if the search is over before there are enough of them.
+pub fn in_turns<T: Timer>(
+    machine: &mut T,
+    old: &mut T::Artifact,
+    new: &mut T::Artifact,
     kind: Kind,
-    most: usize,
-    enough: impl Fn(&[f64]) -> bool,
-) -> Result<Option<Comparison>, M::Error> {
+    effort: Effort,
+) -> Result<Option<Comparison>, T::Error> {
+    let most = if effort == Effort::Last { LAST_TURNS } else { TURNS.1 };
+    let enough = |so_far: &[f64]| effort == Effort::Search && is_clear(so_far);
     let (mut without, mut with, mut quotients) = (Vec::new(), Vec::new(), Vec::new());
     while quotients.len() < most && !enough(&quotients) {
         // Who comes first changes: the second of a turn may find a warmer or a slower machine.
@@ -192,7 +281,7 @@ fn compare<M: Machine>(
         without.push(before);
         with.push(after);
         quotients.push(after / before);
-        if machine.is_over() && quotients.len() < most {
+        if machine.ends() && quotients.len() < most {
             break;
         }
     }
@@ -217,118 +306,4 @@ fn median(values: &[f64]) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use mlcc_target::{Division, Stream, Tune, level};
-    use std::convert::Infallible;
-
-    /// A machine whose speed is a formula, disturbed by a drift; its clock counts runs.
-    struct Formula {
-        speed: fn(&Tune, Kind) -> f64,
-        /// What the code depends on.
-        code: fn(&Tune) -> u128,
-        last: Option<Tune>,
-        runs: usize,
-        most_runs: usize,
-    }
-
-    impl Machine for Formula {
-        type Artifact = Tune;
-        type Error = Infallible;
-        fn code(&mut self, level: &Level) -> Result<u128, Infallible> {
-            self.last = level.tune.clone();
-            Ok(level.tune.as_ref().map_or(0, self.code))
-        }
-        fn load(&mut self) -> Result<Tune, Infallible> {
-            Ok(self.last.clone().unwrap())
-        }
-        fn speed(&mut self, artifact: &mut Tune, kind: Kind) -> Result<f64, Infallible> {
-            self.runs += 1;
-            // The machine gets slower, by more than what is to be found, and every third run by a tenth.
-            let drift = 1.0 - 0.0002 * self.runs as f64;
-            let noise = if self.runs % 7 == 3 { 0.9 } else { 1.0 };
-            Ok((self.speed)(artifact, kind) * drift * noise)
-        }
-        fn is_over(&self) -> bool {
-            self.runs >= self.most_runs
-        }
-        fn tried(&mut self, _: &Trial) {}
-    }
-
-    fn base() -> Level {
-        level("znver4").unwrap().unwrap()
-    }
-
-    fn tune(level: &Level) -> &Tune {
-        level.tune.as_ref().unwrap()
-    }
-
-    fn formula(speed: fn(&Tune, Kind) -> f64) -> Formula {
-        let code = |tune: &Tune| {
-            let distance = match tune.stream.q8 {
-                Stream::None => 0,
-                Stream::Every { distance } => distance,
-                Stream::One { distance } => distance + (1 << 20),
-            };
-            u128::from(distance) << 64
-                | u128::from(tune.product.few_rows) << 8
-                | u128::from(tune.division == Division::Divider)
-        };
-        Formula { speed, code, last: None, runs: 0, most_runs: usize::MAX }
-    }
-
-    /// Tokens are best 4096 bytes ahead, short prompts with 8 rows; dividing helps prompts and costs tokens.
-    fn hill(tune: &Tune, kind: Kind) -> f64 {
-        let speed = match (kind, tune.stream.q8) {
-            (Kind::Decode, Stream::Every { distance }) => 110.0 - f64::from(distance.abs_diff(4096)) / 500.0,
-            (Kind::FewRows, _) => 100.0 - f64::from(tune.product.few_rows.abs_diff(8)),
-            _ => 100.0,
-        };
-        match (kind, tune.division) {
-            (Kind::Prompt, Division::Polynomial) => speed * 1.2,
-            (Kind::Decode, Division::Polynomial) => speed * 0.9,
-            _ => speed,
-        }
-    }
-
-    #[test]
-    fn the_search_climbs_key_by_key() {
-        let base = base();
-        let mut machine = formula(hill);
-        let found = search(&mut machine, &base).unwrap();
-        assert!(found.complete);
-        assert_eq!(tune(&found.level).stream.q8, Stream::Every { distance: 4096 });
-        assert_eq!(tune(&found.level).product.few_rows, 8);
-        // Better in sum, but worse at something.
-        assert_eq!(tune(&found.level).division, tune(&base).division);
-        let changes = tune(&base).changes(tune(&found.level));
-        assert_eq!(changes.keys().collect::<Vec<_>>(), ["product", "stream"]);
-        assert!(found.equal > 50, "keys that change no code are not timed: {}", found.equal);
-        let trials: BTreeSet<&str> = found.trials.iter().map(|trial| trial.key).collect();
-        assert_eq!(trials, BTreeSet::from(["division", "product.few_rows", "stream.q8"]));
-        let mut artifact = found.artifact;
-        let last = confirm(&mut machine, &base, &mut artifact).unwrap();
-        assert_eq!(last.iter().map(|c| c.kind).collect::<Vec<_>>(), Kind::OF_CPUS);
-        assert!(is_better(&last) && last[0].gain > 1.05 && (last[1].gain - 1.0).abs() < 0.02, "{last:?}");
-    }
-
-    #[test]
-    fn noise_and_drift_change_nothing() {
-        let found = search(&mut formula(|_, _| 100.0), &base()).unwrap();
-        assert_eq!(found.level, base());
-        assert!(found.trials.len() > 10 && found.trials.iter().all(|trial| !trial.taken));
-    }
-
-    #[test]
-    fn what_was_found_so_far_stays_when_the_time_is_over() {
-        for most_runs in [0, 5, 60, 120] {
-            let mut machine = Formula { most_runs, ..formula(hill) };
-            let found = search(&mut machine, &base()).unwrap();
-            assert!(!found.complete);
-            assert!(machine.runs <= most_runs + 1, "{} runs", machine.runs);
-            let best = found.trials.iter().rfind(|trial| trial.taken);
-            assert_eq!(best.is_some(), found.level != base(), "{most_runs}");
-            assert_eq!(Some(found.artifact), found.level.tune);
-        }
-    }
-}
+mod tests;

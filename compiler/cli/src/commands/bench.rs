@@ -33,12 +33,12 @@ mod busy;
 mod kernels;
 mod loops;
 mod plan;
-mod predict;
+pub(super) mod predict;
 pub(super) mod probe;
 mod report;
 mod runner;
 mod start;
-mod test;
+pub(super) mod test;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -1,28 +1,35 @@
-//! `mlcc tune`: finds values of the `tune` tables that are faster on this machine, and writes them for `mlcc build --tuning`.
+//! `mlcc tune`: finds values of the tune tables that are faster on this machine, or predicted to be so on a GPU, and writes them for
+//! `mlcc build --tuning`.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mlcc_driver::tune::{confirm, search};
+use mlcc_driver::tune::{Comparison, confirm, search};
 use mlcc_files::write_file;
 use mlcc_passes::CacheType;
-use mlcc_target::{Level, detected_features};
+use mlcc_target::{Level, Tuning, detected_features};
 
+use crate::commands::bench::predict::{Tools, gpu_of};
 use crate::commands::bench::probe;
 use crate::commands::build::{MOST_POSITIONS, parse_cache};
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::Ui;
+use builder::Builder;
 use machine::Bench;
+use predicted::{MANY, Predictions};
 use report::{Limits, Outcome, Report};
 
+mod builder;
 mod machine;
 mod origin;
+mod predicted;
 mod report;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc tune tinyllama-1.1b --quant q4i8 --budget 600 -o zen.toml
-         mlcc build -m ./TinyLlama --quant q4i8 --tuning zen.toml")]
+         mlcc build -m ./TinyLlama --quant q4i8 --tuning zen.toml
+         mlcc tune llama-3-8b --quant q4f16_2 --target sm_90 --predict h200 -o hopper.toml")]
 pub struct Args {
     /// What `mlcc build --model` takes, or a compiled model: its configuration and formats. No weights are read
     #[arg(value_name = "MODEL|ARTIFACT", env = "MLCC_MODEL")]
@@ -30,9 +37,12 @@ pub struct Args {
     /// Weight format: a name of `mlcc quants` [default: that of the artifact]
     #[arg(long, visible_alias = "quantization", env = "MLCC_QUANT")]
     quant: Option<String>,
-    /// The level to tune, which has to run here
+    /// The level to tune: of CPUs one that runs here, of GPUs any with `--predict`
     #[arg(long, default_value = "cpu", env = "MLCC_TARGET")]
     target: String,
+    /// Judge by predicted times on this GPU (`h200`), in place of timing; for levels of GPUs. Needs NVIDIA's ptxas and nvdisasm
+    #[arg(long, value_name = "GPU")]
+    predict: Option<String>,
     /// Storage of keys and values, as for `mlcc build`
     #[arg(long, value_name = "TYPE", value_parser = parse_cache)]
     kv_cache: Option<CacheType>,
@@ -42,7 +52,7 @@ pub struct Args {
     /// Most tokens of one sequence, as for `mlcc build`
     #[arg(short = 'c', long, value_parser = clap::value_parser!(u64).range(1..=MOST_POSITIONS))]
     ctx_size: Option<u64>,
-    /// Worker threads [default: physical cores]
+    /// Worker threads, where runs are timed [default: physical cores]
     #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// End the search after this time; the last comparison comes after that
@@ -73,58 +83,135 @@ fn budget(text: &str) -> Result<f64, String> {
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
-    let begin = Instant::now();
     let level = level(&args.target)?;
-    if level.tune.is_none() {
+    if level.tables().is_none() {
         return Err(CliError::usage(format!(
-            "{} is a level of GPUs, on which nothing is timed yet: name a CPU level with --target",
+            "{} has nothing to tune: its kernels use no tensor cores; name a level from sm_80 on",
             level.name
         )));
     }
+    match (&args.predict, level.gpu.is_some()) {
+        (Some(gpu), true) => by_predictions(args, &level, gpu, ui),
+        (None, false) => by_timing(args, &level, ui),
+        (None, true) => Err(CliError::usage(format!(
+            "{} is a level of GPUs, on which nothing is timed yet: --predict h200 judges by predicted times",
+            level.name
+        ))),
+        (Some(gpu), false) => Err(CliError::usage(format!(
+            "--predict {gpu} is for levels of GPUs, and {} is one of CPUs, on which values are timed: leave the flag out, or \
+             name a GPU level with --target",
+            level.name
+        ))),
+    }
+}
+
+fn by_timing(args: &Args, level: &Level, ui: &Ui) -> Result<(), CliError> {
+    let begin = Instant::now();
     let origin = origin::find(args, ui)?;
     let threads = args.threads.map_or_else(mlcc_runtime::physical_cores, usize::from);
     let bar = ui.count_bar("tune");
-    let mut bench = Bench::open(origin, &level, threads, ui, &bar)?;
-    let output = args.output.clone().unwrap_or_else(|| bench.output_path(&level.name));
+    let mut bench = Bench::new(Builder::open(origin, level)?, threads, ui, &bar);
+    let output = output(args, bench.builder(), level);
 
     bar.set_length(args.budget as u64);
     bar.set_message("probing the machine");
     probe::keep_busy(threads, WARM_UP);
     let before = Limits::probe(threads)?;
     bench.end = Some(begin + Duration::from_secs_f64(args.budget));
-    let mut found = search(&mut bench, &level)?;
+    let mut found = search(&mut bench, level)?;
+    let interrupted = bench.builder().is_interrupted();
     let mut last = Vec::new();
     let mut limits = before.clone();
-    if !bench.is_interrupted() {
+    if !interrupted {
         bar.set_message("what was found against the start");
         bench.end = None;
-        last = confirm(&mut bench, &level, &mut found.artifact)?;
+        last = unless_interrupted(confirm(&mut bench, level, &mut found.artifact))?;
         limits = before.and(&Limits::probe(threads)?);
     }
     bar.finish_and_clear();
-    let interrupted = bench.is_interrupted();
-    if interrupted && found.level == level {
+    let interrupted = bench.builder().is_interrupted();
+    let outcome = Outcome { level, found: &found, last: &last, interrupted };
+    let tuning = outcome.measured(&bench, &limits, threads);
+    finish(args, ui, (&output, tuning), &outcome, begin)
+}
+
+fn by_predictions(args: &Args, level: &Level, gpu: &str, ui: &Ui) -> Result<(), CliError> {
+    let begin = Instant::now();
+    let gpu = gpu_of(gpu)?;
+    if let Some(needed) = level.gpu.as_ref().filter(|needed| needed.sm > gpu.sm) {
+        return Err(CliError::usage(format!(
+            "--predict {}: it is an sm_{}, and code of {} needs sm_{} or later",
+            gpu.name, gpu.sm, level.name, needed.sm
+        )));
+    }
+    let tools = Tools::find()?;
+    let versions = tools.versions()?;
+    let mut origin = origin::find(args, ui)?;
+    origin.options.batch = Some(MANY as u32);
+    let bar = ui.count_bar("tune");
+    let mut predictions = Predictions::new(Builder::open(origin, level)?, (gpu, tools), ui, &bar);
+    let output = output(args, predictions.builder(), level);
+
+    bar.set_length(args.budget as u64);
+    predictions.end = Some(begin + Duration::from_secs_f64(args.budget));
+    let mut found = search(&mut predictions, level)?;
+    let mut last = Vec::new();
+    if !predictions.builder().is_interrupted() {
+        bar.set_message("what was found against the start");
+        predictions.end = None;
+        last = unless_interrupted(confirm(&mut predictions, level, &mut found.artifact))?;
+    }
+    bar.finish_and_clear();
+    let interrupted = predictions.builder().is_interrupted();
+    let outcome = Outcome { level, found: &found, last: &last, interrupted };
+    let tuning = outcome.predicted(&predictions, versions);
+    finish(args, ui, (&output, tuning), &outcome, begin)
+}
+
+/// What was found so far is written without its last comparison, if the user ends that.
+fn unless_interrupted(last: Result<Vec<Comparison>, CliError>) -> Result<Vec<Comparison>, CliError> {
+    match last {
+        Err(CliError::Interrupted) => Ok(Vec::new()),
+        other => other,
+    }
+}
+
+/// Writes the file and tells what is in it.
+fn finish<A>(
+    args: &Args,
+    ui: &Ui,
+    (output, tuning): (&Path, Tuning),
+    outcome: &Outcome<'_, A>,
+    begin: Instant,
+) -> Result<(), CliError> {
+    if outcome.interrupted && outcome.found.level == *outcome.level {
         ui.note("nothing faster was found so far, and nothing was written");
         return Err(CliError::Interrupted);
     }
-    let outcome = Outcome { level: &level, found: &found, last: &last, limits: &limits, interrupted };
-    let (tuning, held) = outcome.tuning(&bench, threads);
-    write_file(&output, tuning.to_text(&comment(&level.name, &output)).as_bytes())
-        .map_err(CliError::io("write", &output))?;
-    let report = Report::new(&output, tuning, held, &found, interrupted, begin.elapsed());
+    write_file(output, tuning.to_text(&comment(&tuning, output)).as_bytes())
+        .map_err(CliError::io("write", output))?;
+    let report = Report::new(output, tuning, outcome, begin.elapsed());
     if args.json {
         print_json(&report)?
     } else {
         print(&report.text())?
     }
-    if interrupted { Err(CliError::Interrupted) } else { Ok(()) }
+    if outcome.interrupted { Err(CliError::Interrupted) } else { Ok(()) }
+}
+
+fn output(args: &Args, builder: &Builder, level: &Level) -> PathBuf {
+    args.output.clone().unwrap_or_else(|| builder.output_path(&level.name))
 }
 
 /// The first lines of a tuning file.
-fn comment(level: &str, output: &Path) -> String {
-    let version = env!("CARGO_PKG_VERSION");
+fn comment(tuning: &Tuning, output: &Path) -> String {
+    let (version, level) = (env!("CARGO_PKG_VERSION"), &tuning.level);
+    let how = match &tuning.predicted {
+        Some(predicted) => format!("predicted for {} by mlcc {version} tune, not measured", predicted.device),
+        None => format!("measured by mlcc {version} tune"),
+    };
     format!(
-        "A tuning of the level {level}, measured by mlcc {version} tune. To use it:\n\
+        "A tuning of the level {level}, {how}. To use it:\n\
          mlcc build --target {level} --tuning {} ...\nWhat the keys mean: docs/tune.md",
         output.display()
     )

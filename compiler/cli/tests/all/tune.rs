@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::program::{artifact, books, case, fails_with, failure, json, mlcc, text};
+use mlcc_codegen::nvdisasm::{NVDISASM_VARIABLE, find_nvdisasm};
+use mlcc_codegen::ptxas::{PTXAS_VARIABLE, find_ptxas};
 use mlcc_driver::build::Backend;
 use mlcc_target::{Arch, Level, Tuning};
 
@@ -267,8 +269,67 @@ fn what_cannot_be_tuned_is_told() {
     assert!(tune(&["--quant", "keep"]).contains("keep"));
     assert!(tune(&["--quant", "q9"]).contains("q9"));
     assert!(tune(&["--quant", "q8i8", "--target", "cuda"]).contains("sm_90"));
-    assert!(tune(&["--quant", "q8i8", "--target", "sm_80"]).contains("GPU"));
+    let text = tune(&["--quant", "q8i8", "--target", "sm_80"]);
+    assert!(text.contains("sm_80 is a level of GPUs") && text.contains("--predict h200"), "{text}");
+    let text = tune(&["--quant", "q8i8", "--predict", "h200"]);
+    assert!(
+        text.contains("--predict h200 is for levels of GPUs") && text.contains("leave the flag out"),
+        "{text}"
+    );
+    let text = tune(&["--quant", "f16", "--target", "sm_90", "--predict", "h300"]);
+    assert!(text.contains("h300") && text.contains("h200"), "{text}");
+    let text = tune(&["--quant", "f16", "--target", "sm_90", "--predict", "a100"]);
+    assert!(text.contains("a100: it is an sm_80") && text.contains("sm_90 or later"), "{text}");
+    assert!(tune(&["--quant", "f16", "--target", "sm_70", "--predict", "h200"]).contains("nothing to tune"));
     let foreign = if Arch::of_host() == Some(Arch::X86_64) { "armv8.6" } else { "x86-64-v4" };
     assert!(tune(&["--quant", "q8i8", "--target", foreign]).contains("lacks"));
     fails_with(mlcc().args(["tune", "no-such-model", "--quant", "q8i8"]), &["no-such-model"]);
+}
+
+#[test]
+fn without_nvidias_programs_nothing_is_predicted() {
+    if Path::new("/usr/local/cuda/bin").exists() {
+        return println!("skipped: the CUDA toolkit is in its usual place");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut tune = mlcc();
+    tune.env_remove(PTXAS_VARIABLE).env_remove(NVDISASM_VARIABLE).env("PATH", folder.path());
+    tune.current_dir(&folder).arg("tune").arg(case("llama3-gqa-tied"));
+    tune.args(["--quant", "f16", "--target", "sm_90", "--predict", "h200"]);
+    fails_with(&mut tune, &["--predict needs ptxas", "MLCC_PTXAS"]);
+}
+
+/// Without time nothing is found, and the file has predictions of the level as it is. What a search finds is tested beside it.
+#[test]
+fn predicted_tunings_are_equal_and_say_what_they_are() {
+    if !Backend::Llvm.is_built_in() {
+        return println!("skipped: this mlcc has no LLVM");
+    }
+    let (Some(ptxas), Some(nvdisasm)) = (find_ptxas(), find_nvdisasm()) else {
+        return println!("skipped: ptxas or nvdisasm is not there");
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (file, out) = (folder.path().join("t.toml"), folder.path().join("x.so"));
+    let model = case("llama3-gqa-tied");
+    let written = || {
+        let mut tune = mlcc();
+        tune.arg("tune").arg(&model).args(["--quant", "f16", "--target", "sm_90", "--predict", "h200"]);
+        tune.env(PTXAS_VARIABLE, &ptxas).env(NVDISASM_VARIABLE, &nvdisasm);
+        let said = text(tune.args(["--budget", "0", "-o"]).arg(&file));
+        assert!(said.contains("predicted tok/s") && said.contains("none measured"), "{said}");
+        std::fs::read_to_string(&file).unwrap()
+    };
+    let first = written();
+    assert_eq!(first, written());
+    let tuning = Tuning::parse("t.toml", &first).unwrap();
+    let predicted = tuning.predicted.as_ref().unwrap();
+    assert!(tuning.tune.is_empty() && tuning.measured.is_none() && tuning.cpu.is_none());
+    assert_eq!((predicted.device.as_str(), predicted.quant.as_str()), ("h200", "f16"));
+    let names: Vec<&str> = predicted.tests.iter().map(|test| test.name.as_str()).collect();
+    assert!(names.len() == 4 && names[1].ends_with("@b8") && names[2].ends_with("@b32"), "{names:?}");
+    assert!(predicted.tests.iter().all(|test| test.with > 0.0 && test.gain == 1.0), "{predicted:?}");
+    build(&model, "sm_90", Some(&file), &out).assert().success();
+    let shown = text(mlcc().arg("inspect").arg(&out));
+    let row = shown.lines().find(|l| l.starts_with("tuning")).unwrap();
+    assert!(row.contains("predicted for h200, not measured"), "{row}");
 }

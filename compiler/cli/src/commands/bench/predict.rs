@@ -1,12 +1,14 @@
 //! `mlcc bench --predict`: how fast the GPU code of an artifact should be on a GPU that is not there. These are predictions, and say so.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use mlcc_abi::repeat;
-use mlcc_codegen::nvdisasm::{NVDISASM_VARIABLE, disassemble, find_nvdisasm};
-use mlcc_codegen::ptxas::{PTXAS_VARIABLE, Usage, assemble, find_ptxas};
+use mlcc_codegen::nvdisasm::{self, NVDISASM_VARIABLE, disassemble, find_nvdisasm};
+use mlcc_codegen::ptxas::{Assembler, PTXAS_VARIABLE, Usage, assemble, find_ptxas};
 use mlcc_predict::{
     Bound, Call, Kernel, Plan, Prediction, Resources, SequenceSizes, Shape, launch, predict, sass,
 };
@@ -14,6 +16,7 @@ use mlcc_runtime::{Artifact, Launch, Repeat, Table, table_of};
 use mlcc_target::GpuModel;
 use serde::Serialize;
 use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::test::Test;
 use super::{Args, Form, plan};
@@ -82,7 +85,7 @@ pub fn run(args: &Args, gpu: &str) -> Result<(), CliError> {
     if args.n_prompt.is_none() && limits.prompt.is_none_or(|most| LONG_PROMPT <= most) {
         tests.insert(1, Test::Prompt(LONG_PROMPT));
     }
-    let mut predictor = Predictor::new(&args.artifact, &table, &gpu)?;
+    let mut predictor = Predictor::new(&args.artifact, table, &gpu, &Tools::find()?, &Known::default())?;
     let mut rows = Vec::new();
     for test in tests {
         let parts = predictor.test(test)?;
@@ -94,7 +97,8 @@ pub fn run(args: &Args, gpu: &str) -> Result<(), CliError> {
     }
 }
 
-fn gpu_of(name: &str) -> Result<GpuModel, CliError> {
+/// The GPU of this name.
+pub fn gpu_of(name: &str) -> Result<GpuModel, CliError> {
     let gpus = mlcc_target::gpus().map_err(|e| CliError::Target(e.into()))?;
     let known: Vec<&str> = gpus.iter().map(|gpu| gpu.name.as_str()).collect();
     let unknown =
@@ -102,27 +106,54 @@ fn gpu_of(name: &str) -> Result<GpuModel, CliError> {
     gpus.iter().find(|gpu| gpu.name == name).cloned().ok_or_else(unknown)
 }
 
-/// A kernel's machine code, and what the assembler says of it.
+/// NVIDIA's programs, which predictions need.
+pub struct Tools {
+    ptxas: PathBuf,
+    nvdisasm: PathBuf,
+}
+
+impl Tools {
+    pub fn find() -> Result<Tools, CliError> {
+        let ptxas =
+            find_ptxas().ok_or_else(|| missing("ptxas", PTXAS_VARIABLE, "nvidia-cuda-nvcc-cu12==12.9.86"))?;
+        let nvdisasm =
+            find_nvdisasm().ok_or_else(|| missing("nvdisasm", NVDISASM_VARIABLE, "nvidia-cuda-nvdisasm"))?;
+        Ok(Tools { ptxas, nvdisasm })
+    }
+
+    /// Of the assembler and of the disassembler.
+    pub fn versions(&self) -> Result<[String; 2], CliError> {
+        let ptxas = Assembler::find().map_err(|e| CliError::Failed(e.to_string()))?;
+        let nvdisasm = nvdisasm::version(&self.nvdisasm).map_err(|e| CliError::Failed(e.to_string()))?;
+        Ok([ptxas.version, nvdisasm])
+    }
+}
+
+/// A kernel's machine code with its hash, and what the assembler says of it.
 struct Code {
     kernel: Kernel,
+    hash: u128,
     resources: Resources,
 }
 
 /// What a launch is known by: equal ones take equal time. Weights at other places do not matter.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
-    kernel: String,
+pub struct Key {
+    code: u128,
     grid: [u32; 3],
     kinds: Vec<u32>,
     call: Vec<(u64, u64)>,
 }
 
-struct Predictor<'a> {
-    path: &'a Path,
-    table: &'a Table,
-    gpu: &'a GpuModel,
+/// Predictions of launches that were made already. Artifacts of one model for one GPU may share them: most of their kernels are the same.
+pub type Known = Rc<RefCell<BTreeMap<Key, Prediction>>>;
+
+pub struct Predictor {
+    path: PathBuf,
+    table: Rc<Table>,
+    gpu: GpuModel,
     code: BTreeMap<String, Code>,
-    done: BTreeMap<Key, Prediction>,
+    known: Known,
 }
 
 /// So many launches of a test that are alike.
@@ -135,8 +166,14 @@ struct Part {
     prediction: Prediction,
 }
 
-impl<'a> Predictor<'a> {
-    fn new(path: &'a Path, table: &'a Table, gpu: &'a GpuModel) -> Result<Self, CliError> {
+impl Predictor {
+    pub fn new(
+        path: &Path,
+        table: Table,
+        gpu: &GpuModel,
+        tools: &Tools,
+        known: &Known,
+    ) -> Result<Self, CliError> {
         let failed = |what: String| CliError::Failed(format!("{}: {what}", path.display()));
         let images = table.images.iter().filter(|image| image.kind == "ptx" && image.sm <= gpu.sm);
         let image = images.max_by_key(|image| image.sm).ok_or_else(|| {
@@ -145,13 +182,9 @@ impl<'a> Predictor<'a> {
                 gpu.title, gpu.sm
             ))
         })?;
-        let ptxas =
-            find_ptxas().ok_or_else(|| missing("ptxas", PTXAS_VARIABLE, "nvidia-cuda-nvcc-cu12==12.9.86"))?;
-        let nvdisasm =
-            find_nvdisasm().ok_or_else(|| missing("nvdisasm", NVDISASM_VARIABLE, "nvidia-cuda-nvdisasm"))?;
         let text = image.bytes.strip_suffix(&[0]).unwrap_or(&image.bytes);
-        let assembled = assemble(&ptxas, text, gpu.sm).map_err(|e| failed(e.to_string()))?;
-        let listing = disassemble(&nvdisasm, &assembled.cubin).map_err(|e| failed(e.to_string()))?;
+        let assembled = assemble(&tools.ptxas, text, gpu.sm).map_err(|e| failed(e.to_string()))?;
+        let listing = disassemble(&tools.nvdisasm, &assembled.cubin).map_err(|e| failed(e.to_string()))?;
         let functions = sass::parse(&listing).map_err(|e| failed(e.to_string()))?;
         let usage: BTreeMap<&str, &Usage> = assembled.usage.iter().map(|u| (u.kernel.as_str(), u)).collect();
         let mut code = BTreeMap::new();
@@ -159,9 +192,19 @@ impl<'a> Predictor<'a> {
             let Some(usage) = usage.get(function.name.as_str()) else { continue };
             let kernel = Kernel::new(function, gpu.sm).map_err(|e| failed(e.to_string()))?;
             let resources = Resources { registers: usage.registers, shared_bytes: usage.shared_bytes };
-            code.insert(function.name.clone(), Code { kernel, resources });
+            let text = format!("{:?} {} {}", function.code, usage.registers, usage.shared_bytes);
+            code.insert(function.name.clone(), Code { kernel, hash: xxh3_128(text.as_bytes()), resources });
         }
-        Ok(Predictor { path, table, gpu, code, done: BTreeMap::new() })
+        let (path, gpu, known) = (path.to_path_buf(), gpu.clone(), Rc::clone(known));
+        Ok(Predictor { path, table: Rc::new(table), gpu, code, known })
+    }
+
+    /// Predicted tokens per second of a test.
+    pub fn speed(&mut self, test: Test) -> Result<f64, CliError> {
+        let between = f64::from(self.gpu.launch_ns) * 1e-9;
+        let parts = self.test(test)?;
+        let seconds: f64 = parts.iter().map(|p| p.count as f64 * (p.prediction.seconds + between)).sum();
+        Ok(tokens_of_step(test) as f64 / seconds.max(f64::MIN_POSITIVE))
     }
 
     fn call(&self, sequences: Vec<SequenceSizes>, batch: bool) -> Call {
@@ -203,7 +246,7 @@ impl<'a> Predictor<'a> {
     }
 
     fn entry(&mut self, name: &str, call: &Call) -> Result<Vec<Part>, CliError> {
-        let table = self.table;
+        let table = Rc::clone(&self.table);
         let most = table.plan.batch.max(1);
         let sequences = call.sequences.len();
         let entry = table.device_entries.iter().find(|e| e.name == name);
@@ -233,10 +276,10 @@ impl<'a> Predictor<'a> {
             return Ok(None);
         }
         let code = self.code.get(&launch.kernel);
-        let Code { kernel, resources } =
+        let Code { kernel, hash, resources } =
             code.ok_or_else(|| failed(format!("no code of {}", launch.kernel)))?;
         let mut key = Key {
-            kernel: launch.kernel.clone(),
+            code: *hash,
             grid,
             kinds: launch.args.iter().map(|a| a.kind).collect(),
             call: call.sequences.iter().map(|s| (s.rows, 0)).collect(),
@@ -245,18 +288,19 @@ impl<'a> Predictor<'a> {
             call: call.sequences.iter().map(|s| (s.rows, s.past)).collect(),
             ..key.clone()
         };
-        let known = self.done.get(&key).filter(|p| !p.reads_past).or_else(|| self.done.get(&with_past(&key)));
+        let mut done = self.known.borrow_mut();
+        let known = done.get(&key).filter(|p| !p.reads_past).or_else(|| done.get(&with_past(&key)));
         let prediction = match known {
             Some(known) => known.clone(),
             None => {
                 let (block, shared_bytes, args) = (launch.block, launch.shared_bytes, launch.args.as_slice());
                 let shape = Shape { grid, block, shared_bytes, args, repeat: of };
-                let made =
-                    predict(kernel, *resources, &shape, call, self.gpu).map_err(|e| failed(e.to_string()))?;
+                let made = predict(kernel, *resources, &shape, call, &self.gpu)
+                    .map_err(|e| failed(e.to_string()))?;
                 if made.reads_past {
                     key = with_past(&key);
                 }
-                self.done.insert(key, made.clone());
+                done.insert(key, made.clone());
                 made
             }
         };
@@ -268,6 +312,14 @@ impl<'a> Predictor<'a> {
             count: 1,
             prediction,
         }))
+    }
+}
+
+/// Tokens of what is predicted: a step, or a whole prompt.
+fn tokens_of_step(test: Test) -> usize {
+    match test {
+        Test::Generate { sequences, .. } => sequences,
+        other => other.tokens(),
     }
 }
 
@@ -287,10 +339,7 @@ fn row(metadata: &Value, gpu: &GpuModel, test: Test, parts: &[Part], kernels: bo
         *bounds.entry(Bound::Launch).or_default() += part.count as f64 * between;
     }
     let seconds: f64 = bounds.values().sum();
-    let tokens = match test {
-        Test::Generate { sequences, .. } => sequences,
-        other => other.tokens(),
-    } as f64;
+    let tokens = tokens_of_step(test) as f64;
     // Weights are read once at best, also where a prompt goes in several calls.
     let cost = test.cost(metadata, test.tokens() as u64);
     let by_copies = f64::from(gpu.copy_gbytes_per_s) * 1e9 / cost.bytes.max(1.0);

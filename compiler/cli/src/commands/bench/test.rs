@@ -9,7 +9,7 @@ use super::{Machine, tokens_of};
 
 /// One test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Test {
+pub enum Test {
     Prompt(usize),
     /// So many tokens for each sequence, one by one after `depth` others.
     Generate {
@@ -31,7 +31,7 @@ pub(super) enum Test {
 
 /// So many texts of so many tokens each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TextsOf {
+pub struct TextsOf {
     pub texts: usize,
     pub tokens: usize,
 }
@@ -57,7 +57,7 @@ fn two(text: &str, between: char) -> Option<[usize; 2]> {
 
 /// What a step holds: the next tokens of so many sequences, and so many tokens of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mix {
+pub struct Mix {
     pub next: usize,
     pub piece: usize,
 }
@@ -123,7 +123,7 @@ impl Test {
 
     /// Weights and the rows of the caches are read once per call, which takes a chunk of the prompt, or one token of each
     /// sequence, or both.
-    pub fn cost(self, metadata: &Value, chunk: u64) -> Cost {
+    pub(super) fn cost(self, metadata: &Value, chunk: u64) -> Cost {
         let get = |path: &str| metadata.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
         let (bytes, ops) = (get("/decode/bytes_per_token"), operations(metadata, "ops_per_token"));
         let (row, window) = (get("/memory/cache/bytes_per_token"), get("/memory/window"));

@@ -1,25 +1,17 @@
-//! This machine, for the search: builds with random weights that are made on load, and times runs.
+//! This machine, for the search: times runs of artifacts with random weights that are made on load.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use mlcc_codegen::folder::{TemporaryFolder, temporary};
-use mlcc_driver::build::{BuildOptions, BuildReport, Hooks, Source, compile, write_program};
-use mlcc_driver::tune::{Machine, Trial};
-use mlcc_passes::Program;
-use mlcc_passes::text::print_program;
+use mlcc_driver::tune::{Comparison, Effort, Machine, Timer, Trial, in_turns};
 use mlcc_runtime::{LoadOptions, Model, Session};
-use mlcc_target::{Kind, Level, Target};
-use xxhash_rust::xxh3::xxh3_128;
+use mlcc_target::{Kind, Level};
 
-use super::origin::Origin;
+use super::builder::Builder;
 use crate::commands::bench::{prompt, tokens};
 use crate::commands::doctor::proc_value;
 use crate::error::CliError;
-use crate::interrupt;
 use crate::ui::{self, Ui};
 
 /// Runs are repeated until a timing takes about so long.
@@ -31,20 +23,13 @@ const FEW: usize = 16;
 const DEPTH: u64 = 256;
 
 pub struct Bench<'a> {
-    source: Source,
-    options: BuildOptions,
-    target: Target,
+    builder: Builder,
     threads: usize,
-    folder: TemporaryFolder,
-    /// What [`Machine::code`] compiled last.
-    program: Option<Program>,
-    built: usize,
     /// How often a run is repeated in one timing, by kind.
     repeats: BTreeMap<Kind, usize>,
     /// When the search ends.
     pub end: Option<Instant>,
     begin: Instant,
-    cancel: &'static AtomicBool,
     ui: &'a Ui,
     bar: &'a ProgressBar,
 }
@@ -55,50 +40,12 @@ pub struct Loaded {
 }
 
 impl<'a> Bench<'a> {
-    pub fn open(
-        origin: Origin,
-        level: &Level,
-        threads: usize,
-        ui: &'a Ui,
-        bar: &'a ProgressBar,
-    ) -> Result<Bench<'a>, CliError> {
-        let options = BuildOptions { target: level.name.clone(), ..origin.options };
-        let target = mlcc_target::resolve(&level.name)?;
-        let source = Source::open(&options)?;
-        let options = options.for_source(&source);
-        let folder = temporary("mlcc-tune").map_err(CliError::io("create", std::env::temp_dir()))?;
-        Ok(Bench {
-            source,
-            options,
-            target,
-            threads,
-            folder,
-            program: None,
-            built: 0,
-            repeats: Default::default(),
-            end: None,
-            begin: Instant::now(),
-            cancel: interrupt::flag(),
-            ui,
-            bar,
-        })
+    pub fn new(builder: Builder, threads: usize, ui: &'a Ui, bar: &'a ProgressBar) -> Bench<'a> {
+        Bench { builder, threads, repeats: BTreeMap::new(), end: None, begin: Instant::now(), ui, bar }
     }
 
-    pub fn model(&self) -> &str {
-        &self.source.model.name
-    }
-
-    pub fn quant(&self) -> &'static str {
-        self.options.quant.name
-    }
-
-    /// The file that is written unless another name is given.
-    pub fn output_path(&self, level: &str) -> PathBuf {
-        format!("{}-{}-{level}.toml", self.model(), self.options.quant_name).into()
-    }
-
-    pub fn is_interrupted(&self) -> bool {
-        self.cancel.load(Ordering::Relaxed)
+    pub fn builder(&self) -> &Builder {
+        &self.builder
     }
 
     /// Name of a kind of work with the number of its tokens.
@@ -106,20 +53,16 @@ impl<'a> Bench<'a> {
         match kind {
             // Steps of several sequences are predicted only.
             Kind::Decode | Kind::FewSequences | Kind::ManySequences => "tg".into(),
-            Kind::Prompt => format!("pp{}", self.prompt()),
-            Kind::FewRows => format!("pp{}", FEW.min(self.prompt())),
+            Kind::Prompt => format!("pp{}", self.builder.prompt()),
+            Kind::FewRows => format!("pp{}", FEW.min(self.builder.prompt())),
         }
     }
 
-    /// Tokens of a prompt.
-    fn prompt(&self) -> usize {
-        let room = self.source.context_limit(&self.options).unwrap_or(u64::MAX);
-        (self.source.chunk as usize).min(usize::try_from(room).unwrap_or(usize::MAX))
-    }
-
     /// Two artifacts are loaded at a time.
-    fn check_memory(&self, program: &Program) -> Result<(), CliError> {
-        let Some(memory) = &program.memory else { return Ok(()) };
+    fn check_memory(&self) -> Result<(), CliError> {
+        let Some(memory) = self.builder.program().and_then(|program| program.memory.as_ref()) else {
+            return Ok(());
+        };
         let needed = 2 * (memory.weights_bytes + memory.arena_bytes());
         let free = proc_value("/proc/meminfo", "MemAvailable")
             .and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok())
@@ -139,14 +82,14 @@ impl<'a> Bench<'a> {
     fn run(&self, session: &mut Session, kind: Kind, repeats: usize) -> Result<(usize, Duration), CliError> {
         match kind {
             Kind::Decode | Kind::FewSequences | Kind::ManySequences => self.decode(session, repeats),
-            Kind::Prompt => prompts(session, self.prompt(), repeats),
-            Kind::FewRows => prompts(session, FEW.min(self.prompt()), repeats),
+            Kind::Prompt => prompts(session, self.builder.prompt(), repeats),
+            Kind::FewRows => prompts(session, FEW.min(self.builder.prompt()), repeats),
         }
     }
 
     fn decode(&self, session: &mut Session, repeats: usize) -> Result<(usize, Duration), CliError> {
         let vocab = session.model().vocab() as u64;
-        let room = self.source.context_limit(&self.options).unwrap_or(u64::MAX);
+        let room = self.builder.room();
         // With a token before those that are timed.
         let depth = if session.can_truncate() { DEPTH.min(room / 2) } else { 0 };
         let repeats = repeats.min(usize::try_from(room.saturating_sub(depth + 1)).unwrap_or(repeats)).max(1);
@@ -186,31 +129,16 @@ impl Machine for Bench<'_> {
     type Error = CliError;
 
     fn code(&mut self, level: &Level) -> Result<u128, CliError> {
-        self.target.levels = vec![level.clone()];
-        let mut hooks = Hooks { event: &mut |_| {}, cancel: self.cancel };
-        let (program, _) =
-            compile(&self.source, &self.target, &self.options, &mut BuildReport::default(), &mut hooks)?;
-        if self.built == 0 {
-            self.check_memory(&program)?;
+        let code = self.builder.compile(level)?;
+        if self.builder.is_first() {
+            self.check_memory()?;
         }
-        let code = xxh3_128(print_program(&program).as_bytes());
-        self.program = Some(program);
         self.bar.set_position(self.begin.elapsed().as_secs());
         Ok(code)
     }
 
     fn load(&mut self) -> Result<Loaded, CliError> {
-        let Some(program) = self.program.take() else {
-            return Err(CliError::Failed(
-                "internal error: an artifact is loaded before it is compiled".into(),
-            ));
-        };
-        self.built += 1;
-        let path = self.folder.path().join(format!("{}.so", self.built));
-        // An interrupt ends the search, not a build of a second.
-        let mut hooks = Hooks { event: &mut |_| {}, cancel: &AtomicBool::new(false) };
-        let mut report = BuildReport::default();
-        write_program(&self.source, &self.target, &self.options, &program, &path, &mut report, &mut hooks)?;
+        let path = self.builder.write()?;
         let options = LoadOptions { threads: Some(self.threads), ..LoadOptions::default() };
         let model = Model::load(&path, &options)?;
         // It is mapped; its name is of no more use.
@@ -218,6 +146,40 @@ impl Machine for Bench<'_> {
         model.fix_workers(Some(model.threads()));
         Ok(Loaded { session: model.session()? })
     }
+
+    fn compare(
+        &mut self,
+        old: &mut Loaded,
+        new: &mut Loaded,
+        kind: Kind,
+        effort: Effort,
+    ) -> Result<Option<Comparison>, CliError> {
+        in_turns(self, old, new, kind, effort)
+    }
+
+    fn is_over(&self) -> bool {
+        self.ends()
+    }
+
+    fn tried(&mut self, trial: &Trial) {
+        self.bar.set_position(self.begin.elapsed().as_secs());
+        tell(self.ui, self.bar, trial);
+    }
+}
+
+/// Shows what became of a value.
+pub fn tell(ui: &Ui, bar: &ProgressBar, trial: &Trial) {
+    let gains: Vec<String> =
+        trial.comparisons.iter().map(|c| format!("{} x {:.3}", c.kind.name(), c.gain)).collect();
+    let verdict = if trial.taken { ", taken" } else { "" };
+    let text = format!("{} {}: {}{verdict}", trial.key, trial.to, gains.join(", "));
+    bar.set_message(text.clone());
+    ui.detail(text);
+}
+
+impl Timer for Bench<'_> {
+    type Artifact = Loaded;
+    type Error = CliError;
 
     fn speed(&mut self, artifact: &mut Loaded, kind: Kind) -> Result<f64, CliError> {
         let session = &mut artifact.session;
@@ -236,17 +198,7 @@ impl Machine for Bench<'_> {
         Ok(tokens as f64 / time.as_secs_f64().max(1e-9))
     }
 
-    fn is_over(&self) -> bool {
-        self.is_interrupted() || self.end.is_some_and(|end| Instant::now() >= end)
-    }
-
-    fn tried(&mut self, trial: &Trial) {
-        let gains: Vec<String> =
-            trial.comparisons.iter().map(|c| format!("{} x {:.3}", c.kind.name(), c.gain)).collect();
-        let verdict = if trial.taken { ", taken" } else { "" };
-        let text = format!("{} {}: {}{verdict}", trial.key, trial.to, gains.join(", "));
-        self.bar.set_position(self.begin.elapsed().as_secs());
-        self.bar.set_message(text.clone());
-        self.ui.detail(text);
+    fn ends(&self) -> bool {
+        self.builder.is_interrupted() || self.end.is_some_and(|end| Instant::now() >= end)
     }
 }

@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mlcc_driver::tune::{Comparison, Found, is_better};
-use mlcc_target::{ChangeRow, Kind, Level, Measured, TestRow, Tuning, detected_model};
+use mlcc_target::{
+    ChangeRow, Kind, Level, Measured, Predicted, PredictedRow, TestRow, Tuning, detected_model,
+};
 use serde::Serialize;
 
-use super::machine::{Bench, Loaded};
+use super::machine::Bench;
+use super::predicted::Predictions;
 use crate::commands::bench::probe::{self, Arithmetic};
 use crate::error::CliError;
 use crate::ui;
@@ -56,20 +59,37 @@ fn rounded(value: f64) -> f64 {
 }
 
 /// A search that has ended.
-pub struct Outcome<'a> {
+pub struct Outcome<'a, A> {
     pub level: &'a Level,
-    pub found: &'a Found<Loaded>,
+    pub found: &'a Found<A>,
     /// Against the start; empty if the user ended the search.
     pub last: &'a [Comparison],
-    pub limits: &'a Limits,
     pub interrupted: bool,
 }
 
-impl Outcome<'_> {
-    /// The file's content, and whether what was found holds against the start: else it changes nothing.
-    pub fn tuning(&self, bench: &Bench<'_>, threads: usize) -> (Tuning, bool) {
-        let changed = self.found.level != *self.level;
-        let held = changed && (self.interrupted || is_better(self.last));
+impl<A> Outcome<'_, A> {
+    /// Whether what was found holds against the start: else the file changes nothing.
+    pub fn held(&self) -> bool {
+        self.found.level != *self.level && (self.interrupted || is_better(self.last))
+    }
+
+    fn changes(&self) -> Vec<ChangeRow> {
+        let row = |trial: &mlcc_driver::tune::Trial| ChangeRow {
+            key: trial.key.into(),
+            from: trial.from.clone(),
+            to: trial.to.clone(),
+            gains: trial.comparisons.iter().map(|c| (c.kind.name().to_string(), rounded(c.gain))).collect(),
+        };
+        let taken = self.found.trials.iter().filter(|trial| trial.taken && self.held());
+        taken.map(row).collect()
+    }
+
+    fn tune(&self) -> toml::Table {
+        if self.held() { self.level.changes(&self.found.level) } else { toml::Table::new() }
+    }
+
+    /// The file's content.
+    pub fn measured(&self, bench: &Bench<'_>, limits: &Limits, threads: usize) -> Tuning {
         let tests = self.last.iter().map(|c| TestRow {
             name: bench.test_name(c.kind),
             without: rounded(c.without),
@@ -77,24 +97,48 @@ impl Outcome<'_> {
             gain: rounded(c.gain),
             turns: c.turns,
         });
-        let changes = self.found.trials.iter().filter(|trial| trial.taken).map(|trial| ChangeRow {
-            key: trial.key.into(),
-            from: trial.from.clone(),
-            to: trial.to.clone(),
-            gains: trial.comparisons.iter().map(|c| (c.kind.name().to_string(), rounded(c.gain))).collect(),
-        });
         let measured = Measured {
-            model: bench.model().into(),
-            quant: bench.quant().into(),
+            model: bench.builder().model().into(),
+            quant: bench.builder().quant().into(),
             threads,
-            read_gbytes_per_s: self.limits.read,
-            gops: self.limits.gops.clone(),
+            read_gbytes_per_s: limits.read,
+            gops: limits.gops.clone(),
             tests: tests.collect(),
-            changes: if held { changes.collect() } else { Vec::new() },
+            changes: self.changes(),
         };
-        let tune = if held { self.level.changes(&self.found.level) } else { toml::Table::new() };
-        let (level, cpu) = (self.level.name.clone(), detected_model());
-        (Tuning { level, cpu, tune, measured: Some(measured), predicted: None }, held)
+        Tuning {
+            level: self.level.name.clone(),
+            cpu: detected_model(),
+            tune: self.tune(),
+            measured: Some(measured),
+            predicted: None,
+        }
+    }
+
+    /// The same of predictions, made with these versions of the assembler and the disassembler.
+    pub fn predicted(&self, predictions: &Predictions<'_>, [ptxas, nvdisasm]: [String; 2]) -> Tuning {
+        let tests = self.last.iter().map(|c| PredictedRow {
+            name: predictions.test_name(c.kind),
+            without: rounded(c.without),
+            with: rounded(c.with),
+            gain: rounded(c.gain),
+        });
+        let predicted = Predicted {
+            model: predictions.builder().model().into(),
+            quant: predictions.builder().quant().into(),
+            device: predictions.gpu().name.clone(),
+            ptxas,
+            nvdisasm,
+            tests: tests.collect(),
+            changes: self.changes(),
+        };
+        Tuning {
+            level: self.level.name.clone(),
+            cpu: None,
+            tune: self.tune(),
+            measured: None,
+            predicted: Some(predicted),
+        }
     }
 }
 
@@ -107,30 +151,39 @@ pub struct Report {
     /// The search came to its end within its time.
     complete: bool,
     interrupted: bool,
-    /// Values that were timed, and those that gave code that was timed already.
+    /// Values that were judged, and those that gave code that was judged already.
     tried: usize,
     equal: usize,
+    /// Values that could not be built or judged, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    left_out: Vec<LeftOut>,
     seconds: f64,
     #[serde(flatten)]
     tuning: Tuning,
 }
 
+#[derive(Debug, Serialize)]
+struct LeftOut {
+    key: &'static str,
+    to: String,
+    why: String,
+}
+
 impl Report {
-    pub fn new(
-        file: &Path,
-        tuning: Tuning,
-        faster: bool,
-        found: &Found<Loaded>,
-        interrupted: bool,
-        time: Duration,
-    ) -> Report {
+    pub fn new<A>(file: &Path, tuning: Tuning, of: &Outcome<'_, A>, time: Duration) -> Report {
+        let left_out = of.found.refused.iter().map(|refusal| LeftOut {
+            key: refusal.key,
+            to: refusal.to.clone(),
+            why: refusal.why.clone(),
+        });
         Report {
             file: file.into(),
-            faster,
-            complete: found.complete,
-            interrupted,
-            tried: found.trials.len(),
-            equal: found.equal,
+            faster: of.held(),
+            complete: of.found.complete,
+            interrupted: of.interrupted,
+            tried: of.found.trials.len(),
+            equal: of.found.equal,
+            left_out: left_out.collect(),
             seconds: time.as_secs_f64(),
             tuning,
         }
@@ -138,29 +191,27 @@ impl Report {
 
     pub fn text(&self) -> String {
         let mut out = format!("{}\n\n", self.tuning);
-        let measured = self.tuning.measured.iter();
-        let changes: Vec<&ChangeRow> = measured.clone().flat_map(|m| &m.changes).collect();
-        let kinds = Kind::OF_CPUS.map(Kind::name);
+        let (changes, kinds, judged): (&[ChangeRow], &[Kind], _) =
+            match (&self.tuning.measured, &self.tuning.predicted) {
+                (Some(measured), _) => (&measured.changes, &Kind::OF_CPUS, "timed"),
+                (None, Some(predicted)) => (&predicted.changes, &Kind::OF_GPUS, "predicted, none measured"),
+                (None, None) => (&[], &[], "judged"),
+            };
         if !changes.is_empty() {
-            let mut rows = vec![["key", "from", "to"].into_iter().chain(kinds).map(String::from).collect()];
+            let names = kinds.iter().map(|kind| kind.name());
+            let mut rows =
+                vec![["key", "from", "to"].into_iter().chain(names.clone()).map(String::from).collect()];
             for change in changes {
                 let gain =
                     |kind: &str| change.gains.get(kind).map_or("-".into(), |gain| format!("{gain:.3}"));
                 let texts = [&change.key, &change.from, &change.to].map(Clone::clone);
-                rows.push(texts.into_iter().chain(kinds.map(gain)).collect::<Vec<String>>());
+                rows.push(texts.into_iter().chain(names.clone().map(gain)).collect::<Vec<String>>());
             }
             out += &(ui::table(&rows) + "\n");
         }
-        let tests: Vec<&TestRow> = measured.flat_map(|m| &m.tests).collect();
-        if !tests.is_empty() {
-            let head = ["test", "tok/s without", "with", "gain", "turns"];
-            let mut rows: Vec<Vec<String>> = vec![head.iter().map(|s| s.to_string()).collect()];
-            rows.extend(tests.iter().map(|test| {
-                let speed = |speed: f64| format!("{speed:.1}");
-                let (gain, turns) = (format!("{:.3}", test.gain), test.turns.to_string());
-                vec![test.name.clone(), speed(test.without), speed(test.with), gain, turns]
-            }));
-            out += &(ui::table(&rows) + "\n");
+        let tests = self.tests();
+        if tests.len() > 1 {
+            out += &(ui::table(&tests) + "\n");
         }
         let ended = match (self.interrupted, self.complete) {
             (true, _) => "interrupted",
@@ -169,14 +220,36 @@ impl Report {
         };
         let _ = writeln!(
             out,
-            "{} values timed, {} of equal code left out, {:.0} s; {ended}",
+            "{} values {judged}, {} of equal code left out, {:.0} s; {ended}",
             self.tried, self.equal, self.seconds
         );
+        for LeftOut { key, to, why } in &self.left_out {
+            let _ = writeln!(out, "{key} {to} was left out: {why}");
+        }
         if !self.faster {
             out += "nothing is faster than the level as it is; the file changes nothing\n";
         }
         let _ = writeln!(out, "{}", self.file.display());
         out
+    }
+
+    /// Rows of the table of tests, its head included.
+    fn tests(&self) -> Vec<Vec<String>> {
+        let speed = |speed: f64| format!("{speed:.1}");
+        let row = |texts: &[&str]| texts.iter().map(|s| s.to_string()).collect::<Vec<String>>();
+        if let Some(predicted) = &self.tuning.predicted {
+            let rows = predicted.tests.iter().map(|test| {
+                vec![test.name.clone(), speed(test.without), speed(test.with), format!("{:.3}", test.gain)]
+            });
+            let head = row(&["test", "predicted tok/s without", "with", "predicted gain"]);
+            return [head].into_iter().chain(rows).collect();
+        }
+        let tests = self.tuning.measured.iter().flat_map(|measured| &measured.tests);
+        let rows = tests.map(|test| {
+            let (gain, turns) = (format!("{:.3}", test.gain), test.turns.to_string());
+            vec![test.name.clone(), speed(test.without), speed(test.with), gain, turns]
+        });
+        [row(&["test", "tok/s without", "with", "gain", "turns"])].into_iter().chain(rows).collect()
     }
 }
 
