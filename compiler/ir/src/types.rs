@@ -96,15 +96,18 @@ pub enum Packing {
     ColMajor,
     /// CPU contraction layout: tiles of 16 rows, within a tile k-major with the 16 rows interleaved.
     Tile16,
+    /// GPU contraction layout: what a lane of a warp multiplies on tensor cores lies together, in pieces of 16 bytes.
+    Fragments,
 }
 
 impl Packing {
-    pub const ALL: [Packing; 3] = [Packing::RowMajor, Packing::ColMajor, Packing::Tile16];
+    pub const ALL: [Packing; 4] = [Packing::RowMajor, Packing::ColMajor, Packing::Tile16, Packing::Fragments];
     pub fn name(self) -> &'static str {
         match self {
             Packing::RowMajor => "row_major",
             Packing::ColMajor => "col_major",
             Packing::Tile16 => "tile16",
+            Packing::Fragments => "fragments",
         }
     }
 }

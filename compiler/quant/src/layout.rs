@@ -102,10 +102,10 @@ impl Layout {
             return Err(QuantError::TooLarge { dtype, packing, n, k });
         }
         match dtype {
-            DType::F32 => Ok(plain::layout(Plain::F32, packing, n, k)),
-            DType::F16 => Ok(plain::layout(Plain::F16, packing, n, k)),
-            DType::BF16 => Ok(plain::layout(Plain::BF16, packing, n, k)),
-            DType::Packed(format) => Ok(packed::layout(format, packing, n, k)),
+            DType::F32 => plain::layout(Plain::F32, packing, n, k),
+            DType::F16 => plain::layout(Plain::F16, packing, n, k),
+            DType::BF16 => plain::layout(Plain::BF16, packing, n, k),
+            DType::Packed(format) => packed::layout(format, packing, n, k),
             DType::Bool
             | DType::I8
             | DType::U8

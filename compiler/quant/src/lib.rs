@@ -9,6 +9,7 @@
 //! fragments as exactly the same f32 value.
 
 mod floats;
+pub mod fragments;
 pub mod group;
 pub mod layout;
 pub mod pack;
@@ -18,6 +19,7 @@ pub mod runs;
 pub mod tile;
 pub mod unpack;
 
+pub use fragments::Fragments;
 pub use group::{Grid, GroupSpec, ScaleSearch};
 pub use layout::{Layout, TILE, packed_bytes};
 pub use pack::{PackOptions, Packer, pack};
@@ -44,6 +46,10 @@ pub enum QuantError {
         storage_names()
     )]
     UnsupportedType { dtype: DType },
+    #[error(
+        "a tensor of {n} x {k} {dtype} values does not come in fragments: expected rows in multiples of 16, columns in multiples of 64 and of a group, and weights of 16 bits or codes of 4 or 8 bits around one zero point"
+    )]
+    NoFragments { dtype: DType, n: usize, k: usize },
     #[error("a tensor of {n} x {k} {dtype} values in packing {} is larger than the address space", .packing.name())]
     TooLarge { dtype: DType, packing: Packing, n: usize, k: usize },
     #[error(

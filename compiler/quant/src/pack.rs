@@ -1,11 +1,11 @@
 //! Streams rows of f32 weights into a packing. Only what the packing forces is held back: up to 15 rows of a tile, the
 //! scales of row-major group formats, and the whole (packed) tensor for column-major order.
 
-use crate::QuantError;
 use crate::group::{GroupSpec, ScaleSearch};
 use crate::layout::{Layout, Region, TILE};
 use crate::packed;
 use crate::plain::{self, Plain};
+use crate::{Fragments, QuantError};
 use mlcc_ir::types::{DType, Packing};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -22,6 +22,8 @@ pub struct Packer {
     options: PackOptions,
     layout: Layout,
     rows_seen: usize,
+    /// Sizes of tiles that come in fragments.
+    fragments: Option<Fragments>,
     /// Rows of the tile that is not complete.
     tile: Vec<f32>,
     /// Number of its first row.
@@ -51,7 +53,7 @@ impl Packer {
                 let padding = packed::padding_word(*spec);
                 padding.into_iter().cycle().take(layout.bytes()).collect()
             }
-            (Packing::RowMajor | Packing::Tile16, _) => Vec::new(),
+            (Packing::RowMajor | Packing::Tile16 | Packing::Fragments, _) => Vec::new(),
         };
         Ok(Packer {
             dtype,
@@ -60,6 +62,10 @@ impl Packer {
             k,
             options,
             layout,
+            fragments: match packing {
+                Packing::Fragments => Some(Fragments::new(dtype, n, k)?),
+                Packing::RowMajor | Packing::ColMajor | Packing::Tile16 => None,
+            },
             rows_seen: 0,
             tile: Vec::new(),
             tile_row: 0,
@@ -86,7 +92,7 @@ impl Packer {
         match self.packing {
             Packing::RowMajor => self.push_row_major(rows, out),
             Packing::ColMajor => self.push_col_major(rows),
-            Packing::Tile16 => self.push_tiles(rows, out),
+            Packing::Tile16 | Packing::Fragments => self.push_tiles(rows, out),
         }
         self.rows_seen += count;
         Ok(())
@@ -206,9 +212,26 @@ impl Packer {
     fn write_tile(&mut self, rows: &[f32], out: &mut Vec<u8>) {
         let first = self.tile_row;
         self.tile_row += TILE;
-        match &self.layout.region {
-            Region::Plain { plain, .. } => plain::tile_bytes(*plain, self.k, rows, out),
-            Region::Group { spec, .. } => {
+        match (&self.layout.region, self.fragments) {
+            (Region::Plain { plain, .. }, None) => plain::tile_bytes(*plain, self.k, rows, out),
+            (Region::Plain { plain, .. }, Some(fragments)) => fragments.write_plain(*plain, rows, out),
+            (Region::Group { spec, .. }, Some(fragments)) => {
+                let columns = fragments.columns();
+                let codes = sized(&mut self.codes, TILE * columns);
+                let mut grids = vec![spec.empty(); TILE * columns / spec.group];
+                for start in (0..self.k).step_by(columns) {
+                    let groups = grids.iter_mut().zip(codes.chunks_exact_mut(spec.group)).enumerate();
+                    for (i, (grid, codes)) in groups {
+                        let (row, group) = (i * spec.group / columns, i * spec.group % columns);
+                        let weights = &rows[row * self.k + start + group..][..spec.group];
+                        *grid = spec.quantize(weights, self.options.scale_search, codes);
+                        let exact = &mut self.exact[first + row];
+                        *exact = *exact && spec.holds(*grid, codes, weights);
+                    }
+                    fragments.write_group(*spec, &grids, codes, out);
+                }
+            }
+            (Region::Group { spec, .. }, None) => {
                 let codes = sized(&mut self.codes, TILE * spec.group);
                 for start in (0..self.k).step_by(spec.group) {
                     let end = self.k.min(start + spec.group);

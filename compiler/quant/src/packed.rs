@@ -15,8 +15,9 @@
 
 use crate::group::{Grid, GroupSpec};
 use crate::layout::{Axis, Layout, Place, Region, TILE, Term};
+use crate::{Fragments, QuantError};
 use mlcc_ir::format::Format;
-use mlcc_ir::types::Packing;
+use mlcc_ir::types::{DType, Packing};
 
 /// Bytes of a word.
 const WORD: usize = 4;
@@ -67,7 +68,7 @@ fn words(format: Format, columns: usize) -> usize {
     columns / format.codes_per_word()
 }
 
-pub(crate) fn layout(format: Format, packing: Packing, n: usize, k: usize) -> Layout {
+pub(crate) fn layout(format: Format, packing: Packing, n: usize, k: usize) -> Result<Layout, QuantError> {
     let spec = GroupSpec::new(format, k);
     let (group, groups) = (spec.group, k.div_ceil(spec.group));
     let (per_word, number) = (format.codes_per_word(), format.scale.bytes());
@@ -132,9 +133,10 @@ pub(crate) fn layout(format: Format, packing: Packing, n: usize, k: usize) -> La
                 n.div_ceil(TILE) * sizes.tile(),
             )
         }
+        Packing::Fragments => return Ok(Fragments::new(DType::Packed(format), n, k)?.packed(spec)),
     };
     let zeros = (format.numbers() > 1).then(|| place(scales.offset + scale_bytes, scales.terms.clone()));
-    Layout { len, region: Region::Group { spec, codes, shift, scales, zeros } }
+    Ok(Layout { len, region: Region::Group { spec, codes, shift, scales, zeros } })
 }
 
 /// The words of one group of a row, in row-major order.

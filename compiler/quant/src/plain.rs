@@ -6,6 +6,7 @@
 //!   become f32 by one shift and one mask, and 16 lanes are one operand of a bf16 dot instruction.
 
 use crate::layout::{Axis, Layout, Place, Region, TILE, Term};
+use crate::{Fragments, QuantError};
 use half::{bf16, f16};
 use mlcc_ir::format::ScaleType;
 use mlcc_ir::types::{DType, Packing};
@@ -121,7 +122,7 @@ pub(crate) fn round(x: f32) -> f32 {
     (x + MAGIC) - MAGIC
 }
 
-pub(crate) fn layout(plain: Plain, packing: Packing, n: usize, k: usize) -> Layout {
+pub(crate) fn layout(plain: Plain, packing: Packing, n: usize, k: usize) -> Result<Layout, QuantError> {
     let term = Term::new;
     let (row, col, pair) = (Axis::Row, Axis::Col, plain.pair());
     let (terms, elements) = match packing {
@@ -137,8 +138,9 @@ pub(crate) fn layout(plain: Plain, packing: Packing, n: usize, k: usize) -> Layo
             }
             (terms, tiles * tile)
         }
+        Packing::Fragments => return Ok(Fragments::new(plain.dtype(), n, k)?.plain(plain)),
     };
-    Layout { len: elements, region: Region::Plain { plain, place: Place { offset: 0, terms } } }
+    Ok(Layout { len: elements, region: Region::Plain { plain, place: Place { offset: 0, terms } } })
 }
 
 /// One tile from its rows (`[rows][k]`, up to 16 of them; missing ones are zero).

@@ -4,7 +4,7 @@ use crate::group::GroupSpec;
 use crate::layout::TILE;
 use crate::packed::{TileSizes, padding_word};
 use crate::plain::Plain;
-use crate::{QuantError, packed_bytes};
+use crate::{Fragments, QuantError, packed_bytes};
 use mlcc_ir::types::{DType, Format, Packing};
 
 /// What a byte of a packed tensor is part of.
@@ -46,7 +46,9 @@ pub fn runs(dtype: DType, packing: Packing, n: usize, k: usize) -> Result<Option
 fn plain(plain: Plain, packing: Packing, n: usize, k: usize) -> Option<Vec<Run>> {
     let (size, value) = (plain.bytes(), Kind::Value(plain));
     Some(match packing {
-        Packing::RowMajor => vec![Run { offset: 0, count: n, pieces: vec![(k * size, value)] }],
+        Packing::RowMajor | Packing::Fragments => {
+            vec![Run { offset: 0, count: n, pieces: vec![(k * size, value)] }]
+        }
         Packing::ColMajor => vec![Run { offset: 0, count: k, pieces: vec![(n * size, value)] }],
         Packing::Tile16 => {
             let pair = plain.pair() * size;
@@ -109,6 +111,11 @@ fn grouped(format: Format, packing: Packing, n: usize, k: usize) -> Option<Vec<R
                 Run { offset: tiles * sizes.tile(), count, pieces: part },
             ]
         }
+        Packing::Fragments => {
+            let sizes = Fragments::new(DType::Packed(format), n, k).ok()?;
+            let pieces = vec![(sizes.header(), Kind::Scale), (sizes.codes(), Kind::Code)];
+            vec![Run { offset: 0, count: sizes.blocks(), pieces }]
+        }
     })
 }
 
@@ -144,10 +151,22 @@ mod tests {
     fn runs_agree_with_layouts_and_the_packer() {
         for dtype in storage_types() {
             let group = if let DType::Packed(format) = dtype { format.group(1) } else { 32 };
-            for packing in [Packing::RowMajor, Packing::ColMajor, Packing::Tile16] {
+            for packing in Packing::ALL {
                 let (one, two, three) = (group, 2 * group, 3 * group);
-                for (n, k) in [(1, one), (16, two), (40, three), (35, one), (7, 5), (33, 2), (0, one), (3, 0)]
-                {
+                for (n, k) in [
+                    (1, one),
+                    (16, two),
+                    (32, 4 * group),
+                    (40, three),
+                    (35, one),
+                    (7, 5),
+                    (33, 2),
+                    (0, one),
+                    (3, 0),
+                ] {
+                    if packing == Packing::Fragments && Fragments::new(dtype, n, k).is_err() {
+                        continue;
+                    }
                     let layout = Layout::new(dtype, packing, n, k).unwrap();
                     let Some(runs) = runs(dtype, packing, n, k).unwrap() else {
                         assert!(k % group != 0, "{dtype} {} {n} x {k}", packing.name());

@@ -3,9 +3,10 @@
 use half::{bf16, f16};
 use mlcc_ir::format::Zero;
 use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_quant::layout::Region;
 use mlcc_quant::{
-    GroupSpec, Layout, PackOptions, Packer, QuantError, ScaleSearch, dequantize, element, pack, packed_bytes,
-    storage_types,
+    Fragments, GroupSpec, Layout, PackOptions, Packer, QuantError, ScaleSearch, dequantize, element, pack,
+    packed_bytes, storage_types,
 };
 use proptest::prelude::*;
 
@@ -46,7 +47,7 @@ proptest! {
         let scale_search = if mse { ScaleSearch::Mse } else { ScaleSearch::None };
         for dtype in storage_types() {
             let want = expected(dtype, k, &rows, scale_search);
-            for packing in Packing::ALL {
+            for packing in [Packing::RowMajor, Packing::ColMajor, Packing::Tile16] {
                 let mut packer = Packer::new(dtype, packing, n, k, PackOptions { scale_search }).unwrap();
                 let mut bytes = Vec::new();
                 for piece in rows.chunks(cut * k) {
@@ -153,4 +154,44 @@ fn refuses_bad_input() {
         dequantize(DType::F32, Packing::RowMajor, 2, 2, &[0; 15]),
         Err(QuantError::ByteCount { expected: 16, found: 15, .. })
     ));
+}
+
+/// Sizes that come in fragments read back, and no others are taken: rows by 16, columns by 64 and by groups.
+#[test]
+fn fragments_read_back() {
+    let mut found = Vec::new();
+    for dtype in storage_types() {
+        for (n, k) in [(16, 64), (48, 256), (32, 192), (17, 64), (16, 96)] {
+            let rows: Vec<f32> = (0..n * k).map(|i| ((i * 37 % 101) as f32 - 50.0) / 16.0).collect();
+            let Ok(sizes) = Fragments::new(dtype, n, k) else {
+                let refused = pack(dtype, Packing::Fragments, n, k, &rows, PackOptions::default());
+                assert_eq!(refused, Err(QuantError::NoFragments { dtype, n, k }));
+                continue;
+            };
+            assert_eq!((n % 16, k % 64), (0, 0), "{dtype}");
+            found.push((dtype.name(), k));
+            let bytes = pack(dtype, Packing::Fragments, n, k, &rows, PackOptions::default()).unwrap();
+            assert_eq!(bytes.len(), packed_bytes(dtype, Packing::Fragments, n, k).unwrap());
+            assert_eq!(bytes.len(), n / 16 * sizes.tile());
+            let got = dequantize(dtype, Packing::Fragments, n, k, &bytes).unwrap();
+            assert_eq!(got, expected(dtype, k, &rows, ScaleSearch::None), "{dtype} {n} x {k}");
+            // Lane 4 r + q of a warp has pieces of rows r and r + 8, from column 8 q on: here its first one.
+            let layout = Layout::new(dtype, Packing::Fragments, n, k).unwrap();
+            let (place, unit) = match &layout.region {
+                Region::Plain { place, plain } => (place, plain.bytes()),
+                Region::Group { codes, .. } => (codes, 1),
+            };
+            for lane in 0..32 {
+                assert_eq!(place.at(lane / 4, lane % 4 * 8) * unit, sizes.header() + 16 * lane, "{dtype}");
+            }
+        }
+    }
+    for taken in ["f16", "bf16", "q4g32", "q8g32", "q4g128"] {
+        assert!(found.iter().any(|(name, _)| *name == taken), "{taken}");
+    }
+    assert!(
+        found.contains(&("q4g128", 256)) && !found.contains(&("q4g128", 192)),
+        "blocks are of whole groups"
+    );
+    assert!(!found.iter().any(|(name, _)| ["f32", "q4g32_min", "q3g40"].contains(name)));
 }

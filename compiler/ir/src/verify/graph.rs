@@ -60,7 +60,7 @@ fn verify_param(param: &Param) -> Result<(), VerifyError> {
     if param.ty.dtype.is_packed() && param.ty.rank() != 2 {
         return bad(format!("packed weights are matrices, not {}", param.ty));
     }
-    if let Some(packing @ (Packing::ColMajor | Packing::Tile16)) = param.packing
+    if let Some(packing @ (Packing::ColMajor | Packing::Tile16 | Packing::Fragments)) = param.packing
         && param.ty.rank() != 2
     {
         return bad(format!("packing {} is for matrices, not {}", packing.name(), param.ty));
