@@ -330,10 +330,11 @@ fn sum_f16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     kb.cast(sum, F16)
 }
 
-fn fused_bf16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+fn fused_halves(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    let dtype = kb.ty(a[0]).dtype;
     let [x, y, z] = [0, 1, 2].map(|i| kb.cast(a[i], F32));
     let sum = kb.fma(x, y, z);
-    kb.cast(sum, BF16)
+    kb.cast(sum, dtype)
 }
 
 fn same(_: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
@@ -458,9 +459,11 @@ pub const INSTRS: &[InstrDef] = &[
     // Two f16 in a register.
     instr!("add_f16x2", "nvptx", &["mma.sync"], (v(F16, 2), v(F16, 2)) -> v(F16, 2),
         Meaning::Expr(sum_f16), Spelling::Ptx { asm: "add.rn.f16x2 $0, $1, $2;", constraints: "=r,r,r" }),
+    instr!("fma_f16x2", "nvptx", &["mma.sync"], (v(F16, 2), v(F16, 2), v(F16, 2)) -> v(F16, 2),
+        Meaning::Expr(fused_halves), Spelling::Ptx { asm: "fma.rn.f16x2 $0, $1, $2, $3;", constraints: "=r,r,r,r" }),
     // Two bf16 in a register; their sum alone is an instruction from sm_90 on.
     instr!("fma_bf16x2", "nvptx", &["mma.sync"], (v(BF16, 2), v(BF16, 2), v(BF16, 2)) -> v(BF16, 2),
-        Meaning::Expr(fused_bf16), Spelling::Ptx { asm: "fma.rn.bf16x2 $0, $1, $2, $3;", constraints: "=r,r,r,r" }),
+        Meaning::Expr(fused_halves), Spelling::Ptx { asm: "fma.rn.bf16x2 $0, $1, $2, $3;", constraints: "=r,r,r,r" }),
     // Tensor cores, from sm_80 on.
     mma!(
         "mma_m16n8k16_f16",
