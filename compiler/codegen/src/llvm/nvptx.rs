@@ -65,6 +65,11 @@ fn module<'c>(
     Ok(module)
 }
 
+/// Blocks of so many threads state how many of them a multiprocessor has at least: otherwise ptxas 12.9 was
+/// seen to spill at 48 registers. Two blocks of 256 threads have 128 registers each.
+const LARGE_BLOCK: u32 = 256;
+const LEAST_BLOCKS: u32 = 2;
+
 /// States the block size: as metadata up to LLVM 20, as an attribute later.
 fn launch_bounds<'c>(
     ctx: &'c Context,
@@ -73,15 +78,20 @@ fn launch_bounds<'c>(
     threads: [u32; 3],
 ) -> Result<(), CodegenError> {
     let [x, y, z] = threads;
-    let bounds = ctx.create_string_attribute("nvvm.maxntid", &format!("{x},{y},{z}"));
-    function.add_attribute(AttributeLoc::Function, bounds);
+    let blocks = (x * y * z == LARGE_BLOCK).then_some(LEAST_BLOCKS);
+    let mut bounds = vec![("nvvm.maxntid", format!("{x},{y},{z}"))];
+    bounds.extend(blocks.map(|blocks| ("nvvm.minctasm", blocks.to_string())));
+    for (key, value) in bounds {
+        function.add_attribute(AttributeLoc::Function, ctx.create_string_attribute(key, &value));
+    }
     if cfg!(feature = "llvm22") {
         return Ok(());
     }
-    for (axis, count) in ["x", "y", "z"].iter().zip(threads) {
+    let sizes = [("maxntidx", x), ("maxntidy", y), ("maxntidz", z)];
+    for (key, count) in sizes.into_iter().chain(blocks.map(|blocks| ("minctasm", blocks))) {
         let pointer = function.as_global_value().as_pointer_value();
         let count = ctx.i32_type().const_int(u64::from(count), false);
-        let key = ctx.metadata_string(&format!("maxntid{axis}"));
+        let key = ctx.metadata_string(key);
         let node = ctx.metadata_node(&[pointer.into(), key.into(), count.into()]);
         module
             .add_global_metadata("nvvm.annotations", &node)
