@@ -273,6 +273,7 @@ impl Problem {
             w,
             w_offset: 0,
             weight,
+            packing: Packing::Tile16,
             m,
             n,
             k,

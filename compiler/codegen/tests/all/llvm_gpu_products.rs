@@ -13,9 +13,13 @@ use mlcc_quant::{PackOptions, pack};
 use mlcc_target::MatrixTile;
 
 /// `[m, k]` times `[n, k]` with the plan of a level.
-fn product(weight: DType, x: DType, (n, k): (usize, usize), tile: MatrixTile) -> (Kernel, Buffer) {
-    let bytes =
-        pack(weight, Packing::RowMajor, n, k, &tame(DType::F32, n * k, 1).to_f32(), PackOptions::default());
+fn product(
+    (weight, packing): (DType, Packing),
+    x: DType,
+    (n, k): (usize, usize),
+    tile: MatrixTile,
+) -> (Kernel, Buffer) {
+    let bytes = pack(weight, packing, n, k, &tame(DType::F32, n * k, 1).to_f32(), PackOptions::default());
     let w_dtype = if weight.is_packed() { DType::U8 } else { weight };
     let w_buffer = Buffer::new(w_dtype, bytes.unwrap());
     let mut kb = KernelBuilder::new("product");
@@ -33,6 +37,7 @@ fn product(weight: DType, x: DType, (n, k): (usize, usize), tile: MatrixTile) ->
         w,
         w_offset: 0,
         weight: Weight::of(weight).unwrap(),
+        packing,
         m: kb.sym(Sym::N),
         n,
         k,
@@ -67,6 +72,18 @@ const WEIGHTS: [(&str, DType); 9] = [
     ("q4g32", DType::BF16),
 ];
 
+/// The same with the packing of the weights: fragments where activations are halves, and row-major ones for all.
+fn cases() -> impl Iterator<Item = (&'static str, DType, Packing)> {
+    let rows = WEIGHTS.into_iter().map(|(weight, x)| (weight, x, Packing::RowMajor));
+    let halves = WEIGHTS.into_iter().filter(|(_, x)| *x != DType::F32);
+    rows.chain(halves.map(|(weight, x)| (weight, x, Packing::Fragments)))
+}
+
+/// Rows of weights: of fragments the next sixteen.
+fn rows_of(packing: Packing, n: usize) -> usize {
+    if packing == Packing::Fragments { n.next_multiple_of(16) } else { n }
+}
+
 /// Products of fragments that make one of a weight with an activation.
 fn terms(weight: &str, x: DType) -> usize {
     match (weight, x) {
@@ -81,30 +98,30 @@ fn ptx_computes_what_the_interpreter_does() {
     // More rows and columns than a tile, of which eight blocks in a column are for neighbours in a row; and a ring that is more than a
     // kernel may declare.
     let wide = MatrixTile { stages: 4, ..tile_of("sm_90") };
-    for ((weight, x), tile) in
-        WEIGHTS.into_iter().zip([tile_of("sm_80"), wide, tile_of("sm_90")].into_iter().cycle())
+    for ((weight, x, packing), tile) in
+        cases().zip([tile_of("sm_80"), wide, tile_of("sm_90")].into_iter().cycle())
     {
         // Packed weights with f16 activations have a tile of their own.
         let own = tile_for("sm_90", weight, x);
         let tile = if own == tile_of("sm_90") { tile } else { own };
-        let ((m, n, k), weight) = ((70, 130, 160), DType::parse(weight).unwrap());
-        let (kernel, w) = product(weight, x, (n, k), tile);
+        let ((m, n, k), weight) = ((70, rows_of(packing, 130), 256), DType::parse(weight).unwrap());
+        let (kernel, w) = product((weight, packing), x, (n, k), tile);
         let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
         let [found, executed] = both(&kernel, "sm_90", [1, 16, 1], &buffers, &SymValues::tokens(m as i64));
-        assert_eq!(found.unwrap(), executed.unwrap(), "{weight} {x}");
+        assert_eq!(found.unwrap(), executed.unwrap(), "{weight} {x} {packing:?}");
     }
 }
 
 /// The parts of a kernel for up to 16 rows and for up to 64.
 #[test]
 fn ptx_of_few_rows_computes_what_the_interpreter_does() {
-    for ((weight, x), m) in WEIGHTS.into_iter().zip([5, 16, 17, 64].into_iter().cycle()) {
+    for ((weight, x, packing), m) in cases().zip([5, 16, 17, 64].into_iter().cycle()) {
         let tile = tile_for("sm_90", weight, x);
-        let ((n, k), weight) = ((100, 256), DType::parse(weight).unwrap());
-        let (kernel, w) = product(weight, x, (n, k), tile);
+        let ((n, k), weight) = ((rows_of(packing, 100), 256), DType::parse(weight).unwrap());
+        let (kernel, w) = product((weight, packing), x, (n, k), tile);
         let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
         let [found, executed] = both(&kernel, "sm_90", [1, 8, 1], &buffers, &SymValues::tokens(m as i64));
-        assert_eq!(found.unwrap(), executed.unwrap(), "{weight} {x}");
+        assert_eq!(found.unwrap(), executed.unwrap(), "{weight} {x} {packing:?}");
     }
 }
 
@@ -112,11 +129,11 @@ fn ptx_of_few_rows_computes_what_the_interpreter_does() {
 /// is of 48 columns), and copies weights once.
 #[test]
 fn what_few_rows_take() {
-    for (name, x) in WEIGHTS {
+    for (name, x, packing) in cases() {
         let ((m, n, k), weight) = ((8, 192, 512), DType::parse(name).unwrap());
-        let large = MatrixTile { columns: 48, ..tile_of("sm_90") };
+        let large = MatrixTile { columns: 48, warps: [4, 1], ..tile_of("sm_90") };
         let [few, many] = [(tile_of("sm_90"), 16), (large, 4)].map(|(tile, blocks)| {
-            let (kernel, w) = product(weight, x, (n, k), tile);
+            let (kernel, w) = product((weight, packing), x, (n, k), tile);
             let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
             counted(&kernel, "sm_90", [1, blocks, 1], &buffers, &SymValues::tokens(m as i64))
         });
@@ -125,11 +142,12 @@ fn what_few_rows_take() {
             ["/instructions/warp", "/instructions/by_pipe/tensor", "/async/bytes", "/shared/bank_conflicts"]
                 .map(|at| of(&counts, at))
         });
-        eprintln!("{weight} {x}: {few:?}, with tiles of 64 rows {many:?}");
+        eprintln!("{weight} {x} {}: {few:?}, with tiles of 64 rows {many:?}", packing.name());
         assert_eq!(few[1] as usize, n / 8 * (k / 32) * 2 * terms(name, x));
-        // Scales are copied in pieces of 4 bytes.
+        // Scales of row-major weights are copied in pieces of 4 bytes; of fragments each lane copies those of two rows and two groups.
+        let scale = if packing == Packing::Fragments { 16 } else { 4 };
         let of_weight = if weight.is_packed() {
-            [16, 32][usize::from(weight.to_string().starts_with("q8"))] + 4
+            [16, 32][usize::from(weight.to_string().starts_with("q8"))] + scale
         } else {
             64
         };
@@ -143,20 +161,27 @@ fn what_few_rows_take() {
 #[test]
 fn what_is_assembled() {
     for (level, sm) in [("sm_80", 80), ("sm_90", 90)] {
-        for (weight, x) in WEIGHTS {
+        for (weight, x, packing) in cases() {
             let tile = tile_for(level, weight, x);
-            let (kernel, _) = product(DType::parse(weight).unwrap(), x, (4096, 4096), tile);
+            let stored = (DType::parse(weight).unwrap(), packing);
+            let (kernel, _) = product(stored, x, (4096, 4096), tile);
             let text = ptx(&kernel, level);
             let terms = terms(weight, x) as i64;
             // Two for a slice of 32 columns and a fragment of sums. A warp has 4 x 8 or 2 x 8 of these for many rows, one row of 4 for up to 16,
             // and two of 4 for up to 64.
             let [mt, nt] = tile.fragments();
             let fragments = mt * nt + 4 + 2 * 4;
-            assert_eq!(text.matches("mma.sync").count() as i64, 2 * terms * fragments, "{weight} {x}");
+            // Slices of packed weights in fragments have 64 columns.
+            let wide = packing == Packing::Fragments && stored.0.is_packed();
+            let count = if wide { 4 } else { 2 } * terms * fragments;
+            assert_eq!(text.matches("mma.sync").count() as i64, count, "{weight} {x}");
             assert!(text.contains("cp.async.cg.shared.global") && text.contains("ld.shared.v4"), "{text}");
             assert!(!text.contains(".local"), "{text}");
             let Some(usage) = assembled(&text, sm) else { continue };
-            eprintln!("{level} {weight} {x}: {} registers, {} bytes", usage.registers, usage.shared_bytes);
+            eprintln!(
+                "{level} {weight} {x} {packing:?}: {} registers, {} bytes",
+                usage.registers, usage.shared_bytes
+            );
             assert_eq!(usage.spill_bytes, 0, "{level} {weight} {x}");
             // Two blocks of a multiprocessor at least.
             assert!(usage.registers * tile.threads() * 2 <= 65536, "{} registers", usage.registers);

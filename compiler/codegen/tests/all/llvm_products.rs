@@ -105,6 +105,7 @@ impl Problem {
             w,
             w_offset: 0,
             weight: kind,
+            packing: Packing::Tile16,
             m: rows,
             n,
             k,

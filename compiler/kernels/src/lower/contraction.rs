@@ -19,6 +19,7 @@ use mlcc_ir::kernel::{Access, BufId, Space};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, Packing};
 use mlcc_kernel_lang::{Recorder, Val};
+use mlcc_quant::Fragments;
 use mlcc_target::Arch;
 
 /// The product inside a group, with its operands as inputs of the group.
@@ -32,6 +33,7 @@ pub struct Contraction {
     scales: Option<usize>,
     sums: Option<usize>,
     w: usize,
+    packing: Packing,
     /// Columns per scale of integer activations.
     group: usize,
 }
@@ -56,11 +58,29 @@ impl Contraction {
     }
 }
 
-/// The packing that the generators read.
-pub fn weight_packing(target: &KernelTarget) -> Packing {
+/// The packing that the generators read best of the weights of a product: fragments where tensor cores multiply them as they are.
+pub fn weight_packing(f: &Function, inputs: &[ValueId], target: &KernelTarget) -> Packing {
     match target.arch {
-        Arch::Nvptx => Packing::RowMajor,
         Arch::X86_64 | Arch::Aarch64 => Packing::Tile16,
+        Arch::Nvptx => {
+            let (Some(&x), Some(&w), Some(_)) = (inputs.first(), inputs.last(), target.matrix) else {
+                return Packing::RowMajor;
+            };
+            let halves = matches!(f.ty(x).dtype, DType::F16 | DType::BF16);
+            let size = |axis: usize| f.ty(w).dims.get(axis).and_then(Dim::as_const).unwrap_or(0) as usize;
+            match Fragments::new(f.ty(w).dtype, size(0), size(1)) {
+                Ok(_) if halves => Packing::Fragments,
+                _ => Packing::RowMajor,
+            }
+        }
+    }
+}
+
+/// Whether the generators read weights in this packing.
+fn reads_packing(packing: Packing, target: &KernelTarget) -> bool {
+    match target.arch {
+        Arch::X86_64 | Arch::Aarch64 => packing == Packing::Tile16,
+        Arch::Nvptx => matches!(packing, Packing::RowMajor | Packing::Fragments),
     }
 }
 
@@ -99,6 +119,8 @@ pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -
     let position = |v: ValueId| f.inputs.iter().position(|&i| i == v);
     let product = node.outputs[0];
     let parts = parts(f, product);
+    let w = position(*node.inputs.last()?)?;
+    let packing = packings[w].filter(|&packing| reads_packing(packing, target))?;
     let found = match node.op {
         Op::MatMul { .. } => Contraction {
             node: id,
@@ -106,7 +128,8 @@ pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -
             parts,
             scales: None,
             sums: None,
-            w: position(node.inputs[1])?,
+            w,
+            packing,
             group: 0,
         },
         Op::MatMulI8 { group } => Contraction {
@@ -115,7 +138,8 @@ pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -
             parts,
             scales: Some(position(node.inputs[1])?),
             sums: Some(position(node.inputs[2])?),
-            w: position(node.inputs[3])?,
+            w,
+            packing,
             group,
         },
         _ => return None,
@@ -137,7 +161,7 @@ pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -
                 && node.inputs.iter().all(apart)
     });
     let stores = f.outputs.iter().all(|v| f.ty(*v).dims == *shape && apart(v));
-    (packings[found.w] == Some(weight_packing(target)) && epilogue && stores).then_some(found)
+    (epilogue && stores).then_some(found)
 }
 
 /// The slices that a product `[m, n]` is read through, in the order of its columns; none if they are not equally long or something else
@@ -245,7 +269,8 @@ pub(super) fn emit(
     };
     let epilogue_operands = epilogue_operands(f, c, inputs, outputs);
     let (w, w_offset) = (inputs[c.w], 0);
-    let problem = Product { x, activation, w, w_offset, weight: kind, m, n, k, epilogue_operands };
+    let packing = c.packing;
+    let problem = Product { x, activation, w, w_offset, weight: kind, packing, m, n, k, epilogue_operands };
     let epilogue: &mut Epilogue = &mut |k, sums| store_sums(k, &inliner, product, outputs, n as i64, sums);
     let (slices, generator, plan) = match target.arch {
         Arch::Nvptx if rows.as_const() == Some(1) => {
@@ -264,10 +289,7 @@ pub(super) fn emit(
             let (prologue, parts) = (computed.then_some(prologue), c.parts.len().max(1) as u32);
             // Rounded activations may be what tensor cores multiply.
             let halves = Product { activation, ..problem };
-            let tiles = match target.matrix {
-                Some(_) => RowTiles::of(&halves, parts, computed)?,
-                None => None,
-            };
+            let tiles = target.matrix.and_then(|_| RowTiles::of(&halves, parts, computed));
             let plan = if let Some(plan) = tiles {
                 emit_row_tiles(kb, &halves, plan, prologue, epilogue)?;
                 plan.to_string()

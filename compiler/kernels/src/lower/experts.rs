@@ -37,6 +37,14 @@ pub fn is_tiled(f: &Function, node: &Node) -> bool {
     (rows / experts).is_multiple_of(TILE)
 }
 
+/// The packing that kernels read of the experts' matrices.
+pub fn weight_packing(target: &KernelTarget) -> Packing {
+    match target.arch {
+        Arch::Nvptx => Packing::RowMajor,
+        Arch::X86_64 | Arch::Aarch64 => Packing::Tile16,
+    }
+}
+
 /// How the activations of a product that takes no codes enter it.
 fn activation_of(f: &Function, node: &Node) -> Option<Activation> {
     activation(f.ty(node.inputs[0]).dtype, f.ty(node.inputs[1]).dtype)
@@ -210,7 +218,8 @@ fn product(
     let m = kb.dim(&ids_ty.dims[0]);
     let mut epilogue_operands = [None; EPILOGUE_OPERANDS];
     epilogue_operands[0] = (f.ty(node.outputs[0]).dtype == DType::F32).then_some(out);
-    let problem = Product { x, activation, w, w_offset: 0, weight: kind, m, n, k, epilogue_operands };
+    let (w_offset, packing) = (0, Packing::Tile16);
+    let problem = Product { x, activation, w, w_offset, weight: kind, packing, m, n, k, epilogue_operands };
     let slots = ids_ty.dims[1].as_const().unwrap_or(0);
     let choice = Choice { ids, experts, slots, shared: size(node.inputs[0], 1) == 1 };
     let plan = choose(target, weight_ty.dtype, activation, single).for_shape(weight_ty.dtype, n, k);

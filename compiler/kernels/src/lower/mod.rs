@@ -42,32 +42,36 @@ pub struct Lowered {
 
 /// Sets the packing of every parameter that has none yet: what the contraction that reads it wants, else row-major.
 pub fn choose_packings(module: &mut Module, target: &KernelTarget) {
-    let wanted = contraction::weight_packing(target);
-    let mut tiled = vec![false; module.params.len()];
+    // What each reader wants; row-major where they do not agree.
+    let mut wanted: Vec<Option<Packing>> = vec![None; module.params.len()];
     for (_, f) in module.functions.iter().filter(|(_, f)| f.kind == FunctionKind::Entry) {
         for (_, node) in f.live() {
             let Op::Call(callee) = node.op else { continue };
             let callee = &module.functions[callee];
             for (_, inner) in callee.live() {
-                let weight = match inner.op {
-                    _ if experts::is_tiled(callee, inner) => experts::weight(inner),
+                let (weight, packing) = match inner.op {
+                    _ if experts::is_tiled(callee, inner) => {
+                        (experts::weight(inner), experts::weight_packing(target))
+                    }
                     _ if contraction::is_contraction(callee, &inner.op, &inner.inputs) => {
-                        inner.inputs.last().copied()
+                        let packing = contraction::weight_packing(callee, &inner.inputs, target);
+                        (inner.inputs.last().copied(), packing)
                     }
                     _ => continue,
                 };
                 let position = callee.inputs.iter().position(|&i| Some(i) == weight);
                 let argument = position.and_then(|i| f.def(node.inputs[i]));
                 if let Some(Op::Param(p)) = argument.map(|n| &n.op) {
-                    tiled[p.0 as usize] = true;
+                    let wanted = &mut wanted[p.0 as usize];
+                    let agree = wanted.is_none_or(|other| other == packing);
+                    *wanted = Some(if agree { packing } else { Packing::RowMajor });
                 }
             }
         }
     }
     for id in module.params.ids().collect::<Vec<_>>() {
-        let param = &mut module.params[id];
-        let chosen = if tiled[id.0 as usize] { wanted } else { Packing::RowMajor };
-        param.packing.get_or_insert(chosen);
+        let chosen = wanted[id.0 as usize].unwrap_or(Packing::RowMajor);
+        module.params[id].packing.get_or_insert(chosen);
     }
 }
 

@@ -1,8 +1,10 @@
-//! The product on a GPU over row-major weights: for one activation row, rows of weights for each warp ([`row`]); for more, tensor cores
+//! The product on a GPU, over row-major weights and those in fragments: for one activation row, rows of weights for each warp ([`row`]); for more, tensor cores
 //! ([`matrix`]), or square tiles through shared memory.
 
 mod codes;
+mod fragments;
 mod matrix;
+mod operand;
 mod row;
 mod row_tiles;
 
@@ -13,7 +15,7 @@ use super::problem::{Activation, Epilogue, Product, Sums, Weight};
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::Ty;
-use mlcc_ir::types::{DType, Packing};
+use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Team, Val, View};
 use mlcc_quant::{Layout, QuantError, unpack_scalar};
 use mlcc_target::MatrixTile;
@@ -66,16 +68,13 @@ pub fn choose_gpu(
         return Ok(GpuPlan::Row(RowPlan::new(problem.n, 1, false).of(problem)));
     }
     let layout = layout(problem)?;
-    let tile = tile.filter(|_| matrix::fits(problem, &layout));
+    let tile = tile.filter(|tile| matrix::fits(problem, &layout, tile));
     Ok(tile.map_or(GpuPlan::Tiles, GpuPlan::Matrix))
 }
 
 fn layout(problem: &Product) -> Result<Layout, QuantError> {
-    let dtype = match problem.weight {
-        Weight::Plain(plain) => plain.dtype(),
-        Weight::Packed(format) => DType::Packed(format),
-    };
-    Ok(Layout::new(dtype, Packing::RowMajor, problem.n, problem.k)?.at_offset(problem.w_offset))
+    let Product { weight, packing, n, k, w_offset, .. } = *problem;
+    Ok(Layout::new(weight.dtype(), packing, n, k)?.at_offset(w_offset))
 }
 
 /// Emits the product as one nest of block and thread loops: the whole body of a kernel. The epilogue receives single

@@ -2,7 +2,7 @@
 
 use crate::quantize::CodeBlock;
 use mlcc_ir::kernel::{BufId, ExprId};
-use mlcc_ir::types::{DType, Format};
+use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernel_lang::{Recorder, Val, View};
 use mlcc_quant::TILE;
 use mlcc_quant::packed::TileSizes;
@@ -18,6 +18,8 @@ pub struct Product {
     /// Elements of `w` before the tensor.
     pub w_offset: usize,
     pub weight: Weight,
+    /// Their order, on a GPU; CPU kernels read tiles.
+    pub packing: Packing,
     /// Rows of the result, i64.
     pub m: ExprId,
     /// Rows of w, or of one of its matrices.
@@ -55,6 +57,21 @@ impl Weight {
             | DType::I32
             | DType::U32
             | DType::I64 => None,
+        }
+    }
+
+    /// Bytes of an element of the buffer that holds them.
+    pub fn buffer_bytes(self) -> usize {
+        match self {
+            Weight::Plain(plain) => plain.bytes(),
+            Weight::Packed(_) => 1,
+        }
+    }
+
+    pub fn dtype(self) -> DType {
+        match self {
+            Weight::Plain(plain) => plain.dtype(),
+            Weight::Packed(format) => DType::Packed(format),
         }
     }
 }

@@ -12,11 +12,12 @@ use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernels::params::{IntDot, KernelTarget};
 use mlcc_kernels::product::plan::TallTile;
 use mlcc_kernels::product::{
-    Activation, CpuPlan, GpuPlan, choose, choose_gpu, emit_gpu_product, emit_product,
+    Activation, CpuPlan, GpuPlan, RowTiles, Sums, choose, choose_gpu, emit_gpu_product, emit_product,
+    emit_row_tiles,
 };
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::packed::TileSizes;
-use mlcc_quant::{Layout, PackOptions, dequantize, pack, storage_types};
+use mlcc_quant::{Fragments, Layout, PackOptions, dequantize, pack, storage_types};
 use mlcc_target::{Arch, MatrixTile};
 
 const Q4: DType = DType::Packed(Format::Q4G32);
@@ -358,7 +359,10 @@ fn tiles_that_tuning_tries() {
     }
     assert!(tiles.len() > 25, "{}", tiles.len());
     for (i, tile) in tiles.into_iter().enumerate() {
-        let case = Case::new(DType::parse("q4g32").unwrap(), Packing::RowMajor, X::F16, (130, 70, 96));
+        // Every other one with weights in fragments.
+        let (packing, n, depth) =
+            if i % 2 == 0 { (Packing::RowMajor, 70, 96) } else { (Packing::Fragments, 80, 192) };
+        let case = Case::new(DType::parse("q4g32").unwrap(), packing, X::F16, (130, n, depth));
         let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
             let plan = choose_gpu(Some(tile), &problem, false).unwrap();
             emit_gpu_product(kb, &problem, &plan, epilogue).unwrap();
@@ -368,15 +372,80 @@ fn tiles_that_tuning_tries() {
     }
 }
 
+/// Weights in fragments: tiles that leave rows and columns over, blocks of one and of several groups.
+#[test]
+fn gpu_on_tensor_cores_of_fragments() {
+    let tile = |rows, columns, warps, stages| MatrixTile { rows, columns, warps, stages };
+    let tiles = [tile(64, 128, [2, 2], 3), tile(32, 32, [2, 1], 2), tile(16, 32, [1, 2], 4)];
+    for (i, (weight, x)) in fragment_cases().into_iter().enumerate() {
+        for (tile, shape) in tiles.into_iter().zip([(70, 48, 128), (5, 144, 256), (37, 32, 384)]) {
+            let case = Case::new(weight, Packing::Fragments, x, shape);
+            let mut chosen = None;
+            let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
+                let plan = choose_gpu(Some(tile), &problem, false).unwrap();
+                emit_gpu_product(kb, &problem, &plan, epilogue).unwrap();
+                chosen = Some(plan);
+            });
+            assert_eq!(chosen, Some(GpuPlan::Matrix(tile)), "{weight} {shape:?}");
+            let options = Options { workers: 1, order: Order::Shuffled(i as u64) };
+            case.check("fragments", &kernel, CodeBlock::SINGLE, &options);
+        }
+    }
+}
+
+/// Formats and activations that meet in fragments.
+fn fragment_cases() -> Vec<(DType, X)> {
+    let packed = ["q4g32", "q8g32", "q4g32_f32", "q4g64", "q4g128", "e4m3g128_f32"];
+    let packed = packed.map(|name| DType::parse(name).unwrap());
+    let halves = [X::F16, X::BF16];
+    let all = packed.into_iter().chain([DType::F16]).flat_map(|weight| halves.map(move |x| (weight, x)));
+    all.chain([(DType::BF16, X::BF16)]).collect()
+}
+
+/// One row and weights in fragments: warps that share columns out evenly and not, parts that are joined, tiles that leave some over.
+#[test]
+fn gpu_rows_of_fragments() {
+    for (i, (weight, x)) in fragment_cases().into_iter().enumerate() {
+        for (shape, parts) in [((1, 48, 256), 1), ((1, 64, 2432), 2), ((1, 8208, 128), 1), ((1, 32, 640), 2)]
+        {
+            if Fragments::new(weight, shape.1, shape.2).is_err() {
+                continue;
+            }
+            let case = Case::new(weight, Packing::Fragments, x, shape);
+            let mut joined = 0;
+            let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
+                let plan = RowTiles::of(&problem, parts, false).unwrap();
+                let apart = shape.1 as i64 / i64::from(parts);
+                emit_row_tiles(kb, &problem, plan, None, &mut |k, column, sums| {
+                    joined = sums.len();
+                    for (part, &acc) in (0..).zip(sums) {
+                        let col = column + part * apart;
+                        epilogue(k, Sums { row: k.int(0), col, lanes: 1, acc, mask: None });
+                    }
+                })
+                .unwrap();
+            });
+            assert_eq!(joined, parts as usize);
+            let options = Options { workers: 1, order: Order::Shuffled(i as u64) };
+            case.check("a row", &kernel, CodeBlock::SINGLE, &options);
+        }
+    }
+}
+
 /// One kernel for up to 16 rows, up to 64 and more, with warps along a depth of as many slices as they are, of half as many, and of one.
 #[test]
 fn gpu_on_tensor_cores_of_few_rows() {
     let tile = MatrixTile { rows: 64, columns: 128, warps: [2, 2], stages: 3 };
     let packed = ["q4g32", "q8g32"].map(|name| (DType::parse(name).unwrap(), X::F32));
     let all = packed.into_iter().chain([(DType::F16, X::F32), (DType::BF16, X::BF16)]);
-    for (i, (weight, x)) in all.enumerate() {
+    let row_major = all.map(|(weight, x)| (weight, x, Packing::RowMajor, 70));
+    let fragments = fragment_cases().into_iter().map(|(weight, x)| (weight, x, Packing::Fragments, 80));
+    for (i, (weight, x, packing, n)) in row_major.chain(fragments).enumerate() {
         for (m, depth) in [(1, 128), (5, 256), (16, 192), (17, 128), (64, 96), (65, 128)] {
-            let case = Case::new(weight, Packing::RowMajor, x, (m, 70, depth));
+            if packing == Packing::Fragments && Fragments::new(weight, n, depth).is_err() {
+                continue;
+            }
+            let case = Case::new(weight, packing, x, (m, n, depth));
             let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
                 let plan = choose_gpu(Some(tile), &problem, false).unwrap();
                 emit_gpu_product(kb, &problem, &plan, epilogue).unwrap();
@@ -410,9 +479,12 @@ fn what_tensor_cores_do_not_take() {
 /// The scalar fragment reads what the host reads, in every packing.
 #[test]
 fn unpack_scalar_reads_every_packing() {
-    let (n, k) = (19, 41);
     for weight in storage_types() {
         for packing in Packing::ALL {
+            let (n, k) = if packing == Packing::Fragments { (32, 128) } else { (19, 41) };
+            if packing == Packing::Fragments && Fragments::new(weight, n, k).is_err() {
+                continue;
+            }
             let rows = Noise(7).vec(n * k);
             let bytes = pack(weight, packing, n, k, &rows, PackOptions::default()).unwrap();
             let layout = Layout::new(weight, packing, n, k).unwrap();

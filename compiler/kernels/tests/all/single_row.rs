@@ -13,7 +13,7 @@ use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, Packing, TensorType};
 use mlcc_kernels::lower::group::{Template, lower_group, template};
 use mlcc_kernels::params::KernelTarget;
-use mlcc_quant::{PackOptions, dequantize, pack};
+use mlcc_quant::{Fragments, PackOptions, dequantize, pack};
 
 /// What is around a product in a case.
 #[derive(Clone, Copy, Debug)]
@@ -65,12 +65,15 @@ fn check(weight: DType, (n, k): (usize, usize), around: Around, says: &[&str]) {
     let module = b.finish().unwrap();
     let (_, f) = module.function("f").unwrap();
     let syms = SymValues::tokens(1);
+    let packing = match Fragments::new(weight, n, k) {
+        Ok(_) if around.rounded => Packing::Fragments,
+        _ => Packing::RowMajor,
+    };
     let mut values = mlcc_interp::equivalence::random_inputs(f, &syms, 7);
     // What packed weights stand for.
     let packed = matches!(weight, DType::Packed(_)).then(|| {
-        let bytes =
-            pack(weight, Packing::RowMajor, n, k, &values[2].to_f32(), PackOptions::default()).unwrap();
-        let floats = dequantize(weight, Packing::RowMajor, n, k, &bytes).unwrap();
+        let bytes = pack(weight, packing, n, k, &values[2].to_f32(), PackOptions::default()).unwrap();
+        let floats = dequantize(weight, packing, n, k, &bytes).unwrap();
         values[2].data = floats.into_iter().map(f64::from).collect();
         bytes
     });
@@ -79,7 +82,7 @@ fn check(weight: DType, (n, k): (usize, usize), around: Around, says: &[&str]) {
 
     let spec = mlcc_target::resolve("sm_80").unwrap();
     let target = KernelTarget::new(spec.arch, &spec.levels[0]);
-    let packings: Vec<_> = (0..f.inputs.len()).map(|i| (i == 2).then_some(Packing::RowMajor)).collect();
+    let packings: Vec<_> = (0..f.inputs.len()).map(|i| (i == 2).then_some(packing)).collect();
     let what = format!("{weight} {n} x {k}, {around:?}");
     assert!(matches!(template(f, &packings, &target), Template::Contraction(_)), "{what}");
     let group = lower_group(&module, f, "row", &packings, &target).unwrap();
@@ -127,7 +130,7 @@ fn products_with_what_is_around_them() {
     check(DType::F16, (2 * 8 * 1030, 32), both, &["2 times"]);
 }
 
-/// 4-bit weights and f16 activations, on tensor cores: tiles of columns for some warps only, for all, and in several rounds; blocks with one
+/// Weights in fragments and f16 activations, on tensor cores: columns for some warps only, for all, and in several rounds; blocks with one
 /// tile of rows and with two, the last of them with one.
 #[test]
 fn products_on_tensor_cores() {
@@ -141,16 +144,18 @@ fn products_on_tensor_cores() {
         check(weight, (64, k), Around { parts: 4, residual: false, ..plain }, &["tensor cores", "4 parts"]);
     }
     check(weight, (16 * 513, 128), plain, &["tensor cores, 2 x 16", "4 warps"]);
-    check(weight, (16 * 513, 256), Around { parts: 2, ..norm }, &["tensor cores, 2 x 16", "4 warps"]);
-    // Others are multiplied lane by lane.
+    check(weight, (16 * 514, 256), Around { parts: 2, ..norm }, &["tensor cores, 2 x 16", "4 warps"]);
+    for (weight, k) in [("q8g32", 128), ("q4g64", 192), ("q4g128", 384), ("q4g32_f32", 128)] {
+        let weight = DType::parse(weight).unwrap();
+        check(weight, (64, k), Around { parts: 2, ..norm }, &["tensor cores", "2 parts joined"]);
+    }
+    // Others are multiplied lane by lane; those in fragments too where parts are no whole tiles.
     for (rows, k, weight, around) in [
         (40, 128, "q4g32", plain),
         (48, 96, "q4g32", plain),
         (48, 128, "q4g32", Around { rounded: false, ..plain }),
         (48, 128, "q4g32", Around { parts: 3, ..plain }),
-        (48, 128, "q8g32", plain),
-        (48, 128, "q4g64", plain),
-        (48, 128, "q4g32_f32", plain),
+        (48, 128, "q8g32", Around { parts: 2, ..plain }),
         (48, 128, "q4g32_min", plain),
     ] {
         check(DType::parse(weight).unwrap(), (rows, k), around, &["a warp per"]);

@@ -11,40 +11,43 @@
 //! Which of the 32 columns of a slice are called which column of a fragment does not matter, as long as both operands agree: a lane takes
 //! neighbours, which it loads at once.
 
+mod direct;
+mod fragments;
+mod row_major;
 mod work;
 
 use super::Gpu;
-use super::codes::{half_codes, half_order, joined, upper_halves};
+use super::codes::{half_order, joined};
+use super::operand::{IN_ORDER, OF_LANE, Operand, order};
 use crate::product::problem::{Activation, Epilogue, Product, Weight};
 use mlcc_ir::format::Zero;
-use mlcc_ir::fragment::{Fragment, M16N8K16};
-use mlcc_ir::kernel::{BufId, Space, Ty};
-use mlcc_ir::types::DType;
+use mlcc_ir::fragment::M16N8K16;
+use mlcc_ir::kernel::{BufId, Space};
+use mlcc_ir::types::{DType, Packing};
 use mlcc_kernel_lang::matrix::place;
 use mlcc_kernel_lang::{Team, Val, View, WARP};
-use mlcc_quant::Layout;
 use mlcc_quant::layout::Region;
 use mlcc_quant::plain::Plain;
+use mlcc_quant::{Layout, TILE};
 use mlcc_target::MatrixTile;
 use work::Work;
 
-/// Columns of a slice, and those of them that a lane multiplies.
+/// Columns of a slice of row-major weights.
 const SLICE: i64 = 32;
-const OF_LANE: i64 = 8;
 /// Bytes of a copy.
 const CHUNK: i64 = 16;
 /// Bytes of scales that are copied for a row of a slice: the scale of its group, and of two bytes its neighbour.
 const SCALE_BYTES: i64 = 4;
-/// The columns of a lane as they lie.
-pub(super) const IN_ORDER: [u32; OF_LANE as usize] = [0, 1, 2, 3, 4, 5, 6, 7];
 /// Floats between rows of finished sums in shared memory, beyond those of a row: rows of a store begin in different banks.
 const PAD: i64 = 8;
 
 /// Whether the rows of weights and activations can be copied in pieces of 16 bytes, and weights are one or two bf16 each.
-pub(super) fn fits(problem: &Product, layout: &Layout) -> bool {
-    let Product { k, n, activation, .. } = *problem;
+pub(super) fn fits(problem: &Product, layout: &Layout, tile: &MatrixTile) -> bool {
+    let Product { k, n, activation, packing, .. } = *problem;
     let whole = |bytes: usize, by: i64| (bytes as i64) % by == 0;
-    if !whole(k, SLICE) || matches!(activation, Activation::Codes(_)) {
+    // Two fragments of results meet the pieces that a lane loads together.
+    let pairs = packing != Packing::Fragments || (tile.columns / tile.warps[1]).is_multiple_of(TILE as u32);
+    if !pairs || !whole(k, SLICE) || matches!(activation, Activation::Codes(_)) {
         return false;
     }
     match &layout.region {
@@ -66,12 +69,13 @@ pub(super) fn fits(problem: &Product, layout: &Layout) -> bool {
 }
 
 /// Where chunk `part` of row `row` of activations lies: rows of 128 bytes begin in the same bank, so every other row has its chunks
-/// exchanged in pairs, and the lanes of a load touch all banks.
-fn swizzled<'k>(dtype: DType, row: Val<'k>, part: Val<'k>) -> Val<'k> {
-    match dtype {
-        DType::F32 => part ^ (row & 1),
+/// exchanged, those that a lane reads at once in pairs, and the lanes of a load touch all banks.
+fn swizzled<'k>(dtype: DType, slice: i64, row: Val<'k>, part: Val<'k>) -> Val<'k> {
+    match (dtype, slice) {
+        (DType::F32, _) => part ^ (row & 1),
         // Two rows of 64 bytes fill the banks.
-        _ => part,
+        (_, SLICE) => part,
+        _ => part ^ ((row & 1) * 4),
     }
 }
 
@@ -89,9 +93,9 @@ struct Tile<'k> {
     team: Team<'k>,
     /// Activations, `[places, rows, columns of a slice]`.
     xs: View<'k, 3>,
-    /// Weights likewise, packed ones in bytes.
+    /// Weights likewise, `[places, rows, elements]`, packed ones in bytes; in fragments `[places, tiles of 16 rows, elements]`.
     ws: View<'k, 3>,
-    /// `[places, rows of weights, bytes]`, of packed weights.
+    /// `[places, rows of weights, bytes]`, of packed weights that have them elsewhere.
     scales: Option<View<'k, 3>>,
     /// Sums, `[columns / 8, rows / 16, 4]` of a warp.
     acc: View<'k, 3>,
@@ -118,7 +122,7 @@ impl<'k> Gpu<'k, '_> {
     pub(super) fn matrix(self, tile: &MatrixTile, epilogue: &mut Epilogue) {
         let k = self.k;
         let (m, n) = (k.val(self.problem.m), self.problem.n as i64);
-        let many = Work::of(tile);
+        let many = Work::of(tile, self.slice());
         let few = work::few(&many, self.bytes());
         let team = Team::new(k, many.threads());
         let ring = self.ring(few.iter().chain([&many]));
@@ -158,17 +162,40 @@ impl<'k> Gpu<'k, '_> {
         let [x_dtype, w_dtype] = [self.problem.x, self.problem.w].map(|buf| k.flat(buf).dtype());
         let most = |size: &dyn Fn(&Work) -> i64| works.clone().map(size).max().unwrap_or(0);
         let shared = |name, dtype, elements| k.alloc(name, dtype, [elements], Space::Shared).buf();
-        let packed = matches!(self.problem.weight, Weight::Packed(_));
-        let width = self.slice_elements();
+        let scaled = self.fragments().is_none() && matches!(self.problem.weight, Weight::Packed(_));
+        let slice = self.slice();
         let results = |w: &Work| w.rows * (w.warp_tile()[1] + PAD);
         let enough =
-            x_dtype == DType::F32 && works.clone().all(|w| w.places() * w.rows * SLICE >= results(w));
+            x_dtype == DType::F32 && works.clone().all(|w| w.places() * w.rows * slice >= results(w));
         Ring {
-            xs: shared("xs", x_dtype, most(&|w| w.places() * w.rows * SLICE)),
-            ws: shared("ws", w_dtype, most(&|w| w.places() * w.columns * width)),
-            scales: packed
+            xs: shared("xs", x_dtype, most(&|w| w.places() * w.rows * slice)),
+            ws: shared("ws", w_dtype, most(&|w| w.places() * self.weights_of(w))),
+            scales: scaled
                 .then(|| shared("scales", DType::U8, most(&|w| w.places() * w.columns * SCALE_BYTES))),
             results: (!enough).then(|| shared("results", DType::F32, most(&results))),
+        }
+    }
+
+    /// Elements of weights in a place of the ring.
+    fn weights_of(self, work: &Work) -> i64 {
+        match self.fragments() {
+            Some(sizes) if work.direct => {
+                let bytes = self.direct_bytes(self.slice_of(sizes), work.columns);
+                bytes / self.problem.weight.buffer_bytes() as i64
+            }
+            _ => {
+                let [rows, width] = self.stored();
+                work.columns / rows * width
+            }
+        }
+    }
+
+    /// So many rows of weights lie together in a slice, with so many elements.
+    fn stored(self) -> [i64; 2] {
+        let bytes = self.k.flat(self.problem.w).dtype().bytes().unwrap_or(1) as i64;
+        match self.fragments() {
+            None => [1, self.row_elements()],
+            Some(sizes) => [TILE as i64, self.slice_of(sizes).bytes() / bytes],
         }
     }
 
@@ -184,37 +211,42 @@ impl<'k> Gpu<'k, '_> {
         let k = self.k;
         let places = work.places();
         let [mt, nt] = work.fragments();
+        let [rows, width] = self.stored();
         let at = Tile {
             team,
-            xs: k.view(ring.xs, [places, work.rows, SLICE]),
-            ws: k.view(ring.ws, [places, work.columns, self.slice_elements()]),
+            xs: k.view(ring.xs, [places, work.rows, self.slice()]),
+            ws: k.view(ring.ws, [places, work.columns / rows, width]),
             scales: ring.scales.map(|buf| k.view(buf, [places, work.columns, SCALE_BYTES])),
             acc: k.registers("acc", [nt, mt, 4]),
             results: k.view(ring.results.unwrap_or(ring.xs), [work.rows, work.warp_tile()[1] + PAD]),
             origin: [bm * work.rows, bn * work.columns],
         };
-        self.sum_up(work, &at);
+        match self.fragments() {
+            Some(sizes) if work.direct => self.sum_directly(self.slice_of(sizes), work, &at),
+            _ => self.sum_up(work, &at),
+        }
         self.finish_tile(work, &at, epilogue);
     }
 
     /// Bytes of a slice of one row of activations and of weights, with its scale.
     fn bytes(self) -> work::SliceBytes {
         let [x, w] =
-            [self.problem.x, self.problem.w].map(|buf| self.k.flat(buf).dtype().bytes().unwrap_or(1));
-        let scale = if matches!(self.problem.weight, Weight::Packed(_)) { SCALE_BYTES } else { 0 };
+            [self.problem.x, self.problem.w].map(|buf| self.k.flat(buf).dtype().bytes().unwrap_or(1) as i64);
+        let [rows, width] = self.stored();
+        let scaled = self.fragments().is_none() && matches!(self.problem.weight, Weight::Packed(_));
+        let scale = if scaled { SCALE_BYTES } else { 0 };
         work::SliceBytes {
-            x: SLICE * x as i64,
-            w: self.slice_elements() * w as i64 + scale,
-            slices: self.problem.k as i64 / SLICE,
+            x: self.slice() * x,
+            w: width * w / rows + scale,
+            slices: self.problem.k as i64 / self.slice(),
+            tile: rows.max(M16N8K16.b.columns.into()),
+            direct: self.fragments().map(|sizes| self.direct_bytes(self.slice_of(sizes), work::COLUMNS)),
         }
     }
 
-    /// Elements of a row of weights in a slice.
-    fn slice_elements(self) -> i64 {
-        match self.problem.weight {
-            Weight::Plain(_) => SLICE,
-            Weight::Packed(format) => SLICE * format.bits as i64 / 8,
-        }
+    /// Columns of a slice.
+    fn slice(self) -> i64 {
+        self.fragments().map_or(SLICE, |sizes| self.slice_of(sizes).columns)
     }
 
     // ---- the ring
@@ -222,10 +254,8 @@ impl<'k> Gpu<'k, '_> {
     fn sum_up(self, work: &Work, at: &Tile<'k>) {
         let (k, stages) = (self.k, work.stages);
         // Of as many slices as there are warps along the depth.
-        let steps = self.problem.k as i64 / (SLICE * work.depth);
-        let zero = k.zeros(DType::F32, 4);
-        let fragments = work.sums_of_lane() / 4;
-        at.team.run(|_| k.unrolled("i", fragments, |i| at.acc.flat().set([i * 4], zero)));
+        let steps = self.problem.k as i64 / (self.slice() * work.depth);
+        at.team.run(|_| self.clear(work, at));
         for step in 0..stages - 1 {
             if step < steps {
                 self.fill(work, at, k.int(step));
@@ -244,11 +274,19 @@ impl<'k> Gpu<'k, '_> {
         k.wait(0);
     }
 
+    fn clear(self, work: &Work, at: &Tile<'k>) {
+        let zero = self.k.zeros(DType::F32, 4);
+        self.k.unrolled("i", work.sums_of_lane() / 4, |i| at.acc.flat().set([i * 4], zero));
+    }
+
     /// Begins to copy the slices of a step.
     fn fill(self, work: &Work, at: &Tile<'k>, step: Val<'k>) {
         let first = [step % work.stages * work.depth, step * work.depth];
         self.copy_x(work, at, first);
-        self.copy_w(work, at, first);
+        match self.fragments() {
+            None => self.copy_rows(work, at, first),
+            Some(sizes) => self.copy_fragments(self.slice_of(sizes), work, at, first),
+        }
     }
 
     /// Which slice of a step an item belongs to, of which each has so many, and its number there.
@@ -260,46 +298,16 @@ impl<'k> Gpu<'k, '_> {
     fn copy_x(self, work: &Work, at: &Tile<'k>, [place, slice]: [Val<'k>; 2]) {
         let (dtype, last) = (at.xs.dtype(), self.k.val(self.problem.m) + -1);
         let elements = CHUNK / dtype.bytes().unwrap_or(1) as i64;
-        let parts = SLICE / elements;
+        let width = self.slice();
+        let parts = width / elements;
         at.team.each(work.depth * work.rows * parts, |i| {
             let (along, i) = self.in_slice(work, i, work.rows * parts);
             let (row, part) = (i / parts, i % parts);
-            let to = swizzled(dtype, row, part) * elements;
+            let to = swizzled(dtype, width, row, part) * elements;
             let from = (at.origin[0] + row).min(last);
-            let column = (slice + along) * SLICE + part * elements;
+            let column = (slice + along) * width + part * elements;
             at.xs.copy((place + along, row, to), CHUNK as u32, self.x(), (from, column));
         });
-    }
-
-    fn copy_w(self, work: &Work, at: &Tile<'k>, [first, slice]: [Val<'k>; 2]) {
-        let k = self.k;
-        let w = k.flat(self.problem.w);
-        let last = self.problem.n as i64 - 1;
-        let source = |column: Val<'k>| (at.origin[1] + column).min(last);
-        let place = |place: &mlcc_quant::layout::Place, row: Val, col: Val| {
-            k.val(k.builder(|kb| place.emit(kb, row.id(), col.id())))
-        };
-        let (codes, scales) = match &self.layout.region {
-            Region::Plain { place, .. } => (place, None),
-            Region::Group { codes, scales, .. } => (codes, Some(scales)),
-        };
-        let elements = CHUNK / at.ws.dtype().bytes().unwrap_or(1) as i64;
-        let (width, parts) = (self.slice_elements(), self.slice_elements() / elements);
-        at.team.each(work.depth * work.columns * parts, |i| {
-            let (along, i) = self.in_slice(work, i, work.columns * parts);
-            let (row, part) = (i / parts, i % parts);
-            let column = (slice + along) * SLICE + part * (SLICE * elements / width);
-            let from = place(codes, source(row), column);
-            at.ws.copy((first + along, row, part * elements), CHUNK as u32, w, [from]);
-        });
-        if let (Some(scales), Some(to)) = (scales, at.scales) {
-            at.team.each(work.depth * work.columns, |i| {
-                let (along, row) = self.in_slice(work, i, work.columns);
-                let from = place(scales, source(row), (slice + along) * SLICE);
-                let from = from / SCALE_BYTES * SCALE_BYTES;
-                to.copy((first + along, row, 0), SCALE_BYTES as u32, w, [from]);
-            });
-        }
     }
 
     // ---- the products
@@ -319,44 +327,63 @@ impl<'k> Gpu<'k, '_> {
     }
 
     fn multiply_slice(self, work: &Work, at: &Tile<'k>, step: Val<'k>, thread: Val<'k>) {
-        let k = self.k;
-        let [mt, nt] = work.fragments();
         let part = self.part(work, thread);
         let slice = step * work.depth + part.along;
         let stage = (step % work.stages * work.depth + part.along).named("stage");
-        let x = at.xs.row(stage).named("x_stage");
-        let a: Vec<Vec<Operand>> = (0..mt).map(|i| self.activations(x, &part, i)).collect();
-        k.unrolled("j", nt, |j| {
-            let row = part.column + j * i64::from(M16N8K16.b.columns) + part.group;
-            let b = self.weights(at.ws.row(stage), row, part.first);
-            let scale = at.scales.map(|scales| self.scale(scales.row(stage), at, &part, (j, slice)));
-            for (i, a) in a.iter().enumerate() {
-                let place = (j, i as i64, 0);
-                let old = at.acc.load(place, 4);
-                let zero = k.zeros(DType::F32, 4);
-                let sums = a.iter().zip(&b).fold(if scale.is_some() { zero } else { old }, |sums, (a, b)| {
-                    a.terms(b).into_iter().fold(sums, |sums, (a, b)| sums.mma(a, b).named("sums"))
-                });
-                at.acc.set(place, scale.map_or(sums, |scale| sums.fma(scale, old)));
-            }
-        });
+        match self.fragments() {
+            None => self.multiply_rows(work, at, &part, [stage, slice]),
+            Some(sizes) => self.multiply_fragments(self.slice_of(sizes), work, at, &part, stage),
+        }
     }
 
-    /// Fragments of 16 rows of activations, one for each half of a slice.
-    fn activations(self, x: View<'k, 2>, part: &Part<'k>, i: i64) -> Vec<Operand<'k>> {
+    /// Adds the products with a fragment `j` of weights, given for each half of 32 columns.
+    fn add(
+        self,
+        at: &Tile<'k>,
+        a: &[Vec<Operand<'k>>],
+        j: Val<'k>,
+        b: &[Operand<'k>],
+        scale: Option<Val<'k>>,
+    ) {
+        for (i, a) in a.iter().enumerate() {
+            let place = (j, i as i64, 0);
+            let old = at.acc.load(place, 4);
+            let zero = self.k.zeros(DType::F32, 4);
+            let sums = a.iter().zip(b).fold(if scale.is_some() { zero } else { old }, |sums, (a, b)| {
+                a.terms(b).into_iter().fold(sums, |sums, (a, b)| sums.mma(a, b).named("sums"))
+            });
+            at.acc.set(place, scale.map_or(sums, |scale| sums.fma(scale, old)));
+        }
+    }
+
+    /// What two neighbouring columns of results have, for each of a lane's sums.
+    fn of_columns(self, columns: [Val<'k>; 2]) -> Val<'k> {
+        let sums = &M16N8K16.sums;
+        let pair = columns[0].splat(2).shuffle_with(columns[1].splat(2), [0, 2]);
+        pair.shuffle((0..sums.elements()).map(|e| sums.place(0, e).1)).named("scales")
+    }
+
+    /// Fragments of 16 rows of activations, one for each half of the `s`-th 32 columns of a slice.
+    fn activations(self, x: View<'k, 2>, part: &Part<'k>, i: i64, s: i64) -> Vec<Operand<'k>> {
         let dtype = x.dtype();
         let elements = CHUNK / dtype.bytes().unwrap_or(1) as i64;
         let row = |r: i64| {
             let row = part.row + part.group + (i * i64::from(M16N8K16.a.rows) + r);
             let chunks: Vec<Val> = (0..OF_LANE / elements)
                 .map(|c| {
-                    let chunk = swizzled(dtype, row, part.first / elements + c);
+                    let chunk = part.first / elements + (s * SLICE / elements + c);
+                    let chunk = swizzled(dtype, self.slice(), row, chunk);
                     x.load((row, chunk * elements), elements as u32).named("x")
                 })
                 .collect();
             joined(&chunks)
         };
-        let [upper, lower] = [0, 8].map(row).map(|x| self.activation(x));
+        self.factors_of_rows([0, 8].map(row))
+    }
+
+    /// The same of eight activations of each of two rows.
+    fn factors_of_rows(self, rows: [Val<'k>; 2]) -> Vec<Operand<'k>> {
+        let [upper, lower] = rows.map(|x| self.activation(x));
         let columns = self.columns();
         let of_half = |half| order(&M16N8K16.a, half, true, &columns);
         (0..2).map(|half| upper.with(lower, |u, l| u.shuffle_with(l, of_half(half)))).collect()
@@ -367,63 +394,12 @@ impl<'k> Gpu<'k, '_> {
         if self.problem.activation == Activation::F16 { Operand::exact(x) } else { Operand::of(x) }
     }
 
-    /// What both factors of the tensor cores are.
-    fn factor(self) -> DType {
-        if self.problem.activation == Activation::F16 { DType::F16 } else { DType::BF16 }
-    }
-
-    /// Fragments of a row of weights, one for each half of a slice.
-    fn weights(self, w: View<'k, 2>, row: Val<'k>, first: Val<'k>) -> Vec<Operand<'k>> {
-        let halves = self.problem.activation == Activation::F16;
-        let all = match self.problem.weight {
-            Weight::Plain(_) => {
-                let weights = w.load((row, first), OF_LANE as u32).named("w");
-                if halves { Operand::exact(weights) } else { Operand::of(weights) }
-            }
-            Weight::Packed(format) => {
-                let bytes = OF_LANE * format.bits as i64 / 8;
-                let codes = w.load((row, first * format.bits as i64 / 8), bytes as u32).named("q");
-                Operand::exact(half_codes(self.k, format, codes, self.factor()).named("codes"))
-            }
-        };
-        let of_half = |half| order(&M16N8K16.b, half, false, &IN_ORDER);
-        (0..2).map(|half| all.map(|v| v.shuffle(of_half(half)))).collect()
-    }
-
     /// The columns of a lane in the order in which it has weights.
     fn columns(self) -> [u32; OF_LANE as usize] {
         match self.problem.weight {
             Weight::Packed(format) => half_order(format, self.factor()),
             Weight::Plain(_) => IN_ORDER,
         }
-    }
-
-    /// The scale of each of a lane's sums.
-    fn scale(
-        self,
-        scales: View<'k, 2>,
-        at: &Tile<'k>,
-        part: &Part<'k>,
-        (j, slice): (Val<'k>, Val<'k>),
-    ) -> Val<'k> {
-        let Region::Group { spec, scales: stored, .. } = &self.layout.region else {
-            panic!("scales of plain weights");
-        };
-        let k = self.k;
-        let number = spec.number();
-        let first = slice * SLICE;
-        let of = |column: Val<'k>| {
-            let source = (at.origin[1] + column).min(self.problem.n as i64 - 1);
-            let byte = k.val(k.builder(|kb| stored.emit(kb, source.id(), first.id())));
-            let bytes = scales.load((column, byte % SCALE_BYTES), number.bytes() as u32);
-            bytes.bits_as(Ty::scalar(number.dtype())).cast(DType::F32).named("scale")
-        };
-        let sums = &M16N8K16.sums;
-        let columns =
-            [0, 1].map(|e| of(part.column + j * i64::from(sums.columns) + place(sums, part.lane, e)[1]));
-        let pair = columns[0].splat(2).shuffle_with(columns[1].splat(2), [0, 2]);
-        let element = |e| sums.place(0, e).1;
-        pair.shuffle((0..sums.elements()).map(element)).named("scales")
     }
 
     // ---- the results
@@ -481,67 +457,5 @@ impl<'k> Gpu<'k, '_> {
                 }
             }
         });
-    }
-}
-
-/// The elements of a fragment, of those that a lane has of half a slice (for `a` of two rows, one after the other), whose columns come in
-/// this order; `rows`: of the rows of `a`, else of the columns of `b`.
-pub(super) fn order(of: &Fragment, half: u32, rows: bool, columns: &[u32; OF_LANE as usize]) -> Vec<u32> {
-    let element = |e| {
-        let (row, column) = of.place(0, e);
-        // Along the depth of the product a lane has 0, 1, 8 and 9 more than its first.
-        let (depth, other) = if rows { (column, row) } else { (row, column) };
-        let neighbour = depth % 2 + depth / 8 * 2 + 4 * half;
-        columns[neighbour as usize] + if other > 0 { OF_LANE as u32 } else { 0 }
-    };
-    (0..of.elements()).map(element).collect()
-}
-
-/// Values as sums of one or two bf16, or as f16.
-#[derive(Clone, Copy)]
-struct Operand<'k> {
-    high: Val<'k>,
-    /// What `high` leaves; small beside it.
-    low: Option<Val<'k>>,
-}
-
-impl<'k> Operand<'k> {
-    fn exact(high: Val<'k>) -> Operand<'k> {
-        Operand { high, low: None }
-    }
-
-    /// Of f32, f16 (exactly) or bf16.
-    fn of(values: Val<'k>) -> Operand<'k> {
-        match values.ty().dtype {
-            DType::BF16 => Operand::exact(values),
-            dtype => {
-                let floats = values.cast(DType::F32).named("floats");
-                let ty = Ty::vector(DType::U32, floats.lanes());
-                let kept = (floats.bits_as(ty) & 0xffff_0000).bits_as(floats.ty());
-                let rest = floats - kept;
-                // Of an f16, 3 bits are left, else up to 16: half a unit of the last one that stays is added before the others are cut off.
-                let rest = match dtype {
-                    DType::F16 => rest,
-                    _ => (rest.bits_as(ty) + 0x8000).bits_as(floats.ty()),
-                };
-                Operand { high: upper_halves(floats), low: Some(upper_halves(rest)) }
-            }
-        }
-    }
-
-    fn map(self, f: impl Fn(Val<'k>) -> Val<'k>) -> Operand<'k> {
-        Operand { high: f(self.high).named("high"), low: self.low.map(|low| f(low).named("low")) }
-    }
-
-    fn with(self, other: Operand<'k>, f: impl Fn(Val<'k>, Val<'k>) -> Val<'k>) -> Operand<'k> {
-        let low = self.low.zip(other.low).map(|(a, b)| f(a, b).named("low"));
-        Operand { high: f(self.high, other.high).named("high"), low }
-    }
-
-    /// Products whose sum is that of both, small ones first; that of what both leave is beyond the last bit.
-    fn terms(&self, other: &Operand<'k>) -> Vec<(Val<'k>, Val<'k>)> {
-        let low = other.low.map(|low| (self.high, low));
-        let terms = low.into_iter().chain(self.low.map(|low| (low, other.high)));
-        terms.chain([(self.high, other.high)]).collect()
     }
 }

@@ -1,43 +1,40 @@
-//! The product of one row with 4-bit weights on tensor cores. A warp takes tiles of 16 rows of weights and 128 columns, which its lanes
-//! read from memory as they lie, 16 bytes each; warps of a block share the columns out.
+//! The product of one row with weights in fragments on tensor cores: weights are the first factor, 16 rows of them in a tile. Lanes read
+//! what they multiply from memory, 16 bytes at a time; warps of a block share the columns out.
 //!
-//! The 16 bytes of a lane are a group of 32 columns, and the four lanes that have a row have four groups of it, each with a scale of its
-//! own. So the factor of activations has four columns, one for each of these groups: in a column only the lanes with its group have
-//! activations, the others zeros, and the four sums of a row come apart. They are f32 and are multiplied by the scales of their groups.
-//! The other four columns of the factor are zeros.
+//! All columns of the factor of activations are the same row, so that every lane has the sums of its rows. Packed weights have a scale for
+//! each group, which multiplies sums of the group alone: those of a slice of 32 columns begin with zeros.
 //!
 //! Activations are f16 or bf16, codes without their zero point are exact in both. `row` takes such codes apart and multiplies them one by one, which
 //! was slower on hardware (docs/design/0044-tensor-cores.md).
 
-use super::codes::{half_codes, half_order, nibbles};
-use super::matrix::{IN_ORDER, order};
+use super::codes::half_order;
+use super::operand::{IN_ORDER, OF_LANE, Operand, order};
 use super::row::{Prologue, RowEpilogue};
 use super::{Gpu, layout};
-use crate::product::problem::{Activation, Product};
+use crate::product::problem::{Activation, Product, Weight};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::format::{Format, ScaleType};
 use mlcc_ir::fragment::M16N8K16;
-use mlcc_ir::kernel::{BinOp, Space, Ty};
-use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Reg, Team, Val, View, WARP, fold_lanes};
+use mlcc_ir::kernel::{Space, Ty};
+use mlcc_ir::types::{DType, Packing};
+use mlcc_kernel_lang::{Recorder, Reg, Team, Val, View, WARP};
 use mlcc_quant::QuantError;
-use mlcc_quant::layout::Region;
+use mlcc_quant::fragments::{self, Fragments};
 use std::fmt;
 
 /// Rows of a tile, and how far apart the two of a lane are.
 const ROWS: i64 = M16N8K16.a.rows as i64;
 const APART: i64 = 8;
-/// Columns of a group, of a tile, and those that a lane multiplies at once.
-const GROUP: i64 = 32;
-const COLUMNS: i64 = 128;
-const PIECE: i64 = 8;
-/// Pieces of a group; in shared memory those of the four groups lie together.
-const PIECES: i64 = GROUP / PIECE;
-const GROUPS: i64 = COLUMNS / GROUP;
+/// Lanes that have a row.
+const LANES: i64 = 4;
+/// Columns whose weights lie together, in two slices.
+const SLICE: i64 = fragments::SLICE as i64;
+const COLUMNS: i64 = 2 * SLICE;
+/// So many of these a warp loads together.
+const TOGETHER: i64 = 4;
 /// Warps of a block.
 const WARPS: i64 = 8;
-/// Tiles of columns that a warp loads before it multiplies them.
-const UNROLL: i64 = 8;
+/// Bytes that a lane loads before it multiplies them.
+const AHEAD: i64 = 256;
 /// Blocks that are enough to keep all multiprocessors busy: with more rows than that, warps have different ones.
 const BLOCKS: i64 = 256;
 /// Most bytes of activations, which lie in the shared memory that every block has.
@@ -46,7 +43,7 @@ const ACTIVATION_BYTES: i64 = 40 << 10;
 /// How a product of one row is computed on tensor cores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowTiles {
-    /// Tiles of rows of a block.
+    /// Tiles of rows of each part of a block.
     across: u32,
     /// Warps that share the columns of a tile out.
     depth: u32,
@@ -58,30 +55,30 @@ pub struct RowTiles {
 
 impl RowTiles {
     /// The plan for a problem, where it fits.
-    pub fn of(problem: &Product, parts: u32, computed: bool) -> Result<Option<RowTiles>, QuantError> {
-        let (n, k, of_tile) = (problem.n as i64, problem.k as i64, i64::from(parts));
-        let even = ROWS % of_tile == 0 && n % ROWS == 0 && k % COLUMNS == 0;
+    pub fn of(problem: &Product, parts: u32, computed: bool) -> Option<RowTiles> {
+        let (n, k, parts_of) = (problem.n as i64, problem.k as i64, i64::from(parts));
+        let even = WARPS % parts_of == 0 && n % (ROWS * parts_of) == 0;
         let halves = matches!(problem.activation, Activation::F16 | Activation::BF16);
-        if !(even && halves && k * 2 <= ACTIVATION_BYTES) || nibbles(problem.weight).is_none() {
-            return Ok(None);
-        }
-        let Region::Group { spec, codes, scales, .. } = &layout(problem)?.region else { return Ok(None) };
-        let aligned = codes.offset % 16 == 0 && scales.offset % 4 == 0;
-        if spec.group as i64 != GROUP || spec.format.scale != ScaleType::F16 || !aligned {
-            return Ok(None);
+        let aligned = (problem.w_offset * problem.weight.buffer_bytes()).is_multiple_of(fragments::VECTOR);
+        if !(even && halves && aligned && k * 2 <= ACTIVATION_BYTES) || problem.packing != Packing::Fragments
+        {
+            return None;
         }
         let tiles = n / ROWS;
-        let across = [8, 4, 2].into_iter().find(|across| tiles / across >= BLOCKS).unwrap_or(1);
-        Ok(Some(RowTiles { across: across as u32, depth: (WARPS / across) as u32, parts, computed }))
+        let across = [8, 4, 2].into_iter().find(|all| tiles / all >= BLOCKS).unwrap_or(1);
+        let across = (across / parts_of).max(1);
+        let depth = WARPS / (across * parts_of);
+        Some(RowTiles { across: across as u32, depth: depth as u32, parts, computed })
     }
 }
 
 impl fmt::Display for RowTiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RowTiles { across, depth, parts, computed } = self;
+        let tiles = across * parts;
         write!(
             f,
-            "tensor cores, {across} x {ROWS} rows of weights in a block, {depth} warps for each {ROWS}"
+            "tensor cores, {tiles} x {ROWS} rows of weights in a block, {depth} warps for each {ROWS}"
         )?;
         if *parts > 1 {
             write!(f, ", {parts} parts joined")?;
@@ -102,32 +99,27 @@ pub fn emit_row_tiles(
     epilogue: &mut RowEpilogue,
 ) -> Result<(), QuantError> {
     let layout = layout(problem)?;
-    let Some(format) = nibbles(problem.weight) else {
-        panic!("a plan for 4-bit codes, with other weights");
-    };
-    let Region::Group { codes, scales, .. } = &layout.region else { panic!("packed weights without groups") };
+    let sizes = Fragments::new(problem.weight.dtype(), problem.n, problem.k)?;
     Recorder::within(kb, |k| {
-        let across = i64::from(plan.across);
+        let (across, parts) = (i64::from(plan.across), i64::from(plan.parts));
         let team = Team::new(k, WARPS * WARP);
-        k.blocks("block", 0, (problem.n as i64 / ROWS + across - 1) / across, |block| {
+        let tiles = problem.n as i64 / ROWS / parts;
+        k.blocks("block", 0, (tiles + across - 1) / across, |block| {
             let dtype = if problem.activation == Activation::BF16 { DType::BF16 } else { DType::F16 };
-            let x = k.alloc("terms", dtype, [problem.k as i64 + PIECE], Space::Shared);
+            let x = k.alloc("terms", dtype, [problem.k as i64], Space::Shared);
             let at = Tiles {
                 gpu: Gpu { k, problem, layout: &layout },
                 plan,
-                format,
+                sizes,
                 weights: k.view(problem.w, [layout.len as i64]),
-                places: [codes, scales],
                 x,
                 partial: k.shared("partial", [WARPS * ROWS]).rows(ROWS),
                 block,
             };
             match prologue {
                 Some(prologue) => prologue(k, WARPS * WARP, &|column, value| at.keep(column, value)),
-                None => team.each(problem.k as i64 / PIECE, |i| at.stage(i)),
+                None => team.each(problem.k as i64 / OF_LANE, |i| at.stage(i)),
             }
-            let zeros = k.zeros(dtype, PIECE as u32);
-            team.run(|thread| k.when(thread.equals(0), || x.set([problem.k as i64], zeros)));
             k.barrier();
             team.run(|thread| at.multiply(thread));
             k.barrier();
@@ -141,46 +133,40 @@ pub fn emit_row_tiles(
 struct Tiles<'k, 'a> {
     gpu: Gpu<'k, 'a>,
     plan: RowTiles,
-    format: Format,
+    sizes: Fragments,
     weights: View<'k, 1>,
-    /// Of codes and of scales.
-    places: [&'a mlcc_quant::layout::Place; 2],
-    /// Activations, `[tiles of columns, pieces, groups, 8]`, and eight zeros.
+    /// Activations, those of eight columns in the order of the codes that they meet.
     x: View<'k, 1>,
     /// Sums, `[warps, rows of a tile]`.
     partial: View<'k, 2>,
     block: Val<'k>,
 }
 
-/// What a lane multiplies of a tile: 16 bytes of codes and two scales for each of two rows.
+/// What a lane has loaded of some times 64 columns: vectors, and scales `[groups][rows]`.
 struct Loaded<'k> {
-    tile: Val<'k>,
-    codes: [Val<'k>; 2],
-    scales: [Val<'k>; 2],
+    vectors: Vec<Vec<Val<'k>>>,
+    scales: Vec<Val<'k>>,
 }
 
-/// A lane of a warp.
+/// A lane of a warp: its number, the first row that it has of a tile, and its place among the lanes of that row.
 #[derive(Clone, Copy)]
 struct Lane<'k> {
-    /// Its rows of weights.
-    rows: [Val<'k>; 2],
-    /// Its group of a tile of columns, as the weights' factor has it.
-    group: Val<'k>,
-    /// Where its activations begin, and from one piece to the next.
-    x: [Val<'k>; 2],
+    number: Val<'k>,
+    row: Val<'k>,
+    quarter: Val<'k>,
+    /// Where its tile begins.
+    tile: Val<'k>,
 }
 
 impl<'k> Tiles<'k, '_> {
     // ---- activations
 
-    /// Where an activation lies: pieces in the order of the codes that it meets.
-    fn place_of(self, column: Val<'k>) -> Val<'k> {
-        let (tile, group) = (column / COLUMNS, column / GROUP % GROUPS);
-        let (piece, within) = (column / PIECE % PIECES, column % PIECE);
-        let order = half_order(self.format, self.x.dtype());
-        let half = PIECE / 2;
-        debug_assert!(order.iter().enumerate().all(|(i, &c)| i as u32 == 2 * (c % 4) + c / 4));
-        ((tile * PIECES + piece) * GROUPS + group) * PIECE + within % half * 2 + within / half
+    /// The columns of eight activations in the order of the codes that they meet.
+    fn columns(self) -> [u32; OF_LANE as usize] {
+        match self.gpu.problem.weight {
+            Weight::Packed(format) => half_order(format, self.x.dtype()),
+            Weight::Plain(_) => IN_ORDER,
+        }
     }
 
     /// Stores computed activations from a column on.
@@ -192,30 +178,45 @@ impl<'k> Tiles<'k, '_> {
         }
     }
 
-    /// Copies piece `i`.
+    /// Where the activation of a column lies: codes in pairs are of columns that are 4 or 2 apart.
+    fn place_of(self, column: Val<'k>) -> Val<'k> {
+        let apart = i64::from(self.columns()[1]);
+        let within = column % (2 * apart);
+        column / (2 * apart) * (2 * apart) + within % apart * 2 + within / apart
+    }
+
+    /// Copies eight columns.
     fn stage(self, i: Val<'k>) {
-        let piece = self.gpu.x().load((0, i * PIECE), PIECE as u32).named("x");
-        self.x.set([self.place_of(i * PIECE)], piece.shuffle(half_order(self.format, self.x.dtype())));
+        let piece = self.gpu.x().load((0, i * OF_LANE), OF_LANE as u32).named("x");
+        self.x.set([i * OF_LANE], piece.shuffle(self.columns()));
     }
 
     // ---- products
 
-    fn lane(self, warp: Val<'k>, lane: Val<'k>) -> Lane<'k> {
-        let (n, parts) = (self.gpu.problem.n as i64, i64::from(self.plan.parts));
-        let tile = self.tile_of(warp / i64::from(self.plan.depth));
-        let tile = if self.is_even() { tile } else { tile.min(n / ROWS - 1) };
-        let (row, group) = (lane / GROUPS, (lane % GROUPS).named("group"));
-        let of_part = ROWS / parts;
-        let weight_row = |r: Val<'k>| (r / of_part) * (n / parts) + tile * of_part + r % of_part;
-        let own = row.equals(group);
+    /// Bytes as elements of the weights' buffer.
+    fn elements(self, bytes: usize) -> i64 {
+        (bytes / self.gpu.problem.weight.buffer_bytes()) as i64
+    }
+
+    fn lane(self, warp: Val<'k>, number: Val<'k>) -> Lane<'k> {
+        let parts = i64::from(self.plan.parts);
+        let of_block = warp / i64::from(self.plan.depth);
+        let (across, part) = (of_block / parts, of_block % parts);
+        let tile = self.tile_of(across);
+        let tile = if self.is_even() { tile } else { tile.min(self.tiles() - 1) };
+        let start = (part * self.tiles() + tile) * self.elements(self.sizes.tile());
+        let start = start + self.gpu.problem.w_offset as i64;
         Lane {
-            rows: [weight_row(row).named("row"), weight_row(row + APART).named("row")],
-            group,
-            x: [
-                own.select(group * PIECE, self.gpu.problem.k as i64).named("x_first"),
-                own.select(self.gpu.k.int(GROUPS * PIECE), 0).named("x_step"),
-            ],
+            number,
+            row: (number / LANES).named("row"),
+            quarter: (number % LANES).named("quarter"),
+            tile: start.named("start"),
         }
+    }
+
+    /// Tiles of each part.
+    fn tiles(self) -> i64 {
+        self.gpu.problem.n as i64 / ROWS / i64::from(self.plan.parts)
     }
 
     fn tile_of(self, of_block: Val<'k>) -> Val<'k> {
@@ -224,7 +225,7 @@ impl<'k> Tiles<'k, '_> {
 
     /// Whether all blocks have as many tiles of rows.
     fn is_even(self) -> bool {
-        (self.gpu.problem.n as i64 / ROWS) % i64::from(self.plan.across) == 0
+        self.tiles() % i64::from(self.plan.across) == 0
     }
 
     /// The sums of a warp for its share of the columns.
@@ -233,94 +234,126 @@ impl<'k> Tiles<'k, '_> {
         let (warp, number) = ((thread / WARP).named("warp"), (thread % WARP).named("lane"));
         let lane = self.lane(warp, number);
         let along = warp % depth;
-        let accs = [0, 1].map(|_| k.reg("acc", k.float(0.0)));
-        let add = |first: Val<'k>, count: i64| {
+        let acc = k.reg("acc", k.zeros(DType::F32, self.sums()));
+        let pieces = self.gpu.problem.k as i64 / COLUMNS;
+        // Each warp has so many times 64 columns one after the other, and some have one more.
+        let (each, more) = (pieces / depth, pieces % depth);
+        let add = |first: Val<'k>, counts: &[i64]| {
+            let firsts: Vec<Val> = (0..counts.len() as i64).map(|i| first + i * TOGETHER).collect();
             let loaded: Vec<Loaded> =
-                (0..count).map(|u| self.load(&lane, (first + u) * depth + along)).collect();
-            for tile in &loaded {
-                self.add_tile(&lane, tile, &accs);
+                firsts.iter().zip(counts).map(|(&first, &count)| self.load(&lane, first, count)).collect();
+            for (first, loaded) in firsts.into_iter().zip(&loaded) {
+                self.add_pieces(&lane, loaded, first, &acc);
             }
         };
-        // Rounds of several tiles for each warp, then what is left for all, then for some.
-        let tiles = self.gpu.problem.k as i64 / COLUMNS;
-        let each = tiles / depth;
-        k.serial("round", each / UNROLL, |round| add(round * UNROLL, UNROLL));
-        if each % UNROLL > 0 {
-            add(k.int(each / UNROLL * UNROLL), each % UNROLL);
+        let own = (along * each).named("own");
+        let (rounds, of_round, rest) = self.rounds(each);
+        let round = vec![TOGETHER; of_round as usize];
+        k.serial("round", rounds, |at| add(own + at * (of_round * TOGETHER), &round));
+        if !rest.is_empty() {
+            add(own + rounds * of_round * TOGETHER, &rest);
         }
-        if tiles % depth > 0 {
-            k.when(along.lt(tiles % depth), || add(k.int(each), 1));
+        if more > 0 {
+            k.when(along.lt(more), || add(along + each * depth, &[1]));
         }
-        for (i, acc) in accs.iter().enumerate() {
-            let sum = fold_lanes(acc.get(), BinOp::Add, GROUPS / 2);
-            k.when(lane.group.equals(0), || {
-                self.partial.set([warp, number / GROUPS + i as i64 * APART], sum);
+        for half in 0..2 {
+            let sum = acc.get().shuffle([half * self.sums() / 2]);
+            k.when(lane.quarter.equals(0), || {
+                self.partial.set([warp, lane.row + i64::from(half) * APART], sum)
             });
         }
     }
 
-    fn load(self, lane: &Lane<'k>, tile: Val<'k>) -> Loaded<'k> {
-        let k = self.gpu.k;
-        let tile = tile.named("tile");
-        let bytes = |place: usize, row: Val<'k>, column: Val<'k>, count: u32| {
-            let at = k.val(k.builder(|kb| self.places[place].emit(kb, row.id(), column.id())));
-            self.weights.load([at], count)
-        };
-        let scales = |row| {
-            let pair = bytes(1, row, tile * COLUMNS + lane.group % 2 * (2 * GROUP), 4);
-            pair.bits_as(Ty::vector(DType::F16, 2)).named("scales")
-        };
-        Loaded {
-            tile,
-            codes: lane.rows.map(|row| bytes(0, row, tile * COLUMNS + lane.group * GROUP, 16).named("q")),
-            scales: lane.rows.map(scales),
-        }
+    /// How a warp takes so many times 64 columns: in some rounds of equally many times [`TOGETHER`] that are loaded before they are used, and what
+    /// comes then.
+    fn rounds(self, pieces: i64) -> (i64, i64, Vec<i64>) {
+        let ahead = (AHEAD / (TOGETHER * (self.sizes.vectors() * fragments::VECTOR) as i64)).max(1);
+        let times = pieces / TOGETHER;
+        let rounds = times.div_euclid(ahead) + i64::from(times % ahead > 0);
+        let of_round = if rounds > 0 { times / rounds } else { 0 };
+        // The last times of columns that are no whole rounds, and columns that are no whole time.
+        let left = (times - rounds * of_round) * TOGETHER + pieces % TOGETHER;
+        let whole = vec![TOGETHER; (left / TOGETHER) as usize];
+        let part = (left % TOGETHER > 0).then_some(left % TOGETHER);
+        (rounds, of_round, whole.into_iter().chain(part).collect())
     }
 
-    fn add_tile(self, lane: &Lane<'k>, tile: &Loaded<'k>, accs: &[Reg<'k>; 2]) {
-        let k = self.gpu.k;
-        let mut sums = k.zeros(DType::F32, 4);
-        for piece in 0..PIECES {
-            let bytes = (PIECE / 2) as u32;
-            let first = piece as u32 * bytes;
-            let [upper, lower] = tile
-                .codes
-                .map(|codes| half_codes(k, self.format, codes.shuffle(first..first + bytes), self.x.dtype()));
-            let x = self.x.load([lane.x[0] + (tile.tile * PIECES + piece) * lane.x[1]], PIECE as u32);
-            let x = x.named("x");
-            for half in 0..2 {
-                let a = upper.shuffle_with(lower, order(&M16N8K16.a, half, true, &IN_ORDER));
-                let b = x.shuffle(order(&M16N8K16.b, half, false, &IN_ORDER));
-                sums = sums.mma(a.named("a"), b.named("b")).named("sums");
-            }
-        }
-        for (row, (acc, scales)) in accs.iter().zip(&tile.scales).enumerate() {
-            let scales = scales.cast(DType::F32);
-            let of = |column: u32| (sums.shuffle([2 * row as u32 + column]), scales.shuffle([column]));
-            let ((first, by_first), (second, by_second)) = (of(0), of(1));
-            acc.set(second.fma(by_second, first.fma(by_first, acc.get())));
-        }
+    /// Sums of a lane: of each of its rows, or a whole fragment where no scales come between.
+    fn sums(self) -> u32 {
+        if self.gpu.scale_type().is_some() { 2 } else { M16N8K16.sums.elements() }
+    }
+
+    /// Loads `count` times 64 columns.
+    fn load(self, lane: &Lane<'k>, first: Val<'k>, count: i64) -> Loaded<'k> {
+        let sizes = self.sizes;
+        let (vector, warp) = (self.elements(fragments::VECTOR), self.elements(fragments::WARP_VECTOR));
+        let each = sizes.columns() as i64 / COLUMNS;
+        // Where the block of 64 columns begins.
+        let block = |at: Val<'k>| lane.tile + at / each * self.elements(sizes.block());
+        let of = |i: i64| {
+            let at = first + i;
+            let within = at % each * self.elements(sizes.columns_bytes(COLUMNS as usize));
+            let start = block(at) + within + lane.number * vector + self.elements(sizes.header());
+            (0..sizes.vectors() as i64)
+                .map(|v| self.weights.load([start + v * warp], vector as u32).named("q"))
+                .collect()
+        };
+        let scales = |i: i64| {
+            let number = self.gpu.scale_type()?;
+            let count = 2 * sizes.groups() as u32;
+            let bytes = count * number.bytes().unwrap_or(1) as u32;
+            let loaded = self.weights.load([block(first + i) + lane.row * i64::from(bytes)], bytes);
+            Some(loaded.bits_as(Ty::vector(number, count)).named("scales"))
+        };
+        Loaded { scales: (0..count).filter_map(scales).collect(), vectors: (0..count).map(of).collect() }
+    }
+
+    fn add_pieces(self, lane: &Lane<'k>, loaded: &Loaded<'k>, first: Val<'k>, acc: &Reg<'k>) {
+        let column = first * COLUMNS + lane.quarter * OF_LANE;
+        let zeros = self.gpu.k.zeros(DType::F32, M16N8K16.sums.elements());
+        let slices = 2 * loaded.vectors.len() as i64;
+        let sums = (0..slices).fold(acc.get(), |acc, slice| {
+            let x = self.x.load([column + slice * SLICE], OF_LANE as u32).named("x");
+            let Some(scales) = loaded.scales.get(slice as usize / 2) else {
+                return self.multiply_slice(loaded, slice, x, acc);
+            };
+            let sums = self.multiply_slice(loaded, slice, x, zeros).shuffle([0, 2]);
+            let of_group = if scales.lanes() == 2 { 0 } else { slice as u32 % 2 * 2 };
+            sums.fma(scales.shuffle([of_group, of_group + 1]).cast(DType::F32), acc).named("acc")
+        });
+        acc.set(sums);
+    }
+
+    /// Adds a slice of weights times activations.
+    fn multiply_slice(self, loaded: &Loaded<'k>, slice: i64, x: Val<'k>, sums: Val<'k>) -> Val<'k> {
+        let vectors = &loaded.vectors[slice as usize / 2];
+        let piece = |half: i64| self.gpu.piece(self.sizes, vectors, (slice % 2 * 2 + half) as usize);
+        let (upper, lower) = (piece(0), piece(1));
+        (0..2).fold(sums, |sums, half| {
+            let a = upper.with(lower, |u, l| u.shuffle_with(l, order(&M16N8K16.a, half, true, &IN_ORDER)));
+            let b = Operand::exact(x.shuffle(order(&M16N8K16.b, half, false, &IN_ORDER)).named("b"));
+            a.terms(&b).into_iter().fold(sums, |sums, (a, b)| sums.mma(a, b).named("sums"))
+        })
     }
 
     // ---- results
 
     /// A thread per column of the block: adds what the warps have, in their order.
     fn finish(self, thread: Val<'k>, epilogue: &mut RowEpilogue) {
-        let (k, depth) = (self.gpu.k, i64::from(self.plan.depth));
-        let of_part = ROWS / i64::from(self.plan.parts);
-        let (of_block, column) = (thread / of_part, thread % of_part);
+        let (k, depth, parts) = (self.gpu.k, i64::from(self.plan.depth), i64::from(self.plan.parts));
+        let (of_block, column) = (thread / ROWS, thread % ROWS);
         let tile = self.tile_of(of_block);
-        let mut has = thread.lt(i64::from(self.plan.across) * of_part);
+        let mut has = thread.lt(i64::from(self.plan.across) * ROWS);
         if !self.is_even() {
-            has = has & tile.lt(self.gpu.problem.n as i64 / ROWS);
+            has = has & tile.lt(self.tiles());
         }
         k.when(has, || {
             let sum = |part: i64| {
-                let of_warp = |warp: i64| self.partial.at([of_block * depth + warp, column + part * of_part]);
+                let of_warp = |warp: i64| self.partial.at([(of_block * parts + part) * depth + warp, column]);
                 (1..depth).fold(of_warp(0), |sum, warp| sum + of_warp(warp)).named("sum")
             };
-            let sums: Vec<Val> = (0..i64::from(self.plan.parts)).map(sum).collect();
-            epilogue(k, (tile * of_part + column).named("column"), &sums);
+            let sums: Vec<Val> = (0..parts).map(sum).collect();
+            epilogue(k, (tile * ROWS + column).named("column"), &sums);
         });
     }
 }

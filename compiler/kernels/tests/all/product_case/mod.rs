@@ -48,6 +48,7 @@ impl Noise {
 /// One problem with its inputs and the exact result.
 pub struct Case {
     pub weight: DType,
+    pub packing: Packing,
     pub x_type: X,
     pub m: usize,
     pub n: usize,
@@ -88,6 +89,7 @@ impl Case {
         w_bytes.extend(bytes);
         let mut case = Case {
             weight,
+            packing,
             x_type,
             m,
             n,
@@ -213,7 +215,8 @@ impl Case {
         let weight = Weight::of(self.weight).unwrap();
         let (n, k, w_offset) = (self.n, self.k, self.w_offset);
         let epilogue_operands = [Some(y), None, None, None];
-        let problem = Product { x, activation, w, w_offset, weight, m, n, k, epilogue_operands };
+        let packing = self.packing;
+        let problem = Product { x, activation, w, w_offset, weight, packing, m, n, k, epilogue_operands };
         emit(&mut kb, problem, &mut |k, sums| sums.store(k.view(y, [1, n as i64])));
         kb.finish()
     }

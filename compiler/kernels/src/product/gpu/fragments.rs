@@ -1,0 +1,50 @@
+//! Weights in fragments, as a lane has them.
+
+use super::Gpu;
+use super::codes::half_codes;
+use super::operand::{OF_LANE, Operand};
+use crate::product::problem::{Activation, Weight};
+use mlcc_ir::types::{DType, Packing};
+use mlcc_kernel_lang::Val;
+use mlcc_quant::Fragments;
+use mlcc_quant::layout::Region;
+
+impl<'k> Gpu<'k, '_> {
+    /// Sizes of the weights where they come in fragments.
+    pub(super) fn fragments(self) -> Option<Fragments> {
+        let problem = self.problem;
+        match problem.packing {
+            Packing::Fragments => Fragments::new(problem.weight.dtype(), problem.n, problem.k).ok(),
+            Packing::RowMajor | Packing::ColMajor | Packing::Tile16 => None,
+        }
+    }
+
+    /// Piece `p` of the vectors that a lane loaded, as a factor of the tensor cores.
+    pub(super) fn piece(self, sizes: Fragments, vectors: &[Val<'k>], p: usize) -> Operand<'k> {
+        let pieces = sizes.pieces();
+        let (vector, within) = (vectors[p / pieces], p % pieces);
+        match self.problem.weight {
+            Weight::Plain(_) if self.problem.activation == Activation::F16 => Operand::exact(vector),
+            Weight::Plain(_) => Operand::of(vector),
+            Weight::Packed(format) => {
+                let bytes = (OF_LANE as usize * format.bits / 8) as u32;
+                let first = within as u32 * bytes;
+                let codes = vector.shuffle(first..first + bytes);
+                Operand::exact(half_codes(self.k, format, codes, self.factor()).named("codes"))
+            }
+        }
+    }
+
+    /// What both factors of the tensor cores are.
+    pub(super) fn factor(self) -> DType {
+        if self.problem.activation == Activation::F16 { DType::F16 } else { DType::BF16 }
+    }
+
+    /// The type of scales; `None` for plain weights.
+    pub(super) fn scale_type(self) -> Option<DType> {
+        match &self.layout.region {
+            Region::Plain { .. } => None,
+            Region::Group { spec, .. } => Some(spec.number().dtype()),
+        }
+    }
+}
