@@ -13,7 +13,7 @@ use mlcc_ir::module::StateId;
 use mlcc_ir::step::Grid;
 use mlcc_kernels::lower::cost::Cost;
 use mlcc_kernels::lower::kernel::Made;
-use mlcc_kernels::lower::plan::{Arg, BufferId, Entry, LoweredLaunch, Memory, Work};
+use mlcc_kernels::lower::plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Work};
 use mlcc_kernels::lower::{Lowered, only_launched};
 use std::collections::BTreeMap;
 
@@ -22,6 +22,8 @@ const PASS: &str = "join_launches";
 const MOST_PARTS: usize = 8;
 /// Most arguments of a kernel: all have to fit into 4 KiB, with what they need to find buffers that move.
 const MOST_ARGS: usize = 96;
+/// Most bytes of an argument of a launch that waits until others have read a state.
+const SMALL_BYTES: i64 = 64 << 10;
 /// With at most so many blocks a kernel may stand beside one that takes more of a multiprocessor for each block: so few run at once
 /// all the same.
 const FEW_BLOCKS: i64 = 64;
@@ -35,7 +37,11 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
         if !levels.iter().all(|level| on_gpu(&level.lowered.entries[number])) {
             continue;
         }
-        levels.iter_mut().for_each(|level| copies_as_launches(&mut level.lowered.entries[number]));
+        for level in levels.iter_mut() {
+            let entry = &mut level.lowered.entries[number];
+            new_states_last(entry);
+            copies_as_launches(entry);
+        }
         let lowered: Vec<&Lowered> = levels.iter().map(|level| &level.lowered).collect();
         // All levels share one plan of memory.
         let Some(groups) = groups(&lowered, number) else { continue };
@@ -67,6 +73,44 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
 
 fn on_gpu(entry: &Entry) -> bool {
     entry.launches.iter().any(|launch| launch.grid.is_some())
+}
+
+/// What makes nothing but new states goes behind the last reader of the old ones, so that it may write where these lie: to the end here, from
+/// where it comes beside the first launch behind that reader that has a place for it.
+fn new_states_last(entry: &mut Entry) {
+    let mut last = Vec::new();
+    for number in (0..entry.launches.len()).rev() {
+        if waits_for_old_states(entry, number) {
+            last.push(entry.launches.remove(number));
+        }
+    }
+    entry.launches.extend(last.into_iter().rev());
+}
+
+/// Whether a launch makes new values of states alone, which nothing else reads, before the old ones have been read.
+fn waits_for_old_states(entry: &Entry, number: usize) -> bool {
+    let launch = &entry.launches[number];
+    let mut old = Vec::new();
+    for arg in &launch.args {
+        let Buffer { memory, ref bytes, .. } = entry.buffers[arg.buffer];
+        // What it reads stays until then.
+        let small = bytes.as_const().is_some_and(|bytes| bytes <= SMALL_BYTES);
+        let updated = entry.updates.iter().find(|(_, value)| *value == arg.buffer).map(|(state, _)| *state);
+        match (arg.access, memory) {
+            (Access::Out, Memory::Temp) if small => match updated {
+                Some(state) => old.push(Memory::State(state)),
+                None => return false,
+            },
+            (Access::In, Memory::Temp) if small && updated.is_none() => {}
+            (Access::In, Memory::Param(_)) => {}
+            _ => return false,
+        }
+    }
+    let made =
+        |arg: &Arg| launch.args.iter().any(|own| own.access == Access::Out && own.buffer == arg.buffer);
+    let is_old = |arg: &Arg| old.contains(&entry.buffers[arg.buffer].memory);
+    let later = || entry.launches[number + 1..].iter().flat_map(|launch| &launch.args);
+    later().any(is_old) && !later().any(made)
 }
 
 /// Copies of new states that cannot be made where the old ones are become launches: these may stand beside others.

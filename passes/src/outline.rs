@@ -5,10 +5,10 @@
 use crate::dce::sweep;
 use crate::{Context, PassError, Program};
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::graph::{Function, FunctionKind, NodeId, ValueId};
+use mlcc_ir::graph::{Function, FunctionKind, Node, NodeId, ValueId};
 use mlcc_ir::module::{FuncId, Module};
 use mlcc_ir::ops::Op;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Nodes that stay at the top: they name memory and compute nothing.
 pub fn is_top_level(op: &Op) -> bool {
@@ -73,6 +73,8 @@ struct Outliner<'a> {
     groups: &'a [Group],
     /// The group that provides a node's outputs to others.
     home: BTreeMap<NodeId, usize>,
+    /// Reshapes that are part of groups, and stand nowhere else.
+    inside: BTreeSet<NodeId>,
     outputs: Vec<Vec<ValueId>>,
     done_groups: Vec<bool>,
     new: Function,
@@ -91,13 +93,16 @@ impl<'a> Outliner<'a> {
         let mut new = Function::new(f.name.clone(), f.kind);
         let map = f.inputs.iter().map(|&v| (v, new.add_input(f.ty(v).clone()))).collect();
         let outputs = vec![Vec::new(); groups.len()];
-        Outliner { f, groups, home, outputs, done_groups: vec![false; groups.len()], new, map }
+        let reshapes = groups.iter().flat_map(|group| &group.copied).copied();
+        let inside = reshapes.filter(|n| is_top_level(&f.nodes[*n].op)).collect();
+        Outliner { f, groups, home, inside, outputs, done_groups: vec![false; groups.len()], new, map }
     }
 
     /// Values that are used outside of the groups that compute them.
     fn find_outputs(&mut self) {
         let mut needed: Vec<bool> = vec![false; self.f.values.len()];
-        for (_, node) in self.f.live().filter(|(_, n)| is_top_level(&n.op)) {
+        let stays = |(id, node): &(NodeId, &Node)| is_top_level(&node.op) && !self.inside.contains(id);
+        for (_, node) in self.f.live().filter(stays) {
             node.inputs.iter().for_each(|v| needed[v.index()] = true);
         }
         self.f.outputs.iter().for_each(|v| needed[v.index()] = true);
@@ -146,7 +151,7 @@ impl<'a> Outliner<'a> {
                 self.emit_call(module, g, &inputs);
             }
             // Copied into its users.
-            None if !is_top_level(&self.f.nodes[node].op) => {}
+            None if !is_top_level(&self.f.nodes[node].op) || self.inside.contains(&node) => {}
             None => {
                 let outputs = self.f.nodes[node].outputs.clone();
                 if outputs.first().is_some_and(|v| self.map.contains_key(v)) {

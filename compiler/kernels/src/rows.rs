@@ -7,6 +7,7 @@
 
 mod columns;
 mod gpu;
+mod heads;
 mod quantized;
 
 use crate::inline::{Binding, Index, Inliner, RowAt};
@@ -17,6 +18,8 @@ use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::BufId;
 use mlcc_ir::ops::Op;
 use mlcc_kernel_lang::{Recorder, Val};
+
+pub use heads::Heads;
 
 /// A group of ops on rows.
 #[derive(Clone, Copy)]
@@ -151,6 +154,9 @@ pub(crate) fn for_each_column<'k>(
     threads: i64,
     keep: &dyn Fn(Val<'k>, Val<'k>),
 ) {
+    if let Some(heads) = Heads::of(inliner.f, v) {
+        return heads.for_each_column(k, inliner, threads, keep);
+    }
     let columns = gpu::Columns::of_one_block(inliner, threads);
     let block = gpu::Block { k, columns, part: k.int(0) };
     let leading = [Index::scalar(k.int(0))];

@@ -1,17 +1,28 @@
 //! What is computed around a product of a single row joins its kernel, where a launch costs more than to compute a row again in every block
 //! ([`KernelTarget::joins_single_rows`]): elementwise ops that read the product in equal parts (gates), and rows that nothing but products
-//! reads (norms).
+//! reads (norms). A row that a state keeps as well (the shift of RWKV) is computed once more for that, by a kernel that nothing waits for.
 
-use super::{Class, Fusion};
+use super::{Class, Fusion, Group};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Node, NodeId, ValueId};
 use mlcc_ir::ops::Op;
-use mlcc_kernels::lower::contraction::{computes_activations, parts};
+use mlcc_kernels::lower::contraction::{computes_activations, is_of_heads, parts};
 use mlcc_kernels::params::KernelTarget;
+use mlcc_kernels::rows::Heads;
 use mlcc_target::Arch;
 
 /// Most parts of a product that meet.
 const MOST_PARTS: usize = 4;
+
+/// Who reads rows.
+struct Readers {
+    /// Groups, by their numbers.
+    products: Vec<usize>,
+    /// The rows that are new values of states.
+    kept: Vec<ValueId>,
+    /// Rows of heads in the shape of activations.
+    reshapes: Vec<NodeId>,
+}
 
 impl Fusion<'_> {
     /// Joins rows with products that are all around them.
@@ -24,20 +35,26 @@ impl Fusion<'_> {
                 self.groups[product].nodes.extend(nodes);
             }
         }
-        for rows in 0..self.groups.len() {
-            let Some(products) = self.products_of(rows, target) else { continue };
-            let nodes = std::mem::take(&mut self.groups[rows].nodes);
+        // From the last on: rows that are computed of others bring these along.
+        for rows in (0..self.groups.len()).rev() {
+            let Some(Readers { products, kept, reshapes }) = self.readers_of(rows, target) else { continue };
+            let mut nodes = std::mem::take(&mut self.groups[rows].nodes);
+            nodes.extend(reshapes);
             for product in products {
-                let node = self.groups[product].nodes[0];
-                let needed = self.needed_for(self.f.nodes[node].inputs[0], &nodes);
+                let Group { nodes: own, copied, .. } = &self.groups[product];
+                let activations = self.f.nodes[own[0]].inputs[0];
+                let mut needed = self.needed_for(&[activations], &[&nodes[..], copied].concat());
+                needed.retain(|n| nodes.contains(n));
                 self.groups[product].copied.extend(needed);
             }
+            let needed = self.needed_for(&kept, &nodes);
+            self.groups[rows].nodes = nodes.into_iter().filter(|n| needed.contains(n)).collect();
         }
     }
 
-    /// Those of `nodes` that compute a value.
-    fn needed_for(&self, v: ValueId, nodes: &[NodeId]) -> Vec<NodeId> {
-        let (mut needed, mut next) = (Vec::new(), vec![v]);
+    /// Those of `nodes` that compute some values.
+    fn needed_for(&self, values: &[ValueId], nodes: &[NodeId]) -> Vec<NodeId> {
+        let (mut needed, mut next) = (Vec::new(), values.to_vec());
         while let Some(v) = next.pop() {
             let Some(def) = self.f.def_id(v).filter(|def| nodes.contains(def) && !needed.contains(def))
             else {
@@ -101,14 +118,14 @@ impl Fusion<'_> {
         (group.class == Class::Row && together && group.nodes.iter().all(fits)).then_some(rows)
     }
 
-    /// The products whose activations are rows that nothing else reads.
-    fn products_of(&self, rows: usize, target: &KernelTarget) -> Option<Vec<usize>> {
+    /// Whoever reads rows that are activations of products and new values of states, and nothing else.
+    fn readers_of(&self, rows: usize, target: &KernelTarget) -> Option<Readers> {
         let g = &self.groups[rows];
         let row = |n: &NodeId| !matches!(self.f.nodes[*n].op, Op::QuantizeRows { .. });
         if g.class != Class::Row || !g.nodes.iter().all(row) {
             return None;
         }
-        let mut products = Vec::new();
+        let (mut products, mut kept, mut reshapes) = (Vec::new(), Vec::new(), Vec::new());
         for &v in g.nodes.iter().flat_map(|&n| &self.f.nodes[n].outputs) {
             if self.f.outputs.contains(&v) {
                 return None;
@@ -118,19 +135,68 @@ impl Fusion<'_> {
                 if group == Some(rows) {
                     continue;
                 }
-                let activation = user.inputs.iter().position(|&i| i == v) == Some(0);
-                let single = matches!(user.op, Op::MatMul { .. }) && user.inputs[1..].iter().all(|&i| i != v);
-                let product = group.filter(|&group| self.groups[group].nodes.first() == Some(&id))?;
-                let fits = self.groups[product].class == Class::Contraction
-                    && computes_activations(target, &self.f.ty(v).dims);
-                if !(activation && single && fits) {
-                    return None;
+                if self.is_new_state(user) {
+                    kept.push(v);
+                    continue;
                 }
-                if !products.contains(&product) {
-                    products.push(product);
+                if self.is_row_of_heads(user, &g.nodes) {
+                    let row = user.outputs[0];
+                    reshapes.push(id);
+                    for (id, user) in self.users(row) {
+                        products.push(self.product_of(row, (id, user), target)?);
+                    }
+                    continue;
+                }
+                match self.products_with(id) {
+                    with if with.is_empty() => products.push(self.product_of(v, (id, user), target)?),
+                    with => products.extend(with),
                 }
             }
         }
-        (!products.is_empty()).then_some(products)
+        products.sort_unstable();
+        products.dedup();
+        (!products.is_empty()).then_some(Readers { products, kept, reshapes })
+    }
+
+    /// The products that compute a node of rows, if nothing else does.
+    fn products_with(&self, id: NodeId) -> Vec<usize> {
+        let stays = self.group_of[id.index()].is_some_and(|group| self.groups[group].nodes.contains(&id));
+        let all = self.groups.iter().enumerate().filter(|(_, group)| !stays && group.copied.contains(&id));
+        all.map(|(product, _)| product).collect()
+    }
+
+    /// The group of a product that computes its activations `v` itself.
+    fn product_of(&self, v: ValueId, (id, user): (NodeId, &Node), target: &KernelTarget) -> Option<usize> {
+        let activation = user.inputs.iter().position(|&i| i == v) == Some(0);
+        let single = matches!(user.op, Op::MatMul { .. }) && user.inputs[1..].iter().all(|&i| i != v);
+        let product = self.group_of[id.index()]?;
+        let group = &self.groups[product];
+        let fits = group.nodes.first() == Some(&id)
+            && group.class == Class::Contraction
+            && computes_activations(target, &self.f.ty(v).dims);
+        (activation && single && fits).then_some(product)
+    }
+
+    /// True for what makes a row of heads, which `nodes` compute, activations of products.
+    fn is_row_of_heads(&self, reshape: &Node, nodes: &[NodeId]) -> bool {
+        let &[row] = &reshape.outputs[..] else { return false };
+        let Some(heads) = Heads::of(self.f, row).filter(|_| !self.f.outputs.contains(&row)) else {
+            return false;
+        };
+        let fits = |&n: &NodeId| {
+            let node = &self.f.nodes[n];
+            is_of_heads(self.f, node, heads) && !node.inputs.iter().any(|&v| self.is_moved(v))
+        };
+        nodes.iter().all(fits)
+    }
+
+    /// True for what makes its operand the new value of a state.
+    fn is_new_state(&self, node: &Node) -> bool {
+        let [result] = node.outputs[..] else { return matches!(node.op, Op::StateWrite(_)) };
+        let mut users = self.users(result).peekable();
+        matches!(node.op, Op::Reshape { .. })
+            && !self.f.outputs.contains(&result)
+            && users.peek().is_some()
+            && users.all(|(_, user)| self.is_new_state(user))
     }
 }

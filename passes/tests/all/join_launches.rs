@@ -1,6 +1,7 @@
 //! GPU launches that need nothing of each other: which become one, and in which order.
 
 use crate::lowering::memory;
+use mlcc_interp::compare::{Tolerance, compare};
 use mlcc_interp::graph::Tensor;
 use mlcc_interp::kernel::Options as RunOptions;
 use mlcc_interp::steps::run_step;
@@ -104,4 +105,47 @@ fn a_state_is_copied_after_its_last_reader() {
     let of_state: Vec<usize> =
         joined.iter().enumerate().filter(|(_, l)| touches(l)).map(|(i, _)| i).collect();
     assert_eq!(of_state, [0, 2]);
+}
+
+/// A product of a norm that is mixed with that of the token before, which a state keeps, between another product and another norm.
+const SHIFTED: &str = "module @m {
+  param @w : f32[256, 256] role linear = tensor(\"w\")
+  param @scale : f32[256] role vector = tensor(\"scale\")
+  state @x : f32[256] init 0.0
+
+  fn @decode(%0: f32[1, 256]) -> (f32[1, 256]) entry {
+    %1 = param @w : f32[256, 256]
+    %2 = param @scale : f32[256]
+    %3 = matmul %0, %1 {transpose_b = true} : f32[1, 256]
+    %4 = rms_norm %3, %2 {eps = 1e-5} : f32[1, 256]
+    %5 = state.read @x : f32[256]
+    %6 = sub %5, %4 : f32[1, 256]
+    %7 = mul %6, %2 : f32[1, 256]
+    %8 = add %4, %7 : f32[1, 256]
+    %9 = matmul %8, %1 {transpose_b = true} : f32[1, 256]
+    %10 = reshape %4 {dims = [256]} : f32[256]
+    state.write @x, %10
+    %11 = rms_norm %9, %2 {eps = 1e-5} : f32[1, 256]
+    ret %11
+  }
+}
+";
+
+#[test]
+fn a_row_that_a_state_keeps_is_made_behind_the_product_that_reads_the_old_one() {
+    let compiled = |disabled: &[&str]| crate::compiled(SHIFTED, "sm_80", disabled);
+    let program = compiled(&[]);
+    let joined = launches(&program);
+    assert_eq!(names(&joined), ["matmul_256x256", "matmul_256x256_2", "norm_x2"]);
+    let floats = |bytes: Vec<u8>| {
+        let each = bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap())));
+        each.collect::<Vec<_>>()
+    };
+    let others = [["fuse"], ["join_launches"]].map(|disabled| two_tokens(&compiled(&disabled)));
+    for other in others {
+        for (found, want) in two_tokens(&program).into_iter().zip(other) {
+            let tolerance = Tolerance { absolute: 1e-5, relative: 1e-5 };
+            compare(floats(found), floats(want), tolerance).unwrap();
+        }
+    }
 }

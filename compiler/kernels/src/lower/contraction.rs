@@ -11,7 +11,7 @@ use crate::product::{
     Weight, choose, choose_gpu, code_block, emit_gpu_product, emit_gpu_row, emit_product, emit_row_tiles,
     matrix_tile,
 };
-use crate::rows::for_each_column;
+use crate::rows::{Heads, for_each_column};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, NodeId, ValueId};
@@ -209,7 +209,21 @@ fn activations_of(f: &Function, x: ValueId, target: &KernelTarget) -> Option<Act
             }
         }
     }
-    nodes.iter().all(|&n| is_of_row(f, &f.nodes[n])).then_some(Activations::Computed { nodes, reads })
+    let fits = |&n: &NodeId| match Heads::of(f, x) {
+        Some(heads) => f.def_id(x) == Some(n) || is_of_heads(f, &f.nodes[n], heads),
+        None => is_of_row(f, &f.nodes[n]),
+    };
+    nodes.iter().all(fits).then_some(Activations::Computed { nodes, reads })
+}
+
+/// What a block computes an activation of a row of heads with.
+pub fn is_of_heads(f: &Function, node: &Node, heads: Heads) -> bool {
+    match node.op {
+        Op::Reduce { axis, .. } => {
+            heads.reduces(f, axis, node.inputs[0]) && f.ty(node.outputs[0]).dtype == DType::F32
+        }
+        _ => node.op.is_elementwise(),
+    }
 }
 
 /// What a block computes an activation with.

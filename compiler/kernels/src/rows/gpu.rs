@@ -12,7 +12,7 @@ use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Team, Val, WARP, fold_lanes};
 
 /// Lanes of f32 that a thread reads at once.
-const LANES: u32 = 4;
+pub(super) const LANES: u32 = 4;
 /// Most threads of a block: of rows without reductions, of many rows with them, and of a single row, which has no others beside it.
 const THREADS: i64 = 128;
 const REDUCING: i64 = 256;

@@ -9,6 +9,7 @@ use mlcc_ir::dim::{Dim, SymValues};
 use mlcc_ir::graph::FunctionKind;
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::kernel::UnOp;
+use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, Packing, TensorType};
 use mlcc_kernels::lower::group::{Template, lower_group, template};
@@ -62,11 +63,23 @@ fn check(weight: DType, (n, k): (usize, usize), around: Around, says: &[&str]) {
         }
         vec![y]
     });
-    let module = b.finish().unwrap();
+    against_interpreter(
+        &b.finish().unwrap(),
+        (weight, n, k),
+        says,
+        &format!("{weight} {n} x {k}, {around:?}"),
+    );
+}
+
+/// Runs the function `f`, whose third input is a weight `[n, k]`, and compares.
+fn against_interpreter(module: &Module, (weight, n, k): (DType, usize, usize), says: &[&str], what: &str) {
     let (_, f) = module.function("f").unwrap();
     let syms = SymValues::tokens(1);
+    let rounded = f
+        .live()
+        .any(|(_, node)| matches!(node.op, Op::MatMul { .. }) && f.ty(node.inputs[0]).dtype == DType::F16);
     let packing = match Fragments::new(weight, n, k) {
-        Ok(_) if around.rounded => Packing::Fragments,
+        Ok(_) if rounded => Packing::Fragments,
         _ => Packing::RowMajor,
     };
     let mut values = mlcc_interp::equivalence::random_inputs(f, &syms, 7);
@@ -77,30 +90,29 @@ fn check(weight: DType, (n, k): (usize, usize), around: Around, says: &[&str]) {
         values[2].data = floats.into_iter().map(f64::from).collect();
         bytes
     });
-    let interpreter = Interpreter::new(&module, |_| unreachable!("no parameters"));
-    let want = interpreter.run_named("f", &values, &mut States::new(&module).unwrap(), syms).unwrap();
+    let interpreter = Interpreter::new(module, |_| unreachable!("no parameters"));
+    let want = interpreter.run_named("f", &values, &mut States::new(module).unwrap(), syms).unwrap();
 
     let spec = mlcc_target::resolve("sm_80").unwrap();
     let target = KernelTarget::new(spec.arch, &spec.levels[0]);
     let packings: Vec<_> = (0..f.inputs.len()).map(|i| (i == 2).then_some(packing)).collect();
-    let what = format!("{weight} {n} x {k}, {around:?}");
     assert!(matches!(template(f, &packings, &target), Template::Contraction(_)), "{what}");
-    let group = lower_group(&module, f, "row", &packings, &target).unwrap();
+    let group = lower_group(module, f, "row", &packings, &target).unwrap();
     for word in says {
         assert!(group.made.plan.contains(word), "{what}: no {word:?} in {}", group.made.plan);
     }
     for options in [Options::workers(1), Options { workers: 1, order: Order::Shuffled(3) }] {
         let mut buffers: Vec<Buffer> = values
             .iter()
-            .zip(&inputs)
-            .map(|(t, ty)| match (&packed, ty.dtype) {
+            .zip(&f.inputs)
+            .map(|(t, &v)| match (&packed, f.ty(v).dtype) {
                 (Some(bytes), DType::Packed(_)) => Buffer::from_u8(bytes),
                 (_, dtype) => Buffer::from_floats(dtype, &t.to_f32()),
             })
-            .chain([Buffer::zeros(DType::F32, columns)])
+            .chain([Buffer::zeros(DType::F32, want[0].data.len())])
             .collect();
         run_with(&group.kernel, &mut buffers, &syms, &options).unwrap_or_else(|e| panic!("{what}: {e}"));
-        let found = buffers[inputs.len()].to_f32().into_iter().map(f64::from);
+        let found = buffers[f.inputs.len()].to_f32().into_iter().map(f64::from);
         let tolerance = Tolerance { absolute: 1e-4, relative: 1e-4 };
         compare(found, want[0].data.iter().copied(), tolerance).unwrap_or_else(|e| panic!("{what}: {e}"));
     }
@@ -159,5 +171,44 @@ fn products_on_tensor_cores() {
         (48, 128, "q4g32_min", plain),
     ] {
         check(DType::parse(weight).unwrap(), (rows, k), around, &["a warp per"]);
+    }
+}
+
+/// Heads of a row are normalized, as behind the recurrences of RWKV, and are the activations: heads for some threads of a block, for all, and
+/// for some in the last of several rounds.
+#[test]
+fn activations_of_heads() {
+    let computed = ["activations computed by each block"];
+    for (heads, size) in [(3, 4), (8, 128), (4, 64), (40, 64), (34, 32)] {
+        for (weight, rounded) in [(DType::F16, false), (DType::parse("q4g32").unwrap(), true)] {
+            let (n, k) = (48, heads * size);
+            if weight != DType::F16 && k % 128 != 0 {
+                continue;
+            }
+            let f32 = |dims: &[usize]| TensorType::new(DType::F32, dims.iter().copied());
+            let w = TensorType { dtype: weight, ..f32(&[n, k]) };
+            let inputs = [f32(&[1, heads, size]), f32(&[heads, size]), w, f32(&[1, heads, size])];
+            let mut b = GraphBuilder::new("case");
+            b.function("f", FunctionKind::Group, &inputs, |b, inputs| {
+                let sum = b.reduce(RedOp::Sum, inputs[0], 2);
+                let mean = b.scale(sum, 1.0 / size as f64);
+                let centred = b.sub(inputs[0], mean);
+                let squares = b.square(centred);
+                let sum = b.reduce(RedOp::Sum, squares, 2);
+                let one = b.constant(1.0);
+                let sum = b.add(sum, one);
+                let scale = b.unary(UnOp::Rsqrt, sum);
+                let unit = b.mul(centred, scale);
+                let scaled = b.mul(unit, inputs[1]);
+                let mut x = b.mul(scaled, inputs[3]);
+                if rounded {
+                    x = b.cast(x, DType::F16);
+                }
+                let x = b.reshape(x, [1, k]);
+                vec![b.op(Op::MatMul { transpose_b: true }, &[x, inputs[2]])]
+            });
+            let what = format!("{weight} {n} x {k}, {heads} heads");
+            against_interpreter(&b.finish().unwrap(), (weight, n, k), &computed, &what);
+        }
     }
 }
