@@ -318,6 +318,34 @@ fn gpu() {
     }
 }
 
+/// One row and weights in fragments on a machine without tensor cores, for which an artifact may have code as well.
+#[test]
+fn gpu_rows_of_fragments_lane_by_lane() {
+    for (weight, x) in fragment_cases() {
+        for shape in [(1, 48, 256), (1, 16, 1152)] {
+            let case = Case::new(weight, Packing::Fragments, x, shape);
+            let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
+                let plan = choose_gpu(None, &problem, true).unwrap();
+                emit_gpu_product(kb, &problem, &plan, epilogue).unwrap()
+            });
+            case.check("lane by lane", &kernel, CodeBlock::SINGLE, &Options::workers(1));
+        }
+    }
+}
+
+/// Checks the product of several rows with the tile, threads in an order by `seed`, and gives the plan.
+fn check_with_tile(case: &Case, tile: MatrixTile, seed: usize) -> Option<GpuPlan> {
+    let mut chosen = None;
+    let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
+        let plan = choose_gpu(Some(tile), &problem, false).unwrap();
+        emit_gpu_product(kb, &problem, &plan, epilogue).unwrap();
+        chosen = Some(plan);
+    });
+    let options = Options { workers: 1, order: Order::Shuffled(seed as u64) };
+    case.check(&format!("{tile:?}"), &kernel, CodeBlock::SINGLE, &options);
+    chosen
+}
+
 /// Tiles that leave rows and columns over, with two stages and with more, for weights that are one bf16 and for those that are two.
 #[test]
 fn gpu_on_tensor_cores() {
@@ -330,15 +358,8 @@ fn gpu_on_tensor_cores() {
     for (i, (weight, x)) in all.enumerate() {
         for (tile, shape) in tiles.into_iter().zip([(5, 6, 128), (37, 20, 256), (33, 34, 96)]) {
             let case = Case::new(weight, Packing::RowMajor, x, shape);
-            let mut chosen = None;
-            let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
-                let plan = choose_gpu(Some(tile), &problem, false).unwrap();
-                emit_gpu_product(kb, &problem, &plan, epilogue).unwrap();
-                chosen = Some(plan);
-            });
-            assert_eq!(chosen, Some(GpuPlan::Matrix(tile)), "{weight} {shape:?}");
-            let options = Options { workers: 1, order: Order::Shuffled(i as u64) };
-            case.check("tensor cores", &kernel, CodeBlock::SINGLE, &options);
+            let plan = check_with_tile(&case, tile, i);
+            assert_eq!(plan, Some(GpuPlan::Matrix(tile)), "{weight} {shape:?}");
         }
     }
 }
@@ -363,12 +384,7 @@ fn tiles_that_tuning_tries() {
         let (packing, n, depth) =
             if i % 2 == 0 { (Packing::RowMajor, 70, 96) } else { (Packing::Fragments, 80, 192) };
         let case = Case::new(DType::parse("q4g32").unwrap(), packing, X::F16, (130, n, depth));
-        let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
-            let plan = choose_gpu(Some(tile), &problem, false).unwrap();
-            emit_gpu_product(kb, &problem, &plan, epilogue).unwrap();
-        });
-        let options = Options { workers: 1, order: Order::Shuffled(i as u64) };
-        case.check(&format!("{tile:?}"), &kernel, CodeBlock::SINGLE, &options);
+        check_with_tile(&case, tile, i);
     }
 }
 
@@ -380,15 +396,8 @@ fn gpu_on_tensor_cores_of_fragments() {
     for (i, (weight, x)) in fragment_cases().into_iter().enumerate() {
         for (tile, shape) in tiles.into_iter().zip([(70, 48, 128), (5, 144, 256), (37, 32, 384)]) {
             let case = Case::new(weight, Packing::Fragments, x, shape);
-            let mut chosen = None;
-            let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
-                let plan = choose_gpu(Some(tile), &problem, false).unwrap();
-                emit_gpu_product(kb, &problem, &plan, epilogue).unwrap();
-                chosen = Some(plan);
-            });
-            assert_eq!(chosen, Some(GpuPlan::Matrix(tile)), "{weight} {shape:?}");
-            let options = Options { workers: 1, order: Order::Shuffled(i as u64) };
-            case.check("fragments", &kernel, CodeBlock::SINGLE, &options);
+            let plan = check_with_tile(&case, tile, i);
+            assert_eq!(plan, Some(GpuPlan::Matrix(tile)), "{weight} {shape:?}");
         }
     }
 }
@@ -446,12 +455,7 @@ fn gpu_on_tensor_cores_of_few_rows() {
                 continue;
             }
             let case = Case::new(weight, packing, x, (m, n, depth));
-            let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
-                let plan = choose_gpu(Some(tile), &problem, false).unwrap();
-                emit_gpu_product(kb, &problem, &plan, epilogue).unwrap();
-            });
-            let options = Options { workers: 1, order: Order::Shuffled(i as u64) };
-            case.check("few rows", &kernel, CodeBlock::SINGLE, &options);
+            check_with_tile(&case, tile, i);
         }
     }
 }

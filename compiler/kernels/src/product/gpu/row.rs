@@ -10,7 +10,7 @@ use crate::product::problem::{Activation, Product, Weight};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::format::Zero;
 use mlcc_ir::kernel::Ty;
-use mlcc_ir::types::DType;
+use mlcc_ir::types::{DType, Packing};
 use mlcc_kernel_lang::{Recorder, Reg, Val, View, WARP, warp_sum};
 use mlcc_quant::layout::{Place, Region};
 use mlcc_quant::plain::Plain;
@@ -21,6 +21,8 @@ use std::fmt;
 const COMPUTED_BYTES: usize = 40 << 10;
 /// Elements of 16 bytes of activations.
 const HALF: i64 = 4;
+/// How far apart the rows of weights are whose pieces lie side by side in fragments.
+const BESIDE: i64 = 8;
 /// Most blocks that compute activations: others would take turns with them on all multiprocessors.
 const COMPUTING: u64 = 1024;
 
@@ -143,14 +145,25 @@ impl<'k> Row<'k, '_> {
         let (k, RowPlan { warps, rows, turns, parts, .. }) = (self.gpu.k, self.plan);
         let [warps, rows, turns, parts] = [warps, rows, turns, parts].map(i64::from);
         let (n, lane) = (self.gpu.problem.n as i64, (thread % WARP).named("lane"));
-        let apart = if parts > 1 { n / parts } else { 1 };
+        // In fragments a row lies between the pieces of the one eight further on.
+        let beside = rows == 2 && parts == 1 && self.gpu.problem.packing == Packing::Fragments;
+        let apart = match parts {
+            1 if beside => BESIDE,
+            1 => 1,
+            parts => n / parts,
+        };
         let (all, in_block) = (n / rows, warps * turns);
         k.serial("turn", turns, |turn| {
             let place = (block * in_block + turn * warps + thread / WARP).named("place");
             // Warps without rows take the last ones as well: lanes meet in shuffles, which no branch may part.
             let is_one = (all % in_block != 0).then(|| place.lt(all));
             let own = if is_one.is_some() { place.min(all - 1) } else { place };
-            let first = if parts > 1 { own } else { own * rows }.named("row");
+            let first = match parts {
+                1 if beside => own / BESIDE * (2 * BESIDE) + own % BESIDE,
+                1 => own * rows,
+                _ => own,
+            };
+            let first = first.named("row");
             let each: Vec<Val> = (0..rows).map(|i| first + i * apart).collect();
             let sums = self.sums(&each, lane);
             let keeps = |lanes: Val<'k>| is_one.map_or(lanes, |is_one| is_one & lanes);
@@ -162,7 +175,7 @@ impl<'k> Row<'k, '_> {
                 let last = sums[rows as usize - 1];
                 let own =
                     (0..rows - 1).rev().fold(last, |other, i| lane.equals(i).select(sums[i as usize], other));
-                epilogue(k, first + lane, &[own.named("sum")]);
+                epilogue(k, first + lane * apart, &[own.named("sum")]);
             });
         });
     }
