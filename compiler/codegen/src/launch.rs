@@ -22,6 +22,22 @@ pub fn threads_of(kernel: &Kernel) -> Result<[u32; 3], CodegenError> {
     Ok(threads)
 }
 
+/// Blocks of a launch; `None` where their number depends on the call.
+pub fn blocks_of(kernel: &Kernel) -> Option<i64> {
+    fn of(body: &[Stmt], exprs: &ExprArena) -> Option<i64> {
+        let all = body.iter().map(|stmt| match stmt {
+            Stmt::For { extent, kind: ForKind::Block(_), body, .. } => {
+                Some(exprs.as_int(*extent)? * of(body, exprs)?)
+            }
+            Stmt::For { body, .. } => of(body, exprs),
+            Stmt::If { then, otherwise, .. } => Some(of(then, exprs)?.max(of(otherwise, exprs)?)),
+            _ => Some(1),
+        });
+        all.reduce(|most, other| Some(most?.max(other?))).unwrap_or(Some(1))
+    }
+    of(&kernel.body, &kernel.exprs)
+}
+
 fn widest(body: &[Stmt], exprs: &ExprArena, threads: &mut [u32; 3]) -> Result<(), Fault> {
     for stmt in body {
         match stmt {

@@ -4,7 +4,7 @@ use super::kernel::{Form, Machine as Executes, emit_kernel};
 use super::pipeline::Pipeline;
 use super::target::{Machine, Output};
 use crate::error::CodegenError;
-use crate::launch::threads_of;
+use crate::launch::{blocks_of, threads_of};
 use crate::model::{LevelInput, gpu_kernel_symbol};
 use crate::objects::{Key, Objects};
 use crate::placement::placements;
@@ -59,16 +59,18 @@ fn module<'c>(
             let function = emit_kernel(ctx, &module, &prepared, &name, &caps, machine, &Form::default())?;
             function.set_linkage(Linkage::External);
             function.set_call_conventions(PTX_KERNEL);
-            launch_bounds(ctx, &module, function, threads)?;
+            launch_bounds(ctx, &module, function, threads, blocks_of(kernel))?;
         }
     }
     Ok(module)
 }
 
-/// Blocks of so many threads state how many of them a multiprocessor has at least: otherwise ptxas 12.9 was
-/// seen to spill at 48 registers. Two blocks of 256 threads have 128 registers each.
+/// A launch of so many blocks of so many threads at most states that two of them run at once on a multiprocessor, which is all that there are on
+/// a large GPU: they may have 128 registers then. Without it ptxas 12.9 was seen to spill at 48. Launches of more blocks lose by it: fewer of
+/// them run at once.
+const FEW_BLOCKS: i64 = 256;
 const LARGE_BLOCK: u32 = 256;
-const LEAST_BLOCKS: u32 = 2;
+const AT_ONCE: u32 = 2;
 
 /// States the block size: as metadata up to LLVM 20, as an attribute later.
 fn launch_bounds<'c>(
@@ -76,9 +78,11 @@ fn launch_bounds<'c>(
     module: &Module<'c>,
     function: FunctionValue<'c>,
     threads: [u32; 3],
+    blocks: Option<i64>,
 ) -> Result<(), CodegenError> {
     let [x, y, z] = threads;
-    let blocks = (x * y * z == LARGE_BLOCK).then_some(LEAST_BLOCKS);
+    let few = x * y * z == LARGE_BLOCK && blocks.is_some_and(|blocks| blocks <= FEW_BLOCKS);
+    let blocks = few.then_some(AT_ONCE);
     let mut bounds = vec![("nvvm.maxntid", format!("{x},{y},{z}"))];
     bounds.extend(blocks.map(|blocks| ("nvvm.minctasm", blocks.to_string())));
     for (key, value) in bounds {
