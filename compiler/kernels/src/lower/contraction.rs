@@ -58,6 +58,9 @@ impl Contraction {
     }
 }
 
+/// Columns from which on weights come in fragments: eight warps have 64 each. With fewer a product of one row leaves warps without work.
+const FRAGMENT_COLUMNS: usize = 512;
+
 /// The packing that the generators read best of the weights of a product: fragments where tensor cores multiply them as they are.
 pub fn weight_packing(f: &Function, inputs: &[ValueId], target: &KernelTarget) -> Packing {
     match target.arch {
@@ -69,7 +72,7 @@ pub fn weight_packing(f: &Function, inputs: &[ValueId], target: &KernelTarget) -
             let halves = matches!(f.ty(x).dtype, DType::F16 | DType::BF16);
             let size = |axis: usize| f.ty(w).dims.get(axis).and_then(Dim::as_const).unwrap_or(0) as usize;
             match Fragments::new(f.ty(w).dtype, size(0), size(1)) {
-                Ok(_) if halves => Packing::Fragments,
+                Ok(_) if halves && size(1) >= FRAGMENT_COLUMNS => Packing::Fragments,
                 _ => Packing::RowMajor,
             }
         }
