@@ -1,8 +1,8 @@
-//! Weights in fragments, as a lane has them.
+//! What lanes multiply on tensor cores, and weights in fragments as a lane has them.
 
 use super::Gpu;
-use super::codes::half_codes;
-use super::operand::{OF_LANE, Operand};
+use super::codes::{half_codes, half_order};
+use super::operand::{IN_ORDER, OF_LANE, Operand};
 use crate::product::problem::{Activation, Weight};
 use mlcc_ir::types::{DType, Packing};
 use mlcc_kernel_lang::Val;
@@ -32,6 +32,14 @@ impl<'k> Gpu<'k, '_> {
                 let codes = vector.shuffle(first..first + bytes);
                 Operand::exact(half_codes(self.k, format, codes, self.factor()).named("codes"))
             }
+        }
+    }
+
+    /// The columns of a lane in the order in which it has weights.
+    pub(super) fn columns(self) -> [u32; OF_LANE as usize] {
+        match self.problem.weight {
+            Weight::Packed(format) => half_order(format, self.factor()),
+            Weight::Plain(_) => IN_ORDER,
         }
     }
 

@@ -17,8 +17,8 @@ mod row_major;
 mod work;
 
 use super::Gpu;
-use super::codes::{half_order, joined};
-use super::operand::{IN_ORDER, OF_LANE, Operand, order};
+use super::codes::joined;
+use super::operand::{OF_LANE, Operand, order};
 use crate::product::problem::{Activation, Epilogue, Product, Weight};
 use mlcc_ir::format::Zero;
 use mlcc_ir::fragment::M16N8K16;
@@ -392,14 +392,6 @@ impl<'k> Gpu<'k, '_> {
     fn activation(self, x: Val<'k>) -> Operand<'k> {
         // With an f16 factor the other one is f16, too.
         if self.problem.activation == Activation::F16 { Operand::exact(x) } else { Operand::of(x) }
-    }
-
-    /// The columns of a lane in the order in which it has weights.
-    fn columns(self) -> [u32; OF_LANE as usize] {
-        match self.problem.weight {
-            Weight::Packed(format) => half_order(format, self.factor()),
-            Weight::Plain(_) => IN_ORDER,
-        }
     }
 
     // ---- the results

@@ -7,11 +7,10 @@
 //! Activations are f16 or bf16, codes without their zero point are exact in both. `row` takes such codes apart and multiplies them one by one, which
 //! was slower on hardware (docs/design/0044-tensor-cores.md).
 
-use super::codes::half_order;
 use super::operand::{IN_ORDER, OF_LANE, Operand, order};
 use super::row::{Prologue, RowEpilogue};
 use super::{Gpu, layout};
-use crate::product::problem::{Activation, Product, Weight};
+use crate::product::problem::{Activation, Product};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::fragment::M16N8K16;
 use mlcc_ir::kernel::{Space, Ty};
@@ -105,10 +104,10 @@ pub fn emit_row_tiles(
         let team = Team::new(k, WARPS * WARP);
         let tiles = problem.n as i64 / ROWS / parts;
         k.blocks("block", 0, (tiles + across - 1) / across, |block| {
-            let dtype = if problem.activation == Activation::BF16 { DType::BF16 } else { DType::F16 };
-            let x = k.alloc("terms", dtype, [problem.k as i64], Space::Shared);
+            let gpu = Gpu { k, problem, layout: &layout };
+            let x = k.alloc("terms", gpu.factor(), [problem.k as i64], Space::Shared);
             let at = Tiles {
-                gpu: Gpu { k, problem, layout: &layout },
+                gpu,
                 plan,
                 sizes,
                 weights: k.view(problem.w, [layout.len as i64]),
@@ -161,14 +160,6 @@ struct Lane<'k> {
 impl<'k> Tiles<'k, '_> {
     // ---- activations
 
-    /// The columns of eight activations in the order of the codes that they meet.
-    fn columns(self) -> [u32; OF_LANE as usize] {
-        match self.gpu.problem.weight {
-            Weight::Packed(format) => half_order(format, self.x.dtype()),
-            Weight::Plain(_) => IN_ORDER,
-        }
-    }
-
     /// Stores computed activations from a column on.
     fn keep(self, column: Val<'k>, value: Val<'k>) {
         let value = value.cast(self.x.dtype());
@@ -180,7 +171,7 @@ impl<'k> Tiles<'k, '_> {
 
     /// Where the activation of a column lies: codes in pairs are of columns that are 4 or 2 apart.
     fn place_of(self, column: Val<'k>) -> Val<'k> {
-        let apart = i64::from(self.columns()[1]);
+        let apart = i64::from(self.gpu.columns()[1]);
         let within = column % (2 * apart);
         column / (2 * apart) * (2 * apart) + within % apart * 2 + within / apart
     }
@@ -188,7 +179,7 @@ impl<'k> Tiles<'k, '_> {
     /// Copies eight columns.
     fn stage(self, i: Val<'k>) {
         let piece = self.gpu.x().load((0, i * OF_LANE), OF_LANE as u32).named("x");
-        self.x.set([i * OF_LANE], piece.shuffle(self.columns()));
+        self.x.set([i * OF_LANE], piece.shuffle(self.gpu.columns()));
     }
 
     // ---- products

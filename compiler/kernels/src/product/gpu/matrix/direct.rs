@@ -6,7 +6,6 @@ use super::super::operand::OF_LANE;
 use super::fragments::{FRAGMENTS, ROWS, SliceOf};
 use super::work::Work;
 use super::{CHUNK, Part, Tile};
-use mlcc_ir::kernel::Ty;
 use mlcc_kernel_lang::{Val, WARP};
 use mlcc_quant::fragments;
 
@@ -155,13 +154,9 @@ impl<'k> Gpu<'k, '_> {
                 (0..sizes.vectors).map(load).collect()
             })
             .collect();
-        let scales = |tile: i64| {
-            let number = self.scale_type()?;
-            let loaded = from.load([slot.w + sizes.scales_of(lane, tile)], sizes.scales as u32);
-            let count = sizes.scales / number.bytes().unwrap_or(1) as i64;
-            Some(loaded.bits_as(Ty::vector(number, count as u32)).named("scales"))
-        };
-        let scales: Vec<Option<Val>> = (0..sizes.tiles).map(scales).collect();
+        let scales: Vec<Option<Val>> = (0..sizes.tiles)
+            .map(|tile| self.lane_scales(of, from, slot.w + sizes.scales_of(lane, tile)))
+            .collect();
         for s in 0..of.columns / COLUMNS {
             let x = [0, 1].map(|row| xs.load([self.x_place(slot, lane, s, row)], OF_LANE as u32).named("x"));
             let a = [self.factors_of_rows(x)];

@@ -106,6 +106,7 @@ impl<'k> Gpu<'k, '_> {
         let slices = of.columns / COLUMNS;
         let vectors = of.sizes.vectors() as i64 * slices / 2;
         let (header, warp) = (of.sizes.header() as i64 / bytes, fragments::WARP_VECTOR as i64 / bytes);
+        let of_lane = self.lane_scales_bytes(of);
         for s in 0..slices {
             let a: Vec<_> = (0..mt).map(|i| self.activations(x, part, i, s)).collect();
             k.unrolled("tile", nt / FRAGMENTS, |tile| {
@@ -115,7 +116,7 @@ impl<'k> Gpu<'k, '_> {
                     at.ws.load((stage, own, place), per_vector as u32).named("q")
                 };
                 let vectors: Vec<Val> = (0..vectors).map(load).collect();
-                let scales = self.lane_scales(of, part, at.ws.row(stage).row(own));
+                let scales = self.lane_scales(of, at.ws.row(stage).row(own), part.lane % 4 * of_lane);
                 for half in 0..FRAGMENTS {
                     let weights = self.piece(of.sizes, &vectors, (s * FRAGMENTS + half) as usize);
                     let b = self.factors(weights);
@@ -132,12 +133,12 @@ impl<'k> Gpu<'k, '_> {
         (0..2).map(|half| weights.map(|v| v.shuffle(of_half(half)))).collect()
     }
 
-    /// Scales of the two columns of results of a lane, `[2 columns][groups][2 fragments]`, f32; `block` begins with those of 16 rows.
-    pub(super) fn lane_scales(self, of: SliceOf, part: &Part<'k>, block: View<'k, 1>) -> Option<Val<'k>> {
+    /// Scales of the two columns of results of a lane, `[2 columns][groups][2 fragments]`, which lie at `place`.
+    pub(super) fn lane_scales(self, of: SliceOf, from: View<'k, 1>, place: Val<'k>) -> Option<Val<'k>> {
         let number = self.scale_type()?;
         let bytes = self.lane_scales_bytes(of);
         let count = bytes / number.bytes().unwrap_or(1) as i64;
-        let loaded = block.load([part.lane % 4 * bytes], bytes as u32);
+        let loaded = from.load([place], bytes as u32);
         Some(loaded.bits_as(Ty::vector(number, count as u32)).named("scales"))
     }
 
