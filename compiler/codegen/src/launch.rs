@@ -345,6 +345,20 @@ mod tests {
         }
     }
 
+    /// Axes multiply, branches take the larger side, and a size that a call has is no number.
+    #[test]
+    fn blocks_are_counted_where_they_are_constant() {
+        let kernel = |first: Dim| {
+            let mut kb = KernelBuilder::new("blocks");
+            let (first, six) = (kb.dim(&first), kb.int(6));
+            kb.for_("x", first, ForKind::Block(0), |kb, _| kb.for_("y", six, ForKind::Block(1), |_, _| {}));
+            kb.finish()
+        };
+        assert_eq!(blocks_of(&kernel(Dim::from(7))), Some(42));
+        assert_eq!(blocks_of(&kernel(Dim::from(Sym::N))), None);
+        assert_eq!(blocks_of(&KernelBuilder::new("none").finish()), Some(1));
+    }
+
     #[test]
     fn exchanges_are_launches_without_a_kernel() {
         let place = |offset| BufferRef::fixed(Base::Arena, offset, 4096);

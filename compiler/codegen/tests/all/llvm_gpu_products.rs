@@ -3,6 +3,7 @@
 
 use crate::cases::values::tame;
 use crate::software::{assembled, both, counted, ptx};
+use mlcc_codegen::launch::SharedMemory;
 use mlcc_interp::kernel::Buffer;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym, SymValues};
@@ -165,6 +166,9 @@ fn what_is_assembled() {
             let tile = tile_for(level, weight, x);
             let stored = (DType::parse(weight).unwrap(), packing);
             let (kernel, _) = product(stored, x, (4096, 4096), tile);
+            // As much as every machine of the level has.
+            let most = mlcc_target::level(level).unwrap().unwrap().gpu.unwrap().most_shared_bytes();
+            assert!(SharedMemory::bytes_of(&kernel) <= u64::from(most), "{level} {weight} {x} {packing:?}");
             let text = ptx(&kernel, level);
             let terms = terms(weight, x) as i64;
             // Two for a slice of 32 columns and a fragment of sums. A warp has 4 x 8 or 2 x 8 of these for many rows, one row of 4 for up to 16,
