@@ -1,7 +1,10 @@
 //! The kernel for a scan whose body is elementwise over channels: every channel runs through time on its own, carries
-//! in registers. CPU: blocks of channels are shared out among workers. GPU: a thread per channel.
+//! in registers. CPU: blocks of channels are shared out among workers. GPU: a thread per channel, or several in parts of the steps.
 
+mod associative;
+mod block;
 mod gpu;
+mod parts;
 
 use crate::inline::{Binding, Index, Inliner};
 use crate::machine::Machine;

@@ -1,0 +1,214 @@
+//! Bodies of scans over channels whose steps can be joined: weighted sums beside the running maximum of their exponents, as in RWKV-4,
+//!
+//!     top' = max(top + fade, level)
+//!     sum' = sum * exp(top + fade - top') + x * exp(level - top')
+//!
+//! where `fade` is a constant of its channel and `level` and `x` know no carries. What several steps make of nothing is a level with sums
+//! too, so carries before them join it as they join a step, faded by all of them.
+
+use super::ChannelScan;
+use crate::inline::{Binding, Index, Inliner};
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::kernel::{BinOp, UnOp};
+use mlcc_ir::ops::Op;
+use mlcc_kernel_lang::Val;
+use std::collections::HashMap;
+
+/// Where such a body has what.
+pub(super) struct Associative {
+    /// The carry that is the maximum, and what it becomes.
+    top: (usize, ValueId),
+    fade: ValueId,
+    level: ValueId,
+    sums: Vec<Sum>,
+}
+
+/// One of the other carries, with the weights of what it was and of what a step adds.
+struct Sum {
+    carry: usize,
+    old: ValueId,
+    new: ValueId,
+}
+
+/// What a value depends on, each also on those before.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Of {
+    Channel,
+    Step,
+    Carries,
+}
+
+impl Associative {
+    /// What is known of a body with so many carries and sequences, if it is one.
+    pub fn of(body: &Function, carries: usize, seqs: usize) -> Option<Associative> {
+        let b = Body { body, of: dependence(body, carries, seqs) };
+        (0..carries).find_map(|top| {
+            let new_top = body.outputs[top];
+            b.pairs(new_top, BinOp::Max).find_map(|(faded, level)| {
+                let (_, fade) = b.pairs(faded, BinOp::Add).find(|(old, _)| *old == body.inputs[top])?;
+                // Both are replaced when steps are joined, and nothing else may be with them.
+                let apart = fade != level && !b.is_one(fade) && !b.is_one(level);
+                let fits = apart && b.of(fade) == Of::Channel && b.of(level) <= Of::Step;
+                let pair = Pair { b: &b, top: new_top, faded, level };
+                let others = (0..carries).filter(|carry| *carry != top);
+                let sums = others.map(|carry| pair.sum(carry)).collect::<Option<_>>()?;
+                fits.then_some(Associative { top: (top, new_top), fade, level, sums })
+            })
+        })
+    }
+
+    /// The carries of nothing: sums of zero that weigh nothing beside any number. Smaller than any other, but finite, so that
+    /// no difference of two is NaN.
+    pub fn nothing(&self, carry: usize) -> f64 {
+        if carry == self.top.0 { f64::from(f32::MIN) } else { 0.0 }
+    }
+
+    /// The fade of a step.
+    pub fn fade<'k>(
+        &self,
+        scan: &ChannelScan<'_, 'k>,
+        constants: impl Iterator<Item = Val<'k>>,
+        c: Val<'k>,
+    ) -> Val<'k> {
+        let names = scan.body.inputs[scan.carries + scan.seqs..].iter().copied();
+        let bindings = names.zip(constants.map(Binding::Value)).collect();
+        let index = [Index::from(c, 1)];
+        Inliner::new(scan.body, bindings).value(scan.k, self.fade, &index[..scan.body.ty(self.fade).rank()])
+    }
+
+    /// The carries after some steps: of those before, which fade by `fade` on the way, and of those that the steps make of
+    /// nothing.
+    pub fn join<'k>(
+        &self,
+        scan: &ChannelScan<'_, 'k>,
+        (before, made): (&[Val<'k>], &[Val<'k>]),
+        fade: Val<'k>,
+        c: Val<'k>,
+    ) -> Vec<Val<'k>> {
+        let (top, new_top) = self.top;
+        // The steps are one step of the body, with their own fade and level.
+        let known = [(scan.body.inputs[top], before[top]), (self.fade, fade), (self.level, made[top])];
+        let bindings: HashMap<_, _> =
+            known.into_iter().map(|(v, value)| (v, Binding::Value(value))).collect();
+        let inliner = Inliner::new(scan.body, bindings);
+        let value = |v| inliner.value(scan.k, v, &[Index::from(c, 1)]).named("joined");
+        let mut after = before.to_vec();
+        after[top] = value(new_top);
+        for &Sum { carry, old, new } in &self.sums {
+            after[carry] = (before[carry] * value(old) + made[carry] * value(new)).named("sum");
+        }
+        after
+    }
+}
+
+/// By value.
+fn dependence(body: &Function, carries: usize, seqs: usize) -> Vec<Of> {
+    let mut of = vec![Of::Channel; body.values.len()];
+    for (i, v) in body.inputs.iter().enumerate() {
+        of[v.index()] = match i {
+            _ if i < carries => Of::Carries,
+            _ if i < carries + seqs => Of::Step,
+            _ => Of::Channel,
+        };
+    }
+    for (_, node) in body.live() {
+        let most = node.inputs.iter().map(|v| of[v.index()]).max().unwrap_or(Of::Channel);
+        node.outputs.iter().for_each(|v| of[v.index()] = most);
+    }
+    of
+}
+
+struct Body<'a> {
+    body: &'a Function,
+    of: Vec<Of>,
+}
+
+impl<'a> Body<'a> {
+    fn of(&self, v: ValueId) -> Of {
+        self.of[v.index()]
+    }
+
+    fn node(&self, v: ValueId) -> Option<&'a Node> {
+        self.body.def(v)
+    }
+
+    /// The operands of a value that this operation makes, which commutes, in both orders.
+    fn pairs(&self, v: ValueId, op: BinOp) -> impl Iterator<Item = (ValueId, ValueId)> + use<> {
+        let operands = match self.node(v) {
+            Some(Node { op: Op::Binary(found), inputs, .. }) if *found == op => Some((inputs[0], inputs[1])),
+            _ => None,
+        };
+        operands.into_iter().flat_map(|(a, b)| [(a, b), (b, a)])
+    }
+
+    /// The operand of a value that this function makes.
+    fn unary(&self, v: ValueId, op: UnOp) -> Option<ValueId> {
+        match self.node(v)? {
+            Node { op: Op::Unary(found), inputs, .. } if *found == op => Some(inputs[0]),
+            _ => None,
+        }
+    }
+
+    fn difference(&self, v: ValueId) -> Option<(ValueId, ValueId)> {
+        match self.node(v)? {
+            Node { op: Op::Binary(BinOp::Sub), inputs, .. } => Some((inputs[0], inputs[1])),
+            _ => None,
+        }
+    }
+
+    fn is_one(&self, v: ValueId) -> bool {
+        matches!(self.node(v), Some(Node { op: Op::Constant { value, .. }, .. }) if *value == 1.0)
+    }
+
+    /// True for `exp(-|a - b|)`.
+    fn is_smaller_weight(&self, v: ValueId, (a, b): (ValueId, ValueId)) -> bool {
+        let distance = self.unary(v, UnOp::Exp).and_then(|v| self.unary(v, UnOp::Neg));
+        let difference = distance.and_then(|v| self.unary(v, UnOp::Abs)).and_then(|v| self.difference(v));
+        difference.is_some_and(|of| of == (a, b) || of == (b, a))
+    }
+}
+
+/// The maximum of a body and what it is of.
+struct Pair<'a> {
+    b: &'a Body<'a>,
+    top: ValueId,
+    faded: ValueId,
+    level: ValueId,
+}
+
+impl Pair<'_> {
+    /// What a carry is if it is a weighted sum.
+    fn sum(&self, carry: usize) -> Option<Sum> {
+        let Body { body, .. } = self.b;
+        let level = |v| self.is_weight(v, self.level, self.faded);
+        let added = |v| {
+            let product =
+                || self.b.pairs(v, BinOp::Mul).find(|(w, x)| level(*w) && self.b.of(*x) <= Of::Step);
+            if level(v) { Some(v) } else { product().map(|(weight, _)| weight) }
+        };
+        self.b.pairs(body.outputs[carry], BinOp::Add).find_map(|(kept, new)| {
+            let mut products = self.b.pairs(kept, BinOp::Mul);
+            let is_old = |(old, was): &(ValueId, ValueId)| {
+                *was == body.inputs[carry] && self.is_weight(*old, self.faded, self.level)
+            };
+            let (old, _) = products.find(is_old)?;
+            Some(Sum { carry, old, new: added(new)? })
+        })
+    }
+
+    /// True for `exp(side - top)`, also as a choice between 1 and `exp(-|side - other|)`.
+    fn is_weight(&self, v: ValueId, side: ValueId, other: ValueId) -> bool {
+        if let Some(x) = self.b.unary(v, UnOp::Exp) {
+            return self.b.difference(x) == Some((side, self.top));
+        }
+        let Some(Node { op: Op::SelectGe, inputs, .. }) = self.b.node(v) else { return false };
+        let &[a, b, at_least, below] = &inputs[..] else { return false };
+        let (larger, smaller) = match (a, b) {
+            _ if (a, b) == (side, other) => (at_least, below),
+            _ if (a, b) == (other, side) => (below, at_least),
+            _ => return false,
+        };
+        self.b.is_one(larger) && self.b.is_smaller_weight(smaller, (side, other))
+    }
+}
