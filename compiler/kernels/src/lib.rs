@@ -3,6 +3,7 @@
 
 pub mod attention;
 pub mod experts;
+pub(crate) mod halves;
 pub mod inline;
 pub mod likeliest;
 pub mod lower;

@@ -11,7 +11,7 @@ use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Val, View};
 use mlcc_target::{Arch, KeyBlock};
 
-pub use gpu::{GpuPlan, Halves, Warps};
+pub use gpu::{GpuPlan, Warps};
 pub(super) use gpu::{PAD, SIDE, shared_floats};
 
 /// The schedule for a machine and a shape.

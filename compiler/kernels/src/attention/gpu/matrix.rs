@@ -4,16 +4,17 @@
 //! heads of a group, and the warps of a block share the keys of a tile.
 //!
 //! Numbers are those of f32: queries and weights are the sums of two 16-bit floats of the type of the cache; of f32
-//! all are three bf16 ([`super::halves`]). Rows of queries that meet f16 are scaled by a power of two, so that
+//! all are three bf16 ([`crate::halves`]). Rows of queries that meet f16 are scaled by a power of two, so that
 //! they have its range. Codes of 8 bits are a bf16 each and meet three; the scales of keys are multiplied with scores, those of values with
 //! weights.
 
-use super::halves::{Factor, Factors, Matrix, side_by_side};
+use super::halves::{Factor, Matrix};
 use super::{append, keys_seen, say_slices};
 use crate::attention::decode::NewRows;
 use crate::attention::merge::unfinished;
 use crate::attention::plan::{GpuPlan, SIDE, Warps};
 use crate::attention::problem::{CacheRows, MASKED, Problem, ScoreIndex};
+use crate::halves::{Factors, side_by_side};
 use crate::inline::Page;
 use mlcc_ir::fragment::M16N8K16;
 use mlcc_ir::kernel::{BinOp, BufId, Ty};

@@ -2,11 +2,11 @@
 
 use super::SLICES;
 use crate::attention::problem::{CacheRows, Problem};
+use crate::halves::Halves;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 use mlcc_kernel_lang::math::exp2_below_zero;
 use mlcc_target::AttentionTile;
-use std::fmt;
 
 /// Rows of queries that a block takes at most without tensor cores.
 const ROWS: i64 = 16;
@@ -51,43 +51,14 @@ pub struct Warps {
     pub codes: bool,
 }
 
-/// How numbers are made of 16-bit floats.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Halves {
-    /// f16 or bf16.
-    pub dtype: DType,
-    /// Numbers are the sums of so many: f32 as two f16 keep 22 bits, as two bf16 17, as three all of them.
-    pub parts: u32,
-    /// Of what they are multiplied with, which is f32.
-    pub others: u32,
-}
+/// Codes of 8 bits are a bf16 each; the scale of a row is multiplied with f32.
+const CODES: Halves = Halves { dtype: DType::BF16, parts: 1, others: 3 };
 
-impl Halves {
-    /// Codes of 8 bits are a bf16 each; the scale of a row is multiplied with f32.
-    const CODES: Halves = Halves { dtype: DType::BF16, parts: 1, others: 3 };
-
-    /// Of keys or values: what is stored in 16 bits is one, f32 and what is computed are three.
-    fn of(rows: Option<CacheRows>) -> Halves {
-        match rows {
-            Some(rows) => Halves { dtype: rows.dtype, parts: 1, others: 2 },
-            None => Halves { dtype: DType::BF16, parts: 3, others: 3 },
-        }
-    }
-
-    /// How what they are multiplied with is made.
-    pub fn other(self) -> Halves {
-        Halves { parts: self.others, ..self }
-    }
-
-    /// Bytes of a number.
-    fn bytes(self) -> i64 {
-        2 * i64::from(self.parts)
-    }
-}
-
-impl fmt::Display for Halves {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", ["one", "two", "three"][self.parts as usize - 1], self.dtype)
+/// Of keys or values: what is stored in 16 bits is one, f32 and what is computed are three.
+fn halves_of(rows: Option<CacheRows>) -> Halves {
+    match rows {
+        Some(rows) => Halves { dtype: rows.dtype, parts: 1, others: 2 },
+        None => Halves { dtype: DType::BF16, parts: 3, others: 3 },
     }
 }
 
@@ -116,7 +87,7 @@ impl GpuPlan {
             return None;
         }
         let codes = a.has_codes();
-        let [key, value] = if codes { [Halves::CODES; 2] } else { a.halves().map(Halves::of) };
+        let [key, value] = if codes { [CODES; 2] } else { a.halves().map(halves_of) };
         let (mut warps, mut keys) = (i64::from(tile.warps), i64::from(tile.keys));
         loop {
             let along_keys = if single { warps.min(keys / SIDE) } else { 1 };
