@@ -40,6 +40,6 @@ pub use lanes::{reduce_each, transpose};
 pub use loops::{Extent, First};
 pub use recorder::Recorder;
 pub use stream::{CACHE_LINE, Stream};
-pub use team::{Team, WARP, fold_lanes, warp_sum};
+pub use team::{Team, WARP, fold_each, fold_lanes, warp_sum};
 pub use val::{Instruction, Operand, Val};
 pub use view::{Indices, Reg, Regs, View};

@@ -63,7 +63,7 @@ pub fn warp_sum(value: Val) -> Val {
 
 /// Values of `lanes` neighbouring lanes of a warp, a power of two, joined by `op`, in each of them; f32 or i32.
 pub fn fold_lanes(value: Val, op: BinOp, lanes: i64) -> Val {
-    let shuffle = if value.ty().dtype == DType::F32 { "shfl_xor_f32" } else { "shfl_xor_i32" };
+    let shuffle = shuffle(value);
     let mut sum = value.named("sum");
     let mut distance = lanes / 2;
     while distance > 0 {
@@ -72,4 +72,27 @@ pub fn fold_lanes(value: Val, op: BinOp, lanes: i64) -> Val {
         distance /= 2;
     }
     sum
+}
+
+/// Each of `values`, a power of two of them and at most as many as lanes, joined by `op` over `lanes` neighbouring lanes of a warp: lane
+/// `lane` of them has that of value `lane / (lanes / values)`.
+pub fn fold_each<'k>(mut values: Vec<Val<'k>>, op: BinOp, lane: Val<'k>, lanes: i64) -> Val<'k> {
+    let mut distance = lanes / 2;
+    while values.len() > 1 {
+        // Lanes beyond go on with the upper half of the values, the others with the lower one.
+        let (lower, upper) = values.split_at(values.len() / 2);
+        let beyond = (lane / distance % 2).equals(1).named("beyond");
+        let by = lane.recorder().literal(distance as f64, Ty::scalar(DType::I32));
+        let join = |(&lower, &upper): (&Val<'k>, &Val<'k>)| {
+            let (kept, given) = (beyond.select(upper, lower), beyond.select(lower, upper).named("given"));
+            kept.with(op, given.instr(shuffle(given), &[by])).named("sum")
+        };
+        values = lower.iter().zip(upper).map(join).collect();
+        distance /= 2;
+    }
+    fold_lanes(values[0], op, 2 * distance)
+}
+
+fn shuffle(value: Val) -> &'static str {
+    if value.ty().dtype == DType::F32 { "shfl_xor_f32" } else { "shfl_xor_i32" }
 }

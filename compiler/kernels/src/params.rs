@@ -162,6 +162,11 @@ impl KernelTarget {
         self.find(&["cp_async_16_f32"]).is_some()
     }
 
+    /// Whether it multiplies fragments of bf16.
+    pub fn multiplies_bf16(&self) -> bool {
+        self.find(&["mma_m16n8k16_bf16"]).is_some() && self.copies_asynchronously()
+    }
+
     /// The first of `names` that the machine has.
     fn find(&self, names: &[&str]) -> Option<InstrId> {
         names.iter().filter_map(|n| InstrId::by_name(n)).find(|&i| self.has(i))

@@ -138,5 +138,5 @@ pub(super) fn attention_group(
     let merged = Emitted { args: args_of_merge, generator: "attention::merge", plan: joins };
     let kernel = Box::new(finished(merge, f, merged, target)?);
     let first = finished(kb, f, emitted(args), target)?;
-    Ok(GroupKernel { merge: Some(Merge { kernel, bytes: partial.scale(4) }), ..first })
+    Ok(GroupKernel { merge: Some(Merge { kernel, bytes: partial.scale(4), reads: vec![] }), ..first })
 }

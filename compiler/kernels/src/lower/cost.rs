@@ -129,9 +129,9 @@ pub fn product(f: &Function, node: &Node) -> Option<Product> {
 }
 
 /// Of a kernel that joins unfinished results of `between` bytes, given its outputs.
-pub fn of_merge(f: &Function, between: &Dim) -> Result<Cost, LowerError> {
+pub fn of_merge(f: &Function, between: &Dim, reads: &[usize]) -> Result<Cost, LowerError> {
     let mut bytes = vec![between.clone()];
-    for &v in &f.outputs {
+    for &v in reads.iter().map(|&i| &f.inputs[i]).chain(&f.outputs) {
         bytes.push(value_bytes(f.ty(v), None)?);
     }
     let (ops, arithmetic, matrices) = (between.floor_div(2), Arithmetic::F32, Dim::from(1));

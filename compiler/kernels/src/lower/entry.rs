@@ -4,7 +4,7 @@ use super::attention;
 use super::error::LowerError;
 use super::group::{Template, reads_pages, template};
 use super::kernel::{ArgContract, GroupKernel};
-use super::kernel_cache::{Append, KernelCache, PackedGroup};
+use super::kernel_cache::{Append, KernelCache, Merged, PackedGroup};
 use super::operands::value_bytes;
 use super::plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Partition, Work};
 use super::strides::{Limits, Strides};
@@ -393,52 +393,56 @@ impl<'a> EntryLowering<'a> {
             self.place(v, Memory::Temp, bytes, None);
             outs.push(self.at(v)?);
         }
-        if let Some((merge, bytes)) = kernels.merges[kernel].clone() {
+        let single = match (self.entry.batching, scope) {
+            (Batching::Ragged, Scope::Sequence) => kernels.one_row(&group)?,
+            _ => None,
+        };
+        let launched = match single {
+            Some(single) => vec![(single, Some(Sequences::OneRow)), (kernel, Some(Sequences::SeveralRows))],
+            None => vec![(kernel, None)],
+        };
+        self.launches(kernels, &launched, (&ins, &outs), scope)
+    }
+
+    /// Launches of a group: of one kernel, or of one for the sequences of one row and of another one for those of several. What
+    /// finishes the unfinished results of the first ones comes last: no barrier has to stand for that between those.
+    fn launches(
+        &mut self,
+        kernels: &KernelCache,
+        launched: &[(usize, Option<Sequences>)],
+        (ins, outs): (&[Location], &[Location]),
+        scope: Scope,
+    ) -> Result<(), LowerError> {
+        let mut last = Vec::new();
+        for &(kernel, which) in launched {
+            let Some(Merged { kernel: merge, bytes, reads }) = kernels.merges[kernel].clone() else {
+                self.push(kernels, (kernel, which), ins, outs, scope)?;
+                continue;
+            };
             let between = match scope {
                 Scope::Sequence => self.apart(&bytes)?,
                 Scope::All | Scope::Wanted => Location::of(self.buffer(Memory::Temp, bytes)),
             };
-            let launch = self.launch(kernels, kernel, &ins, &[between], scope)?;
-            self.entry.launches.push(launch);
-            let launch = self.launch(kernels, merge, &[between], &outs, scope)?;
-            self.entry.launches.push(launch);
-            return Ok(());
+            self.push(kernels, (kernel, which), ins, &[between], scope)?;
+            let read = std::iter::once(between).chain(reads.iter().map(|&i| ins[i]));
+            last.push(((merge, which), read.collect::<Vec<Location>>()));
         }
-        if self.entry.batching == Batching::Ragged
-            && scope == Scope::Sequence
-            && let Some(single) = kernels.one_row(&group)?
-        {
-            return self.by_rows(kernels, [single, kernel], &ins, &outs);
-        }
-        let launch = self.launch(kernels, kernel, &ins, &outs, scope)?;
-        self.entry.launches.push(launch);
-        Ok(())
+        last.into_iter().try_for_each(|(merge, read)| self.push(kernels, merge, &read, outs, scope))
     }
 
-    /// Launches of one kernel for the sequences of one row, and of another one for those of several. What joins the unfinished
-    /// results of the first one comes last: no barrier has to stand for that between them.
-    fn by_rows(
+    fn push(
         &mut self,
         kernels: &KernelCache,
-        [single, several]: [usize; 2],
+        (kernel, which): (usize, Option<Sequences>),
         ins: &[Location],
         outs: &[Location],
+        scope: Scope,
     ) -> Result<(), LowerError> {
-        let merge = kernels.merges[single].clone();
-        let between = merge.as_ref().map(|(_, bytes)| self.apart(bytes)).transpose()?;
-        let first = between.as_ref().map_or(outs, std::slice::from_ref);
-        let mut launches =
-            vec![(single, Sequences::OneRow, ins, first), (several, Sequences::SeveralRows, ins, outs)];
-        if let (Some((merge, _)), Some(between)) = (merge, &between) {
-            launches.push((merge, Sequences::OneRow, std::slice::from_ref(between), outs));
+        let mut launch = self.launch(kernels, kernel, ins, outs, scope)?;
+        if let (Repeat::EachSequence { of, .. }, Some(which)) = (&mut launch.repeat, which) {
+            *of = which;
         }
-        for (kernel, which, ins, outs) in launches {
-            let mut launch = self.launch(kernels, kernel, ins, outs, Scope::Sequence)?;
-            if let Repeat::EachSequence { of, .. } = &mut launch.repeat {
-                *of = which;
-            }
-            self.entry.launches.push(launch);
-        }
+        self.entry.launches.push(launch);
         Ok(())
     }
 

@@ -118,7 +118,7 @@ pub(super) fn choose_long(
     let kernel = Box::new(finished(merge, f, emitted(args, joins), target)?);
     let args = inputs().chain([arg(Access::Out)]).collect();
     let first = finished(kb, f, emitted(args, plan), target)?;
-    Ok(GroupKernel { merge: Some(Merge { kernel, bytes: between.scale(8) }), ..first })
+    Ok(GroupKernel { merge: Some(Merge { kernel, bytes: between.scale(8), reads: vec![] }), ..first })
 }
 
 pub(super) fn emit(

@@ -105,6 +105,11 @@ pub fn lower_appending(
     {
         return experts::choose_long(kb, f, node, choice, &inliner, target);
     }
+    if let Template::Scan(node) = chosen
+        && let Some(chunks) = scan::chunks_of((module, f, node), target)?
+    {
+        return scan::in_chunks(kb, (module, f, node), &chunks, &inputs, target);
+    }
     let table = pages.and_then(|pages| pages.bind(&mut kb, &mut inliner));
     let mut outputs = Vec::new();
     for &v in &f.outputs {
@@ -115,7 +120,7 @@ pub fn lower_appending(
     let mut emitted = match chosen {
         Template::Attention(_) => return Err(LowerError::internal("an attention is lowered above")),
         Template::Experts(node) => experts::emit(&mut kb, f, node, inliner, &inputs, &outputs, target)?,
-        Template::Scan(node) => scan::emit(&mut kb, module, f, node, inliner, (&inputs, &outputs), target)?,
+        Template::Scan(node) => scan::emit(&mut kb, (module, f, node), inliner, (&inputs, &outputs), target)?,
         Template::Contraction(c) => contraction::emit(&mut kb, f, &c, inliner, &inputs, &outputs, target)?,
         Template::Rows if reads_codes(f, target) => {
             let what = format!("group {} has an integer product beside what is no epilogue of it", f.name);

@@ -51,13 +51,15 @@ impl fmt::Display for Made {
     }
 }
 
-/// A second kernel that joins what the first one left unfinished: the first one's arguments end in the unfinished
-/// results instead of the group's outputs; the second one takes those, then the group's outputs.
+/// A second kernel that finishes what the first one left unfinished: the first one's arguments end in the unfinished
+/// results instead of the group's outputs; the second one takes those, some of the group's inputs, then its outputs.
 #[derive(Clone)]
 pub struct Merge {
     pub kernel: Box<GroupKernel>,
     /// Size of the unfinished results in bytes.
     pub bytes: Dim,
+    /// Which inputs.
+    pub reads: Vec<usize>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -12,10 +12,10 @@ use crate::inline::Paged;
 use crate::machine::Machine;
 use crate::pages::{PageLayout, emit_append, identity, row_elements};
 use crate::params::KernelTarget;
-use crate::scan;
+use crate::scan::{self, matrix::Chunks};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym};
-use mlcc_ir::graph::Function;
+use mlcc_ir::graph::{Function, Node};
 use mlcc_ir::kernel::Access;
 use mlcc_ir::module::{FuncId, Module};
 use mlcc_ir::ops::Op;
@@ -33,8 +33,16 @@ pub(super) struct KernelCache<'a> {
     pub costs: Vec<Cost>,
     /// By kernel, of an attention: keys that a row looks at.
     pub keys: Vec<Option<Dim>>,
-    /// By kernel: the one that joins what it left, and the bytes between them.
-    pub merges: Vec<Option<(usize, Dim)>>,
+    /// By kernel: the one that finishes what it left.
+    pub merges: Vec<Option<Merged>>,
+}
+
+/// See [`Merge`](super::kernel::Merge).
+#[derive(Clone)]
+pub(super) struct Merged {
+    pub kernel: usize,
+    pub bytes: Dim,
+    pub reads: Vec<usize>,
 }
 
 /// A group function, with the packings of its parameters.
@@ -100,16 +108,21 @@ impl<'a> KernelCache<'a> {
         self.get(Key::OneRow(group.clone()), &f, name, (&group.packings, &group.rows), &[]).map(Some)
     }
 
-    /// Whether it is a scan over matrices, of which a CPU computes a single step in another way than several.
+    /// Whether it is a scan over matrices, of which a CPU computes a single step in another way than several, and a GPU where several are
+    /// products.
     fn steps_matrices_otherwise(&self, f: &Function) -> bool {
-        let is_of_matrices = |op: &Op| match op {
+        let is_other = |node: &Node| match node.op {
             Op::Scan { body, carries, .. } => {
-                scan::shape_of(&self.module.functions[*body], *carries).is_some()
+                let body = &self.module.functions[body];
+                let of_gpu = matches!(Machine::of(self.target), Machine::Gpu { .. });
+                scan::shape_of(body, carries).is_some_and(|shape| {
+                    let length = &f.ty(node.inputs[carries]).dims[0];
+                    !of_gpu || Chunks::of(body, (carries, length), shape, self.target).is_some()
+                })
             }
             _ => false,
         };
-        !matches!(Machine::of(self.target), Machine::Gpu { .. })
-            && f.live().any(|(_, node)| is_of_matrices(&node.op))
+        f.live().any(|(_, node)| is_other(node))
     }
 
     /// The group that a kernel is of.
@@ -231,9 +244,10 @@ impl<'a> KernelCache<'a> {
         let index = self.kernels.len() - 1;
         self.made.push((key, index));
         if let Some(merge) = merge {
-            self.costs.push(cost::of_merge(f, &merge.bytes)?);
+            self.costs.push(cost::of_merge(f, &merge.bytes, &merge.reads)?);
             self.keys.push(None);
-            self.merges[index] = Some((self.kernels.len(), merge.bytes));
+            let (kernel, bytes, reads) = (self.kernels.len(), merge.bytes, merge.reads);
+            self.merges[index] = Some(Merged { kernel, bytes, reads });
             self.kernels.push(*merge.kernel);
             self.merges.push(None);
         }

@@ -1,14 +1,16 @@
 //! Groups of one scan; of one over channels also with what is computed of its stacked values element by element.
 
 use super::error::LowerError;
-use super::kernel::{ArgContract, Emitted};
+use super::kernel::{ArgContract, Emitted, GroupKernel, Merge, finished};
+use super::operands::result_name;
 use super::plan::Partition;
 use crate::inline::Inliner;
 use crate::machine::Machine;
 use crate::params::KernelTarget;
-use crate::scan::matrix::{Plan, ROWS};
+use crate::scan::matrix::{Chunks, Plan, ROWS, Shape};
 use crate::scan::{self, ChannelScan, Epilogue, MatrixScan};
 use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::{Access, BufId};
 use mlcc_ir::module::Module;
@@ -17,93 +19,210 @@ use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Recorder;
 use mlcc_target::Arch;
 
+/// The scan of a group.
+struct Scanned<'a> {
+    f: &'a Function,
+    node: &'a Node,
+    body: &'a Function,
+    carries: usize,
+    seqs: usize,
+    /// Which inputs of the group its operands are: a value may be several operands and is one input.
+    positions: Vec<usize>,
+    /// Steps.
+    length: Dim,
+}
+
+impl<'a> Scanned<'a> {
+    fn of(module: &'a Module, f: &'a Function, node: &'a Node) -> Result<Scanned<'a>, LowerError> {
+        let Op::Scan { body, carries, seqs } = node.op else {
+            return Err(LowerError::internal("a scan group without scan"));
+        };
+        let positions: Option<Vec<usize>> =
+            node.inputs.iter().map(|v| f.inputs.iter().position(|i| i == v)).collect();
+        let (Some(positions), true) = (positions, f.outputs.starts_with(&node.outputs[..carries])) else {
+            return Err(LowerError::internal(format!("group {} has not all operands of its scan", f.name)));
+        };
+        let length = f.ty(node.inputs[carries]).dims[0].clone();
+        Ok(Scanned { f, node, body: &module.functions[body], carries, seqs, positions, length })
+    }
+
+    /// The shape of states that are matrices.
+    fn matrices(&self) -> Result<Option<Shape>, LowerError> {
+        let shape = scan::shape_of(self.body, self.carries);
+        if shape.is_some() && self.node.outputs != self.f.outputs {
+            return Err(LowerError::internal(format!("group {} has more than its scan", self.f.name)));
+        }
+        Ok(shape)
+    }
+
+    fn operands(&self, inputs: &[BufId]) -> Vec<BufId> {
+        self.positions.iter().map(|&i| inputs[i]).collect()
+    }
+
+    /// The scan over matrices with these operands and results.
+    fn of_matrices<'k>(
+        &self,
+        k: &'k Recorder,
+        shape: Shape,
+        inputs: Vec<BufId>,
+        outputs: Vec<BufId>,
+    ) -> MatrixScan<'a, 'k> {
+        let Scanned { body, carries, seqs, ref length, .. } = *self;
+        MatrixScan { k, body, carries, seqs, inputs, outputs, length: length.clone(), shape }
+    }
+
+    /// The inputs of the group that the carry is in the place of.
+    fn in_place(&self, carry: usize) -> Vec<usize> {
+        let at = self.positions[carry];
+        let only = self.positions.iter().filter(|&&p| p == at).count() == 1;
+        if only { vec![at] } else { vec![] }
+    }
+
+    fn is_stacked(&self, v: ValueId) -> bool {
+        let stacked = self.node.outputs.get(self.carries);
+        stacked.is_some_and(|&of| self.f.ty(of).dims == self.f.ty(v).dims)
+    }
+
+    /// What the arguments promise.
+    fn args(&self, shares: ScanShares) -> Vec<ArgContract> {
+        let of_input = |i: usize| {
+            // A value that is several operands is read as the least orderly of them.
+            let mut uses =
+                self.positions.iter().zip(&shares.inputs).filter(|(p, _)| **p == i).map(|(_, share)| share);
+            let beside = || shares.outputs.last().filter(|_| self.is_stacked(self.f.inputs[i]));
+            let first = uses.next().or_else(beside).cloned().flatten();
+            let partition = if uses.all(|share| *share == first) { first } else { None };
+            ArgContract { access: Access::In, partition, in_place: vec![] }
+        };
+        let mut args: Vec<ArgContract> = (0..self.f.inputs.len()).map(of_input).collect();
+        for (i, partition) in shares.outputs.into_iter().enumerate() {
+            let in_place = if i < self.carries { self.in_place(i) } else { vec![] };
+            args.push(ArgContract { access: Access::Out, partition, in_place });
+        }
+        args
+    }
+}
+
+/// How a scan over matrices goes in chunks, if it does.
+pub(super) fn chunks_of(
+    (module, f, node): (&Module, &Function, &Node),
+    target: &KernelTarget,
+) -> Result<Option<Chunks>, LowerError> {
+    let scanned = Scanned::of(module, f, node)?;
+    let shape = scanned.matrices()?;
+    Ok(shape.and_then(|shape| Chunks::of(scanned.body, (scanned.carries, &scanned.length), shape, target)))
+}
+
+/// A scan over matrices in chunks: one kernel prepares them, another one goes through them. `kb` has the inputs.
+pub(super) fn in_chunks(
+    mut kb: KernelBuilder,
+    (module, f, node): (&Module, &Function, &Node),
+    chunks: &Chunks,
+    inputs: &[BufId],
+    target: &KernelTarget,
+) -> Result<GroupKernel, LowerError> {
+    let scanned = Scanned::of(module, f, node)?;
+    let arg = |access, in_place| ArgContract { access, partition: None, in_place };
+
+    let mut walk = KernelBuilder::new(format!("{}_walk", kb.kernel().name));
+    let elements = chunks.elements(&scanned.length);
+    let from = walk.param("prepared", DType::BF16, elements.clone(), Access::In, 64);
+    let state = scanned.positions[0];
+    let mut param = |v: ValueId, name: &str, access| {
+        let ty = f.ty(v);
+        walk.param(name, ty.dtype, ty.elements(), access, 64)
+    };
+    let before = param(f.inputs[state], "before", Access::In);
+    let outputs = f.outputs.iter().map(|&v| param(v, result_name(f, v), Access::Out)).collect();
+    Recorder::within(&mut walk, |k| {
+        chunks.walk(&scanned.of_matrices(k, chunks.shape, vec![before], outputs), from)
+    });
+    let in_place = if scanned.in_place(0).is_empty() { vec![] } else { vec![1] };
+    let args = [
+        arg(Access::In, vec![]),
+        arg(Access::In, vec![]),
+        arg(Access::Out, in_place),
+        arg(Access::Out, vec![]),
+    ];
+    let emitted =
+        Emitted { args: args.into(), generator: "scan::chunks", plan: "from chunk to chunk".into() };
+    let kernel = Box::new(finished(walk, f, emitted, target)?);
+
+    let to = kb.param("prepared", DType::BF16, elements.clone(), Access::Out, 64);
+    let operands = scanned.operands(inputs);
+    Recorder::within(&mut kb, |k| {
+        chunks.prepare(&scanned.of_matrices(k, chunks.shape, operands, vec![]), to)
+    });
+    let args = f.inputs.iter().map(|_| arg(Access::In, vec![])).chain([arg(Access::Out, vec![])]).collect();
+    let emitted = Emitted { args, generator: "scan::chunks", plan: chunks.to_string() };
+    let first = finished(kb, f, emitted, target)?;
+    let merge = Merge { kernel, bytes: elements.scale(2), reads: vec![state] };
+    Ok(GroupKernel { merge: Some(merge), ..first })
+}
+
 pub(super) fn emit(
     kb: &mut KernelBuilder,
-    module: &Module,
-    f: &Function,
-    node: &Node,
+    (module, f, node): (&Module, &Function, &Node),
     inliner: Inliner<'_, 'static>,
     (inputs, outputs): (&[BufId], &[BufId]),
     target: &KernelTarget,
 ) -> Result<Emitted, LowerError> {
-    let Op::Scan { body, carries, seqs } = node.op else {
-        return Err(LowerError::internal("a scan group without scan"));
-    };
-    let body = &module.functions[body];
-    // A value may be several operands of the scan and is one input of the group.
-    let positions: Option<Vec<usize>> =
-        node.inputs.iter().map(|v| f.inputs.iter().position(|i| i == v)).collect();
-    let (states, stacked) = node.outputs.split_at(carries);
-    let (Some(positions), true) = (positions, f.outputs.starts_with(states)) else {
-        return Err(LowerError::internal(format!("group {} has not all operands of its scan", f.name)));
-    };
-    let length = f.ty(node.inputs[carries]).dims[0].clone();
-    let operands: Vec<BufId> = positions.iter().map(|&i| inputs[i]).collect();
+    let scanned = Scanned::of(module, f, node)?;
+    let body = scanned.body;
     let machine = Machine::of(target);
-    let (shares, generator, plan) = if let Some(shape) = scan::shape_of(body, carries) {
-        if node.outputs != f.outputs {
-            return Err(LowerError::internal(format!("group {} has more than its scan", f.name)));
-        }
-        Recorder::within(kb, |k| {
-            let (inputs, outputs) = (operands, outputs.to_vec());
-            let scan = MatrixScan { k, body, carries, seqs, inputs, outputs, length, shape };
+    if let Some(shape) = scanned.matrices()? {
+        let (operands, outputs) = (scanned.operands(inputs), outputs.to_vec());
+        return Ok(Recorder::within(kb, |k| {
+            let scan = scanned.of_matrices(k, shape, operands, outputs);
             let plan = Plan::choose(&scan, machine);
             scan.emit(plan, target.prefetch(DType::F32));
-            (row_shares(&scan, plan.block_rows()), "scan::matrix", plan.to_string())
-        })
-    } else if scan::is_channelwise(body) {
-        let channels = body.ty(body.inputs[0]).dims[0].as_const().unwrap_or(0);
-        let tiles = Recorder::within(kb, |k| {
-            let (new_states, results) = outputs.split_at(carries);
-            let of_step = |i: &usize| !positions.contains(i) && is_stacked(f, f.inputs[*i], stacked);
-            // Of a single step nothing comes ahead.
-            let ahead =
-                (0..inputs.len()).filter(|_| target.arch == Arch::Nvptx && length.as_const() != Some(1));
-            let f32_rows = ahead.filter(of_step).filter(|&i| f.ty(f.inputs[i]).dtype == DType::F32);
-            let epilogue = Epilogue {
-                inliner,
-                stacked,
-                rows: f32_rows.map(|i| (f.inputs[i], inputs[i])).collect(),
-                results: f.outputs[carries..].iter().copied().zip(results.iter().copied()).collect(),
-            };
-            let (inputs, outputs) = (operands, new_states.to_vec());
-            let scan = ChannelScan { k, body, carries, seqs, inputs, outputs, epilogue, length, channels };
-            scan.emit(machine);
-            Partition::Tiles(scan.blocks())
-        });
-        let shares = ScanShares {
-            inputs: vec![Some(tiles.clone()); node.inputs.len()],
-            outputs: vec![Some(tiles); f.outputs.len()],
-        };
-        (shares, "scan::channels", format!("blocks of {} channels, {machine}", scan::CHANNELS))
-    } else {
+            let args = scanned.args(row_shares(&scan, plan.block_rows()));
+            Emitted { args, generator: "scan::matrix", plan: plan.to_string() }
+        }));
+    }
+    if !scan::is_channelwise(body) {
         return Err(LowerError::Unsupported {
             what: format!("scan body {}", body.name),
             hint: SCAN_BODIES.into(),
         });
-    };
-    let mut args: Vec<ArgContract> = (0..f.inputs.len())
-        .map(|i| {
-            // A value that is several operands is read as the least orderly of them.
-            let mut uses =
-                positions.iter().zip(&shares.inputs).filter(|(p, _)| **p == i).map(|(_, share)| share);
-            let beside = || shares.outputs.last().filter(|_| is_stacked(f, f.inputs[i], stacked));
-            let first = uses.next().or_else(beside).cloned().flatten();
-            let partition = if uses.all(|share| *share == first) { first } else { None };
-            ArgContract { access: Access::In, partition, in_place: vec![] }
-        })
-        .collect();
-    for (i, partition) in shares.outputs.into_iter().enumerate() {
-        let only_carry = i < carries && positions.iter().filter(|&&p| p == positions[i]).count() == 1;
-        let in_place = if only_carry { vec![positions[i]] } else { vec![] };
-        args.push(ArgContract { access: Access::Out, partition, in_place });
     }
-    Ok(Emitted { args, generator, plan })
+    let tiles = of_channels(kb, &scanned, inliner, (inputs, outputs), target);
+    let shares = ScanShares {
+        inputs: vec![Some(tiles.clone()); node.inputs.len()],
+        outputs: vec![Some(tiles); f.outputs.len()],
+    };
+    let plan = format!("blocks of {} channels, {machine}", scan::CHANNELS);
+    Ok(Emitted { args: scanned.args(shares), generator: "scan::channels", plan })
 }
 
-/// True for a value with an element beside each of the stacked values.
-fn is_stacked(f: &Function, v: ValueId, stacked: &[ValueId]) -> bool {
-    stacked.first().is_some_and(|&of| f.ty(of).dims == f.ty(v).dims)
+/// How workers share the scan over channels that this records.
+fn of_channels(
+    kb: &mut KernelBuilder,
+    scanned: &Scanned,
+    inliner: Inliner<'_, 'static>,
+    (inputs, outputs): (&[BufId], &[BufId]),
+    target: &KernelTarget,
+) -> Partition {
+    let Scanned { f, node, body, carries, seqs, ref positions, ref length } = *scanned;
+    let channels = body.ty(body.inputs[0]).dims[0].as_const().unwrap_or(0);
+    Recorder::within(kb, |k| {
+        let (new_states, results) = outputs.split_at(carries);
+        let of_step = |i: &usize| !positions.contains(i) && scanned.is_stacked(f.inputs[*i]);
+        // Of a single step nothing comes ahead.
+        let ahead = (0..inputs.len()).filter(|_| target.arch == Arch::Nvptx && length.as_const() != Some(1));
+        let f32_rows = ahead.filter(of_step).filter(|&i| f.ty(f.inputs[i]).dtype == DType::F32);
+        let epilogue = Epilogue {
+            inliner,
+            stacked: &node.outputs[carries..],
+            rows: f32_rows.map(|i| (f.inputs[i], inputs[i])).collect(),
+            results: f.outputs[carries..].iter().copied().zip(results.iter().copied()).collect(),
+        };
+        let (inputs, outputs) = (scanned.operands(inputs), new_states.to_vec());
+        let length = length.clone();
+        let scan = ChannelScan { k, body, carries, seqs, inputs, outputs, epilogue, length, channels };
+        scan.emit(Machine::of(target));
+        Partition::Tiles(scan.blocks())
+    })
 }
 
 /// Which scan bodies have a kernel.

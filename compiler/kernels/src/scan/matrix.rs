@@ -7,11 +7,14 @@
 //! states stay in registers. GPU: see `gpu`.
 
 mod arithmetic;
+mod chunks;
 mod gpu;
+mod linear;
 mod plan;
 mod step;
 mod transposed;
 
+pub use chunks::Chunks;
 pub use gpu::Split;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, ValueId};

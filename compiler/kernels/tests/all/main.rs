@@ -1,6 +1,7 @@
 //! All integration tests of the crate in one program, since linking it is most of a build: one module per subject.
 
 mod channel_scan;
+mod chunk_scan;
 mod codes;
 mod experts;
 mod interleave;
