@@ -28,7 +28,7 @@ struct Case {
     head: &'static str,
 }
 
-const CASES: [Case; 2] = [
+const CASES: [Case; 3] = [
     Case {
         preset: "qwen3-0.6b",
         quant: "q4f16_2",
@@ -42,6 +42,13 @@ const CASES: [Case; 2] = [
         build: &[],
         tests: &["-p", "512", "-n", "64"],
         head: "k_matmul_50277",
+    },
+    Case {
+        preset: "rwkv7-0.1b",
+        quant: "q4f16_2",
+        build: &[],
+        tests: &["-p", "512", "-n", "2"],
+        head: "k_matmul_65536",
     },
 ];
 
@@ -106,8 +113,8 @@ fn add(model: &str, test: &str, kernel: &Value, head: &str, rows: &mut BTreeMap<
     let what = format!("{model} {test} {name}");
     let number = |key: &str| kernel[key].as_u64().unwrap();
     assert_eq!(number("spills"), 0, "{what} has too few registers");
-    let product =
-        name.starts_with("k_matmul") || name.starts_with("k_attention") && !name.ends_with("_merge");
+    let attention = name.starts_with("k_attention") && !name.ends_with("_merge");
+    let product = name.starts_with("k_matmul") || attention || name.ends_with("_walk");
     assert!(!product || kernel["wide_loads"] == true, "{what} has no loads or copies of 16 bytes");
     let of_rows = test.starts_with("pp") && !name.starts_with(head);
     assert!(
