@@ -83,8 +83,8 @@ pub struct Args {
     /// Artifact to write [default: {model}-{quant}-{target}.so, with +{adapter} behind the model for each --lora]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Most tokens in one call of prefill; scratch memory grows with it [default: 128; 512 on GPUs
-    /// and for models with experts; up to 2048 for models that take a prompt only as a whole]
+    /// Most tokens in one call of prefill; scratch memory grows with it [default: 128; 512 for models with
+    /// experts; 2048 on GPUs; up to 2048 for models that take a prompt only as a whole]
     #[arg(long, visible_alias = "prefill-chunk-size", value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: Option<u32>,
     /// Most sequences decoded together in one step; 1 leaves the entry point for that out [default: 16 on CPUs, 1 on GPUs]

@@ -10,8 +10,10 @@ use super::{BuildError, BuildOptions, ModuleText};
 
 /// Tokens in one call of prefill where the user asks for no number.
 pub const CHUNK: u32 = 128;
-/// The same where the rows of a prompt are divided among experts, and on GPUs, which 128 rows leave half idle.
+/// The same where the rows of a prompt are divided among experts.
 const LONG_CHUNK: u32 = 512;
+/// The same on GPUs, which fewer rows leave half idle.
+const GPU_CHUNK: u32 = 2048;
 /// The same for whole texts, unless one may be longer: several are read in one call.
 const TEXTS: u32 = 2048;
 /// The same where a prompt has to come in one call, unless the context is shorter. Scratch memory for such calls is
@@ -67,7 +69,8 @@ impl Source {
         let chunk = options.chunk.or(planned).unwrap_or(match architecture.needs_whole_prompts() {
             _ if architecture.texts().is_some() => longest.max(TEXTS),
             true => at_most(WHOLE_PROMPT),
-            false if architecture.has_experts() || on_gpu(options) => at_most(LONG_CHUNK),
+            false if on_gpu(options) => at_most(GPU_CHUNK),
+            false if architecture.has_experts() => at_most(LONG_CHUNK),
             false => CHUNK,
         });
         let mut warnings = Vec::new();
