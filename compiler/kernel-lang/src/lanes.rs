@@ -21,6 +21,16 @@ pub fn transpose(mut rows: Vec<Val<'_>>) -> Vec<Val<'_>> {
     rows
 }
 
+/// Equally long vectors one after the other, as many as a power of two.
+pub fn joined<'k>(parts: &[Val<'k>]) -> Val<'k> {
+    if let [only] = parts {
+        return *only;
+    }
+    let (first, second) = parts.split_at(parts.len() / 2);
+    let (first, second) = (joined(first), joined(second));
+    first.shuffle_with(second, 0..2 * first.lanes())
+}
+
 /// Joins the lanes of each part of as many lanes as there are vectors by `op`: lane `i` of a part of the result is what that
 /// part of vector `i` gives. The number of vectors is a power of two.
 pub fn reduce_each<'k>(mut vectors: Vec<Val<'k>>, op: impl Fn(Val<'k>, Val<'k>) -> Val<'k>) -> Val<'k> {

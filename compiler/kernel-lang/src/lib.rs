@@ -36,7 +36,7 @@ mod val;
 mod view;
 
 pub use interleave::{alternate, interleave_steps};
-pub use lanes::{reduce_each, transpose};
+pub use lanes::{joined, reduce_each, transpose};
 pub use loops::{Extent, First};
 pub use recorder::Recorder;
 pub use stream::{CACHE_LINE, Stream};

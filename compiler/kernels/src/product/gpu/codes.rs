@@ -4,7 +4,7 @@ use crate::product::problem::Weight;
 use mlcc_ir::format::{CodeValues, Format, Zero};
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val};
+use mlcc_kernel_lang::{Recorder, Val, joined};
 use mlcc_quant::tile;
 
 /// The format of 4-bit whole numbers whose groups all have the same zero point; `None` for other weights.
@@ -103,16 +103,6 @@ pub(super) fn upper_halves(floats: Val) -> Val {
     let lanes = floats.lanes();
     let halves = floats.bits_as(Ty::vector(DType::BF16, 2 * lanes));
     halves.shuffle((0..lanes).map(|i| 2 * i + 1))
-}
-
-/// Equally long vectors one after the other, as many as a power of two.
-pub(super) fn joined<'k>(parts: &[Val<'k>]) -> Val<'k> {
-    if let [only] = parts {
-        return *only;
-    }
-    let (first, second) = parts.split_at(parts.len() / 2);
-    let (first, second) = (joined(first), joined(second));
-    first.shuffle_with(second, 0..2 * first.lanes())
 }
 
 /// `codes - zero_point` as f32 for codes below 2^23, through the bits of a float: integer conversions are slow on GPUs.

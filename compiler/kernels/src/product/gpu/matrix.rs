@@ -17,7 +17,6 @@ mod row_major;
 mod work;
 
 use super::Gpu;
-use super::codes::joined;
 use super::operand::{OF_LANE, Operand, order};
 use crate::product::problem::{Activation, Epilogue, Product, Weight};
 use mlcc_ir::format::Zero;
@@ -25,7 +24,7 @@ use mlcc_ir::fragment::M16N8K16;
 use mlcc_ir::kernel::{BufId, Space};
 use mlcc_ir::types::{DType, Packing};
 use mlcc_kernel_lang::matrix::place;
-use mlcc_kernel_lang::{Team, Val, View, WARP};
+use mlcc_kernel_lang::{Team, Val, View, WARP, joined};
 use mlcc_quant::layout::Region;
 use mlcc_quant::plain::Plain;
 use mlcc_quant::{Layout, TILE};

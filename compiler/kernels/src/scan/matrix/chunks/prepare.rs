@@ -13,7 +13,7 @@ use mlcc_ir::fragment::{Fragment, M16N8K16};
 use mlcc_ir::kernel::{BinOp, BufId, Ty};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::matrix::place;
-use mlcc_kernel_lang::{Recorder, Team, Val, View, WARP, fold_each, fold_lanes};
+use mlcc_kernel_lang::{Recorder, Team, Val, View, WARP, fold_each, fold_lanes, joined};
 
 /// Columns that a thread computes together, and sums that it reads at once.
 const PIECE: i64 = 4;
@@ -251,7 +251,7 @@ impl<'k> Block<'_, 'k> {
             };
             let [first_step, further] = apart(&M16N8K16.b);
             let numbers = [first_step, first_step + 1, further, further + 1].map(number);
-            to.set((first + i, 0), unit(together(numbers.into())));
+            to.set((first + i, 0), unit(joined(&numbers)));
         });
         team.each(self.chunks.shape.rows / SIDE * WARP, |i| {
             let (rows, lane) = ((i / WARP).named("rows"), (i % WARP).named("lane"));
@@ -260,8 +260,9 @@ impl<'k> Block<'_, 'k> {
                 let at = self.at(step, rows * SIDE + row, (self.k.int(0), 1));
                 at.get(&self.chunks.linear.value).named("number")
             };
-            let all = together((0..M16N8K16.a.elements()).map(number).collect());
-            for (half, part) in split(all, HALVES.dtype, HALVES.parts).into_iter().flatten().zip(0..) {
+            let all: Vec<Val> = (0..M16N8K16.a.elements()).map(number).collect();
+            for (half, part) in split(joined(&all), HALVES.dtype, HALVES.parts).into_iter().flatten().zip(0..)
+            {
                 to.set((rows * Layout::VALUES + (layout.shared() + part * WARP) + lane, 0), half);
             }
         });
@@ -271,13 +272,4 @@ impl<'k> Block<'_, 'k> {
 /// Rows from the first that a lane has to the first of each of its two pairs of a second factor.
 fn apart(of: &Fragment) -> [u32; 2] {
     [0, of.place(0, 2).0]
-}
-
-/// The lanes of vectors of equal length, whose number is a power of two, one after the other.
-fn together(mut vectors: Vec<Val<'_>>) -> Val<'_> {
-    while vectors.len() > 1 {
-        vectors =
-            vectors.chunks(2).map(|pair| pair[0].shuffle_with(pair[1], 0..2 * pair[0].lanes())).collect();
-    }
-    vectors[0]
 }
