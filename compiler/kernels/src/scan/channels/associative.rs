@@ -1,7 +1,9 @@
 //! Bodies of scans over channels whose steps can be joined: weighted sums beside the running maximum of their exponents, as in RWKV-4,
 //!
-//!     top' = max(top + fade, level)
-//!     sum' = sum * exp(top + fade - top') + x * exp(level - top')
+//! ```text
+//! top' = max(top + fade, level)
+//! sum' = sum * exp(top + fade - top') + x * exp(level - top')
+//! ```
 //!
 //! where `fade` is a constant of its channel and `level` and `x` know no carries. What several steps make of nothing is a level with sums
 //! too, so carries before them join it as they join a step, faded by all of them.
