@@ -16,6 +16,7 @@ use crate::units::{Generator, LevelUnits, Unit, largest_first};
 use inkwell::context::Context;
 use inkwell::memory_buffer::MemoryBuffer;
 use inkwell::module::{Linkage, Module};
+use inkwell::support::LLVMString;
 use inkwell::types::BasicTypeEnum;
 use inkwell::{AddressSpace, GlobalVisibility};
 use mlcc_ir::kernel::{BinOp, Expr, Kernel};
@@ -114,14 +115,11 @@ impl Llvm<'_> {
         let machine = Machine::new(self.arch, self.triple, level.level)?;
         let ctx = Context::create();
         let all = machine.module(&ctx, &level.level.name);
-        let error = |e: inkwell::support::LLVMString| CodegenError::Llvm {
-            what: format!("to link the modules of {}", level.level.name),
-            message: e.to_string(),
-        };
+        let name = &level.level.name;
         for bitcode in optimized {
             let buffer = MemoryBuffer::create_from_memory_range_copy(&bitcode, "mlcc");
-            let module = Module::parse_bitcode_from_buffer(&buffer, &ctx).map_err(error)?;
-            all.link_in_module(module).map_err(error)?;
+            let module = Module::parse_bitcode_from_buffer(&buffer, &ctx);
+            link_in(&all, module.map_err(|e| unlinked(name, e))?, name)?;
         }
         machine.emit(&all, output)
     }
@@ -171,7 +169,7 @@ pub fn table_object(
     machine.emit(&module, output)
 }
 
-/// An object that exports every kernel under its own name, for tests and measurements.
+/// An object that exports every kernel under its own name, for tests and measurements. Each is optimized as in an artifact.
 pub fn kernels_object(
     arch: Arch,
     triple: &str,
@@ -179,18 +177,55 @@ pub fn kernels_object(
     kernels: &[Kernel],
     output: Output,
 ) -> Result<Vec<u8>, CodegenError> {
-    let caps = Caps::new(arch, level);
-    let machine = Machine::new(arch, triple, level)?;
     let ctx = Context::create();
-    let module = machine.module(&ctx, "kernels");
-    for kernel in kernels {
-        let prepared = prepare(kernel, &caps);
-        let function =
-            emit_kernel(&ctx, &module, &prepared, &kernel.name, &caps, Executes::Cpu, &Form::default())?;
-        function.set_linkage(Linkage::External);
+    NamedKernels::new(&ctx, arch, triple, level, kernels)?.emit(output)
+}
+
+/// Kernels under their own names, not optimized.
+struct NamedKernels<'c> {
+    ctx: &'c Context,
+    machine: Machine,
+    level: String,
+    modules: Vec<(Module<'c>, Pipeline)>,
+}
+
+impl<'c> NamedKernels<'c> {
+    fn new(
+        ctx: &'c Context,
+        arch: Arch,
+        triple: &str,
+        level: &Level,
+        kernels: &[Kernel],
+    ) -> Result<NamedKernels<'c>, CodegenError> {
+        let caps = Caps::new(arch, level);
+        let machine = Machine::new(arch, triple, level)?;
+        let mut modules = Vec::new();
+        for kernel in kernels {
+            let module = machine.module(ctx, "kernels");
+            let (prepared, form) = (prepare(kernel, &caps), Form::default());
+            let function = emit_kernel(ctx, &module, &prepared, &kernel.name, &caps, Executes::Cpu, &form)?;
+            function.set_linkage(Linkage::External);
+            modules.push((module, Pipeline::of_kernel(function)));
+        }
+        Ok(NamedKernels { ctx, machine, level: level.name.clone(), modules })
     }
-    machine.optimize(&module, Pipeline::Full)?;
-    machine.emit(&module, output)
+
+    fn emit(self, output: Output) -> Result<Vec<u8>, CodegenError> {
+        let all = self.machine.module(self.ctx, "kernels");
+        for (module, pipeline) in self.modules {
+            self.machine.optimize(&module, pipeline)?;
+            link_in(&all, module, &self.level)?;
+        }
+        self.machine.emit(&all, output)
+    }
+}
+
+fn link_in<'c>(all: &Module<'c>, module: Module<'c>, level: &str) -> Result<(), CodegenError> {
+    all.link_in_module(module).map_err(|e| unlinked(level, e))
+}
+
+fn unlinked(level: &str, e: LLVMString) -> CodegenError {
+    CodegenError::Llvm { what: format!("to link the modules of {level}"), message: e.to_string() }
 }
 
 /// An object of functions `mlcc_call_<i>(const uint64_t *args)` that call the kernels of another object: pointers,
