@@ -263,11 +263,21 @@ fn choices() -> Vec<Problem> {
     kinds.into_iter().flat_map(of_kind).collect()
 }
 
+// Tests of their own, which run side by side: by an emulator these take longest.
+
 #[test]
-fn products_on_aarch64() {
-    for x in [X::Codes(1), X::Codes(2), X::F32] {
-        integer_formats().for_each(|weight| check_emulated(&problems(weight, x)));
-    }
+fn int8_codes_on_aarch64() {
+    integer_formats().for_each(|weight| check_emulated(&problems(weight, X::Codes(1))));
+}
+
+#[test]
+fn int16_codes_on_aarch64() {
+    integer_formats().for_each(|weight| check_emulated(&problems(weight, X::Codes(2))));
+}
+
+#[test]
+fn floats_on_aarch64() {
+    integer_formats().for_each(|weight| check_emulated(&problems(weight, X::F32)));
     for weight in [DType::F32, DType::F16, DType::BF16] {
         check_emulated(&problems(weight, X::F32));
     }
