@@ -1,6 +1,8 @@
 //! Runs bare kernels in this process: compile, link, load, call. For tests and measurements of kernels; models go through
 //! the runtime.
 
+#[cfg(feature = "llvm")]
+use crate::cache::ObjectCache;
 #[cfg(feature = "cranelift")]
 use crate::clif;
 use crate::compile::{Library, Part, link};
@@ -77,6 +79,15 @@ impl Executor {
         let (arch, triple) = (host()?, host_triple()?);
         check_level(level)?;
         let object = llvm::kernels_object(arch, &triple, level, kernels, Output::Object)?;
+        Executor::from_object(kernels, object)
+    }
+
+    /// The same, with the code of an earlier call if there is one.
+    #[cfg(feature = "llvm")]
+    pub fn cached(kernels: &[Kernel], level: &Level, cache: &ObjectCache) -> Result<Executor, ExecutorError> {
+        let (arch, triple) = (host()?, host_triple()?);
+        check_level(level)?;
+        let object = llvm::cached_kernels_object(arch, &triple, level, kernels, cache)?;
         Executor::from_object(kernels, object)
     }
 

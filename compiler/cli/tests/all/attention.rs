@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use crate::attention_case::*;
+use crate::cases::objects::cache;
 use crate::cases::{assert_close, host_levels};
 use mlcc_codegen::executor::Executor;
 use mlcc_interp::graph::Tensor;
@@ -313,7 +314,7 @@ type Compile = fn(&[Kernel], &Level) -> Executor;
 fn back_ends() -> Vec<(&'static str, Compile)> {
     vec![
         #[cfg(feature = "llvm")]
-        ("llvm", |kernels, level| Executor::new(kernels, level).unwrap()),
+        ("llvm", |kernels, level| Executor::cached(kernels, level, &cache()).unwrap()),
         #[cfg(feature = "cranelift")]
         ("cranelift", |kernels, level| Executor::with_cranelift(kernels, level).unwrap()),
     ]

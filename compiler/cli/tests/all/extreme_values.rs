@@ -39,7 +39,7 @@ fn run(args: &[String]) -> Result<Output, String> {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(format!("ulimit -c 0; ulimit -v {MEMORY_KIB}; exec \"$0\" \"$@\""));
     shell.arg(assert_cmd::cargo::cargo_bin!("mlcc")).args(args).env("HF_HOME", "no-such-cache");
-    let shell = shell.env("MLCC_CACHE_DIR", objects());
+    let shell = shell.env("MLCC_CACHE_DIR", objects::folder());
     let shell = shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = shell.spawn().unwrap();
     let begin = Instant::now();

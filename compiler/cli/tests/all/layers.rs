@@ -18,7 +18,7 @@ use serde_json::Value;
 
 fn mlcc() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlcc"));
-    command.env("MLCC_CACHE_DIR", cases::objects());
+    command.env("MLCC_CACHE_DIR", cases::objects::folder());
     command
 }
 

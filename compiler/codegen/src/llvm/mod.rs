@@ -16,7 +16,7 @@ mod target;
 mod warp;
 
 pub(crate) use module::Llvm;
-pub use module::{callers_object, kernels_object, table_object};
+pub use module::{cached_kernels_object, callers_object, kernels_object, table_object};
 pub use nvptx::ptx_module;
 pub(crate) use nvptx::ptx_text;
 pub use target::{Machine, Output};

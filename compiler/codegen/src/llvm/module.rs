@@ -6,6 +6,7 @@ use super::pipeline::Pipeline;
 use super::step::{Kernels, emit_step};
 use super::table::table_module;
 use super::target::{Machine, Output};
+use crate::cache::ObjectCache;
 use crate::error::{CodegenError, Fault};
 use crate::model::{Limits, caller_symbol, entry_symbol, kernel_symbol};
 use crate::objects::{KERNEL_SYMBOL, Key, Objects};
@@ -181,6 +182,23 @@ pub fn kernels_object(
     NamedKernels::new(&ctx, arch, triple, level, kernels)?.emit(output)
 }
 
+/// The same, unless there is one from an earlier call.
+pub fn cached_kernels_object(
+    arch: Arch,
+    triple: &str,
+    level: &Level,
+    kernels: &[Kernel],
+    cache: &ObjectCache,
+) -> Result<Vec<u8>, CodegenError> {
+    let ctx = Context::create();
+    let kernels = NamedKernels::new(&ctx, arch, triple, level, kernels)?;
+    let objects = Objects::new(Some(cache));
+    let key = kernels.key();
+    objects.want(key, || kernels.emit(Output::Object))?;
+    objects.finish();
+    Ok(objects.get(&key))
+}
+
 /// Kernels under their own names, not optimized.
 struct NamedKernels<'c> {
     ctx: &'c Context,
@@ -208,6 +226,16 @@ impl<'c> NamedKernels<'c> {
             modules.push((module, Pipeline::of_kernel(function)));
         }
         Ok(NamedKernels { ctx, machine, level: level.name.clone(), modules })
+    }
+
+    fn key(&self) -> Key {
+        let identity = self.machine.identity();
+        let texts = self.modules.iter().map(|(module, pipeline)| {
+            [pipeline.text().into_bytes(), module.write_bitcode_to_memory().as_slice().to_vec()]
+        });
+        let texts: Vec<Vec<u8>> = texts.flatten().collect();
+        let parts = [b"kernels".as_slice(), identity.as_bytes()];
+        Key::of(&[&parts[..], &texts.iter().map(Vec::as_slice).collect::<Vec<_>>()].concat())
     }
 
     fn emit(self, output: Output) -> Result<Vec<u8>, CodegenError> {

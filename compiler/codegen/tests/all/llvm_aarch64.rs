@@ -3,7 +3,8 @@
 
 use crate::aarch64::{Call, Emulator};
 use crate::cases::{arithmetic, control, instrs, memory, prepare};
-use mlcc_codegen::llvm::{Output, callers_object, kernels_object};
+use crate::objects::cache;
+use mlcc_codegen::llvm::{cached_kernels_object, callers_object};
 use mlcc_ir::kernel::Kernel;
 use mlcc_target::Arch;
 
@@ -26,7 +27,7 @@ fn kernels_mean_the_same_on_aarch64() {
     let specs = mlcc_target::specs().unwrap();
     let spec = specs.iter().find(|s| s.arch == Arch::Aarch64).unwrap();
     for level in &spec.levels {
-        let code = kernels_object(Arch::Aarch64, TRIPLE, level, &kernels, Output::Object).unwrap();
+        let code = cached_kernels_object(Arch::Aarch64, TRIPLE, level, &kernels, &cache()).unwrap();
         let callers = callers_object(Arch::Aarch64, TRIPLE, &spec.levels[0], &kernels).unwrap();
         let results = emulator.run(code, callers, &calls, 3);
         for ((case, want), got) in cases.iter().zip(&results) {

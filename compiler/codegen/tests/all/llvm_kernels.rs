@@ -2,6 +2,7 @@
 #![cfg(feature = "llvm")]
 
 use crate::cases::{Case, arithmetic, control, instrs, memory, prepare};
+use crate::objects::cache;
 use mlcc_codegen::executor::{Aligned, Executor, ExecutorError};
 use mlcc_codegen::llvm::{Output, kernels_object};
 use mlcc_codegen::prepare::Caps;
@@ -34,7 +35,7 @@ fn check(cases: Vec<Case>) {
     let cases = prepare(cases);
     let kernels: Vec<Kernel> = cases.iter().map(|(c, _)| c.kernel.clone()).collect();
     for level in levels() {
-        let executor = Executor::new(&kernels, &level).unwrap();
+        let executor = Executor::cached(&kernels, &level, &cache()).unwrap();
         for (case, want) in &cases {
             for workers in [1, 3] {
                 let got = run_case(&executor, case, workers);

@@ -5,8 +5,9 @@
 
 use crate::aarch64::{Call, Emulator};
 use crate::cases::{Case, prepare};
+use crate::objects::cache;
 use mlcc_codegen::executor::{Aligned, Executor};
-use mlcc_codegen::llvm::{Output, callers_object, kernels_object};
+use mlcc_codegen::llvm::{cached_kernels_object, callers_object};
 use mlcc_interp::compare::Tolerance;
 use mlcc_interp::kernel::Buffer;
 use mlcc_ir::builder::KernelBuilder;
@@ -162,7 +163,7 @@ fn check(problems: &[Problem]) {
         let target = KernelTarget::new(Arch::of_host().unwrap(), &level);
         let cases = prepare(problems.iter().map(|p| p.case(&target)).collect());
         let kernels: Vec<_> = cases.iter().map(|(c, _)| c.kernel.clone()).collect();
-        let executor = Executor::new(&kernels, &level).unwrap();
+        let executor = Executor::cached(&kernels, &level, &cache()).unwrap();
         for (case, want) in &cases {
             for workers in [1, 3] {
                 let mut buffers: Vec<Aligned> =
@@ -188,7 +189,7 @@ fn check_emulated(problems: &[Problem]) {
         let calls: Vec<Call<'_>> = (cases.iter())
             .map(|(c, _)| Call { kernel: &c.kernel, dims: &c.dims, buffers: &c.buffers })
             .collect();
-        let code = kernels_object(Arch::Aarch64, TRIPLE, level, &kernels, Output::Object).unwrap();
+        let code = cached_kernels_object(Arch::Aarch64, TRIPLE, level, &kernels, &cache()).unwrap();
         let callers = callers_object(Arch::Aarch64, TRIPLE, &levels[0], &kernels).unwrap();
         let results = emulator.run(code, callers, &calls, 3);
         for ((case, want), got) in cases.iter().zip(&results) {

@@ -19,6 +19,9 @@ mod llvm_matrix;
 mod llvm_model;
 mod llvm_products;
 mod llvm_ptx;
+#[cfg(feature = "llvm")]
+#[path = "../../../cli/tests/all/cases/objects.rs"]
+mod objects;
 mod page_histories;
 mod runtime;
 #[cfg(feature = "llvm")]

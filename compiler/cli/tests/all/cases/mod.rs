@@ -1,10 +1,8 @@
 //! The reference cases and their builds, for the tests of whole models.
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
-use mlcc_codegen::cache::ObjectCache;
 use mlcc_driver::build::{Backend, BuildOptions, BuildReport, Hooks, Source, build};
 use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
 use mlcc_ir::dim::SymValues;
@@ -14,6 +12,8 @@ use mlcc_passes::Program;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_runtime::{LoadOptions, Model, Session};
 use mlcc_target::{Arch, detected_features};
+
+pub mod objects;
 
 /// Each is a checkpoint and what a reference implementation computes from it: rescaled layers, odd sizes, the other file
 /// format with the other names.
@@ -149,21 +149,9 @@ pub fn scheme(name: &str) -> QuantScheme {
     QuantScheme::find(name).unwrap().0
 }
 
-/// Where the builds of one run of the tests keep their objects, for those that want the same kernels. It begins empty.
-pub fn objects() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("objects");
-        // Of earlier runs. Another run beside this one makes anew what it loses here.
-        let _ = std::fs::remove_dir_all(&folder);
-        folder
-    })
-}
-
-/// Options of a build of a checkpoint for this machine. Builds of one run share their objects: most tests want the same kernels.
+/// Options of a build of a checkpoint for this machine. Builds share their objects: most tests want the same kernels.
 pub fn build_options(checkpoint: &Path) -> BuildOptions {
-    let cache = Some(ObjectCache::new(objects(), ObjectCache::LIMIT));
-    BuildOptions { cache, ..BuildOptions::new(checkpoint.to_str().unwrap()) }
+    BuildOptions { cache: Some(objects::cache()), ..BuildOptions::new(checkpoint.to_str().unwrap()) }
 }
 
 /// Options of a build of a reference case for this machine.

@@ -35,7 +35,7 @@ pub fn mlcc() -> Command {
     command
         .env("HF_HOME", "no-such-cache")
         .env("HF_HUB_OFFLINE", "1")
-        .env("MLCC_CACHE_DIR", cases::objects());
+        .env("MLCC_CACHE_DIR", cases::objects::folder());
     command
 }
 
