@@ -10,7 +10,7 @@ use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::kernel::{Access, Kernel};
 use mlcc_ir::types::{DType, Packing};
 use mlcc_kernels::product::{Activation, GpuPlan, Product, Weight, choose_gpu, emit_gpu_product};
-use mlcc_quant::{PackOptions, pack};
+use mlcc_quant::{PackOptions, pack, packed_bytes};
 use mlcc_target::MatrixTile;
 
 /// `[m, k]` times `[n, k]` with the plan of a level.
@@ -19,14 +19,13 @@ fn product(
     x: DType,
     (n, k): (usize, usize),
     tile: MatrixTile,
-) -> (Kernel, Buffer) {
-    let bytes = pack(weight, packing, n, k, &tame(DType::F32, n * k, 1).to_f32(), PackOptions::default());
-    let w_dtype = if weight.is_packed() { DType::U8 } else { weight };
-    let w_buffer = Buffer::new(w_dtype, bytes.unwrap());
+) -> Kernel {
+    let w_dtype = stored(weight);
+    let w_len = packed_bytes(weight, packing, n, k).unwrap() / w_dtype.bytes().unwrap();
     let mut kb = KernelBuilder::new("product");
     let rows = Dim::sym(Sym::N);
     let x_buf = kb.param("x", x, rows.scale(k as i64), Access::In, 64);
-    let w = kb.param("w", w_dtype, w_buffer.len(), Access::In, 64);
+    let w = kb.param("w", w_dtype, w_len, Access::In, 64);
     let y = kb.param("y", DType::F32, rows.scale(n as i64), Access::Out, 64);
     let problem = Product {
         x: x_buf,
@@ -47,7 +46,18 @@ fn product(
     let plan = choose_gpu(Some(tile), &problem, false).unwrap();
     assert_eq!(plan, GpuPlan::Matrix(tile));
     emit_gpu_product(&mut kb, &problem, &plan, &mut |k, sums| sums.store(k.view(y, [1, n as i64]))).unwrap();
-    (kb.finish(), w_buffer)
+    kb.finish()
+}
+
+/// The type of a buffer of weights.
+fn stored(weight: DType) -> DType {
+    if weight.is_packed() { DType::U8 } else { weight }
+}
+
+/// Values for the weights of a product.
+fn weights((weight, packing): (DType, Packing), (n, k): (usize, usize)) -> Buffer {
+    let values = tame(DType::F32, n * k, 1).to_f32();
+    Buffer::new(stored(weight), pack(weight, packing, n, k, &values, PackOptions::default()).unwrap())
 }
 
 fn tile_of(level: &str) -> MatrixTile {
@@ -106,7 +116,8 @@ fn ptx_computes_what_the_interpreter_does() {
         let own = tile_for("sm_90", weight, x);
         let tile = if own == tile_of("sm_90") { tile } else { own };
         let ((m, n, k), weight) = ((70, rows_of(packing, 130), 256), DType::parse(weight).unwrap());
-        let (kernel, w) = product((weight, packing), x, (n, k), tile);
+        let stored = (weight, packing);
+        let (kernel, w) = (product(stored, x, (n, k), tile), weights(stored, (n, k)));
         let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
         let [found, executed] = both(&kernel, "sm_90", [1, 16, 1], &buffers, &SymValues::tokens(m as i64));
         assert_eq!(found.unwrap(), executed.unwrap(), "{weight} {x} {packing:?}");
@@ -119,7 +130,8 @@ fn ptx_of_few_rows_computes_what_the_interpreter_does() {
     for ((weight, x, packing), m) in cases().zip([5, 16, 17, 64].into_iter().cycle()) {
         let tile = tile_for("sm_90", weight, x);
         let ((n, k), weight) = ((rows_of(packing, 100), 256), DType::parse(weight).unwrap());
-        let (kernel, w) = product((weight, packing), x, (n, k), tile);
+        let stored = (weight, packing);
+        let (kernel, w) = (product(stored, x, (n, k), tile), weights(stored, (n, k)));
         let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
         let [found, executed] = both(&kernel, "sm_90", [1, 8, 1], &buffers, &SymValues::tokens(m as i64));
         assert_eq!(found.unwrap(), executed.unwrap(), "{weight} {x} {packing:?}");
@@ -134,7 +146,8 @@ fn what_few_rows_take() {
         let ((m, n, k), weight) = ((8, 192, 512), DType::parse(name).unwrap());
         let large = MatrixTile { columns: 48, warps: [4, 1], ..tile_of("sm_90") };
         let [few, many] = [(tile_of("sm_90"), 16), (large, 4)].map(|(tile, blocks)| {
-            let (kernel, w) = product((weight, packing), x, (n, k), tile);
+            let stored = (weight, packing);
+            let (kernel, w) = (product(stored, x, (n, k), tile), weights(stored, (n, k)));
             let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
             counted(&kernel, "sm_90", [1, blocks, 1], &buffers, &SymValues::tokens(m as i64))
         });
@@ -165,7 +178,7 @@ fn what_is_assembled() {
         for (weight, x, packing) in cases() {
             let tile = tile_for(level, weight, x);
             let stored = (DType::parse(weight).unwrap(), packing);
-            let (kernel, _) = product(stored, x, (4096, 4096), tile);
+            let kernel = product(stored, x, (4096, 4096), tile);
             // As much as every machine of the level has.
             let most = mlcc_target::level(level).unwrap().unwrap().gpu.unwrap().most_shared_bytes();
             assert!(SharedMemory::bytes_of(&kernel) <= u64::from(most), "{level} {weight} {x} {packing:?}");
