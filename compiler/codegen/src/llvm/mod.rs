@@ -17,6 +17,6 @@ mod warp;
 
 pub(crate) use module::Llvm;
 pub use module::{cached_kernels_object, callers_object, kernels_object, table_object};
-pub use nvptx::ptx_module;
 pub(crate) use nvptx::ptx_text;
+pub use nvptx::{cached_ptx, ptx_module};
 pub use target::{Machine, Output};

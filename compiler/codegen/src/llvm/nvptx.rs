@@ -3,6 +3,7 @@
 use super::kernel::{Form, Machine as Executes, emit_kernel};
 use super::pipeline::Pipeline;
 use super::target::{Machine, Output};
+use crate::cache::ObjectCache;
 use crate::error::CodegenError;
 use crate::launch::{blocks_of, threads_of};
 use crate::model::{LevelInput, gpu_kernel_symbol};
@@ -22,6 +23,18 @@ const PTX_KERNEL: u32 = 71;
 pub fn ptx_module(triple: &str, input: &LevelInput<'_>, output: Output) -> Result<Vec<u8>, CodegenError> {
     let objects = Objects::new(None);
     let key = ptx_text(triple, input, output, &objects)?;
+    Ok(objects.get(&key))
+}
+
+/// The same as PTX, unless there is some from an earlier call.
+pub fn cached_ptx(
+    triple: &str,
+    input: &LevelInput<'_>,
+    cache: &ObjectCache,
+) -> Result<Vec<u8>, CodegenError> {
+    let objects = Objects::new(Some(cache));
+    let key = ptx_text(triple, input, Output::Assembly, &objects)?;
+    objects.finish();
     Ok(objects.get(&key))
 }
 

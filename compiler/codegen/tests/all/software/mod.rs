@@ -1,28 +1,50 @@
 //! Kernels as PTX on the driver in software.
 
+use std::sync::OnceLock;
+
+use crate::objects;
 use mlcc_codegen::LevelInput;
 use mlcc_codegen::launch::{SharedMemory, threads_of};
-use mlcc_codegen::llvm::{Output, ptx_module};
-use mlcc_codegen::ptxas::{Usage, assemble, find_ptxas};
+use mlcc_codegen::llvm::cached_ptx;
+use mlcc_codegen::ptxas::{Assembler, Usage, assemble, find_ptxas};
 use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::*;
+use serde_json::json;
 use softcuda::driver::streams::Call;
 use softcuda::driver::{Answer, Driver};
+use xxhash_rust::xxh3::xxh3_128;
 
 const ORDERS: [&str; 3] = ["turns", "backwards", "random:1"];
 
 pub fn ptx(kernel: &Kernel, level: &str) -> String {
     let target = mlcc_target::resolve(level).unwrap();
     let input = LevelInput { level: &target.levels[0], kernels: std::slice::from_ref(kernel), steps: &[] };
-    String::from_utf8(ptx_module(&target.triple, &input, Output::Assembly).unwrap()).unwrap()
+    String::from_utf8(cached_ptx(&target.triple, &input, &objects::cache()).unwrap()).unwrap()
 }
 
-/// What NVIDIA's assembler says of it; `None` where there is none.
+/// What NVIDIA's assembler says of it; `None` where there is none. Equal versions say the same of the same text, so it is asked once.
 pub fn assembled(text: &str, sm: u32) -> Option<Usage> {
-    let ptxas = find_ptxas()?;
-    let done = assemble(&ptxas, text.as_bytes(), sm).unwrap_or_else(|e| panic!("{e}\n{text}"));
-    done.usage.into_iter().next()
+    static FOUND: OnceLock<Option<Assembler>> = OnceLock::new();
+    let found = || find_ptxas().map(|_| Assembler::find().unwrap_or_else(|e| panic!("{e}")));
+    let assembler = FOUND.get_or_init(found).as_ref()?;
+    let key = xxh3_128(format!("{} {sm} {text}", assembler.version).as_bytes());
+    let answer = objects::folder().join(format!("{key:032x}.usage"));
+    if let Some(usage) = std::fs::read(&answer).ok().and_then(|answer| usage_of(&answer)) {
+        return Some(usage);
+    }
+    let done = assemble(&assembler.path, text.as_bytes(), sm).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    let usage = done.usage.into_iter().next()?;
+    let written = json!([usage.kernel, usage.registers, usage.spill_bytes, usage.shared_bytes]);
+    let _ = std::fs::create_dir_all(objects::folder());
+    let _ = std::fs::write(answer, written.to_string());
+    Some(usage)
+}
+
+/// What was written; `None` where it is not whole.
+fn usage_of(answer: &[u8]) -> Option<Usage> {
+    let (kernel, registers, spill_bytes, shared_bytes) = serde_json::from_slice(answer).ok()?;
+    Some(Usage { kernel, registers, spill_bytes, shared_bytes })
 }
 
 /// What a launch does, counted: the entry of the kernel in the driver's report.
