@@ -201,6 +201,7 @@ fn stores_to_shared_memory_are_read_back() {
 #[test]
 fn unknown_places_count_as_memory_of_their_own() {
     let kernel = kernel(&[
+        ("DADD R8, R8, R8", plain(1)),
         ("LDG.E R4, desc[UR6][R8.64]", plain(1)),
         ("FSETP.GT.AND P0, PT, R4, RZ, PT", plain(1)),
         ("@P0 BRA `(.L_x_0)", plain(1)),
@@ -215,7 +216,7 @@ fn unknown_places_count_as_memory_of_their_own() {
 
 #[test]
 fn integers_by_hand() {
-    // Each line leaves 0 in R9 if it is right.
+    // A result that is not known equals nothing.
     let cases: &[(&str, u32)] = &[
         ("LOP3.LUT R9, R1, 0xff, R2, 0xea, !PT", 0x1234_5678 & 0xff | 0x1000),
         ("SHF.R.U32.HI R9, RZ, 0x4, R1", 0x0123_4567),
@@ -241,7 +242,7 @@ fn integers_by_hand() {
         ("HFMA2.MMA R9, -RZ, RZ, 1.75, -23776", 0x3f00_f5ce),
     ];
     for (line, expected) in cases {
-        let test = format!("ISETP.NE.U32.AND P0, PT, R9, {expected:#x}, PT");
+        let test = format!("ISETP.EQ.U32.AND P0, PT, R9, {expected:#x}, PT");
         let kernel = kernel(&[
             ("MOV R1, 0x12345678", plain(1)),
             ("MOV R2, 0x1000", plain(1)),
@@ -249,13 +250,28 @@ fn integers_by_hand() {
             ("MOV R4, 0x8", plain(1)),
             (line, plain(1)),
             (&test, plain(1)),
-            ("@P0 EXIT", plain(1)),
+            ("@!P0 EXIT", plain(1)),
             ("FADD R0, R0, R0", plain(1)),
             ("EXIT", plain(1)),
         ]);
         let counts = walked(&kernel, &[], 32, &call(1, 0), [0, 0, 0]).counts;
         assert_eq!(counts.by_pipe[Pipe::Float as usize], 1, "{line} is not {expected:#x}");
     }
+}
+
+/// A register that nothing set holds something, so bits that are set there are known: compilers keep predicates so.
+#[test]
+fn bits_are_set_in_fresh_registers() {
+    let kernel = kernel(&[
+        ("LOP3.LUT R9, R9, 0xfffffdff, RZ, 0xc0, !PT", plain(1)),
+        ("@PT LOP3.LUT R9, R9, 0x200, RZ, 0xfc, !PT", plain(1)),
+        ("LOP3.LUT P0, RZ, R9, 0x200, RZ, 0xc0, !PT", plain(1)),
+        ("@!P0 EXIT", plain(1)),
+        ("FADD R0, R0, R0", plain(1)),
+        ("EXIT", plain(1)),
+    ]);
+    let counts = walked(&kernel, &[], 32, &call(1, 0), [0, 0, 0]).counts;
+    assert_eq!(counts.by_pipe[Pipe::Float as usize], 1);
 }
 
 #[test]

@@ -32,7 +32,8 @@ impl Warp {
             number,
             next: [0; LANES],
             alive,
-            registers: vec![Lanes::UNKNOWN; REGISTERS],
+            // What a register holds that nobody set is no program's business; single bits of it that are set later are.
+            registers: vec![Lanes::all(0); REGISTERS],
             uniform: vec![Lanes::UNKNOWN; REGISTERS],
             predicates: [0; 8],
             uniform_predicates: [0; 8],
