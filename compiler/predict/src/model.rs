@@ -9,8 +9,9 @@ use crate::PredictError;
 use crate::launch::{Call, Shape};
 use crate::walk::{Counts, Kernel, Pipe, Walked, walk};
 
-/// Blocks of a launch that are followed.
+/// Blocks of a launch that are followed, and of one whose blocks differ.
 const SAMPLES: u64 = 8;
+const MORE_SAMPLES: u64 = 64;
 /// Neighbours along an axis that are compared: at most so many blocks of a product share a tile of weights.
 const WINDOW: u32 = 4;
 const SECTOR: f64 = 32.0;
@@ -181,9 +182,18 @@ impl Walks<'_> {
         }
         let [x, y, _] = self.shape.grid.map(u64::from);
         let place = |at: u64| [at % x, at / x % y, at / x / y].map(|v| v as u32);
-        let chosen: Vec<[u32; 3]> = samples(blocks).into_iter().map(place).collect();
-        for block in &chosen {
-            self.walk(*block)?;
+        let mut chosen = Vec::new();
+        for count in [SAMPLES, MORE_SAMPLES] {
+            chosen = samples(blocks, count).into_iter().map(place).collect::<Vec<[u32; 3]>>();
+            let mut executed = Vec::new();
+            for block in &chosen {
+                executed.push(self.walk(*block)?.counts.instructions);
+            }
+            // How many have much to do and how many have little is a matter of the sizes then, not of powers of two.
+            let [least, most] = [executed.iter().min(), executed.iter().max()].map(Option::<&u64>::copied);
+            if least.unwrap_or(0) * 2 > most.unwrap_or(0) {
+                break;
+            }
         }
         let count = chosen.len() as f64;
         let mean =
@@ -260,11 +270,11 @@ impl Walks<'_> {
 
 /// Blocks that stand for all: one of each of equal parts of the launch, whose remainders by small powers of two are as often each other's. Kernels
 /// deal their work out by such remainders, and give nothing to some.
-fn samples(blocks: u64) -> Vec<u64> {
-    let count = blocks.min(SAMPLES);
+fn samples(blocks: u64, most: u64) -> Vec<u64> {
+    let count = blocks.min(most);
     let begin = |i: u64| i * blocks / count;
     let of_part = |i: u64| {
-        let wide = (begin(i + 1) - begin(i)).min(SAMPLES);
+        let wide = (begin(i + 1) - begin(i)).min(most);
         let power = 1 << wide.ilog2();
         begin(i) + (i % power + power - begin(i) % power) % power
     };
@@ -419,10 +429,10 @@ mod tests {
 
     #[test]
     fn samples_have_every_remainder() {
-        assert_eq!(samples(1), [0]);
-        assert_eq!(samples(5), [0, 1, 2, 3, 4]);
+        assert_eq!(samples(1, SAMPLES), [0]);
+        assert_eq!(samples(5, SAMPLES), [0, 1, 2, 3, 4]);
         for blocks in [64, 100, 896, 1002, 8192] {
-            let chosen = samples(blocks);
+            let chosen = samples(blocks, SAMPLES);
             for power in [2, 4, 8] {
                 let mut of: Vec<u64> = chosen.iter().map(|at| at % power).collect();
                 of.sort_unstable();
@@ -430,9 +440,12 @@ mod tests {
                 assert_eq!(of, expected, "{chosen:?} of {blocks}");
             }
         }
+        // One of 32 neighbours has something to do.
+        assert_eq!(samples(16384, MORE_SAMPLES).iter().filter(|at| *at % 32 == 0).count(), 2);
         // Of each eighth one.
         for blocks in [8, 9, 13, 17, 63, 896] {
-            let parts: Vec<u64> = samples(blocks).iter().map(|at| ((at + 1) * 8 - 1) / blocks).collect();
+            let parts: Vec<u64> =
+                samples(blocks, SAMPLES).iter().map(|at| ((at + 1) * 8 - 1) / blocks).collect();
             assert_eq!(parts, [0, 1, 2, 3, 4, 5, 6, 7], "{blocks}");
         }
     }
