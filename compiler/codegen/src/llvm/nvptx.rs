@@ -14,7 +14,7 @@ use inkwell::attributes::AttributeLoc;
 use inkwell::context::Context;
 use inkwell::module::{Linkage, Module};
 use inkwell::values::FunctionValue;
-use mlcc_target::Arch;
+use mlcc_target::{Arch, Level};
 
 /// Calling convention `ptx_kernel`.
 const PTX_KERNEL: u32 = 71;
@@ -72,30 +72,34 @@ fn module<'c>(
             let function = emit_kernel(ctx, &module, &prepared, &name, &caps, machine, &Form::default())?;
             function.set_linkage(Linkage::External);
             function.set_call_conventions(PTX_KERNEL);
-            launch_bounds(ctx, &module, function, threads, blocks_of(kernel))?;
+            let blocks = at_once(input.level, threads, blocks_of(kernel));
+            launch_bounds(ctx, &module, function, threads, blocks)?;
         }
     }
     Ok(module)
 }
 
-/// A launch of so many blocks of so many threads at most states that two of them run at once on a multiprocessor, which is all that there are on
-/// a large GPU: they may have 128 registers then. Without it ptxas 12.9 was seen to spill at 48. Launches of more blocks lose by it: fewer of
-/// them run at once.
-const FEW_BLOCKS: i64 = 256;
 const LARGE_BLOCK: u32 = 256;
-const AT_ONCE: u32 = 2;
+/// With four there are 64 registers for each thread, and less is what ptxas chooses better by itself: a token of llama-3-8b in q4f16_2 was
+/// predicted at 514 tokens/s in place of 559.
+const MOST_AT_ONCE: u32 = 3;
 
-/// States the block size: as metadata up to LLVM 20, as an attribute later.
+/// Large blocks of a launch that run at once on a multiprocessor of the level's device where all of the launch do. Their threads may have the
+/// registers that this leaves: without it ptxas 12.9 was seen to spill at 48 and at 64.
+fn at_once(level: &Level, [x, y, z]: [u32; 3], blocks: Option<i64>) -> Option<u32> {
+    let sms = level.gpu.as_ref()?.device.sms;
+    let of_each = u32::try_from(blocks?).ok()?.div_ceil(sms).max(1);
+    (x * y * z == LARGE_BLOCK && of_each <= MOST_AT_ONCE).then_some(of_each)
+}
+
+/// States the block size, and how many blocks run at once at least: as metadata up to LLVM 20, as attributes later.
 fn launch_bounds<'c>(
     ctx: &'c Context,
     module: &Module<'c>,
     function: FunctionValue<'c>,
-    threads: [u32; 3],
-    blocks: Option<i64>,
+    [x, y, z]: [u32; 3],
+    blocks: Option<u32>,
 ) -> Result<(), CodegenError> {
-    let [x, y, z] = threads;
-    let few = x * y * z == LARGE_BLOCK && blocks.is_some_and(|blocks| blocks <= FEW_BLOCKS);
-    let blocks = few.then_some(AT_ONCE);
     let mut bounds = vec![("nvvm.maxntid", format!("{x},{y},{z}"))];
     bounds.extend(blocks.map(|blocks| ("nvvm.minctasm", blocks.to_string())));
     for (key, value) in bounds {
