@@ -124,7 +124,8 @@ impl<'k> Gpu<'k, '_> {
         let many = Work::of(tile, self.slice());
         let few = work::few(&many, self.bytes());
         let team = Team::new(k, many.threads());
-        let ring = self.ring(few.iter().chain([&many]));
+        let any = if few.is_empty() { Vec::new() } else { work::any(&many, self.bytes()) };
+        let ring = self.ring(any.iter().chain([&many]));
         // Blocks side by side share weights, which stay in the second-level cache for all rows.
         if few.is_empty() {
             k.blocks("bm", 0, (m + (many.rows - 1)) / many.rows, |bm| {
@@ -134,13 +135,13 @@ impl<'k> Gpu<'k, '_> {
             });
             return;
         }
-        let split = work::split(&many);
+        let split = work::split(&many, &few, n);
         k.blocks("bx", 0, (m + (split * many.rows - 1)) / (split * many.rows), |bx| {
             k.blocks("by", 1, (n + many.columns - 1) / many.columns * split, |by| {
                 let mut least = 0;
                 for work in &few {
-                    // Two tiles of rows for each of columns, of which the first has rows always.
-                    let at = [by % 2, by / 2];
+                    // Tiles of rows for each of columns, of which the first has rows always.
+                    let at = [by % work.tiles(), by / work.tiles()];
                     let has = m.le(work.most) & k.int(least).lt(m);
                     let inside = (at[0] * work.rows).lt(m) & (at[1] * work.columns).lt(n);
                     // A grid may be for more rows than there are.
@@ -238,6 +239,7 @@ impl<'k> Gpu<'k, '_> {
             x: self.slice() * x,
             w: width * w / rows + scale,
             slices: self.problem.k as i64 / self.slice(),
+            n: self.problem.n as i64,
             tile: rows.max(M16N8K16.b.columns.into()),
             direct: self.fragments().map(|sizes| self.direct_bytes(self.slice_of(sizes), work::COLUMNS)),
         }

@@ -1,13 +1,39 @@
 //! How blocks compute products on tensor cores: tiles of many rows, and of up to 64, as steps of several sequences have them. What takes
-//! time there is to read the weights, so each is read from memory once and taken apart once or twice: a block has few columns, so that
-//! there are blocks for all multiprocessors, and its warps lie along the depth of the product, each with another slice.
+//! time there is to read the weights, so each is read from memory once and taken apart once or twice. Each block reads all activations, so it
+//! has as many columns as leave blocks for all multiprocessors; where these are few, its warps lie along the depth of the product, each with
+//! another slice.
 
 use mlcc_kernel_lang::WARP;
 use mlcc_target::MatrixTile;
 
-/// Columns of a block. With 64 an H200 was 3 to 9 % slower with 4-bit weights and 10 to 38 % with f16 ones, for 8 to 64 rows; with 16,
-/// 64 rows were 17 to 18 % slower.
+/// Fewest columns of a block. With 16, an H200 was 17 to 18 % slower for 64 rows.
 pub(super) const COLUMNS: i64 = 32;
+/// How products of up to so many rows may be computed, in tiles of so many rows and columns, the best first: wide ones read activations less
+/// often, and there are fewer of them. With 64 columns for all matrices an H200 was 3 to 9 % slower with 4-bit weights and 10 to 38 % with
+/// f16 ones, for 8 to 64 rows.
+static TILES: [Tiles; 3] = [
+    Tiles { most: 16, blocks: 128, of: &[[16, 128], [16, 64]] },
+    Tiles { most: 32, blocks: 88, of: &[[32, 128], [32, 64], [32, COLUMNS]] },
+    Tiles { most: 64, blocks: 88, of: &[[64, 128], [32, 128], [32, 64], [32, COLUMNS]] },
+];
+
+struct Tiles {
+    most: i64,
+    /// So many there have to be of wide ones: two thirds of the multiprocessors of the largest devices, or one for each.
+    blocks: i64,
+    of: &'static [[i64; 2]],
+}
+
+impl Tiles {
+    fn blocks(&self, n: i64, [rows, columns]: [i64; 2]) -> i64 {
+        n / columns * ((self.most + rows - 1) / rows)
+    }
+}
+
+/// More blocks a launch has only where all have something to do.
+const MOST_BLOCKS: i64 = 1024;
+/// Sums that a lane may hold.
+const SUMS: i64 = 64;
 /// Bytes of the ring: two blocks of it fit into a multiprocessor of 100 KiB.
 const RING: i64 = 49 << 10;
 /// Most stages: more copies under way bring nothing.
@@ -38,6 +64,11 @@ impl Work {
         Work { rows, columns, warps, depth: 1, stages, direct: false, most: i64::MAX }
     }
 
+    /// Tiles of rows, of a product of few.
+    pub fn tiles(&self) -> i64 {
+        (self.most + self.rows - 1) / self.rows
+    }
+
     pub fn threads(&self) -> i64 {
         WARP * self.warps[0] * self.warps[1] * self.depth
     }
@@ -64,42 +95,66 @@ impl Work {
     }
 }
 
-/// Bytes of a row of a slice, and how many slices there are.
+/// Bytes of a row of a slice, and how many slices and rows of them there are.
 #[derive(Clone, Copy)]
 pub(super) struct SliceBytes {
     pub x: i64,
     pub w: i64,
     pub slices: i64,
+    /// Rows of weights.
+    pub n: i64,
     /// Columns that a warp takes together.
     pub tile: i64,
     /// Bytes that a warp copies for itself of [`COLUMNS`] columns of weights in fragments.
     pub direct: Option<i64>,
 }
 
-/// How products of up to 16 and of up to 64 rows are computed, in that order. None where blocks of the large tile are no multiple of the small
-/// ones. With row-major weights both are there, or none: where the depth is a multiple of the slices of all warps.
+/// How products of few rows are computed, of the fewest first. None where blocks of the large tile are no multiple of the small
+/// ones. With row-major weights all are there, or none: where the depth is a multiple of the slices of all warps.
 pub(super) fn few(many: &Work, bytes: SliceBytes) -> Vec<Work> {
-    let rings = [(16, 16), (32, 64)].map(|of| work(many, bytes, of));
-    let few: Option<Vec<Work>> = match (bytes.direct, rings) {
-        (Some(w), [_, wide]) => Some(direct(many, bytes, w).into_iter().chain(wide).collect()),
-        (None, rings) => rings.into_iter().collect(),
-    };
-    few.filter(|_| many.columns % COLUMNS == 0).unwrap_or_default()
+    if many.columns % COLUMNS != 0 {
+        return Vec::new();
+    }
+    let [least, some, most] = TILES.each_ref().map(|tiles| {
+        let enough = |&&of: &&[i64; 2]| of[1] == COLUMNS || tiles.blocks(bytes.n, of) >= tiles.blocks;
+        tiles.of.iter().filter(enough).find_map(|&of| work(many, bytes, of, tiles.most))
+    });
+    let least = least.or_else(|| narrow(many, bytes));
+    let whole = bytes.direct.is_some() || [least, some, most].iter().all(Option::is_some);
+    let same = |some: &Work| most.is_some_and(|most| most == Work { most: most.most, ..*some });
+    [least, some.filter(|some| !same(some)), most].into_iter().flatten().filter(|_| whole).collect()
 }
 
-/// Up to 16 rows with weights in fragments: all warps along the depth.
+/// All that products of the same format may have, whatever their sizes. They have the same shared memory then, so that they may be one launch.
+pub(super) fn any(many: &Work, bytes: SliceBytes) -> Vec<Work> {
+    let works = |tiles: &'static Tiles| tiles.of.iter().filter_map(|&of| work(many, bytes, of, tiles.most));
+    TILES.iter().flat_map(works).chain(narrow(many, bytes)).collect()
+}
+
+/// Up to 16 rows where there are few columns.
+fn narrow(many: &Work, bytes: SliceBytes) -> Option<Work> {
+    match bytes.direct {
+        Some(w) => direct(many, bytes, w),
+        None => work(many, bytes, [16, COLUMNS], 16),
+    }
+}
+
+/// With weights in fragments: all warps along the depth.
 fn direct(many: &Work, bytes: SliceBytes, w: i64) -> Option<Work> {
     let depth = many.warps[0] * many.warps[1];
-    // Their weights take more than those of a tile, whose activations take more than theirs: both together fit as those of a tile do.
-    let room = (many.places() * many.columns * bytes.w).max(RING / 2);
-    let stages = (ring(many, bytes) / (depth * (16 * bytes.x + w))).min(room / (depth * w)).min(4);
+    let stages =
+        (ring(many, bytes) / (depth * (16 * bytes.x + w))).min(room(many, bytes) / (depth * w)).min(4);
     let work = Work { rows: 16, columns: COLUMNS, warps: [1, 1], depth, stages, direct: true, most: 16 };
     (stages >= 2).then_some(work)
 }
 
-/// In so many blocks are those of the large tile divided: a small one has half of its columns, or less, and two tiles of rows.
-pub(super) fn split(many: &Work) -> i64 {
-    many.columns / COLUMNS * 2
+/// In so many blocks are those of the large tile divided, so that there are enough for few rows. Products whose blocks are divided alike may be
+/// one launch, so all are divided as those of the smallest tiles, but where most blocks would have nothing to do.
+pub(super) fn split(many: &Work, few: &[Work], n: i64) -> i64 {
+    let of = |work: &Work| (many.columns * work.tiles() + work.columns - 1) / work.columns;
+    let alike = many.columns / COLUMNS * 2;
+    let blocks = (n + many.columns - 1) / many.columns * alike;
+    if blocks <= MOST_BLOCKS { alike } else { few.iter().map(of).max().unwrap_or(1) }
 }
 
 /// Bytes for slices: prompts may take more, which a kernel has anyway then.
@@ -107,16 +162,22 @@ fn ring(many: &Work, bytes: SliceBytes) -> i64 {
     RING.max(many.places() * (many.rows * bytes.x + many.columns * bytes.w))
 }
 
-fn work(many: &Work, bytes: SliceBytes, (rows, most): (i64, i64)) -> Option<Work> {
+/// The same for weights. Those of few rows take more than those of a tile, whose activations take more than theirs: both together fit as those
+/// of a tile do.
+fn room(many: &Work, bytes: SliceBytes) -> i64 {
+    (many.places() * many.columns * bytes.w).max(RING / 2)
+}
+
+fn work(many: &Work, bytes: SliceBytes, [rows, columns]: [i64; 2], most: i64) -> Option<Work> {
     let warps = many.warps[0] * many.warps[1];
     let ring = ring(many, bytes);
     let with = |across: i64| {
         let depth = warps / across;
-        let stage = depth * (rows * bytes.x + COLUMNS * bytes.w);
-        let fits = bytes.slices % depth == 0 && COLUMNS % (bytes.tile * across) == 0;
-        let stages = (ring / stage).min(STAGES);
-        let work = Work { rows, columns: COLUMNS, warps: [1, across], depth, stages, direct: false, most };
-        (fits && stages >= 2).then_some(work)
+        let stage = depth * (rows * bytes.x + columns * bytes.w);
+        let fits = bytes.slices % depth == 0 && columns % (bytes.tile * across) == 0;
+        let stages = (ring / stage).min(room(many, bytes) / (depth * columns * bytes.w)).min(STAGES);
+        let work = Work { rows, columns, warps: [1, across], depth, stages, direct: false, most };
+        (fits && stages >= 2 && work.sums_of_lane() <= SUMS).then_some(work)
     };
     // Most warps along the depth for which there is room.
     [1, 2, 4].into_iter().filter(|across| warps % across == 0).find_map(with)
@@ -128,8 +189,11 @@ mod tests {
 
     const MANY: Work =
         Work { rows: 64, columns: 128, warps: [2, 2], depth: 1, stages: 3, direct: false, most: i64::MAX };
+    /// Of packed weights with f16 activations.
+    const CODES: Work = Work { rows: 128, columns: 64, stages: 2, ..MANY };
 
-    const BYTES: SliceBytes = SliceBytes { x: 128, w: 20, slices: 128, tile: 8, direct: None };
+    const BYTES: SliceBytes = SliceBytes { x: 128, w: 20, slices: 128, n: 2048, tile: 8, direct: None };
+    const FRAGMENTS: SliceBytes = SliceBytes { w: 36, tile: 16, slices: 64, direct: Some(2048), ..BYTES };
 
     #[test]
     fn rings_fit_and_warps_lie_along_the_depth() {
@@ -146,7 +210,7 @@ mod tests {
         assert_eq!(found[0], [(4, 4), (4, 2)]);
         assert_eq!(found[1], [(4, 3), (4, 2)]);
         assert_eq!(found[2], [(4, 3), (4, 2)]);
-        assert_eq!(found[3], [(4, 4), (4, 3)]);
+        assert_eq!(found[3], [(4, 3), (4, 3)]);
         assert!(few(&MANY, SliceBytes { slices: 5, ..BYTES }).iter().all(|w| w.depth == 1));
         assert_eq!(few(&Work { columns: 16, ..MANY }, BYTES), []);
     }
@@ -154,13 +218,37 @@ mod tests {
     /// With weights in fragments up to 16 rows need no ring, so any depth will do; up to 64 do.
     #[test]
     fn warps_copy_fragments_for_themselves() {
-        let bytes = SliceBytes { x: 128, w: 36, tile: 16, direct: Some(2048), ..BYTES };
         let of =
             |many: &Work, bytes| few(many, bytes).iter().map(|w| (w.direct, w.depth, w.stages)).collect();
-        let found: Vec<_> = of(&MANY, bytes);
+        let found: Vec<_> = of(&MANY, FRAGMENTS);
         assert_eq!(found, [(true, 4, 3), (false, 4, 2)]);
-        assert_eq!(of(&Work { rows: 128, columns: 64, stages: 4, ..MANY }, bytes)[0], (true, 4, 3));
-        let odd: Vec<_> = of(&MANY, SliceBytes { slices: 5, ..bytes });
-        assert_eq!(odd, [(true, 4, 3)]);
+        assert_eq!(of(&CODES, FRAGMENTS)[0], (true, 4, 3));
+        let odd: Vec<_> = of(&MANY, SliceBytes { slices: 5, ..FRAGMENTS });
+        assert_eq!(odd[0], (true, 4, 3));
+    }
+
+    #[test]
+    fn many_columns_have_wide_tiles() {
+        let of = |n| -> Vec<_> {
+            few(&CODES, SliceBytes { n, ..FRAGMENTS }).iter().map(|w| (w.most, w.rows, w.columns)).collect()
+        };
+        assert_eq!(of(2048), [(16, 16, 32), (64, 32, 32)]);
+        assert_eq!(of(4096), [(16, 16, 32), (32, 32, 32), (64, 32, 64)]);
+        assert_eq!(of(6144), [(16, 16, 32), (32, 32, 64), (64, 32, 128)]);
+        assert_eq!(of(28672), [(16, 16, 128), (32, 32, 128), (64, 64, 128)]);
+    }
+
+    /// Whatever their numbers of columns, products of a format take the same shared memory, and each tile has its blocks.
+    #[test]
+    fn products_of_any_size_stand_side_by_side() {
+        let all = any(&CODES, FRAGMENTS);
+        for n in [64, 2048, 4096, 6144, 10240, 16384, 28672, 128256] {
+            let few = few(&CODES, SliceBytes { n, ..FRAGMENTS });
+            assert!(few.iter().all(|work| all.contains(work)), "{n}");
+            let blocks = (n + CODES.columns - 1) / CODES.columns * split(&CODES, &few, n);
+            let of = |work: &Work| (n + work.columns - 1) / work.columns * work.tiles();
+            assert!(few.iter().all(|work| of(work) <= blocks), "{n}");
+            assert!(blocks <= MOST_BLOCKS || few.iter().any(|work| of(work) * 2 >= blocks), "{n}");
+        }
     }
 }
