@@ -190,8 +190,7 @@ impl Walks<'_> {
                 executed.push(self.walk(*block)?.counts.instructions);
             }
             // How many have much to do and how many have little is a matter of the sizes then, not of powers of two.
-            let [least, most] = [executed.iter().min(), executed.iter().max()].map(Option::<&u64>::copied);
-            if least.unwrap_or(0) * 2 > most.unwrap_or(0) {
+            if executed.iter().min().map(|least| least * 2) > executed.iter().max().copied() {
                 break;
             }
         }

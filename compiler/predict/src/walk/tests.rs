@@ -348,3 +348,21 @@ fn tiles_of_several_blocks_are_read_once() {
     assert_eq!(bytes("0x2", "@!PT"), [512.0, 224.0 * 512.0]);
     assert_eq!(bytes("0x2", "@P0"), [512.0, 224.0 * 512.0], "three of four are idle");
 }
+
+/// One block in 32 has something to do, as of an attention over a short cache; one in eight of those that are followed first.
+#[test]
+fn more_blocks_are_followed_where_they_differ() {
+    let begin = [
+        "S2R R1, SR_CTAID.X",
+        "LOP3.LUT R6, R1, 0x1f, RZ, 0xc0, !PT",
+        "ISETP.NE.AND P0, PT, R6, RZ, PT",
+        "@P0 EXIT",
+    ];
+    let lines = begin.into_iter().chain(["FADD R0, R0, R0"; 32]).chain(["EXIT"]);
+    let kernel = kernel(&lines.map(|line| (line, plain(1))).collect::<Vec<_>>());
+    let shape =
+        Shape { grid: [32, 512, 1], block: [32, 1, 1], shared_bytes: 0, args: &[], repeat: repeat::ONCE };
+    let resources = Resources { registers: 32, shared_bytes: 0 };
+    let work = predict(&kernel, resources, &shape, &call(1, 0), &gpu()).unwrap().work;
+    assert_eq!(work.by_pipe[Pipe::Float as usize], 1.0);
+}
