@@ -120,3 +120,24 @@ fn launch_bounds<'c>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launches_that_run_at_once_say_so() {
+        let of = |level: &str, threads: [u32; 3], blocks| {
+            at_once(&mlcc_target::level(level).unwrap().unwrap(), threads, blocks)
+        };
+        let large = |level: &str, blocks| of(level, [256, 1, 1], Some(blocks));
+        // 132 and 108 multiprocessors.
+        assert_eq!([1, 132, 133, 264, 396].map(|n| large("sm_90", n)), [1, 1, 2, 2, 3].map(Some));
+        assert_eq!([108, 132, 256].map(|n| large("sm_80", n)), [1, 2, 3].map(Some));
+        assert_eq!([large("sm_90", 397), large("sm_80", 325)], [None; 2]);
+        assert_eq!(of("sm_90", [16, 16, 1], Some(64)), Some(1));
+        assert_eq!(of("sm_90", [128, 1, 1], Some(64)), None, "small blocks");
+        assert_eq!(of("sm_90", [256, 1, 1], None), None, "their number depends on the call");
+        assert_eq!(large("x86-64-v3", 64), None);
+    }
+}
