@@ -9,6 +9,7 @@
 //! Templates are foreign programs: they run with bounded steps, time, memory, depth and output, cannot reach files, and what
 //! they raise becomes an error that carries their message.
 
+mod accepted;
 mod answer;
 mod builtin;
 mod call_grammar;
@@ -30,8 +31,10 @@ pub use source::{ChatFiles, ChatSource};
 pub use syntax::{AnswerSyntax, CallSyntax, ReasoningSyntax};
 pub use tags::TagSyntax;
 
+use accepted::AcceptedMessages;
 use jinja::JinjaTemplates;
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -72,6 +75,10 @@ pub enum ChatError {
     NotText { index: usize, kind: String },
     #[error("message {index} has role `{role}`, the chat format {format} knows {known}")]
     Role { index: usize, role: String, format: &'static str, known: &'static str },
+    #[error(
+        "the chat template drops messages of role `{role}`, as message {index} is: send its text in a role that the template knows"
+    )]
+    RoleDropped { index: usize, role: String },
     #[error("there is no chat format `{found}`; built in are {known}")]
     UnknownFormat { found: String, known: String },
 }
@@ -93,6 +100,8 @@ pub struct Extra {
 #[derive(Debug)]
 pub struct ChatTemplate {
     format: Format,
+    /// What messages it takes, without and with tools; found when it is first asked for.
+    accepted: [OnceLock<AcceptedMessages>; 2],
 }
 
 #[derive(Debug)]
@@ -113,7 +122,11 @@ impl ChatTemplate {
     }
 
     pub fn builtin(format: BuiltinFormat) -> ChatTemplate {
-        ChatTemplate { format: Format::Builtin(format) }
+        ChatTemplate::new(Format::Builtin(format))
+    }
+
+    fn new(format: Format) -> ChatTemplate {
+        ChatTemplate { format, accepted: Default::default() }
     }
 
     /// The prompt of a conversation. `add_generation_prompt` ends it where the assistant's next answer begins.
@@ -154,6 +167,33 @@ impl ChatTemplate {
     pub fn uses(&self, variable: &str) -> bool {
         match &self.format {
             Format::Jinja(templates) => templates.uses(variable),
+            Format::Builtin(_) => false,
+        }
+    }
+
+    /// The messages in the form that the template takes: instructions as one message at the begin, or in front of the user's first
+    /// text where the template has no role for them, and contents as texts or as parts. A message of a role that the template
+    /// drops is an error.
+    pub fn adapted(&self, messages: &[Message], extra: &Extra) -> Result<Vec<Message>, ChatError> {
+        let accepted = &self.accepted[usize::from(extra.tools.is_some())];
+        let accepted = accepted.get_or_init(|| AcceptedMessages::of(self, extra.tools.is_some()));
+        accepted.adapted(self, messages, extra)
+    }
+
+    /// The prompt of messages that are [adapted](Self::adapted) first.
+    pub fn render_adapted(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+        extra: &Extra,
+    ) -> Result<String, ChatError> {
+        self.render(&self.adapted(messages, extra)?, add_generation_prompt, extra)
+    }
+
+    /// Whether the template has a word as an attribute or as a constant text.
+    fn has_word(&self, word: &str, extra: &Extra) -> bool {
+        match &self.format {
+            Format::Jinja(templates) => templates.has_word(word, extra),
             Format::Builtin(_) => false,
         }
     }

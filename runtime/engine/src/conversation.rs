@@ -33,10 +33,10 @@ pub enum ChatFormat {
 }
 
 impl ChatFormat {
-    /// The messages as text; with `answer` it ends where the next answer begins.
+    /// The messages as text; with `answer` it ends where the next answer begins. Roles and contents become what the template takes.
     pub fn render(&self, messages: &[Message], answer: bool, extra: &Extra) -> Result<String, ChatError> {
         match self {
-            ChatFormat::Template(template) => template.render(messages, answer, extra),
+            ChatFormat::Template(template) => template.render_adapted(messages, answer, extra),
             ChatFormat::Plain => Ok(messages.iter().map(Message::text).collect()),
         }
     }
@@ -63,6 +63,14 @@ impl ChatFormat {
         match self {
             ChatFormat::Template(template) => AnswerSyntax::of(template),
             ChatFormat::Plain => AnswerSyntax::default(),
+        }
+    }
+
+    /// Whether the template looks at a variable.
+    pub fn uses(&self, variable: &str) -> bool {
+        match self {
+            ChatFormat::Template(template) => template.uses(variable),
+            ChatFormat::Plain => false,
         }
     }
 
@@ -340,7 +348,7 @@ fn end_tokens(template: &ChatTemplate, tokenizer: &Tokenizer) -> Vec<TokenId> {
     const ANSWER: &str = "Answer.";
     let messages = [Message::new("user", "Question?"), Message::new("assistant", ANSWER)];
     // A template that refuses this talk ends its answers in a way that cannot be found out here.
-    let Ok(text) = template.render(&messages, false, &Extra::default()) else { return Vec::new() };
+    let Ok(text) = template.render_adapted(&messages, false, &Extra::default()) else { return Vec::new() };
     let Some((_, tail)) = text.rsplit_once(ANSWER) else { return Vec::new() };
     let Ok(ids) = tokenizer.encode(tail) else { return Vec::new() };
     let blank = |id: &TokenId| {

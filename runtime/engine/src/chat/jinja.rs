@@ -65,6 +65,8 @@ struct Template {
     program: Program,
     /// What it reads and does not set.
     variables: BTreeSet<String>,
+    /// Attributes and constant texts in it.
+    words: BTreeSet<String>,
 }
 
 pub(super) struct JinjaTemplates {
@@ -88,7 +90,7 @@ impl Template {
     /// Runs on a thread with [`PARSER_STACK`].
     fn compile(name: &str, text: String, syntax: &SyntaxConfig) -> Result<Template, ChatError> {
         let wrong = |reason| ChatError::Syntax { template: name.to_owned(), reason };
-        let mut variables = BTreeSet::new();
+        let (mut variables, mut words) = (BTreeSet::new(), BTreeSet::new());
         let program = Program::try_new(Source { name: name.to_owned(), text }, |source| {
             let tree = machinery::parse(&source.text, &source.name, syntax.clone());
             let tree = tree.map_err(|error| wrong(describe(&error)))?;
@@ -97,12 +99,13 @@ impl Template {
                 .template(&tree)
                 .map_err(|refused| wrong(format!("{} (line {})", refused.reason, refused.line)))?;
             variables = rewriter.undeclared.iter().map(|name| (*name).to_owned()).collect();
+            words = rewriter.words;
             let mut generator = CodeGenerator::new(&source.name, &source.text);
             generator.compile_stmt(&tree);
             let (instructions, blocks) = generator.finish();
             Ok(Code { instructions, blocks })
         })?;
-        Ok(Template { program, variables })
+        Ok(Template { program, variables, words })
     }
 
     /// Runs on the thread of the rendering.
@@ -200,6 +203,11 @@ impl JinjaTemplates {
 
     pub fn uses(&self, variable: &str) -> bool {
         self.templates.iter().any(|template| template.variables.contains(variable))
+    }
+
+    /// Whether the template that `extra` chooses has a word as an attribute or as a constant text.
+    pub fn has_word(&self, word: &str, extra: &Extra) -> bool {
+        self.choose(extra).is_some_and(|template| template.words.contains(word))
     }
 }
 

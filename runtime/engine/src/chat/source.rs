@@ -116,7 +116,7 @@ impl ChatSource {
                 return Err(ChatError::Section { reason });
             }
         };
-        Ok(ChatTemplate { format })
+        Ok(ChatTemplate::new(format))
     }
 }
 

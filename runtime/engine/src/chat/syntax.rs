@@ -83,7 +83,8 @@ fn assistant(content: Content, fields: Json) -> Message {
     Message { role: "assistant".into(), content, fields }
 }
 
-fn tools() -> Extra {
+/// Two functions.
+pub(super) fn tools() -> Extra {
     let tool = |name: &str| {
         json!({"type": "function", "function": {"name": name, "description": "A sample.", "parameters":
             {"type": "object", "properties": {KEY: {"type": "string"}}, "required": [KEY]}}})
@@ -101,10 +102,11 @@ fn common_suffix(a: &str, b: &str) -> usize {
 
 fn reasoning(template: &ChatTemplate) -> Option<ReasoningSyntax> {
     let extra = Extra::default();
-    let prompt = template.render(&[user()], true, &extra).ok()?;
+    let prompt = template.render_adapted(&[user()], true, &extra).ok()?;
     let fields = json!({"reasoning_content": REASONS, "thinking": REASONS});
-    let with =
-        template.render(&[user(), assistant(Content::Text(ANSWER.into()), fields)], false, &extra).ok();
+    let with = template
+        .render_adapted(&[user(), assistant(Content::Text(ANSWER.into()), fields)], false, &extra)
+        .ok();
     let shown = with.as_ref().and_then(|text| {
         let (before, behind) = text.split_once(REASONS)?;
         let (close, _) = behind.split_once(ANSWER)?;
@@ -142,10 +144,10 @@ fn rendered(template: &ChatTemplate, arguments: &[Json], as_text: bool, content:
     };
     let calls: Vec<Json> = arguments.iter().enumerate().map(call).collect();
     let extra = tools();
-    let prompt = template.render(&[user()], true, &extra).ok()?;
-    let plain = template.render(&[user(), Message::new("assistant", ANSWER)], false, &extra).ok()?;
+    let prompt = template.render_adapted(&[user()], true, &extra).ok()?;
+    let plain = template.render_adapted(&[user(), Message::new("assistant", ANSWER)], false, &extra).ok()?;
     let message = assistant(content.clone(), json!({"tool_calls": calls}));
-    let with = template.render(&[user(), message], false, &extra).ok()?;
+    let with = template.render_adapted(&[user(), message], false, &extra).ok()?;
     let tail = plain.rsplit_once(ANSWER)?.1;
     let answer = &with[common_prefix(&with, &prompt)..];
     let end = if answer.ends_with(tail) { tail.len() } else { common_suffix(answer, &plain) };
@@ -204,7 +206,7 @@ fn calls(template: &ChatTemplate, reasoning: Option<&ReasoningSyntax>) -> Option
 
 /// Nobody would tell the model of its tools otherwise.
 fn tells_of_tools(template: &ChatTemplate) -> bool {
-    let prompt = |extra: &Extra| template.render(&[user()], true, extra).ok();
+    let prompt = |extra: &Extra| template.render_adapted(&[user()], true, extra).ok();
     prompt(&tools()).is_some_and(|with| with != prompt(&Extra::default()).unwrap_or_default())
 }
 

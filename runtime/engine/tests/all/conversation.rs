@@ -239,7 +239,7 @@ fn plain_format_goes_on_with_the_text() {
 #[test]
 fn templates_say_how_answers_end() {
     let tokenizer = common::sentencepiece();
-    let template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}\
+    let template = "{% for m in messages %}{% if m.content == 'a' %}{{ raise_exception('no a') }}{% endif %}\
                     {% if m.role == 'assistant' %} {{ m.content }} </s>{% else %}[{{ m.content }}]{% endif %}{% endfor %}";
     let format = || ChatFormat::Template(Box::new(ChatTemplate::from_jinja(template).unwrap()));
     let mut chat = Conversation::new(Parrot::new(false), format(), None, &tokenizer);
@@ -247,6 +247,6 @@ fn templates_say_how_answers_end() {
     chat.reset().unwrap();
     let mut refusing = Conversation::new(Parrot::new(false), format(), Some("Be brief."), &tokenizer);
     let error = refusing.send(&tokenizer, "a", &settings(&GREEDY()), |_| ControlFlow::Continue(()));
-    assert!(error.is_err_and(|e| e.to_string().contains("no system")));
+    assert!(error.is_err_and(|e| e.to_string().contains("no a")));
     assert_eq!(refusing.messages().len(), 1, "only the system's message");
 }

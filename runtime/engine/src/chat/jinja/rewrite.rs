@@ -34,6 +34,8 @@ use names::*;
 const MOST_NESTED: usize = 500;
 /// The engine counts arguments in 16 bits.
 const MOST_ITEMS: usize = 60_000;
+/// Bytes of a constant that may be the name of a role or of a field.
+const LONGEST_WORD: usize = 64;
 
 /// Why a template is refused.
 pub struct Refused {
@@ -49,11 +51,14 @@ pub struct Rewriter<'a> {
     scopes: Vec<BTreeSet<&'a str>>,
     /// Variables that it reads before it has set them.
     pub undeclared: BTreeSet<&'a str>,
+    /// Names of attributes, and constant texts: all that it may compare with or look up.
+    pub words: BTreeSet<String>,
 }
 
 impl<'a> Rewriter<'a> {
     pub fn new() -> Self {
-        Rewriter { depth: 0, scopes: vec![BTreeSet::new()], undeclared: BTreeSet::new() }
+        let (scopes, undeclared, words) = (vec![BTreeSet::new()], BTreeSet::new(), BTreeSet::new());
+        Rewriter { depth: 0, scopes, undeclared, words }
     }
 
     pub fn template(&mut self, statement: &Stmt<'a>) -> Result<Stmt<'a>> {
@@ -261,7 +266,11 @@ impl<'a> Rewriter<'a> {
                 }
                 Expr::Var(Spanned::new(ast::Var { id: it.id }, span))
             }
-            Expr::Const(it) => constant(it.value.clone(), span),
+            Expr::Const(it) => {
+                self.words
+                    .extend(it.value.as_str().filter(|text| text.len() <= LONGEST_WORD).map(str::to_owned));
+                constant(it.value.clone(), span)
+            }
             Expr::Slice(it) => {
                 let mut ends = Vec::with_capacity(3);
                 for end in [&it.start, &it.stop, &it.step] {
@@ -298,10 +307,11 @@ impl<'a> Rewriter<'a> {
                 let args = self.arguments(&it.args)?;
                 Expr::Test(Spanned::new(ast::Test { name: it.name, expr, args }, span))
             }
-            Expr::GetAttr(it) => Expr::GetAttr(Spanned::new(
-                ast::GetAttr { expr: self.expression(&it.expr)?, name: it.name },
-                span,
-            )),
+            Expr::GetAttr(it) => {
+                self.words.insert(it.name.to_owned());
+                let expr = self.expression(&it.expr)?;
+                Expr::GetAttr(Spanned::new(ast::GetAttr { expr, name: it.name }, span))
+            }
             Expr::GetItem(it) => {
                 let subscript_expr = looked_at(self.expression(&it.subscript_expr)?);
                 Expr::GetItem(Spanned::new(
