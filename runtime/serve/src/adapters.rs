@@ -11,6 +11,7 @@ use thiserror::Error;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::hosted::Hosted;
+use crate::known_fields;
 use crate::models::Models;
 
 /// Puts the adapter of a folder into a slot of a model, under a name; or says why not.
@@ -71,7 +72,7 @@ impl Models {
     /// Takes an adapter away. Texts that run with it go on.
     pub fn unload_adapter(&self, mut fields: Fields) -> Result<String, ApiError> {
         let name: String = fields.need("lora_name", "the name of an adapter")?;
-        fields.finish(&["lora_int_id"])?;
+        fields.finish(&[known_fields::ADAPTERS])?;
         if self.server.options.lora_dir.is_none() {
             return Err(ApiError::adapters_are_fixed());
         }

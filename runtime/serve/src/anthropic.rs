@@ -6,10 +6,23 @@ use crate::chat::{self, Prepared};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::hosted::Hosted;
+use crate::known_fields::{MESSAGES, TEXTS};
+use crate::messages::parts;
+use crate::reasoning::known;
 
-/// Fields of that API that change nothing here.
-const IGNORED: &[&str] =
-    &["metadata", "service_tier", "container", "context_management", "mcp_servers", "cache_control"];
+/// Fields of chats that are taken as they are.
+const OF_CHATS: &[&str] = &[
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stream",
+    "thinking",
+    "chat_template_kwargs",
+    "cache_prompt",
+    "stop_token_ids",
+];
 
 fn wrong(param: &str, message: impl Into<String>) -> ApiError {
     ApiError::field(param, "invalid_value", message)
@@ -39,31 +52,64 @@ fn read(hosted: &Hosted, mut fields: Fields, answers: bool) -> Result<Asked, Api
         let most: usize = fields.need("max_tokens", "a whole number")?;
         chat.insert("max_tokens".into(), most.into());
     }
-    for name in ["temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "cache_prompt"] {
+    for &name in OF_CHATS {
         if let Some(value) = fields.take::<Value>(name, "a value")? {
             chat.insert(name.into(), value);
         }
     }
     let stops: Vec<String> = fields.take("stop_sequences", "a list of strings")?.unwrap_or_default();
     chat.insert("stop".into(), json!(stops));
-    if let Some(thinking) = fields.take::<Value>("thinking", "an object")? {
-        let variables = chat.entry("chat_template_kwargs").or_insert_with(|| json!({}));
-        if let Some(variables) = variables.as_object_mut() {
-            variables.entry("enable_thinking").or_insert_with(|| (thinking["type"] != "disabled").into());
-        }
-    }
     let mut messages = Vec::new();
     if let Some(system) = fields.take::<Value>("system", "a string or a list of blocks")? {
-        messages.push(json!({"role": "system", "content": text_of(&system, "system")?}));
+        let text = text_of(&system, "system")?;
+        messages.push(json!({"role": "system", "content": parts(&system).unwrap_or(text.into())}));
     }
     let asked: Vec<Value> = fields.need("messages", "a list of messages")?;
     for (index, message) in asked.iter().enumerate() {
         messages.extend(converted(message, &format!("messages[{index}]"))?);
     }
+    // An answer that the client has begun.
+    let begun =
+        messages.last().is_some_and(|last| last["role"] == "assistant" && last["tool_calls"].is_null());
+    if begun
+        && messages.last().is_some_and(|last| last["content"].as_str().is_some_and(|text| !text.is_empty()))
+    {
+        chat.insert("continue_final_message".into(), true.into());
+    }
     chat.insert("messages".into(), messages.into());
     tools(&mut fields, &mut chat)?;
-    fields.finish(IGNORED)?;
+    output(&mut fields, &mut chat)?;
+    fields.finish(&[TEXTS, MESSAGES])?;
     Ok(Asked { prepared: chat::read(hosted, Fields::from(chat), None)?, stops })
+}
+
+/// How much the model reasons, and the form of its answer.
+fn output(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+    const NAME: &str = "output_config";
+    let asked: Map<String, Value> = fields.take(NAME, "an object")?.unwrap_or_default();
+    // As it was called at first.
+    let mut format: Option<Value> = fields.take("output_format", "an object")?;
+    for (name, value) in asked {
+        match name.as_str() {
+            _ if value.is_null() => {}
+            "effort" => {
+                let text = value.as_str().unwrap_or_default().to_owned();
+                chat.insert("reasoning_effort".into(), known("output_config.effort", text)?.into());
+            }
+            "format" => format = Some(value),
+            // A hint of how much the whole task may cost.
+            "task_budget" => {}
+            other => return Err(wrong(NAME, format!("`{NAME}` has no field `{other:.60}`"))),
+        }
+    }
+    let Some(format) = format else { return Ok(()) };
+    let (true, Some(schema)) = (format["type"] == "json_schema", format["schema"].as_object()) else {
+        let message = format!("`{NAME}.format` is no object with `type` of `json_schema` and a `schema`");
+        return Err(wrong(NAME, message));
+    };
+    let held = json!({"type": "json_schema", "json_schema": {"name": "output", "schema": schema}});
+    chat.insert("response_format".into(), held);
+    Ok(())
 }
 
 /// A string, or blocks of text.
@@ -113,9 +159,13 @@ fn converted(message: &Value, param: &str) -> Result<Vec<Value>, ApiError> {
             _ => rest.push(block.clone()),
         }
     }
-    let text = text_of(&Value::Array(rest), param)?;
+    let rest = Value::Array(rest);
+    let text = text_of(&rest, param)?;
     if !text.is_empty() || !calls.is_empty() || results.is_empty() {
-        let content = if text.is_empty() && !calls.is_empty() { Value::Null } else { text.into() };
+        let content = match text.is_empty() && !calls.is_empty() {
+            true => Value::Null,
+            false => parts(&rest).unwrap_or(text.into()),
+        };
         let mut own = json!({"role": role, "content": content});
         if !calls.is_empty() {
             own["tool_calls"] = calls.into();

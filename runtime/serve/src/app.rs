@@ -1,7 +1,8 @@
 //! What all handlers share.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::embeddings::TextModels;
@@ -11,6 +12,9 @@ use crate::models::{Models, entry};
 use crate::responses::Kept;
 use crate::serve::ServeOptions;
 use serde_json::Value;
+
+/// Different warnings that are told.
+const MOST_WARNED: usize = 100;
 
 pub struct App {
     pub models: Models,
@@ -49,6 +53,8 @@ pub struct Server {
     pub kept: Kept,
     /// No new texts are taken.
     pub draining: AtomicBool,
+    /// Warnings that were told.
+    warned: Mutex<BTreeSet<String>>,
     /// Seconds since 1970.
     pub started: u64,
     /// Number of the next answer.
@@ -62,8 +68,19 @@ impl Server {
             metrics: Metrics::new(),
             kept: Kept::default(),
             draining: AtomicBool::new(false),
+            warned: Mutex::default(),
             started: seconds(),
             next: AtomicU64::new(0),
+        }
+    }
+
+    /// Tells a warning, if there is somebody to tell it to, and nobody was told of it before.
+    pub fn warn_once(&self, warning: &str) {
+        let Some(warn) = self.options.warn else { return };
+        let mut told = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        // Clients choose a part of it.
+        if told.len() < MOST_WARNED && told.insert(warning.to_owned()) {
+            warn(warning);
         }
     }
 

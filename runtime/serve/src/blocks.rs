@@ -15,12 +15,13 @@ use crate::answers::{Answer, Call, CallIds, ended_by};
 use crate::anthropic::{Asked, error_body};
 use crate::error::{ApiError, json_type};
 use crate::hosted::Hosted;
-use crate::texts::{Client, KEEP_ALIVE, Running};
+use crate::texts::{Client, KEEP_ALIVE, Running, warned};
 use crate::traces::RequestSpan;
 
 /// Answers a request.
 pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, asked: Asked) -> Response {
     let Asked { prepared, stops } = asked;
+    let (warnings, server) = (prepared.warnings, Arc::clone(&hosted.server));
     let mut text = prepared.work;
     text.client = client.0;
     let prompt = text.prompt.len();
@@ -34,7 +35,7 @@ pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, aske
         "stop_reason": null, "stop_sequence": null, "usage": {"input_tokens": prompt, "output_tokens": 0},
     });
     if prepared.stream {
-        return stream(head, prepared.parser, prepared.ids, stops, running);
+        return warned(stream(head, prepared.parser, prepared.ids, stops, running), &warnings, &server);
     }
     let mut text = String::new();
     loop {
@@ -42,7 +43,8 @@ pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, aske
             Ok(Some((_, Event::Piece(piece)))) => text += &piece.text,
             Ok(Some((_, Event::Finished(finished)))) => {
                 let answer = Answer::read(prepared.parser, &text, &prepared.ids, 0);
-                return (json_type(), whole(head, &answer, &finished, &stops).to_string()).into_response();
+                let body = whole(head, &answer, &finished, &stops).to_string();
+                return warned((json_type(), body).into_response(), &warnings, &server);
             }
             Ok(Some(_)) => {}
             Ok(None) => return refused(&ApiError::internal("the text has no end")),

@@ -16,11 +16,13 @@ use crate::constraint::Constraint;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::hosted::Hosted;
+use crate::known_fields::{CHATS, TEXTS};
 use crate::messages;
-use crate::sampling::{Common, IGNORED, MOST_LOGPROBS};
+use crate::reasoning::AskedReasoning;
+use crate::sampling::{Common, MOST_LOGPROBS, probabilities};
 use crate::shape::{Shape, finite, token_text};
 use crate::texts::{Choice, Work};
-use crate::tools::{ToolChoice, Tools};
+use crate::tools::{AskedTools, ToolChoice, Tools};
 
 /// A chat that was read: everything but the form of its answer.
 pub struct Prepared {
@@ -30,6 +32,10 @@ pub struct Prepared {
     pub include_usage: bool,
     pub parser: AnswerParser,
     pub ids: CallIds,
+    /// The answer tells the model's reasoning.
+    pub tells_reasoning: bool,
+    /// What of the request is left out.
+    pub warnings: Vec<String>,
 }
 
 /// Reads a request and makes its prompt.
@@ -38,6 +44,7 @@ pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
     let prepared = read(hosted, fields, logprobs)?;
     let shape = Chat {
         logprobs: logprobs.is_some(),
+        tells_reasoning: prepared.tells_reasoning,
         streams: vec![prepared.parser.clone(); prepared.choices],
         parser: prepared.parser,
         ids: prepared.ids,
@@ -48,16 +55,17 @@ pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
         stream: prepared.stream,
         include_usage: prepared.include_usage,
         shape: Box::new(shape),
+        warnings: prepared.warnings,
     })
 }
 
 /// Reads all fields of a chat but those that say what is told of tokens.
 pub fn read(hosted: &Hosted, mut fields: Fields, logprobs: Option<usize>) -> Result<Prepared, ApiError> {
     let common = Common::take(&mut fields, hosted, None)?;
-    refuse_what_is_missing(&mut fields)?;
-    let tools = Tools::take(&mut fields)?;
-    let prompt = prompt(hosted, &mut fields, tools.as_ref())?;
-    fields.finish(IGNORED)?;
+    let AskedTools { tools, warnings } = Tools::take(&mut fields)?;
+    let reasoning = AskedReasoning::take(&mut fields)?;
+    let prompt = prompt(hosted, &mut fields, tools.as_ref(), &reasoning)?;
+    finish(fields, common.choices)?;
     let ids = prompt.format.encode(&hosted.tokenizer, &prompt.text);
     let ids = ids.map_err(|e| ApiError::field("messages", "invalid_value", e.to_string()))?;
     // Where a model can go back anywhere nobody asks for them.
@@ -66,11 +74,12 @@ pub fn read(hosted: &Hosted, mut fields: Fields, logprobs: Option<usize>) -> Res
     let Prompt { format, text, .. } = prompt;
     let mut stop = common.text.stop.clone();
     stop.extend(format.stop_texts().iter().map(|stop| stop.to_string()));
-    let special = if hosted.shows_control_tokens { SpecialTokens::Keep } else { SpecialTokens::Skip };
+    let special = if hosted.shows_control_tokens { SpecialTokens::Keep } else { common.text.special };
+    let eos = common.ends(&hosted.chat_eos);
     let work = TextRequest {
         prompt: ids,
         borders,
-        eos: if common.ignore_eos { Vec::new() } else { hosted.chat_eos.clone() },
+        eos,
         stop,
         logprobs,
         special,
@@ -80,20 +89,32 @@ pub fn read(hosted: &Hosted, mut fields: Fields, logprobs: Option<usize>) -> Res
     let callable = tools.as_ref().map(Tools::callable).unwrap_or_default();
     let (names, schemas) = callable.iter().cloned().unzip();
     let most = tools.as_ref().map_or(0, Tools::most_calls);
+    let mut syntax = hosted.syntax.clone();
+    syntax.reasoning = syntax.reasoning.filter(|_| reasoning.apart);
     Ok(Prepared {
         work,
         choices: common.choices,
         stream: common.stream,
         include_usage: common.include_usage,
-        parser: AnswerParser::new(&hosted.syntax, names, most, &text).with_schemas(schemas),
+        parser: AnswerParser::new(&syntax, names, most, &text).with_schemas(schemas),
         ids: CallIds { answer: hosted.server.number() },
+        tells_reasoning: reasoning.told,
+        warnings,
     })
+}
+
+/// What is left over asks for nothing.
+fn finish(mut fields: Fields, choices: usize) -> Result<(), ApiError> {
+    // Where all are told, none is better.
+    fields.forget("best_of", |value| value.as_u64() == Some(choices as u64));
+    fields.finish(&[TEXTS, CHATS])
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let wanted = fields.take("logprobs", "true or false")?.unwrap_or(false);
     let top: Option<usize> = fields.take("top_logprobs", "a whole number")?;
-    match (wanted, top) {
+    let other = probabilities(fields)?;
+    match (wanted || other.is_some(), top.or(other)) {
         (true, top) if top.unwrap_or(0) <= MOST_LOGPROBS => Ok(Some(top.unwrap_or(0))),
         (false, None | Some(0)) => Ok(None),
         (false, Some(_)) => {
@@ -143,12 +164,26 @@ fn constraint(
     Constraint { spec, param }.compile(hosted).map(Some)
 }
 
-/// The prompt of a conversation, as text.
-pub fn apply_template(hosted: &Hosted, mut fields: Fields) -> Result<Value, ApiError> {
-    let tools = Tools::take(&mut fields)?;
-    let prompt = prompt(hosted, &mut fields, tools.as_ref())?;
-    fields.finish(&[])?;
-    Ok(json!({"prompt": prompt.text}))
+/// The prompt of a conversation, as text. All fields of a chat are taken.
+pub fn apply_template(hosted: &Hosted, fields: Fields) -> Result<Value, ApiError> {
+    Ok(json!({"prompt": of_messages(hosted, fields)?.text}))
+}
+
+/// The tokens of the prompt of a conversation.
+pub fn tokens(hosted: &Hosted, fields: Fields) -> Result<Vec<TokenId>, ApiError> {
+    let prompt = of_messages(hosted, fields)?;
+    let ids = prompt.format.encode(&hosted.tokenizer, &prompt.text);
+    ids.map_err(|e| ApiError::field("messages", "invalid_value", e.to_string()))
+}
+
+fn of_messages(hosted: &Hosted, mut fields: Fields) -> Result<Prompt<'_>, ApiError> {
+    let common = Common::take(&mut fields, hosted, None)?;
+    logprobs(&mut fields)?;
+    let AskedTools { tools, .. } = Tools::take(&mut fields)?;
+    let reasoning = AskedReasoning::take(&mut fields)?;
+    let prompt = prompt(hosted, &mut fields, tools.as_ref(), &reasoning)?;
+    finish(fields, common.choices)?;
+    Ok(prompt)
 }
 
 /// As many requests as choices, each with the next seed.
@@ -161,19 +196,6 @@ pub fn with_seeds(text: &TextRequest, choices: usize) -> Vec<TextRequest> {
     (0..choices).map(of).collect()
 }
 
-fn refuse_what_is_missing(fields: &mut Fields) -> Result<(), ApiError> {
-    let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-    let only_text = |value: &Value| *value == json!(["text"]);
-    let none = |value: &Value| value == "none" || value == "auto";
-    fields.refuse("functions", empty)?;
-    fields.refuse("function_call", none)?;
-    fields.refuse("modalities", only_text)?;
-    for name in ["audio", "prediction", "web_search_options"] {
-        fields.refuse(name, |_| false)?;
-    }
-    Ok(())
-}
-
 /// A conversation as its model reads it.
 struct Prompt<'h> {
     format: &'h ChatFormat,
@@ -182,6 +204,9 @@ struct Prompt<'h> {
     answer: bool,
     text: String,
 }
+
+/// A text that no message has, in the place of one.
+const MARK: &str = "\u{1}";
 
 impl Prompt<'_> {
     /// How many of the prompt's tokens come before the first and the last message of the user, where conversations part that share
@@ -196,7 +221,7 @@ impl Prompt<'_> {
     /// How many come before a message. Another text in its place shows where that is.
     fn border(&self, at: usize, tokenizer: &Tokenizer, tokens: &[TokenId]) -> Option<usize> {
         let mut messages = self.messages.clone();
-        messages.get_mut(at)?.content = Content::Text("\u{1}".into());
+        messages.get_mut(at)?.content = Content::Text(MARK.into());
         let other = self.format.render(&messages, self.answer, &self.extra).ok()?;
         let same = self.text.char_indices().zip(other.chars()).find(|((_, a), b)| a != b);
         let ((bytes, _), _) = same?;
@@ -221,11 +246,22 @@ fn prompt<'a>(
     hosted: &'a Hosted,
     fields: &mut Fields,
     tools: Option<&Tools>,
+    reasoning: &AskedReasoning,
 ) -> Result<Prompt<'a>, ApiError> {
     let messages: Vec<Value> = fields.need("messages", "a list of messages")?;
     let variables: Option<BTreeMap<String, TemplateValue>> =
         fields.take("chat_template_kwargs", "an object of variables of the template")?;
-    let answer = fields.take("add_generation_prompt", "true or false")?.unwrap_or(true);
+    let mut variables = variables.unwrap_or_default();
+    for (name, value) in reasoning.variables() {
+        variables.entry(name).or_insert(value);
+    }
+    let documents: Option<TemplateValue> = fields.take("documents", "a list of documents")?;
+    let goes_on = goes_on(fields, &messages)?;
+    let answer = fields.take("add_generation_prompt", "true or false")?.unwrap_or(!goes_on);
+    if goes_on && answer {
+        let message = "`continue_final_message` and `add_generation_prompt` contradict each other: an answer goes on, or begins";
+        return Err(ApiError::field("continue_final_message", "invalid_value", message));
+    }
     let Some(format) = &hosted.format else {
         return Err(no_format(hosted));
     };
@@ -237,21 +273,55 @@ fn prompt<'a>(
             "the chat template of this model has no calls of tools, or none that this server can read";
         return Err(ApiError::field("tools", "unsupported", message));
     }
+    if documents.is_some() && !format.uses("documents") {
+        let message = "the chat template of this model takes no documents: put their texts into a message";
+        return Err(ApiError::field("documents", "unsupported", message));
+    }
     let as_text = hosted.syntax.calls.as_ref().is_some_and(|calls| calls.arguments_as_text);
     let message = |at| messages::message(at, as_text);
     let messages = messages.into_iter().enumerate().map(message).collect::<Result<Vec<_>, _>>()?;
-    let extra = Extra {
-        variables: variables.unwrap_or_default(),
-        tools: tools.map(Tools::for_template).transpose()?,
-        ..Extra::default()
-    };
-    let text = format.render(&messages, answer, &extra);
-    let text = text.map_err(|e| ApiError::field("messages", "template_error", e.to_string()))?;
+    let tools = tools.map(Tools::for_template).transpose()?;
+    let extra = Extra { variables, tools, documents, ..Extra::default() };
+    let failed =
+        |error: mlcc_engine::ChatError| ApiError::field("messages", "template_error", error.to_string());
+    let mut text = format.render(&messages, answer, &extra).map_err(failed)?;
+    if goes_on {
+        text.truncate(end_of_last(format, &messages, &extra, &text).map_err(failed)?);
+    }
     Ok(Prompt { format, messages, extra, answer, text })
+}
+
+/// Whether the last message, which is the model's, is to be gone on with.
+fn goes_on(fields: &mut Fields, messages: &[Value]) -> Result<bool, ApiError> {
+    const NAME: &str = "continue_final_message";
+    let wanted = fields.take(NAME, "true or false")?.unwrap_or(false);
+    let last = messages.last().filter(|last| last["role"] == "assistant" && !last["content"].is_null());
+    if wanted && last.is_none() {
+        let message = format!("`{NAME}` needs a text of the assistant as the last message");
+        return Err(ApiError::field(NAME, "invalid_value", message));
+    }
+    Ok(wanted)
+}
+
+/// Where the text of the last message ends in a prompt that ends with that message. A longer one shows where that is.
+fn end_of_last(
+    format: &ChatFormat,
+    messages: &[Message],
+    extra: &Extra,
+    text: &str,
+) -> Result<usize, mlcc_engine::ChatError> {
+    let mut longer = messages.to_vec();
+    if let Some(last) = longer.last_mut() {
+        last.content = Content::Text(last.text().trim_end().to_owned() + MARK);
+    }
+    let longer = format.render(&longer, false, extra)?;
+    let same = text.char_indices().zip(longer.chars()).find(|((_, a), b)| a != b);
+    Ok(same.map_or(text.len(), |((at, _), _)| at))
 }
 
 struct Chat {
     logprobs: bool,
+    tells_reasoning: bool,
     /// Has seen nothing.
     parser: AnswerParser,
     /// Of each choice.
@@ -260,7 +330,7 @@ struct Chat {
 }
 
 /// Parts of an answer as a piece of a stream.
-fn delta(parts: Vec<AnswerPart>, ids: &CallIds, choice: usize) -> Value {
+fn delta(parts: impl IntoIterator<Item = AnswerPart>, ids: &CallIds, choice: usize) -> Value {
     let mut delta = json!({});
     let mut calls: Vec<Value> = Vec::new();
     let mut append = |name: &str, text: String| match &mut delta[name] {
@@ -294,7 +364,8 @@ fn delta(parts: Vec<AnswerPart>, ids: &CallIds, choice: usize) -> Value {
 
 impl Chat {
     fn streamed(&self, index: usize, parts: Vec<AnswerPart>, logprobs: Value) -> Value {
-        let delta = delta(parts, &self.ids, index);
+        let told = |part: &AnswerPart| self.tells_reasoning || !matches!(part, AnswerPart::Reasoning(_));
+        let delta = delta(parts.into_iter().filter(told), &self.ids, index);
         json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": null})
     }
 }
@@ -329,7 +400,10 @@ impl Shape for Chat {
     fn whole(&self, tokenizer: &Tokenizer, index: usize, choice: &Choice) -> Value {
         let entries = choice.tokens.iter().filter_map(|token| token.logprobs.as_ref());
         let entries: Vec<Value> = entries.map(|logprobs| logprob_entry(tokenizer, logprobs)).collect();
-        let answer = Answer::read(self.parser.clone(), &choice.text, &self.ids, index);
+        let mut answer = Answer::read(self.parser.clone(), &choice.text, &self.ids, index);
+        if !self.tells_reasoning {
+            answer.reasoning.clear();
+        }
         let ended = |finished| ended_by(finished, answer.calls.len());
         json!({
             "index": index,

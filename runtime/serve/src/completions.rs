@@ -9,7 +9,8 @@ use crate::chat::with_seeds;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::hosted::Hosted;
-use crate::sampling::{Common, IGNORED, MOST_LOGPROBS};
+use crate::known_fields;
+use crate::sampling::{Common, MOST_LOGPROBS, probabilities};
 use crate::shape::{Shape, finish_reason, finite, token_text};
 use crate::texts::{Choice, Work};
 
@@ -37,21 +38,22 @@ pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
     let prompts = prompts(hosted, &mut fields)?;
     let echo = fields.take("echo", "true or false")?.unwrap_or(false);
     let logprobs: Option<usize> = fields.take("logprobs", "a whole number")?;
+    let logprobs = logprobs.or(probabilities(&mut fields)?);
     if logprobs.is_some_and(|top| top > MOST_LOGPROBS) {
         let message = format!("`logprobs` is more than {MOST_LOGPROBS}");
         return Err(ApiError::field("logprobs", "invalid_value", message));
     }
     let choices = common.choices;
-    fields.refuse("best_of", |value| value.as_u64() == Some(choices as u64))?;
-    fields.refuse("suffix", |_| false)?;
-    fields.finish(IGNORED)?;
+    // Where all are told, none is better.
+    fields.forget("best_of", |value| value.as_u64() == Some(choices as u64));
+    fields.finish(&[known_fields::TEXTS, known_fields::COMPLETIONS])?;
     if logprobs.is_some() && echo && hosted.engine.limits().decoder_start.is_some() {
         let message =
             "tokens of a source text have no probabilities, of which this model reads one: leave out `echo`";
         return Err(ApiError::field("echo", "unsupported", message));
     }
     let text = TextRequest {
-        eos: if common.ignore_eos { Vec::new() } else { hosted.eos.clone() },
+        eos: common.ends(&hosted.eos),
         logprobs,
         prompt_logprobs: logprobs.filter(|_| echo),
         grammar: common.constraint.map(|constraint| constraint.compile(hosted)).transpose()?,
@@ -68,13 +70,16 @@ pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
         stream: common.stream,
         include_usage: common.include_usage,
         shape: Box::new(shape),
+        warnings: Vec::new(),
     })
 }
 
 fn prompts(hosted: &Hosted, fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
     let expected = "a string, a list of token ids, or a list of such";
+    let special = fields.take("add_special_tokens", "true or false")?.unwrap_or(true);
     let of_text = |text: String| {
-        let tokens = hosted.tokenizer.encode_prompt(&text);
+        let tokenizer = &hosted.tokenizer;
+        let tokens = if special { tokenizer.encode_prompt(&text) } else { tokenizer.encode(&text) };
         let tokens = tokens.map_err(|e| ApiError::field("prompt", "invalid_value", e.to_string()))?;
         Ok(Prompt { text, tokens })
     };

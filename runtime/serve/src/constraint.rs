@@ -36,7 +36,7 @@ impl Constraint {
         add("guided_regex", fields.take("guided_regex", "a string")?.map(GrammarSpec::Regex));
         add("guided_choice", fields.take("guided_choice", "a list of strings")?.map(GrammarSpec::Choice));
         add("guided_grammar", fields.take("guided_grammar", "a string")?.map(GrammarSpec::Lark));
-        if fields.take::<Value>("grammar", "a string")?.is_some() {
+        if fields.take::<Value>("grammar", "a string")?.is_some_and(|grammar| grammar != "") {
             let message = "`grammar` takes GBNF elsewhere, which this server does not read: send `guided_grammar` with a grammar in Lark's syntax";
             return Err(ApiError::field("grammar", "unsupported", message));
         }

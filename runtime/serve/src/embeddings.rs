@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, OneOrMany};
+use crate::known_fields;
 
 /// The models of texts of a server, by their names.
 #[derive(Default)]
@@ -89,7 +90,7 @@ pub fn embed(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
         }
     };
     let prompt: Option<String> = fields.take("prompt_name", "the name of a prompt of the model")?;
-    fields.finish(&["user"])?;
+    fields.finish(&[known_fields::VECTORS])?;
     app.ready()?;
     let (name, model) = app.texts.find(app, name.as_deref(), Purpose::Embedding)?;
     let how = Embed { prompt: prompt.as_deref(), prompt_text: None, dim };
@@ -121,7 +122,7 @@ pub fn rerank(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
     let documents: Vec<String> = fields.need("documents", "a list of strings")?;
     let top: Option<usize> = fields.take("top_n", "a number")?;
     let texts: bool = fields.take("return_documents", "true or false")?.unwrap_or(false);
-    fields.finish(&["user"])?;
+    fields.finish(&[known_fields::VECTORS])?;
     app.ready()?;
     let (name, model) = app.texts.find(app, name.as_deref(), Purpose::Scores)?;
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);

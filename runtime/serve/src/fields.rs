@@ -4,6 +4,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
+use crate::known_fields::{self, KnownField};
 
 /// Longest value that an error repeats.
 const SHOWN: usize = 60;
@@ -24,6 +25,11 @@ impl Fields {
             Ok(other) => Err(wrong(format!("the body is {}, expected a JSON object", shown(&other)))),
             Err(error) => Err(wrong(format!("the body is no JSON object: {error}"))),
         }
+    }
+
+    /// Whether a field is there that is not `null`.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|value| !value.is_null())
     }
 
     /// A field; `null` counts as none. `expected` is what an error says.
@@ -47,28 +53,20 @@ impl Fields {
         })
     }
 
-    /// A field that is not supported, unless its value asks for nothing.
-    pub fn refuse(&mut self, name: &str, harmless: impl FnOnce(&Value) -> bool) -> Result<(), ApiError> {
-        match self.0.remove(name) {
-            None | Some(Value::Null) => Ok(()),
-            Some(value) if harmless(&value) => Ok(()),
-            Some(_) => Err(ApiError::not_yet(name)),
+    /// Takes a field away whose value asks for nothing in this request.
+    pub fn forget(&mut self, name: &str, neutral: impl FnOnce(&Value) -> bool) {
+        if self.0.get(name).is_some_and(neutral) {
+            self.0.remove(name);
         }
     }
 
-    /// Nothing else may be there but `ignored`.
-    pub fn finish(self, ignored: &[&str]) -> Result<(), ApiError> {
-        match self.0.keys().find(|name| !ignored.contains(&name.as_str())) {
-            None => Ok(()),
-            Some(name) => {
-                let message = format!("there is no field `{name}` in this request");
-                Err(ApiError::field(name, "unknown_field", message))
-            }
-        }
+    /// What is left over asks for nothing, or is an error. `known` are fields of which that can be said.
+    pub fn finish(self, known: &[&[KnownField]]) -> Result<(), ApiError> {
+        self.0.iter().try_for_each(|(name, value)| known_fields::check(name, value, known))
     }
 }
 
-fn shown(value: &Value) -> String {
+pub fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(SHOWN) {
         None => text,
@@ -110,11 +108,10 @@ mod tests {
         assert_eq!(code(error), ("t".into(), "invalid_type"));
         assert_eq!(some.take::<u32>("n", "a number").unwrap(), None);
         assert_eq!(code(some.need::<u32>("n", "a number").unwrap_err()), ("n".into(), "missing_field"));
-        assert_eq!(code(some.finish(&["user"]).unwrap_err()), ("x".into(), "unknown_field"));
-        let mut tools = fields(r#"{"tools": [{}], "functions": []}"#).unwrap();
-        let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-        assert!(tools.refuse("functions", empty).is_ok());
-        assert_eq!(code(tools.refuse("tools", empty).unwrap_err()), ("tools".into(), "unsupported"));
+        assert_eq!(code(some.finish(&[known_fields::TEXTS]).unwrap_err()), ("x".into(), "unknown_field"));
+        let old = fields(r#"{"functions": [{}]}"#).unwrap();
+        let error = old.finish(&[known_fields::TEXTS, known_fields::CHATS]).unwrap_err();
+        assert_eq!(code(error), ("functions".into(), "unsupported"));
         let long = fields(&format!("\"{}\"", "é".repeat(200))).err().unwrap();
         assert!(long.message.len() < 250, "{}", long.message);
     }

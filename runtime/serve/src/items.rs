@@ -16,12 +16,13 @@ use crate::app::seconds;
 use crate::error::{ApiError, json_type};
 use crate::hosted::Hosted;
 use crate::responses::Asked;
-use crate::texts::{Client, KEEP_ALIVE, Running};
+use crate::texts::{Client, KEEP_ALIVE, Running, warned};
 use crate::traces::RequestSpan;
 
 /// Answers a request.
 pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, asked: Asked) -> Response {
     let Asked { prepared, messages, repeated, store } = asked;
+    let (warnings, server) = (prepared.warnings, Arc::clone(&hosted.server));
     let mut text = prepared.work;
     text.client = client.0;
     let running = match Running::launch(&hosted, vec![text], 1, span) {
@@ -54,12 +55,13 @@ pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, aske
         sent: 0,
     };
     if prepared.stream {
-        return stream(writer, running);
+        return warned(stream(writer, running), &warnings, &server);
     }
-    match collect(&mut writer, running).await {
+    let answer = match collect(&mut writer, running).await {
         Ok(()) => (json_type(), writer.head.to_string()).into_response(),
         Err(error) => error.into_response(),
-    }
+    };
+    warned(answer, &warnings, &server)
 }
 
 async fn collect(writer: &mut Writer, mut running: Running) -> Result<(), ApiError> {

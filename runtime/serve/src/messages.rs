@@ -38,8 +38,23 @@ pub fn message((index, mut value): (usize, Value), as_text: bool) -> Result<Mess
         let what = format!("`{param}.content` holds {kind}, and this server reads only text");
         return Err(ApiError::field("messages", "unsupported_content", what));
     }
-    // Templates that know no parts see the text.
-    Ok(Message { content: Content::Text(message.text()), ..message })
+    Ok(message)
+}
+
+/// Fields of a part of text that say nothing to a template.
+const USUAL: [&str; 6] = ["type", "text", "annotations", "logprobs", "cache_control", "citations"];
+
+/// The parts of a content of texts, as the chat API has them, where one has a field of its own: a template may read it.
+pub fn parts(content: &Value) -> Option<Value> {
+    let mut parts = content.as_array()?.clone();
+    let fields = |part: &Value| part.as_object().map(|fields| fields.keys().cloned().collect::<Vec<_>>());
+    let own =
+        |part: &Value| fields(part).is_some_and(|names| names.iter().any(|n| !USUAL.contains(&n.as_str())));
+    if !parts.iter().any(own) {
+        return None;
+    }
+    parts.iter_mut().for_each(|part| part["type"] = "text".into());
+    Some(parts.into())
 }
 
 /// Brings the arguments of a call into the form that the template takes.

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::known_fields::{self, KnownField};
 use crate::routes::{Route, Verb};
-use crate::sampling::IGNORED;
 
 /// Names and JSON types of fields; `*` marks those that have to be there.
 type FieldList = &'static [(&'static str, &'static str)];
@@ -12,6 +12,7 @@ const TEXTS: FieldList = &[
     ("model", "string"),
     ("max_tokens", "integer"),
     ("max_completion_tokens", "integer"),
+    ("n_predict", "integer"),
     ("min_tokens", "integer"),
     ("n", "integer"),
     ("seed", "integer"),
@@ -29,6 +30,9 @@ const TEXTS: FieldList = &[
     ("frequency_penalty", "number"),
     ("logit_bias", "object"),
     ("ignore_eos", "boolean"),
+    ("stop_token_ids", "array"),
+    ("skip_special_tokens", "boolean"),
+    ("n_probs", "integer"),
     ("cache_prompt", "boolean"),
     ("priority", "integer"),
     ("response_format", "object"),
@@ -46,15 +50,28 @@ const PROMPT: FieldList = &[
     ("tools", "array"),
     ("tool_choice", "string|object"),
     ("parallel_tool_calls", "boolean"),
+    ("continue_final_message", "boolean"),
+    ("documents", "array"),
+    ("reasoning_effort", "string"),
+    ("reasoning", "object"),
+    ("enable_thinking", "boolean"),
+    ("thinking", "object|boolean"),
+    ("include_reasoning", "boolean"),
+    ("reasoning_format", "string"),
 ];
 const CHAT: FieldList = &[("logprobs", "boolean"), ("top_logprobs", "integer")];
-const COMPLETION: FieldList =
-    &[("prompt*", "string|array"), ("echo", "boolean"), ("logprobs", "integer"), ("best_of", "integer")];
+const COMPLETION: FieldList = &[
+    ("prompt*", "string|array"),
+    ("echo", "boolean"),
+    ("logprobs", "integer"),
+    ("add_special_tokens", "boolean"),
+];
 const TOKENIZE: FieldList = &[
     ("content", "string"),
     ("prompt", "string"),
     ("add_special", "boolean"),
     ("with_pieces", "boolean"),
+    ("messages", "array"),
     ("model", "string"),
 ];
 const RESPONSES: FieldList = &[
@@ -69,7 +86,7 @@ const RESPONSES: FieldList = &[
     ("tools", "array"),
     ("tool_choice", "string|object"),
     ("parallel_tool_calls", "boolean"),
-    ("truncation", "string"),
+    ("reasoning", "object"),
     ("stream", "boolean"),
     ("temperature", "number"),
     ("top_p", "number"),
@@ -85,6 +102,14 @@ const RESPONSES: FieldList = &[
     ("priority", "integer"),
     ("chat_template_kwargs", "object"),
     ("cache_prompt", "boolean"),
+    ("repetition_penalty", "number"),
+    ("repeat_last_n", "integer"),
+    ("min_tokens", "integer"),
+    ("stop_token_ids", "array"),
+    ("skip_special_tokens", "boolean"),
+    ("documents", "array"),
+    ("enable_thinking", "boolean"),
+    ("thinking", "object|boolean"),
 ];
 const EMBEDDINGS: FieldList = &[
     ("input*", "string|array"),
@@ -92,7 +117,6 @@ const EMBEDDINGS: FieldList = &[
     ("dimensions", "integer"),
     ("encoding_format", "string"),
     ("prompt_name", "string"),
-    ("user", "string"),
 ];
 const RERANK: FieldList = &[
     ("query*", "string"),
@@ -100,13 +124,12 @@ const RERANK: FieldList = &[
     ("model", "string"),
     ("top_n", "integer"),
     ("return_documents", "boolean"),
-    ("user", "string"),
 ];
 const LOAD: FieldList = &[("model*", "string"), ("artifact", "string")];
 const UNLOAD: FieldList = &[("model*", "string")];
 const LOAD_ADAPTER: FieldList =
     &[("lora_name*", "string"), ("lora_path*", "string"), ("load_inplace", "boolean"), ("model", "string")];
-const UNLOAD_ADAPTER: FieldList = &[("lora_name*", "string"), ("lora_int_id", "integer")];
+const UNLOAD_ADAPTER: FieldList = &[("lora_name*", "string")];
 const DETOKENIZE: FieldList = &[("tokens*", "array"), ("model", "string")];
 const COUNT: FieldList = &[
     ("model", "string"),
@@ -122,6 +145,11 @@ const COUNT: FieldList = &[
     ("stream", "boolean"),
     ("chat_template_kwargs", "object"),
     ("cache_prompt", "boolean"),
+    ("min_p", "number"),
+    ("seed", "integer"),
+    ("stop_token_ids", "array"),
+    ("output_config", "object"),
+    ("output_format", "object"),
 ];
 
 /// The fields of a route's request.
@@ -140,8 +168,22 @@ fn fields(path: &str) -> Vec<(&'static str, &'static str)> {
         "/load_lora_adapter" => LOAD_ADAPTER.to_vec(),
         "/unload_lora_adapter" => UNLOAD_ADAPTER.to_vec(),
         "/detokenize" => DETOKENIZE.to_vec(),
-        "/apply-template" => [PROMPT, &[("model", "string")]].concat(),
+        "/apply-template" => [PROMPT, TEXTS, CHAT].concat(),
         _ => Vec::new(),
+    }
+}
+
+/// Fields that are ignored where they ask for nothing.
+fn known(path: &str) -> &'static [&'static [KnownField]] {
+    use known_fields::{ADAPTERS, CHATS, COMPLETIONS, MESSAGES, RESPONSES, TEXTS, VECTORS};
+    match path {
+        "/chat/completions" | "/apply-template" => &[TEXTS, CHATS],
+        "/completions" => &[TEXTS, COMPLETIONS],
+        "/responses" => &[TEXTS, RESPONSES],
+        "/messages" | "/messages/count_tokens" => &[TEXTS, MESSAGES],
+        "/embeddings" | "/rerank" => &[VECTORS],
+        "/unload_lora_adapter" => &[ADAPTERS],
+        _ => &[],
     }
 }
 
@@ -154,9 +196,9 @@ fn body(path: &str) -> Value {
         .iter()
         .map(|(name, kinds)| (name.trim_end_matches('*').to_owned(), json!({"type": types(kinds)})))
         .collect();
-    if ["/chat/completions", "/completions"].contains(&path) {
-        properties
-            .extend(IGNORED.iter().map(|name| ((*name).to_owned(), json!({"description": "Ignored."}))));
+    let known = known(path).iter().copied().flatten();
+    for field in known {
+        properties.entry(field.name).or_insert_with(|| field.description());
     }
     json!({"type": "object", "properties": properties, "required": required})
 }

@@ -9,20 +9,10 @@ use crate::chat::{self, Prepared};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::hosted::Hosted;
+use crate::known_fields::{RESPONSES, TEXTS};
+use crate::messages::parts;
 use crate::texts::Client;
 
-/// Fields of that API that change nothing here.
-const IGNORED: &[&str] = &[
-    "include",
-    "reasoning",
-    "user",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "stream_options",
-    "max_tool_calls",
-];
 /// Fields of chats that are taken as they are.
 const OF_CHATS: &[&str] = &[
     "temperature",
@@ -41,6 +31,14 @@ const OF_CHATS: &[&str] = &[
     "logit_bias",
     "ignore_eos",
     "priority",
+    "repetition_penalty",
+    "repeat_last_n",
+    "min_tokens",
+    "stop_token_ids",
+    "skip_special_tokens",
+    "documents",
+    "enable_thinking",
+    "thinking",
 ];
 /// Answers that are kept, and the bytes of their conversations; the oldest go first.
 const MOST_KEPT: usize = 1024;
@@ -95,16 +93,17 @@ pub fn prepare(hosted: &Hosted, client: Client, mut fields: Fields) -> Result<As
     chat.insert("messages".into(), system.chain(messages.iter().cloned()).collect());
     tools(&mut fields, &mut chat, &mut repeated)?;
     let format = format(&mut fields, &mut chat)?;
-    fields.refuse("truncation", |value| value == "disabled")?;
-    for name in ["background", "conversation", "prompt"] {
-        fields.refuse(name, |value| *value == false)?;
+    let reasoning: Option<Map<String, Value>> = fields.take("reasoning", "an object")?;
+    if let Some(effort) = reasoning.as_ref().and_then(|reasoning| reasoning.get("effort")) {
+        chat.insert("reasoning_effort".into(), effort.clone());
     }
-    fields.finish(IGNORED)?;
+    fields.finish(&[TEXTS, RESPONSES])?;
     let more = [
         ("instructions", json!(instructions)),
         ("max_output_tokens", json!(most)),
         ("metadata", json!(metadata.unwrap_or_default())),
         ("previous_response_id", json!(previous)),
+        ("reasoning", json!(reasoning)),
         ("store", json!(store)),
         ("text", json!({"format": format})),
         ("truncation", json!("disabled")),
@@ -144,11 +143,12 @@ fn add_item(messages: &mut Vec<Value>, item: &Value, param: &str) -> Result<(), 
         Some("message") => {
             let role = text("role")?;
             let role = match role.as_str() {
-                "user" | "assistant" | "system" => role.as_str(),
-                "developer" => "system",
+                "user" | "assistant" | "system" | "developer" => role.as_str(),
                 _ => return Err(wrong(param, format!("`{param}.role` is no role of a message"))),
             };
-            messages.push(json!({"role": role, "content": text_of(&item["content"], param)?}));
+            let text = text_of(&item["content"], param)?;
+            let content = parts(&item["content"]).unwrap_or(text.into());
+            messages.push(json!({"role": role, "content": content}));
         }
         Some("function_call") => {
             let (id, name, arguments) = (text("call_id")?, text("name")?, text("arguments")?);
@@ -206,6 +206,7 @@ fn tools(
     repeated: &mut Map<String, Value>,
 ) -> Result<(), ApiError> {
     let tools: Vec<Value> = fields.take("tools", "a list of tools")?.unwrap_or_default();
+    // Of another type than `function` it is left out.
     let tool = |tool: &Value| {
         let mut function = tool.as_object().cloned().unwrap_or_default();
         let kind = function.remove("type").unwrap_or(Value::Null);
@@ -331,7 +332,7 @@ mod tests {
         add_input(&mut messages, &input).unwrap();
         let call = |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}});
         let wanted = [
-            json!({"role": "system", "content": "Be brief."}),
+            json!({"role": "developer", "content": "Be brief."}),
             json!({"role": "user", "content": "Hi"}),
             json!({"role": "assistant", "content": null, "reasoning_content": "Hm.", "tool_calls": [call("a", "f"), call("b", "g")]}),
             json!({"role": "tool", "tool_call_id": "a", "content": "1"}),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mlcc_engine::sampler::ParamError;
 use mlcc_engine::serving::TextRequest;
-use mlcc_engine::{SamplingOverrides, TokenId};
+use mlcc_engine::{SamplingOverrides, SpecialTokens, TokenId};
 use serde_json::Value;
 
 use crate::constraint::Constraint;
@@ -17,23 +17,11 @@ const MOST_CHOICES: usize = 128;
 const MOST_STOPS: usize = 16;
 const LONGEST_STOP: usize = 1024;
 const MOST_BIASES: usize = 1024;
+const MOST_STOP_TOKENS: usize = 64;
 /// Most alternatives of a token.
 pub const MOST_LOGPROBS: usize = 20;
 /// Most tokens of a text that says nothing of its length, where no context ends it.
 const ENDLESS: usize = 4096;
-
-/// Fields of the OpenAI API that change nothing here.
-pub const IGNORED: &[&str] = &[
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "reasoning_effort",
-    "verbosity",
-];
 
 /// The part of a request that is the same for all its texts.
 pub struct Common {
@@ -44,7 +32,9 @@ pub struct Common {
     pub stream: bool,
     /// A last piece of the stream tells the usage.
     pub include_usage: bool,
-    pub ignore_eos: bool,
+    ignore_eos: bool,
+    /// Tokens that end the text beside those of the model.
+    stop_tokens: Vec<TokenId>,
     /// What the text may be; to be compiled.
     pub constraint: Option<Constraint>,
 }
@@ -59,7 +49,7 @@ impl Common {
         let sampling = hosted.sampling.clone().with(&overrides(fields)?);
         sampling.check().map_err(wrong_param)?;
         let count = "a whole number, 0 or more";
-        let old = fields.take::<usize>("max_tokens", count)?;
+        let old = fields.take::<usize>("max_tokens", count)?.or(predicted(fields)?);
         let max_tokens = fields.take::<usize>("max_completion_tokens", count)?.or(old).or(usual_length);
         let endless = hosted.engine.limits().context.is_none();
         let choices = fields.take::<usize>("n", "a whole number, 1 or more")?.unwrap_or(1);
@@ -78,6 +68,10 @@ impl Common {
                 deadline: hosted.server.options.timeout.map(|timeout| std::time::Instant::now() + timeout),
                 priority: fields.take("priority", "a whole number")?.unwrap_or(0),
                 reuse: fields.take("cache_prompt", "true or false")?.unwrap_or(true),
+                special: match fields.take("skip_special_tokens", "true or false")?.unwrap_or(true) {
+                    true => SpecialTokens::Skip,
+                    false => SpecialTokens::Keep,
+                },
                 ..TextRequest::new(Vec::new(), sampling)
             },
             choices,
@@ -85,7 +79,46 @@ impl Common {
             include_usage: include_usage(fields, stream)?,
             constraint: Constraint::take(fields)?,
             ignore_eos: fields.take("ignore_eos", "true or false")?.unwrap_or(false),
+            stop_tokens: stop_tokens(fields, hosted)?,
         })
+    }
+
+    /// The tokens that end a text, of which the model has `eos`.
+    pub fn ends(&self, eos: &[TokenId]) -> Vec<TokenId> {
+        let eos = if self.ignore_eos { &[] } else { eos };
+        [eos, &self.stop_tokens].concat()
+    }
+}
+
+/// The length by llama.cpp's name; a negative one is no limit.
+fn predicted(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let wanted: Option<i64> = fields.take("n_predict", "a whole number")?;
+    Ok(wanted.and_then(|most| usize::try_from(most).ok()))
+}
+
+fn stop_tokens(fields: &mut Fields, hosted: &Hosted) -> Result<Vec<TokenId>, ApiError> {
+    const NAME: &str = "stop_token_ids";
+    let ids: Vec<TokenId> = fields.take(NAME, "a list of token ids")?.unwrap_or_default();
+    let vocab = hosted.engine.limits().vocab;
+    let wrong = |message: String| Err(ApiError::field(NAME, "invalid_value", message));
+    if ids.len() > MOST_STOP_TOKENS {
+        return wrong(format!("`{NAME}` has {} ids, at most {MOST_STOP_TOKENS} are taken", ids.len()));
+    }
+    match ids.iter().find(|&&id| id as usize >= vocab) {
+        Some(id) => wrong(format!("`{NAME}` has {id}, and the tokens of this model are 0 to {}", vocab - 1)),
+        None => Ok(ids),
+    }
+}
+
+/// How many of the likeliest tokens llama.cpp's clients want to see; none if they do not ask for it.
+pub fn probabilities(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let wanted: Option<usize> = fields.take("n_probs", "a whole number, 0 or more")?;
+    match wanted.filter(|&count| count > 0) {
+        Some(count) if count > MOST_LOGPROBS => {
+            let message = format!("`n_probs` is {count}, at most {MOST_LOGPROBS} are told");
+            Err(ApiError::field("n_probs", "invalid_value", message))
+        }
+        wanted => Ok(wanted),
     }
 }
 
@@ -175,7 +208,8 @@ fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
     for (name, value) in options {
         match (name.as_str(), value) {
             ("include_usage", Value::Bool(value)) => wanted = value,
-            ("include_obfuscation", Value::Bool(_)) => {}
+            ("include_obfuscation", Value::Bool(_)) | ("continuous_usage_stats", Value::Bool(false)) => {}
+            (_, Value::Null) => {}
             (name, _) => {
                 let message = format!("`stream_options.{name}` is unknown or no truth value");
                 return Err(ApiError::field("stream_options", "invalid_value", message));

@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::HeaderValue;
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use mlcc_engine::FinishReason;
@@ -14,6 +15,7 @@ use mlcc_engine::serving::{Chosen, Event, Finished, Piece, Sink, TextRequest, Ti
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use crate::app::Server;
 use crate::error::{ApiError, json_type};
 use crate::hosted::Hosted;
 use crate::shape::Shape;
@@ -24,6 +26,9 @@ const EVENTS: usize = 4096;
 /// A comment is sent when there was nothing else for so long, so that a reader who has gone is noticed.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
+/// Headers of warnings of an answer.
+const MOST_WARNINGS: usize = 16;
+
 /// What a request leads to.
 pub struct Work {
     /// `choices` of each prompt, those of one prompt after the other.
@@ -32,6 +37,8 @@ pub struct Work {
     pub stream: bool,
     pub include_usage: bool,
     pub shape: Box<dyn Shape>,
+    /// What of the request is left out.
+    pub warnings: Vec<String>,
 }
 
 /// One text of an answer, as far as it is there.
@@ -125,14 +132,28 @@ pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, mut 
         Ok(running) => running,
         Err(error) => return error.into_response(),
     };
+    let warnings = std::mem::take(&mut work.warnings);
+    let server = Arc::clone(&hosted.server);
     let head = Head { id: hosted.server.id(work.shape.id_prefix()), created: crate::app::seconds(), hosted };
-    match work.stream {
+    let answer = match work.stream {
         true => stream(head, work.shape, work.choices, work.include_usage, running),
         false => match collect(&head, work.shape.as_ref(), work.choices, running).await {
             Ok(body) => (json_type(), body.to_string()).into_response(),
             Err(error) => error.into_response(),
         },
+    };
+    warned(answer, &warnings, &server)
+}
+
+/// An answer that says what of its request was left out, in the header `x-mlcc-warning`; the log has each kind once.
+pub fn warned(mut answer: Response, warnings: &[String], server: &Server) -> Response {
+    for warning in warnings.iter().take(MOST_WARNINGS) {
+        server.warn_once(warning);
+        if let Ok(value) = HeaderValue::from_str(warning) {
+            answer.headers_mut().append("x-mlcc-warning", value);
+        }
     }
+    answer
 }
 
 /// What all pieces of an answer say.

@@ -31,41 +31,64 @@ pub struct Tools {
     pub parallel: bool,
 }
 
+/// What is asked of tools, and what of it is left out.
+#[derive(Debug, Default, PartialEq)]
+pub struct AskedTools {
+    /// Functions that the model may call.
+    pub tools: Option<Tools>,
+    /// Of tools that are no functions: those of a provider, which a client sends to every server.
+    pub warnings: Vec<String>,
+}
+
 fn wrong(param: &str, message: impl Into<String>) -> ApiError {
     ApiError::field(param, "invalid_value", message)
 }
 
 impl Tools {
-    pub fn take(fields: &mut Fields) -> Result<Option<Tools>, ApiError> {
+    pub fn take(fields: &mut Fields) -> Result<AskedTools, ApiError> {
         let list: Vec<Value> = fields.take("tools", "a list of tools")?.unwrap_or_default();
         let choice: Option<Value> = fields.take("tool_choice", "`none`, `auto`, `required` or a function")?;
         let parallel = fields.take("parallel_tool_calls", "true or false")?.unwrap_or(true);
-        Tools::new(list, choice, parallel)
+        Tools::read(list, choice, parallel)
     }
 
     /// `choice` in the form of the chat API.
-    pub fn new(list: Vec<Value>, choice: Option<Value>, parallel: bool) -> Result<Option<Tools>, ApiError> {
+    fn read(list: Vec<Value>, choice: Option<Value>, parallel: bool) -> Result<AskedTools, ApiError> {
         if list.len() > MOST_TOOLS {
             let message = format!("`tools` has {} tools, at most {MOST_TOOLS} are taken", list.len());
             return Err(wrong("tools", message));
         }
-        let functions = list.iter().enumerate().map(function).collect::<Result<Vec<_>, _>>()?;
+        let (mut kept, mut functions, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, tool) in list.into_iter().enumerate() {
+            match tool["type"].as_str().filter(|kind| *kind != "function") {
+                Some(kind) => warnings.push(left_out(index, kind)),
+                None => {
+                    functions.push(function((index, &tool))?);
+                    kept.push(tool);
+                }
+            }
+        }
         for (at, (name, _)) in functions.iter().enumerate() {
             if functions[..at].iter().any(|(other, _)| other == name) {
                 return Err(wrong("tools", format!("`tools` has two functions named `{name}`")));
             }
         }
-        let choice = match chosen(choice.as_ref(), &functions)? {
-            Some(choice) => choice,
-            None => return Ok(None),
+        let Some(Chosen { choice, allowed }) = chosen(choice.as_ref(), &functions)? else {
+            return Ok(AskedTools { tools: None, warnings });
         };
+        if let Some(allowed) = allowed {
+            // The model is not told of the others, so that it has no reason to call them.
+            kept = allowed.iter().filter_map(|&at| kept.get(at).cloned()).collect();
+            functions = allowed.iter().filter_map(|&at| functions.get(at).cloned()).collect();
+        }
         if functions.is_empty() {
+            let message = "`tool_choice` asks for a call, and there is no function in `tools`";
             return match choice {
-                ToolChoice::Auto => Ok(None),
-                _ => Err(wrong("tool_choice", "`tool_choice` asks for a call, and there are no `tools`")),
+                ToolChoice::Auto => Ok(AskedTools { tools: None, warnings }),
+                _ => Err(wrong("tool_choice", message)),
             };
         }
-        Ok(Some(Tools { list, functions, choice, parallel }))
+        Ok(AskedTools { tools: Some(Tools { list: kept, functions, choice, parallel }), warnings })
     }
 
     /// For the template.
@@ -91,11 +114,16 @@ impl Tools {
     }
 }
 
+fn left_out(index: usize, kind: &str) -> String {
+    let kind: String = kind.chars().filter(char::is_ascii_graphic).take(LONGEST_NAME).collect();
+    format!("tools[{index}] of type {kind} is left out: the model may call functions alone")
+}
+
 /// Name and schema of a tool.
 fn function((index, tool): (usize, &Value)) -> Result<(String, Value), ApiError> {
     let param = format!("tools[{index}]");
     if tool["type"] != "function" {
-        return Err(ApiError::field(&param, "unsupported", format!("`{param}.type` is not `function`")));
+        return Err(wrong(&param, format!("`{param}.type` is missing or no string")));
     }
     let Some(name) = tool["function"]["name"].as_str() else {
         return Err(wrong(&param, format!("`{param}.function.name` is missing or no string")));
@@ -123,23 +151,71 @@ fn object(schema: &Map<String, Value>) -> Map<String, Value> {
     schema
 }
 
+/// What a `tool_choice` says.
+struct Chosen {
+    choice: ToolChoice,
+    /// The functions that may be called, if not all.
+    allowed: Option<Vec<usize>>,
+}
+
+impl From<ToolChoice> for Chosen {
+    fn from(choice: ToolChoice) -> Chosen {
+        Chosen { choice, allowed: None }
+    }
+}
+
 /// `None`: no calls.
-fn chosen(choice: Option<&Value>, functions: &[(String, Value)]) -> Result<Option<ToolChoice>, ApiError> {
-    let Some(choice) = choice else { return Ok(Some(ToolChoice::Auto)) };
+fn chosen(choice: Option<&Value>, functions: &[(String, Value)]) -> Result<Option<Chosen>, ApiError> {
+    let Some(choice) = choice else { return Ok(Some(ToolChoice::Auto.into())) };
     match choice.as_str() {
         Some("none") => return Ok(None),
-        Some("auto") => return Ok(Some(ToolChoice::Auto)),
-        Some("required") => return Ok(Some(ToolChoice::Required)),
+        Some("auto") => return Ok(Some(ToolChoice::Auto.into())),
+        Some("required") => return Ok(Some(ToolChoice::Required.into())),
         _ => {}
     }
-    let Some(name) = choice["function"]["name"].as_str().filter(|_| choice["type"] == "function") else {
-        return Err(wrong(
-            "tool_choice",
-            "`tool_choice` is none of `none`, `auto`, `required`, and no function",
-        ));
-    };
-    match functions.iter().position(|(function, _)| function == name) {
-        Some(at) => Ok(Some(ToolChoice::Named(at))),
-        None => Err(wrong("tool_choice", format!("`tool_choice` names `{name}`, which is not in `tools`"))),
+    if choice["type"] == "allowed_tools" {
+        return allowed(choice, functions).map(Some);
     }
+    let Some(name) = choice["function"]["name"].as_str().filter(|_| choice["type"] == "function") else {
+        let message =
+            "`tool_choice` is none of `none`, `auto`, `required`, and neither a function nor `allowed_tools`";
+        return Err(wrong("tool_choice", message));
+    };
+    Ok(Some(ToolChoice::Named(position(name, functions)?).into()))
+}
+
+fn position(name: &str, functions: &[(String, Value)]) -> Result<usize, ApiError> {
+    let at = functions.iter().position(|(function, _)| function == name);
+    at.ok_or_else(|| {
+        wrong("tool_choice", format!("`tool_choice` names `{name:.80}`, which is no function in `tools`"))
+    })
+}
+
+/// Some of the functions alone, by a mode; in the form of the chat API, or in that of the Responses API.
+fn allowed(choice: &Value, functions: &[(String, Value)]) -> Result<Chosen, ApiError> {
+    let inner = if choice["allowed_tools"].is_object() { &choice["allowed_tools"] } else { choice };
+    let mode = match inner["mode"].as_str() {
+        None | Some("auto") => ToolChoice::Auto,
+        Some("required") => ToolChoice::Required,
+        Some(_) => return Err(wrong("tool_choice", "`tool_choice.mode` is neither `auto` nor `required`")),
+    };
+    let Some(tools) = inner["tools"].as_array() else {
+        return Err(wrong("tool_choice", "`tool_choice.tools` is missing or no list"));
+    };
+    let mut allowed = Vec::new();
+    for tool in tools {
+        // Others are left out of `tools` as well.
+        if tool["type"].as_str().is_some_and(|kind| kind != "function") {
+            continue;
+        }
+        let name = tool["function"]["name"].as_str().or(tool["name"].as_str());
+        let name =
+            name.ok_or_else(|| wrong("tool_choice", "a function in `tool_choice.tools` has no name"))?;
+        let at = position(name, functions)?;
+        if !allowed.contains(&at) {
+            allowed.push(at);
+        }
+    }
+    allowed.sort_unstable();
+    Ok(Chosen { choice: mode, allowed: Some(allowed) })
 }

@@ -130,13 +130,7 @@ fn mistakes_have_that_apis_form() {
         ),
         ("tool_choice", json!({"type": "maybe"}), 400, "invalid_request_error", "tool_choice"),
         ("tool_choice", json!({"type": "any"}), 400, "invalid_request_error", "tools"),
-        (
-            "tools",
-            json!([{"type": "web_search_20250305", "name": "w"}]),
-            400,
-            "invalid_request_error",
-            "function",
-        ),
+        ("tools", json!([{"input_schema": {}}]), 400, "invalid_request_error", "name"),
         ("model", json!("claude"), 404, "not_found_error", "claude"),
         ("tempreature", json!(1), 400, "invalid_request_error", "tempreature"),
     ];

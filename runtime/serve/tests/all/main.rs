@@ -1,11 +1,13 @@
 //! The server over the loopback, with the toy model of the engine's tests: its logits are a hash of all tokens before.
 
 mod adapters;
+mod agents;
 mod anthropic;
 mod constraints;
 mod fuzz;
 #[allow(dead_code, reason = "the tests of `mlcc serve` use all of it")]
 mod http;
+mod messages;
 mod models;
 mod openapi;
 mod page;

@@ -150,9 +150,10 @@ fn wrong_requests_are_named() {
         (json!({"input": 5}), "input", "invalid_value"),
         (json!({"input": "a", "background": true}), "background", "unsupported"),
         (json!({"input": "a", "truncation": "auto"}), "truncation", "unsupported"),
-        (json!({"input": "a", "messages": []}), "messages", "unknown_field"),
+        (json!({"input": "a", "messages": ["b"]}), "messages", "unknown_field"),
         (json!({"input": "a", "text": {"format": {"type": "yaml"}}}), "text", "invalid_value"),
-        (json!({"input": "a", "tools": [{"type": "web_search"}]}), "tools[0]", "unsupported"),
+        (json!({"input": "a", "tools": [{"name": "web_search"}]}), "tools[0]", "invalid_value"),
+        (json!({"input": "a", "include": ["message.output_text.logprobs"]}), "include", "unsupported"),
         (json!({"input": "a", "max_output_tokens": "x"}), "max_output_tokens", "invalid_type"),
         (
             json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),

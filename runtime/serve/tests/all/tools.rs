@@ -219,7 +219,7 @@ fn contradictory_tools_are_refused() {
         (json!({"tool_choice": named("alpha"), "tools": null}), "tool_choice", "invalid_value"),
         (json!({"tools": [tool("a", json!([1])), tool("a", json!([2]))]}), "tools", "invalid_value"),
         (json!({"tools": [unknown]}), "tools[0]", "invalid_value"),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0]", "unsupported"),
+        (json!({"tools": [{"name": "web_search"}]}), "tools[0]", "invalid_value"),
         (json!({"tools": [{"type": "function"}]}), "tools[0]", "invalid_value"),
         (json!({"tools": "alpha"}), "tools", "invalid_type"),
         (json!({"tools": [strange], "tool_choice": "required"}), "tools", "invalid_grammar"),
