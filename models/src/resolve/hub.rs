@@ -1,11 +1,17 @@
 //! Downloads into the Hugging Face cache, only with the cargo feature `hub`. Token, endpoint and proxy come from the same
-//! environment variables as for the Hugging Face tools.
+//! environment variables as for the Hugging Face tools, and the cache is laid out as theirs: `blobs/<entity tag>` has the bytes,
+//! `snapshots/<commit>/<name>` is a link there. Both names come from the server, so both are checked ([`names`]).
+
+mod client;
+mod names;
 
 use super::{DownloadEvent, DownloadListener, HubCache, RepoName};
 use crate::error::ResolveError;
-use hf_hub::api::Progress;
-use hf_hub::api::sync::{ApiBuilder, ApiError};
-use hf_hub::{Cache, Repo, RepoType};
+use client::{HubClient, HubError, RemoteFile};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Everything but weights that a build may read.
 const SMALL_FILES: &[&str] = &[
@@ -35,33 +41,137 @@ pub(super) fn download(
     cache: &HubCache,
     listener: &DownloadListener,
 ) -> Result<(), ResolveError> {
-    let fail = |error: ApiError| ResolveError::Download { repo: repo.full_name(), detail: explain(&error) };
-    let builder = ApiBuilder::from_env().with_cache_dir(cache.directory.clone()).with_retries(RETRIES);
-    let builder = match std::env::var("HF_TOKEN") {
-        Ok(token) if !token.trim().is_empty() => builder.with_token(Some(token.trim().to_string())),
-        _ => builder,
+    let fail = |name: Option<&str>, error: HubError| ResolveError::Download {
+        repo: repo.full_name(),
+        detail: format!("{}{}", name.map_or(String::new(), |name| format!("{name}: ")), explain(&error)),
     };
-    let api = builder.build().map_err(fail)?;
-    let at = |revision: &str| {
-        api.repo(Repo::with_revision(repo.full_name(), RepoType::Model, revision.to_string()))
-    };
-    let info = at(&repo.revision).info().map_err(fail)?;
-    let pinned = at(&info.sha);
-    let local = Cache::new(cache.directory.clone());
-    let local = local.repo(Repo::with_revision(repo.full_name(), RepoType::Model, info.sha.clone()));
-    let names: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
-    let wanted = wanted(&names);
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+    let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_string());
+    let client = HubClient::new(endpoint.trim(), token(variable));
+    let listing = client.listing(repo).map_err(|error| fail(None, error))?;
+    let wanted = wanted(&listing.files);
+    let folder = cache.root(repo).join("snapshots").join(listing.commit.as_str());
     for (done, name) in wanted.iter().enumerate() {
         listener.tell(DownloadEvent::File { name, done, files: wanted.len() });
-        if local.get(name).is_none() {
-            pinned.download_with_progress(name, Bytes { listener, done: 0, total: 0 }).map_err(|error| {
-                let detail = format!("{name}: {}", explain(&error));
-                ResolveError::Download { repo: repo.full_name(), detail }
-            })?;
+        let link = folder.join(name);
+        if !link.exists() {
+            let fetch = || {
+                let file = attempts(|| client.file(repo, &listing.commit, name))?;
+                let blobs = cache.root(repo).join("blobs");
+                attempts(|| fetch_blob(&client, &file, &blobs, listener))?;
+                point_to(&link, &file)
+            };
+            fetch().map_err(|error| fail(Some(name), error))?;
         }
     }
     listener.tell(DownloadEvent::Finished);
-    remember(repo, cache, &info.sha)
+    remember(repo, cache, listing.commit.as_str())
+}
+
+/// The variable HF_TOKEN, or the file that `hf auth login` writes.
+fn token(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+    let path = |name: &str| variable(name).map(PathBuf::from);
+    let file = path("HF_TOKEN_PATH")
+        .or_else(|| path("HF_HOME").map(|home| home.join("token")))
+        .or_else(|| path("HOME").map(|home| home.join(".cache/huggingface/token")));
+    let text = variable("HF_TOKEN").or_else(|| std::fs::read_to_string(file?).ok())?;
+    Some(text.trim().to_string()).filter(|token| !token.is_empty())
+}
+
+/// Tries again what may pass, after a wait that doubles.
+fn attempts<T>(mut attempt: impl FnMut() -> Result<T, HubError>) -> Result<T, HubError> {
+    for retry in 0..RETRIES {
+        match attempt() {
+            Err(error) if error.passes() => std::thread::sleep(Duration::from_millis(300 << retry)),
+            done => return done,
+        }
+    }
+    attempt()
+}
+
+/// Writes a blob, from where an earlier attempt stopped. One program at a time appends to a partial blob.
+fn fetch_blob(
+    client: &HubClient,
+    file: &RemoteFile,
+    blobs: &Path,
+    listener: &DownloadListener,
+) -> Result<(), HubError> {
+    let blob = blobs.join(file.blob.as_str());
+    let partial = blobs.join(file.blob.partial());
+    let is_there = || blob.metadata().is_ok_and(|found| found.is_file() && found.len() == file.bytes);
+    std::fs::create_dir_all(blobs).map_err(at(blobs))?;
+    if is_there() {
+        return Ok(());
+    }
+    let mut output = OpenOptions::new().append(true).create(true).open(&partial).map_err(at(&partial))?;
+    // A file system without locks is used without them.
+    if let Err(error) = output.lock()
+        && error.kind() != std::io::ErrorKind::Unsupported
+    {
+        return Err(at(&partial)(error));
+    }
+    // Another program may have completed it during the wait, and then this is a handle of what it became.
+    if is_there() {
+        return Ok(());
+    }
+    append_rest(client, file, &mut output, &partial, listener)?;
+    output.sync_all().map_err(at(&partial))?;
+    std::fs::rename(&partial, &blob).map_err(at(&blob))
+}
+
+/// Appends what is missing of a partial blob, and not a byte more than the size told.
+fn append_rest(
+    client: &HubClient,
+    file: &RemoteFile,
+    output: &mut File,
+    path: &Path,
+    listener: &DownloadListener,
+) -> Result<(), HubError> {
+    let total = file.bytes;
+    let mut done = output.metadata().map_err(at(path))?.len();
+    if done > total {
+        output.set_len(0).map_err(at(path))?;
+        done = 0;
+    }
+    listener.tell(DownloadEvent::Bytes { done, total });
+    if done == total {
+        return Ok(());
+    }
+    let (first, body) = client.bytes_from(file, done)?;
+    if first != done {
+        output.set_len(first).map_err(at(path))?;
+        done = first;
+    }
+    let mut body = body.into_reader();
+    let mut buffer = vec![0; 1 << 16];
+    while done < total {
+        let most = buffer.len().min(usize::try_from(total - done).unwrap_or(usize::MAX));
+        let read = match body.read(&mut buffer[..most]) {
+            Ok(0) => Err("the connection was closed".to_string()),
+            Ok(read) => Ok(read),
+            Err(error) => Err(error.to_string()),
+        };
+        let read = read.map_err(|detail| HubError::Broken { done, total, detail })?;
+        output.write_all(&buffer[..read]).map_err(at(path))?;
+        done += read as u64;
+        listener.tell(DownloadEvent::Bytes { done, total });
+    }
+    Ok(())
+}
+
+/// Links a name of a snapshot to its blob. A link that leads nowhere is replaced.
+fn point_to(link: &Path, file: &RemoteFile) -> Result<(), HubError> {
+    let folder = link.parent().unwrap_or(Path::new(""));
+    std::fs::create_dir_all(folder).map_err(at(folder))?;
+    let unfinished = folder.join(format!(".{}.{}", file.blob.as_str(), std::process::id()));
+    let target = Path::new("../../blobs").join(file.blob.as_str());
+    std::os::unix::fs::symlink(target, &unfinished).map_err(at(&unfinished))?;
+    std::fs::rename(&unfinished, link).map_err(at(link))
+}
+
+fn at(path: &Path) -> impl FnOnce(std::io::Error) -> HubError {
+    let path = path.display().to_string();
+    move |source| HubError::Io { path, source }
 }
 
 /// Writes which commit the revision is.
@@ -81,35 +191,17 @@ fn remember(repo: &RepoName, cache: &HubCache, commit: &str) -> Result<(), Resol
 }
 
 /// What went wrong, and what helps.
-fn explain(error: &ApiError) -> String {
-    let text = error.to_string();
-    let advice = match text.rsplit(' ').next() {
-        Some("401" | "403") => {
+fn explain(error: &HubError) -> String {
+    let advice = match error {
+        HubError::Status(401 | 403) => {
             "; private and gated repositories need HF_TOKEN, gated ones also that you accept their terms on their page"
         }
-        Some("404") => "; there is no such repository, revision or file",
-        Some("429") => "; too many requests, try again later (HF_TOKEN raises the limit)",
+        HubError::Status(404) => "; there is no such repository, revision or file",
+        HubError::Status(429) => "; too many requests, try again later (HF_TOKEN raises the limit)",
+        HubError::Answer { .. } | HubError::Io { .. } => "",
         _ => "; run it again to go on where it stopped",
     };
-    format!("{text}{advice}")
-}
-
-/// Progress of one file for the listener.
-struct Bytes<'a> {
-    listener: &'a DownloadListener,
-    done: u64,
-    total: u64,
-}
-
-impl Progress for Bytes<'_> {
-    fn init(&mut self, size: usize, _: &str) {
-        (self.done, self.total) = (0, size as u64);
-    }
-    fn update(&mut self, size: usize) {
-        self.done += size as u64;
-        self.listener.tell(DownloadEvent::Bytes { done: self.done, total: self.total });
-    }
-    fn finish(&mut self) {}
+    format!("{error}{advice}")
 }
 
 fn wanted(names: &[String]) -> Vec<&str> {

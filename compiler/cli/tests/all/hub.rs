@@ -19,8 +19,24 @@ struct Hub {
     token: Option<&'static str>,
     /// Answers end after so many bytes, the first time that a larger file is asked for as a whole.
     breaks_after: Option<usize>,
+    /// What it says in place of the truth.
+    lies: Lies,
     /// `GET path range` of each request.
     requests: Arc<Mutex<Vec<String>>>,
+}
+
+/// Answers of a hub that tries to write elsewhere; `None` is the truth.
+#[derive(Clone, Default)]
+struct Lies {
+    sha: Option<String>,
+    commit: Option<String>,
+    etag: Option<String>,
+    /// Names that are listed beside those of the files.
+    names: Vec<String>,
+    /// Where each file is said to be.
+    location: Option<String>,
+    /// Bytes that each file is said to have.
+    size: Option<usize>,
 }
 
 impl Hub {
@@ -57,20 +73,27 @@ impl Hub {
             return send(stream, "401 Unauthorized", "", b"", usize::MAX);
         }
         if path == "/api/models/org/tiny/revision/main" {
-            let names = self.files.keys().map(|name| serde_json::json!({ "rfilename": name }));
-            let info = serde_json::json!({ "sha": COMMIT, "siblings": names.collect::<Vec<_>>() });
+            let names = self.files.keys().chain(&self.lies.names);
+            let names = names.map(|name| serde_json::json!({ "rfilename": name })).collect::<Vec<_>>();
+            let info =
+                serde_json::json!({ "sha": self.lies.sha.as_deref().unwrap_or(COMMIT), "siblings": names });
             return send(stream, "200 OK", "", info.to_string().as_bytes(), usize::MAX);
         }
         let name = path.strip_prefix(&format!("/org/tiny/resolve/{COMMIT}/")).unwrap_or_default();
         let Some(bytes) = self.files.get(name) else {
             return send(stream, "404 Not Found", "", b"", usize::MAX);
         };
+        if let Some(location) = &self.lies.location {
+            return send(stream, "302 Found", &format!("location: {location}\r\n"), b"", usize::MAX);
+        }
         let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
         let first: usize = first.parse().ok()?;
         let last = last.parse().unwrap_or(bytes.len() - 1);
+        let etag = self.lies.etag.clone().unwrap_or(format!("\"etag-{name}\""));
+        let (commit, size) =
+            (self.lies.commit.as_deref().unwrap_or(COMMIT), self.lies.size.unwrap_or(bytes.len()));
         let extra = format!(
-            "content-range: bytes {first}-{last}/{}\r\netag: \"etag-{name}\"\r\nx-repo-commit: {COMMIT}\r\n",
-            bytes.len()
+            "content-range: bytes {first}-{last}/{size}\r\netag: {etag}\r\nx-repo-commit: {commit}\r\n"
         );
         let mut broken = broken.lock().unwrap();
         let most = self.breaks_after.filter(|most| !*broken && last - first > *most);
@@ -178,4 +201,84 @@ fn a_repository_that_is_not_there_is_named() {
         .env("HF_ENDPOINT", &endpoint)
         .env_remove("HF_HUB_OFFLINE");
     fails_with(&mut command, &["cannot download org/other", "404", "no such repository"]);
+}
+
+/// Paths of all files below a folder, relative to it.
+fn files_below(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(next) = folders.pop() {
+        for entry in std::fs::read_dir(next).unwrap().map(Result::unwrap) {
+            match entry.file_type().unwrap().is_dir() {
+                true => folders.push(entry.path()),
+                false => found.push(entry.path().strip_prefix(folder).unwrap().display().to_string()),
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn nothing_that_a_hub_says_leads_out_of_the_cache() {
+    let home = tempfile::tempdir().unwrap();
+    let (cache, outside) =
+        ("deep/er/hf/hub/models--org--tiny/", home.path().join("outside").display().to_string());
+    let up = "../../../../../../../outside".to_string();
+    let sha = |text: &str| Lies { sha: Some(text.to_string()), ..Lies::default() };
+    let commit = |text: &str| Lies { commit: Some(text.to_string()), ..Lies::default() };
+    let etag = |text: &str| Lies { etag: Some(text.to_string()), ..Lies::default() };
+    let location = |text: &str| Lies { location: Some(text.to_string()), ..Lies::default() };
+    let cases = [
+        (sha(&up), "sha"),
+        (sha(&outside), "sha"),
+        (sha(""), "sha"),
+        (commit(&up), "X-Repo-Commit"),
+        (commit(&outside), "X-Repo-Commit"),
+        (commit(&"a".repeat(40)), "X-Repo-Commit"),
+        (etag(&format!("\"{up}\"")), "ETag"),
+        (etag(&format!("W/\"{outside}\"")), "ETag"),
+        (etag(&outside), "ETag"),
+        (etag("\"..\""), "ETag"),
+        (etag("\"\""), "ETag"),
+        (location(&format!("file://{outside}")), "Location"),
+        (location("//127.0.0.1:1/x"), "Location"),
+        // To itself, for ever.
+        (location(&format!("/org/tiny/resolve/{COMMIT}/config.json")), "Location"),
+    ];
+    for (lies, field) in cases {
+        let endpoint = Hub { lies, ..Hub::of(&program::case("rwkv4-hf-odd")) }.serve();
+        let mut command = build(&endpoint, home.path());
+        fails_with(
+            command.env("HF_HOME", home.path().join("deep/er/hf")),
+            &["org/tiny", field, "HF_ENDPOINT"],
+        );
+        let written = files_below(home.path());
+        assert!(written.iter().all(|path| path.starts_with(cache)), "{field}: {written:?}");
+    }
+}
+
+#[test]
+fn listed_files_of_other_folders_are_left_alone() {
+    let home = tempfile::tempdir().unwrap();
+    let outside = home.path().join("outside.safetensors").display().to_string();
+    let names =
+        [&outside, "../../../../../../../outside.json", "x/../../outside.safetensors", ".safetensors"];
+    let lies = Lies { names: names.map(str::to_string).into(), ..Lies::default() };
+    let endpoint = Hub { lies, ..Hub::of(&program::case("rwkv4-hf-odd")) }.serve();
+    build(&endpoint, home.path()).args(["-o", "tiny.so"]).assert().success();
+    let written = files_below(home.path());
+    let expected = |path: &String| path == "tiny.so" || path.starts_with("hf/hub/models--org--tiny/");
+    assert!(written.iter().all(expected), "{written:?}");
+}
+
+#[test]
+fn no_more_is_written_than_the_size_told() {
+    let lies = Lies { size: Some(10), ..Lies::default() };
+    let endpoint = Hub { lies, ..Hub::of(&program::case("rwkv4-hf-odd")) }.serve();
+    let home = tempfile::tempdir().unwrap();
+    build(&endpoint, home.path()).assert().failure();
+    let blobs = home.path().join("hf/hub/models--org--tiny/blobs");
+    for blob in std::fs::read_dir(blobs).unwrap() {
+        assert_eq!(blob.unwrap().metadata().unwrap().len(), 10);
+    }
 }
