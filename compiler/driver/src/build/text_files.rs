@@ -80,6 +80,7 @@ fn gguf_vocabulary(metadata: &Metadata) -> Result<Option<GgufVocabulary>, Checkp
         separator_token_id: id("seperator_token_id")?,
         add_bos_token: metadata.flag(&key("add_bos_token"))?,
         add_eos_token: metadata.flag(&key("add_eos_token"))?,
+        add_sep_token: metadata.flag(&key("add_sep_token"))?,
         add_space_prefix: metadata.flag(&key("add_space_prefix"))?,
         remove_extra_whitespaces: metadata.flag(&key("remove_extra_whitespaces"))?,
         precompiled_charsmap: bytes(metadata.integers(&key("precompiled_charsmap"))?),

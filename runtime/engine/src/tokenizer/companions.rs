@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::added::{Added, Extras};
-use super::bpe_json::ByteLevelBpe;
+use super::bpe_json::BpeParts;
 use super::regexes::{GPT2, QWEN2};
 use super::sentencepiece::{Piece, PieceKind, SentencePieceModel};
 use super::tiktoken::{Pattern, count_ranks};
@@ -347,7 +347,7 @@ impl Companions {
         }
         added.sort_by_key(|(_, id, _)| *id);
         let bos = token("bos_token").filter(|_| self.flag("add_bos_token") == Some(true));
-        let bpe = ByteLevelBpe {
+        let bpe = BpeParts {
             merges: merges.map(str::to_owned).collect(),
             regexes: if qwen2 { &[QWEN2] } else { &[GPT2] },
             nfc: qwen2,
@@ -355,7 +355,7 @@ impl Companions {
             bos: bos.and_then(|bos| Some((bos.to_owned(), *vocab.get(bos)?))),
             vocab: vocab.into_iter().collect(),
             added,
-            ..ByteLevelBpe::default()
+            ..BpeParts::default()
         };
         Ok(bpe.to_json().to_string().into_bytes())
     }

@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::path::Path;
 
 use super::added::Extras;
-use super::bpe_json::ByteLevelBpe;
+use super::bpe_json::{BpeAlphabet, BpeParts};
 use super::regexes::{known, pre_tokenizer};
 use super::sentencepiece::{ModelType, Piece, PieceKind, SentencePieceModel};
 use super::wordpiece_json::WordPiece;
@@ -13,7 +13,7 @@ use super::{TokenId, TokenizerError, TokenizerFile, TokenizerKind};
 /// The values of the file, named as the keys are. Ids are as they stand there.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GgufVocabulary {
-    /// `tokenizer.ggml.model`: llama, gpt2, t5, bert, rwkv.
+    /// `tokenizer.ggml.model`: llama, gpt2, gemma4, t5, bert, rwkv.
     pub model: String,
     pub pre: Option<String>,
     pub tokens: Vec<String>,
@@ -28,6 +28,8 @@ pub struct GgufVocabulary {
     pub separator_token_id: Option<u32>,
     pub add_bos_token: Option<bool>,
     pub add_eos_token: Option<bool>,
+    /// Whether a separator stands between two texts.
+    pub add_sep_token: Option<bool>,
     pub add_space_prefix: Option<bool>,
     pub remove_extra_whitespaces: Option<bool>,
     pub precompiled_charsmap: Vec<u8>,
@@ -36,6 +38,10 @@ pub struct GgufVocabulary {
 fn wrong(reason: impl Into<String>) -> TokenizerError {
     TokenizerError::Gguf { reason: reason.into() }
 }
+
+/// What to do about a tokenizer that is not read.
+const WAY_OUT: &str =
+    "Put the model's tokenizer.json beside the file, or name it with --tokenizer tokenizer.json";
 
 impl GgufVocabulary {
     /// `path` is that of the GGUF file, for messages.
@@ -52,15 +58,16 @@ impl GgufVocabulary {
         let (kind, bytes, extras) = match self.model.as_str() {
             "llama" => self.sentence_piece(ModelType::Bpe)?,
             "t5" => self.sentence_piece(ModelType::Unigram)?,
-            "gpt2" => (TokenizerKind::HfJson, self.byte_level()?.to_string().into_bytes(), Extras::default()),
+            "gpt2" | "gemma4" => {
+                (TokenizerKind::HfJson, self.merged_pairs()?.to_string().into_bytes(), Extras::default())
+            }
             "bert" => {
                 (TokenizerKind::HfJson, self.word_pieces()?.to_string().into_bytes(), Extras::default())
             }
             "rwkv" => (TokenizerKind::RwkvWorld, self.world()?.into_bytes(), Extras::default()),
             other => {
                 return Err(wrong(format!(
-                    "tokenizer.ggml.model is `{other}`; llama, t5, gpt2, bert and rwkv are read. Put the model's \
-                     tokenizer.json beside the file, or name it with --tokenizer"
+                    "tokenizer.ggml.model is `{other}`; llama, t5, gpt2, gemma4, bert and rwkv are read. {WAY_OUT}"
                 )));
             }
         };
@@ -119,21 +126,33 @@ impl GgufVocabulary {
         Ok((TokenizerKind::SentencePiece, model.to_bytes(), extras))
     }
 
-    fn byte_level(&self) -> Result<Value, TokenizerError> {
+    /// Byte-pair encoding, over bytes or over texts.
+    fn merged_pairs(&self) -> Result<Value, TokenizerError> {
         if self.merges.is_empty() {
-            return Err(wrong("a `gpt2` tokenizer needs tokenizer.ggml.merges"));
+            let model = &self.model;
+            return Err(wrong(format!("a `{model}` tokenizer needs tokenizer.ggml.merges. {WAY_OUT}")));
         }
-        let pre = self.pre.as_deref().ok_or_else(|| {
-            wrong("tokenizer.ggml.pre is missing, so the file does not say how texts are cut; convert the model again")
+        // Files with the model `gemma4` need not repeat the name.
+        let named = Some("gemma4").filter(|model| self.model == *model).or(self.pre.as_deref());
+        let pre = named.ok_or_else(|| {
+            wrong(format!(
+                "tokenizer.ggml.pre is missing, so the file does not say how texts are cut; convert the model again. {WAY_OUT}"
+            ))
         })?;
-        let setup = pre_tokenizer(pre)
-            .ok_or_else(|| wrong(format!("tokenizer.ggml.pre `{pre}` is unknown; known are {}", known())))?;
-        let mut bpe = ByteLevelBpe {
+        let setup = pre_tokenizer(pre).ok_or_else(|| {
+            wrong(format!("tokenizer.ggml.pre `{pre}` is not read; those that are: {}. {WAY_OUT}", known()))
+        })?;
+        let unknown = self.named(self.unknown_token_id).map(|(name, _)| name);
+        let mut bpe = BpeParts {
+            alphabet: match setup.plain_text {
+                true => BpeAlphabet::Text { unknown },
+                false => BpeAlphabet::Bytes,
+            },
             merges: self.merges.clone(),
             regexes: setup.regexes,
             ignore_merges: setup.ignore_merges,
-            nfc: pre == "qwen2",
-            ..ByteLevelBpe::default()
+            nfc: setup.nfc,
+            ..BpeParts::default()
         };
         for (id, token) in self.tokens.iter().enumerate() {
             // Below 2^24, as reading the file has checked.
@@ -145,8 +164,12 @@ impl GgufVocabulary {
             }
             bpe.vocab.push((token.clone(), number));
         }
-        bpe.bos = self.named(self.bos_token_id).filter(|_| self.add_bos_token.unwrap_or(setup.add_bos));
+        // Early files of Gemma 4 deny the begin token that the model was trained with.
+        let add_bos = self.add_bos_token.filter(|_| pre != "gemma4").unwrap_or(setup.add_bos);
+        bpe.bos = self.named(self.bos_token_id).filter(|_| add_bos);
         bpe.eos = self.named(self.eos_token_id).filter(|_| self.add_eos_token.unwrap_or(false));
+        let add_sep = self.add_sep_token.unwrap_or(setup.add_sep);
+        bpe.separator = self.named(self.separator_token_id).filter(|_| add_sep);
         Ok(bpe.to_json())
     }
 

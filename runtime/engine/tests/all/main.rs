@@ -5,6 +5,7 @@ mod chat;
 mod common;
 mod conversation;
 mod generate;
+mod gguf_names;
 mod grammar;
 #[allow(dead_code, reason = "the fuzz targets use all of it")]
 mod readers;
