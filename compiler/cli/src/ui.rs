@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-pub use mlcc_driver::format::{bytes, count, seconds, table};
+pub use mlcc_driver::format::{bytes, count, counted, seconds, table};
 
 /// How much is said on standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,18 +52,16 @@ impl Ui {
 
     /// Progress over bytes, for work that begins some time after this; invisible where standard error is no terminal.
     pub fn bytes_progress(&self, what: &'static str) -> Progress {
-        self.progress(what, "{bytes} of {total_bytes}", "{bytes_per_sec}  {eta} left")
-    }
-
-    /// The same over pieces of work.
-    pub fn count_progress(&self, what: &'static str) -> Progress {
-        self.progress(what, "{pos} of {len}", "{eta} left")
-    }
-
-    fn progress(&self, what: &'static str, amount: &str, rate: &str) -> Progress {
-        let waiting = format!("{what:9} {{bar:30}} {amount}  {{wide_msg}}");
-        let running = format!("{what:9} {{bar:30}} {amount}  {rate}  {{wide_msg}}");
+        let waiting = format!("{what:9} {{bar:30}} {{bytes}} of {{total_bytes}}  {{wide_msg}}");
+        let running = format!(
+            "{what:9} {{bar:30}} {{bytes}} of {{total_bytes}}  {{bytes_per_sec}}  {{eta}} left  {{wide_msg}}"
+        );
         Progress { bar: self.bar(&waiting), waiting, running }
+    }
+
+    /// A progress bar over shares of one piece of work, which the message tells.
+    pub fn share_bar(&self, what: &'static str) -> ProgressBar {
+        self.bar(&format!("{what:9} {{bar:30}} {{percent:>3}} %  {{elapsed}}  {{wide_msg}}"))
     }
 
     /// A progress bar over pieces of work that begins now.

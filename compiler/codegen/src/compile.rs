@@ -8,7 +8,7 @@ use crate::link::find_linker;
 #[cfg(feature = "llvm")]
 use crate::llvm::{self, Output};
 use crate::model::{Input, Limits, variant};
-use crate::objects::{Made, Objects};
+use crate::objects::{CodeListener, Made, Objects};
 use crate::table::TableDesc;
 use crate::units::{Generator, LevelUnits, StateUnits, compile_units};
 #[cfg(feature = "llvm")]
@@ -52,12 +52,17 @@ pub struct Jobs {
     pub threads: usize,
     /// Takes objects from there, and keeps new ones.
     pub cache: Option<ObjectCache>,
+    pub listener: Option<CodeListener>,
 }
 
 impl Default for Jobs {
     /// A thread for each core.
     fn default() -> Jobs {
-        Jobs { threads: std::thread::available_parallelism().map_or(1, usize::from), cache: None }
+        Jobs {
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            cache: None,
+            listener: None,
+        }
     }
 }
 
@@ -71,7 +76,7 @@ pub fn compile(input: &Input<'_>, soname: &str) -> Result<Library, CodegenError>
 #[cfg(feature = "llvm")]
 pub fn compile_by(input: &Input<'_>, soname: &str, jobs: &Jobs) -> Result<Library, CodegenError> {
     // Device code is inside the table.
-    let objects = Objects::new(jobs.cache.as_ref());
+    let objects = Objects::new(jobs.cache.as_ref(), jobs.listener.as_ref());
     let (table, mut parts) = if input.target.arch == Arch::Nvptx {
         (images(input, Output::Assembly, jobs, &objects)?.0, Vec::new())
     } else {
@@ -96,7 +101,7 @@ pub fn compile_with_cranelift_by(
 ) -> Result<Library, CodegenError> {
     let arch = input.target.arch;
     let generator = clif::Cranelift { arch, limits: Limits::of(&input.table) };
-    let objects = Objects::new(jobs.cache.as_ref());
+    let objects = Objects::new(jobs.cache.as_ref(), jobs.listener.as_ref());
     let mut parts = level_parts(input, &generator, jobs, &objects)?;
     let spec = host_spec(input)?;
     let bytes = clif::table_object(arch, &spec.levels[0], &cpu_table(input)?.image())?;
@@ -111,7 +116,7 @@ pub fn emit(input: &Input<'_>, output: Output) -> Result<Vec<Part>, CodegenError
     let jobs = Jobs::default();
     let (table, mut parts) = if input.target.arch == Arch::Nvptx {
         let text = if output == Output::Object { Output::Assembly } else { output };
-        images(input, text, &jobs, &Objects::new(None))?
+        images(input, text, &jobs, &Objects::new(None, None))?
     } else {
         let generator = generator(input);
         let state = StateUnits::new(&input.table.states)?;
@@ -167,7 +172,7 @@ fn images(
     let triple = &input.target.triple;
     let order: Vec<usize> = (0..input.levels.len()).collect();
     let text = |i: usize| llvm::ptx_text(triple, &input.levels[i], output, objects);
-    let keys = pool::run(jobs.threads, &order, text)?;
+    let keys = objects.run(jobs.threads, &order, text)?;
     let machine_code = |i: usize| -> Result<Option<Vec<u8>>, CodegenError> {
         let Some(assembler) = input.assembler.filter(|_| output == Output::Assembly) else { return Ok(None) };
         let (text, arch) = (objects.get(&keys[i]), &input.levels[i].level.name);

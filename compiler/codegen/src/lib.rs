@@ -41,4 +41,4 @@ pub use compile::{compile, compile_by, emit};
 pub use compile::{compile_with_cranelift, compile_with_cranelift_by};
 pub use error::{CodegenError, Fault};
 pub use model::{Input, LevelInput};
-pub use objects::Made;
+pub use objects::{CodeListener, Made};

@@ -2,12 +2,13 @@
 
 use crate::cache::ObjectCache;
 use crate::error::CodegenError;
+use crate::pool;
 use object::build::elf::{Builder, SectionData};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use xxhash_rust::xxh3::Xxh3;
 
 /// The name that a kernel's function has in its object, whatever the kernel is called.
@@ -57,11 +58,47 @@ pub struct Objects<'a> {
     made: Mutex<BTreeMap<Key, Option<Vec<u8>>>>,
     cache: Option<&'a ObjectCache>,
     from_cache: AtomicUsize,
+    listener: Option<&'a CodeListener>,
+}
+
+/// Hears how many of the pieces of code of a build are there, from the threads that make them.
+#[derive(Clone)]
+pub struct CodeListener(Arc<dyn Fn(usize, usize) + Send + Sync>);
+
+impl CodeListener {
+    /// `listener` is given how many are done, and how many there will be.
+    pub fn new(listener: impl Fn(usize, usize) + Send + Sync + 'static) -> CodeListener {
+        CodeListener(Arc::new(listener))
+    }
+}
+
+impl fmt::Debug for CodeListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CodeListener")
+    }
 }
 
 impl<'a> Objects<'a> {
-    pub fn new(cache: Option<&'a ObjectCache>) -> Objects<'a> {
-        Objects { made: Mutex::default(), cache, from_cache: AtomicUsize::new(0) }
+    pub fn new(cache: Option<&'a ObjectCache>, listener: Option<&'a CodeListener>) -> Objects<'a> {
+        Objects { made: Mutex::default(), cache, from_cache: AtomicUsize::new(0), listener }
+    }
+
+    /// Runs the pieces of work that make objects, and tells the listener of each that is done.
+    pub fn run<T: Send>(
+        &self,
+        threads: usize,
+        order: &[usize],
+        work: impl Fn(usize) -> Result<T, CodegenError> + Sync,
+    ) -> Result<Vec<T>, CodegenError> {
+        let done = AtomicUsize::new(0);
+        pool::run(threads, order, |i| {
+            let result = work(i)?;
+            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+            if let Some(CodeListener(listener)) = self.listener {
+                listener(done, order.len());
+            }
+            Ok(result)
+        })
     }
 
     /// Sees to it that there is such an object once all threads are done: makes it, unless that has been begun.

@@ -3,7 +3,6 @@
 use crate::error::CodegenError;
 use crate::model::{Fixed, LevelInput, fixed_arguments, kernel_symbol, state_step};
 use crate::objects::{Key, Objects, with_symbols};
-use crate::pool;
 use crate::table::StateDesc;
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::step::{Step, StepItem};
@@ -117,7 +116,7 @@ pub fn compile_units(
     objects: &Objects<'_>,
 ) -> Result<Vec<Vec<u8>>, CodegenError> {
     let units: Vec<Unit<'_>> = levels.iter().flat_map(LevelUnits::units).collect();
-    let keys = pool::run(threads, &largest_first(&units), |i| generator.object(&units[i], objects))?;
+    let keys = objects.run(threads, &largest_first(&units), |i| generator.object(&units[i], objects))?;
     let mut symbols: BTreeMap<Key, Vec<String>> = BTreeMap::new();
     let mut order = Vec::new();
     for (unit, key) in units.iter().zip(&keys) {

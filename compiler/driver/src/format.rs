@@ -24,6 +24,12 @@ pub fn count(n: u64) -> String {
     }
 }
 
+/// `1 vector`, `2 vectors`.
+pub fn counted(n: impl TryInto<u64>, what: &str) -> String {
+    let n = n.try_into().unwrap_or(u64::MAX);
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 pub fn seconds(d: Duration) -> String {
     format!("{:.2} s", d.as_secs_f64())
 }
@@ -62,6 +68,10 @@ mod tests {
         assert_eq!(
             [count(7), count(1500), count(5_500_000), count(3_062_000_000)].join(", "),
             "7, 1.50 K, 5.50 M, 3.06 B"
+        );
+        assert_eq!(
+            [counted(0u8, "text"), counted(1u64, "text"), counted(2usize, "text")].join(", "),
+            "0 texts, 1 text, 2 texts"
         );
     }
 

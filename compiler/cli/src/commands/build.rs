@@ -19,11 +19,13 @@ use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
+use bar::BuildBar;
 use mlcc_driver::build::keep::{BASE, KEEP};
 use mlcc_driver::build::{
     Backend, BuildOptions, BuildReport, Emit, Event, Hooks, ModuleText, ReportMode, ReportOptions, TuningFile,
 };
 
+mod bar;
 pub(crate) mod dump;
 mod show;
 
@@ -48,7 +50,7 @@ pub struct Args {
     /// Leave room for so many LoRA adapters, of which a sequence chooses one when the artifact runs (`--lora` of run and chat)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), conflicts_with = "weights_on_load")]
     lora_slots: Option<u32>,
-    /// The most rank that such an adapter may have; filled up to a multiple of 16 [default: 16]
+    /// The highest rank that such an adapter may have; filled up to a multiple of 16 [default: 16]
     #[arg(long, value_name = "R", requires = "lora_slots", value_parser = clap::value_parser!(u32).range(1..=1024))]
     lora_rank: Option<u32>,
     /// Tokenizer file, in place of the one beside the model
@@ -83,11 +85,11 @@ pub struct Args {
     /// Artifact to write [default: {model}-{quant}-{target}.so, with +{adapter} behind the model for each --lora]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Most tokens in one call of prefill; scratch memory grows with it [default: 128; 512 for models with
+    /// Maximum number of tokens in one call of prefill; scratch memory grows with it [default: 128; 512 for models with
     /// experts; 2048 on GPUs; up to 2048 for models that take a prompt only as a whole]
     #[arg(long, visible_alias = "prefill-chunk-size", value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: Option<u32>,
-    /// Most sequences decoded together in one step; 1 leaves the entry point for that out [default: 16 on CPUs, 1 on GPUs]
+    /// Maximum number of sequences decoded together in one step; 1 leaves the entry point for that out [default: 16 on CPUs, 1 on GPUs]
     #[arg(long, visible_alias = "max-batch-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     max_batch: Option<u32>,
     /// Split the model among N ranks, each with a part of the weights and caches, which exchange what they compute: groups of threads of
@@ -107,7 +109,7 @@ pub struct Args {
     /// the PTX
     #[arg(long)]
     cubin: bool,
-    /// Most tokens of one sequence [default: what the model was trained with, at most 4096; no limit for recurrent models]
+    /// Maximum number of tokens of one sequence [default: what the model was trained with, at most 4096; no limit for recurrent models]
     #[arg(short = 'c', long, visible_alias = "context-window-size", value_parser = clap::value_parser!(u64).range(1..=MOST_POSITIONS))]
     ctx_size: Option<u64>,
     /// Tokens that are seen together, the attention sinks among them: the sequence goes on for ever, and older tokens are
@@ -211,31 +213,32 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
 pub(super) fn quietly(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let report = built(args, ui)?;
     report.warnings.iter().for_each(|warning| ui.warn(warning));
-    ui.note(show::text(&report).trim_end());
+    tell(&report, ui);
     Ok(())
 }
 
+/// What has been built, in one line; with --verbose the tables.
+fn tell(report: &BuildReport, ui: &Ui) {
+    ui.detail(show::tables(report).trim_end());
+    ui.note(show::line(report));
+}
+
 fn built(args: &Args, ui: &Ui) -> Result<BuildReport, CliError> {
-    let options = options(args, ui)?;
+    let mut options = options(args, ui)?;
     let mut dumps = dump::Dumps::new(&args.print_after, args.debug_dump.as_deref())?;
-    let bar = ui.bytes_progress("weights");
-    let windows = ui.count_progress("report");
-    let mut event = |event: Event<'_>| match event {
-        Event::Phase(name) => ui.detail(format_args!("{name} ...")),
-        Event::Pass { pass, program } => dumps.after(pass.name, program),
-        Event::Weights { done, total, name } => {
-            bar.set(done, total, name.to_string());
+    let bar = BuildBar::new(ui);
+    options.code_listener = Some(bar.code_listener());
+    let mut event = |event: Event<'_>| {
+        match event {
+            Event::Phase(name) => ui.detail(format_args!("{name} ...")),
+            Event::Pass { pass, program } => dumps.after(pass.name, program),
+            Event::Weights { .. } | Event::Report { .. } => {}
         }
-        Event::Report { done, total, perplexity } => {
-            bar.clear();
-            let message = if done > 0 { format!("perplexity {perplexity:.3}") } else { String::new() };
-            windows.set(done as u64, total as u64, message);
-        }
+        bar.event(&event);
     };
     let result =
         mlcc_driver::build::build(&options, &mut Hooks { event: &mut event, cancel: interrupt::flag() });
     bar.clear();
-    windows.clear();
     dumps.finish()?;
     Ok(result?)
 }
@@ -248,7 +251,7 @@ fn report(report: &BuildReport, args: &Args, ui: &Ui) -> Result<(), CliError> {
     if args.json {
         return print_json(report);
     }
-    ui.note(show::text(report).trim_end());
+    tell(report, ui);
     let files = report.artifact.iter().chain(&report.weights_file).chain(&report.emitted);
     let list: String = files.map(|f| format!("{}\n", f.display())).collect();
     print(&list)
@@ -341,6 +344,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
             max_kl: args.max_kl,
         },
         cache: if args.no_cache { None } else { ObjectCache::from_environment() },
+        code_listener: None,
     })
 }
 

@@ -161,7 +161,7 @@ fn cpu() -> Check {
 
 fn cores() -> Check {
     let (topology, threads) = (mlcc_runtime::Topology::of_host(), mlcc_runtime::physical_cores());
-    Check::ok("cores", format!("{topology}; runs use {threads} threads (-t changes it)"))
+    Check::ok("cores", format!("{topology}; runs use {} (-t changes it)", ui::counted(threads, "thread")))
 }
 
 fn memory() -> Check {

@@ -178,7 +178,7 @@ fn one_line_says_what_is_kept_and_what_less_would_take() {
             .arg("-m")
             .arg(case(model))
             .args(flags)
-            .arg("-o")
+            .args(["-v", "-o"])
             .arg(folder.path().join("model.so"));
         let told = String::from_utf8(build.assert().success().get_output().stderr.clone()).unwrap();
         told.lines()

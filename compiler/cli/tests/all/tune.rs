@@ -231,7 +231,7 @@ fn a_tuning_is_written_and_read_back() {
         .arg("build")
         .arg("-m")
         .arg(case("rwkv4-hf"))
-        .args(["--quant", "q8i8", "--tuning"])
+        .args(["-v", "--quant", "q8i8", "--tuning"])
         .arg(&file)
         .arg("-o")
         .arg(&out)

@@ -192,7 +192,7 @@ pub fn cached_kernels_object(
 ) -> Result<Vec<u8>, CodegenError> {
     let ctx = Context::create();
     let kernels = NamedKernels::new(&ctx, arch, triple, level, kernels)?;
-    let objects = Objects::new(Some(cache));
+    let objects = Objects::new(Some(cache), None);
     let key = kernels.key();
     objects.want(key, || kernels.emit(Output::Object))?;
     objects.finish();

@@ -21,7 +21,7 @@ const PTX_KERNEL: u32 = 71;
 
 /// Compiles the kernels of one GPU level.
 pub fn ptx_module(triple: &str, input: &LevelInput<'_>, output: Output) -> Result<Vec<u8>, CodegenError> {
-    let objects = Objects::new(None);
+    let objects = Objects::new(None, None);
     let key = ptx_text(triple, input, output, &objects)?;
     Ok(objects.get(&key))
 }
@@ -32,7 +32,7 @@ pub fn cached_ptx(
     input: &LevelInput<'_>,
     cache: &ObjectCache,
 ) -> Result<Vec<u8>, CodegenError> {
-    let objects = Objects::new(Some(cache));
+    let objects = Objects::new(Some(cache), None);
     let key = ptx_text(triple, input, Output::Assembly, &objects)?;
     objects.finish();
     Ok(objects.get(&key))

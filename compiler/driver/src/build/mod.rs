@@ -339,7 +339,8 @@ pub fn write_program(
         report.end(clock);
         return Ok(());
     }
-    let jobs = Jobs { cache: options.cache.clone(), ..Jobs::default() };
+    let jobs =
+        Jobs { cache: options.cache.clone(), listener: options.code_listener.clone(), ..Jobs::default() };
     let library = backend::compile(options.backend, &input, &soname, &jobs)?;
     report.objects = Some(library.objects());
     report.end(clock);

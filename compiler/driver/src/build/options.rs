@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use mlcc_codegen::CodeListener;
 use mlcc_codegen::cache::ObjectCache;
 use mlcc_codegen::ptxas::Assembler;
 use mlcc_engine::ChatSource;
@@ -92,6 +93,8 @@ pub struct BuildOptions {
     pub report: ReportOptions,
     /// Where objects of earlier builds are, and those of this one go. What comes of the build does not depend on it.
     pub cache: Option<ObjectCache>,
+    /// Hears how far code generation is.
+    pub code_listener: Option<CodeListener>,
 }
 
 /// When the artifact is measured before it gets its name.
@@ -157,6 +160,7 @@ impl BuildOptions {
             debug_taps: false,
             report: ReportOptions::default(),
             cache: None,
+            code_listener: None,
         }
     }
 

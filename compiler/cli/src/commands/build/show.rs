@@ -6,7 +6,41 @@ use crate::ui;
 use mlcc_driver::build::BuildReport;
 use mlcc_driver::build::keep::{Kept, SMALLER};
 
-pub fn text(report: &BuildReport) -> String {
+/// What was built, in one line: the model, the format and what a smaller one would take, the file, how good it is.
+pub fn line(report: &BuildReport) -> String {
+    let levels: Vec<&str> = report.levels.iter().map(|level| level.name.as_str()).collect();
+    let mut out = format!("{}, {} parameters, {}", report.model, ui::count(report.parameters), report.quant);
+    if !levels.is_empty() {
+        let _ = write!(out, ", for {}", levels.join(", "));
+    }
+    if report.artifact.is_some() {
+        let _ = write!(out, ": {}", ui::bytes(report.file_bytes));
+    }
+    let seconds: f64 = report.phases.iter().map(|phase| phase.seconds).sum();
+    let _ = write!(out, " in {seconds:.1} s");
+    for more in more(report) {
+        let _ = write!(out, "; {more}");
+    }
+    out
+}
+
+/// What the user may want to know at once.
+fn more(report: &BuildReport) -> Vec<String> {
+    let mut more = Vec::new();
+    if let Some(chunk) = report.whole_prompts {
+        more.push(format!("prompts are read as a whole, so they have at most {chunk} tokens (--chunk)"));
+    }
+    if report.tokenizer.is_none() {
+        more.push("no tokenizer beside the model: `mlcc run` will need --tokenizer".into());
+    }
+    more.extend(report.kept.as_ref().and_then(smaller_text));
+    more.extend(report.quality.as_ref().map(|quality| quality.text()));
+    more.extend(report.quality_skipped.as_ref().map(|why| format!("quality not measured, {why}")));
+    more
+}
+
+/// All that the report has.
+pub fn tables(report: &BuildReport) -> String {
     let mut out = String::new();
     let levels: Vec<String> =
         report.levels.iter().map(|l| format!("{} ({} kernels)", l.name, l.kernels)).collect();
@@ -19,13 +53,8 @@ pub fn text(report: &BuildReport) -> String {
         ui::count(report.parameters),
         report.quant
     );
-    match &report.tokenizer {
-        Some(tokenizer) => writeln!(out, "tokenizer {tokenizer}"),
-        None => writeln!(out, "no tokenizer beside the model: `mlcc run` will need --tokenizer"),
-    }
-    .unwrap_or_default();
-    if let Some(chunk) = report.whole_prompts {
-        let _ = writeln!(out, "prompts are read as a whole, so they have at most {chunk} tokens (--chunk)");
+    if let Some(tokenizer) = &report.tokenizer {
+        let _ = writeln!(out, "tokenizer {tokenizer}");
     }
     if let Some(tuning) = &report.tuning {
         let _ = writeln!(out, "tuning {tuning}");
@@ -94,13 +123,14 @@ fn kept_text(kept: &Kept) -> String {
         (false, false) => "weights kept as stored",
     };
     let (types, size) = (kept.types.join(", "), ui::bytes(kept.bytes));
-    // Not worth a word where little is to be saved.
-    let saves = kept.smaller_bytes < kept.bytes / 10 * 9;
-    let smaller = match saves {
-        true => format!("; --quant {SMALLER} would take {}", ui::bytes(kept.smaller_bytes)),
-        false => String::new(),
-    };
+    let smaller = smaller_text(kept).map_or_else(String::new, |text| format!("; {text}"));
     format!("{what} ({types}), {size}{smaller}")
+}
+
+/// What 4 bits would take; not worth a word where little is to be saved.
+fn smaller_text(kept: &Kept) -> Option<String> {
+    let saves = kept.smaller_bytes < kept.bytes / 10 * 9;
+    saves.then(|| format!("--quant {SMALLER} would take {}", ui::bytes(kept.smaller_bytes)))
 }
 
 fn formats(report: &BuildReport) -> String {
