@@ -53,8 +53,10 @@ pub enum ConfigError {
     Missing { file: String, field: String, expected: &'static str },
     #[error("{file}: field `{field}` should be {expected}, found {found}")]
     Wrong { file: String, field: String, expected: String, found: String },
-    #[error("{file}: model_type `{found}` is unknown; this version of mlcc supports {supported}")]
-    UnknownModelType { file: String, found: String, supported: String },
+    #[error(
+        "{file}: model_type `{found}` is unknown: {near}`mlcc models` lists those that this version of mlcc reads"
+    )]
+    UnknownModelType { file: String, found: String, near: String },
     #[error("{file}: {what} is not supported yet; this version of mlcc supports {supported}")]
     NotSupportedYet { file: String, what: String, supported: String },
     #[error(
@@ -156,11 +158,11 @@ pub enum ResolveError {
     #[error("`{repo}` is not in the Hugging Face cache ({cache}). {advice}")]
     NotCached { repo: String, cache: PathBuf, advice: String },
     #[error(
-        "the Hugging Face cache holds {repo}, but {detail} ({path}). Download it again: huggingface-cli download {repo}"
+        "the Hugging Face cache holds {repo}, but {detail} ({path}). Download it again: hf download {repo}"
     )]
     BrokenCache { repo: String, path: PathBuf, detail: String },
     #[error(
-        "{name}: the configuration of this preset is known, but there are no weights: {detail}. Give --weights DIR, fetch {repo} into the Hugging Face cache (huggingface-cli download {repo}), or use --random-weights SEED for a benchmark"
+        "{name}: the configuration of this preset is known, but there are no weights: {detail}. Give --weights DIR, fetch {repo} into the Hugging Face cache (hf download {repo}), or use --random-weights SEED for a benchmark"
     )]
     NoPresetWeights { name: String, repo: String, detail: String },
     #[error("cannot download {repo}: {detail}")]

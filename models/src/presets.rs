@@ -128,9 +128,3 @@ static TRANSFORMERS: LazyLock<Vec<Preset>> = LazyLock::new(|| {
 pub fn all() -> impl Iterator<Item = &'static Preset> {
     RWKV.iter().chain(TRANSFORMERS.iter())
 }
-
-/// All names, for messages.
-pub fn names() -> String {
-    let names: Vec<&str> = all().map(|preset| preset.name).collect();
-    names.join(", ")
-}

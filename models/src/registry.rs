@@ -15,6 +15,7 @@ use crate::families::{
     qwen2, smollm3,
 };
 use crate::text_head::{Part, Pooling, Purpose, TextHead};
+use mlcc_files::did_you_mean;
 
 /// A model type and how its configuration is read.
 pub struct Entry {
@@ -324,7 +325,8 @@ pub(crate) fn entry(fields: &ConfigFields) -> Result<(String, &'static Entry), C
         Some(entry) => Ok((model_type, entry)),
         None => {
             let file = fields.origin.clone();
-            Err(ConfigError::UnknownModelType { file, found: model_type, supported: supported() })
+            let near = did_you_mean(&model_type, REGISTRY.iter().map(|entry| entry.model_type));
+            Err(ConfigError::UnknownModelType { file, found: model_type, near })
         }
     }
 }
@@ -381,10 +383,4 @@ fn refuse_other_inputs(fields: &ConfigFields) -> Result<(), ConfigError> {
 /// The first name in `architectures`.
 fn class_name(fields: &ConfigFields) -> Option<&str> {
     fields.get("architectures")?.as_array()?.first()?.as_str()
-}
-
-/// All supported model types, for messages.
-pub fn supported() -> String {
-    let names: Vec<String> = REGISTRY.iter().map(|e| format!("{} ({})", e.model_type, e.about)).collect();
-    names.join(", ")
 }

@@ -22,6 +22,7 @@ use crate::families::rwkv::infer::infer_config;
 use crate::presets::{self, Preset};
 use crate::registry;
 use crate::text_head::{Pooling, Purpose, TextHead};
+use mlcc_files::did_you_mean;
 use sentence::Prompts;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -343,7 +344,7 @@ fn not_cached(repo: &RepoName, request: &ModelRequest) -> ResolveError {
         false => "This mlcc was built without downloads (cargo feature `hub`).",
     };
     let advice = format!(
-        "{why} Run: huggingface-cli download {}, or give --model the directory of a copy (HF_HOME moves the cache)",
+        "{why} Run: hf download {}, or give --model the directory of a copy (HF_HOME moves the cache)",
         repo.full_name()
     );
     ResolveError::NotCached { repo: repo.full_name_at(), cache: request.cache.directory.clone(), advice }
@@ -352,14 +353,15 @@ fn not_cached(repo: &RepoName, request: &ModelRequest) -> ResolveError {
 fn how_to_get(repo: &RepoName) -> String {
     match cfg!(feature = "hub") {
         true => format!("--model hf:{} downloads it", repo.full_name_at()),
-        false => format!("To fetch it, run: huggingface-cli download {}", repo.full_name()),
+        false => format!("To fetch it, run: hf download {}", repo.full_name()),
     }
 }
 
 fn no_such_model(model: &str) -> ResolveError {
     let forms = format!(
-        "a directory with config.json, a weight file (.safetensors, .pth, .bin, .gguf), hf:org/repo, or one of {}",
-        presets::names()
+        "a directory with config.json, a weight file (.safetensors, .pth, .bin, .gguf), hf:org/repo, or the name of a preset: \
+         {}`mlcc models` lists all",
+        did_you_mean(model, presets::all().map(|preset| preset.name))
     );
     ResolveError::NoSuchModel { path: format!("`{model}`"), forms }
 }

@@ -86,8 +86,8 @@ pub enum PassError {
     Shard(#[from] ShardError),
     #[error("{what} cannot be compiled; {hint}")]
     Unsupported { what: String, hint: String },
-    #[error("unknown pass `{name}`; known are {known}")]
-    Unknown { name: String, known: String },
+    #[error("unknown pass `{name}`: {near}`mlcc opt --list` lists all")]
+    Unknown { name: String, near: String },
     #[error("the program stands after `{after}` already, so it cannot stop after pass `{name}`")]
     Behind { name: String, after: &'static str },
     #[error("pass `{name}` cannot be switched off: it is needed for a result at all")]

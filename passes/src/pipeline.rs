@@ -10,6 +10,7 @@ use crate::{
     merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations,
     quantize_attention, quantize_cache, recognize_scan, replicate, shard,
 };
+use mlcc_files::did_you_mean;
 use mlcc_ir::verify::verify_module;
 
 /// One transformation of the program.
@@ -183,11 +184,11 @@ pub fn find(name: &str) -> Result<&'static Pass, PassError> {
 }
 
 pub(crate) fn find_in<'p>(passes: &'p [Pass], name: &str) -> Result<&'p Pass, PassError> {
-    let known = || passes.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
+    let near = || did_you_mean(name, passes.iter().map(|p| p.name));
     passes
         .iter()
         .find(|p| p.name == name)
-        .ok_or_else(|| PassError::Unknown { name: name.into(), known: known() })
+        .ok_or_else(|| PassError::Unknown { name: name.into(), near: near() })
 }
 
 /// True for the passes that change numbers on purpose; all others keep the meaning of the module.

@@ -12,7 +12,7 @@
 use crate::scheme::QuantScheme;
 use mlcc_ir::module::{Param, ParamRole};
 use mlcc_ir::types::DType;
-use mlcc_quant::{PackOptions, ScaleSearch, storage_names, storage_types};
+use mlcc_quant::{PackOptions, ScaleSearch, storage_types};
 use serde::Deserialize;
 
 /// Why a rule does nothing that comes too late.
@@ -44,10 +44,10 @@ pub enum PolicyError {
     #[error("quantization policy, rule {number}: {key} = \"{found}\": expected {expected}")]
     Value { number: usize, key: &'static str, found: String, expected: String },
     #[error(
-        "{file}: quantization policy, rule {number}: match = \"{glob}\" is the name of no parameter; names are such as \
-         {example}"
+        "{file}: quantization policy, rule {number}: match = \"{glob}\" is the name of no parameter, \
+         {near}`mlcc inspect --params` lists those of an artifact, for example {example}"
     )]
-    NoMatch { file: String, number: usize, glob: String, example: String },
+    NoMatch { file: String, number: usize, glob: String, near: String, example: String },
     #[error("{file}: quantization policy, rule {number} (match = \"{glob}\") changes nothing: {why}")]
     NoEffect { file: String, number: usize, glob: String, why: String },
 }
@@ -133,7 +133,8 @@ impl QuantPolicy {
             let matched = params.clone().filter(|p| glob_matches(&rule.glob, &p.name));
             if matched.clone().next().is_none() {
                 let example = params.clone().last().map_or("(none)", |p| &p.name).into();
-                return Err(PolicyError::NoMatch { file, number, glob, example });
+                let near = mlcc_files::did_you_mean(&glob, params.clone().map(|p| p.name.as_str()));
+                return Err(PolicyError::NoMatch { file, number, glob, near, example });
             }
             let earlier = |p: &Param| self.rules[..i].iter().any(|rule| glob_matches(&rule.glob, &p.name));
             let why = if matched.clone().all(earlier) {
@@ -156,7 +157,8 @@ impl Rule {
             None => None,
             Some(name) => {
                 let found = storage_types().find(|d| d.name() == name.to_ascii_lowercase());
-                let expected = format!("one of {}", storage_names());
+                let near = mlcc_files::did_you_mean(&name, storage_types().map(|d| d.name()));
+                let expected = format!("the name of a format: {near}`mlcc quants` lists all");
                 Some(found.ok_or(PolicyError::Value { number, key: "format", found: name, expected })?)
             }
         };

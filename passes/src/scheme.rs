@@ -3,6 +3,7 @@
 //! Names follow MLC (`q{bits}{activation}_{variant}`); `q8i8` and `q4i8` quantize activations per group of 128 at run
 //! time, as FastLLM and llama.cpp do; `bf16bf16` rounds them to bf16, as PyTorch and llama.cpp do with weights in bf16.
 
+use mlcc_files::did_you_mean;
 use mlcc_ir::module::ParamRole;
 use mlcc_ir::types::{DType, Format};
 
@@ -110,8 +111,8 @@ const ALIASES: [(&str, &str); 4] = [("q0f32", "f32"), ("q0f16", "f16"), ("q0bf16
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchemeError {
-    #[error("unknown quantization `{name}`; known are {known}")]
-    Unknown { name: String, known: String },
+    #[error("unknown quantization `{name}`: {near}`mlcc quants` lists all")]
+    Unknown { name: String, near: String },
 }
 
 impl Default for QuantScheme {
@@ -136,8 +137,8 @@ impl QuantScheme {
             return Ok((scheme, Some(note)));
         }
         let aliases = ALIASES.iter().map(|(alias, _)| *alias);
-        let known: Vec<&str> = SCHEMES.iter().map(|s| s.name).chain(aliases).collect();
-        Err(SchemeError::Unknown { name: name.into(), known: known.join(", ") })
+        let near = did_you_mean(&wanted, SCHEMES.iter().map(|s| s.name).chain(aliases));
+        Err(SchemeError::Unknown { name: name.into(), near })
     }
 
     /// Whether activations that products read are f16, and sums f32, where that is faster than f32: on GPUs. Names say it, as MLC's do.

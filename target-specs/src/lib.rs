@@ -41,8 +41,8 @@ pub struct Target {
 
 #[derive(Error, Debug, PartialEq, Eq)]
 pub enum TargetError {
-    #[error("unknown target `{name}`; known are cpu, {known}")]
-    Unknown { name: String, known: String },
+    #[error("unknown target `{name}`: {near}`mlcc targets` lists all")]
+    Unknown { name: String, near: String },
     #[error(
         "targets `{first}` and `{second}` belong to different architectures and cannot share one file: CPU levels and \
          GPUs, or levels of different CPUs, cannot be mixed in one artifact; build one for each"
@@ -55,9 +55,9 @@ pub enum TargetError {
     #[error("target `cpu` stands for this machine alone: in a list name the levels: {levels}")]
     HostInList { levels: String },
     #[error(
-        "this machine ({arch}) is not one that mlcc generates CPU code for; name a --target (known: {known})"
+        "this machine ({arch}) is not one that mlcc generates CPU code for; name a --target (`mlcc targets` lists all)"
     )]
-    Host { arch: String, known: String },
+    Host { arch: String },
     #[error(transparent)]
     Spec(#[from] SpecError),
 }
@@ -121,8 +121,7 @@ pub fn resolve(name: &str) -> Result<Target, TargetError> {
     for part in name.split(',').map(str::trim) {
         check_part(part, &specs)?;
         let hit = specs.iter().find_map(|s| Some((s, s.all_levels().position(|l| l.name == part)?)));
-        let (spec, level) =
-            hit.ok_or_else(|| TargetError::Unknown { name: part.into(), known: known(&specs) })?;
+        let (spec, level) = hit.ok_or_else(|| unknown(part, &specs))?;
         match &mut found {
             None => found = Some((part, spec, vec![level])),
             Some((_, s, levels)) if s.name == spec.name => levels.push(level),
@@ -131,8 +130,7 @@ pub fn resolve(name: &str) -> Result<Target, TargetError> {
             }
         }
     }
-    let (_, spec, mut picked) =
-        found.ok_or_else(|| TargetError::Unknown { name: name.into(), known: known(&specs) })?;
+    let (_, spec, mut picked) = found.ok_or_else(|| unknown(name, &specs))?;
     picked.sort_unstable();
     picked.dedup();
     let all: Vec<&Level> = spec.all_levels().collect();
@@ -172,7 +170,7 @@ fn check_part(part: &str, specs: &[Spec]) -> Result<(), TargetError> {
 
 /// The level that is tuned for this processor, else the best one whose features it has.
 fn host_target(specs: &[Spec]) -> Result<Target, TargetError> {
-    let unknown = || TargetError::Host { arch: std::env::consts::ARCH.into(), known: known(specs) };
+    let unknown = || TargetError::Host { arch: std::env::consts::ARCH.into() };
     let arch = Arch::of_host().ok_or_else(unknown)?;
     let have = detected_features();
     let spec = specs.iter().find(|s| s.arch == arch).ok_or_else(unknown)?;
@@ -191,12 +189,15 @@ fn host_target(specs: &[Spec]) -> Result<Target, TargetError> {
     })
 }
 
-fn known(specs: &[Spec]) -> String {
-    let all: Vec<&str> = specs
-        .iter()
-        .flat_map(|s| std::iter::once(s.name.as_str()).chain(s.all_levels().map(|l| l.name.as_str())))
-        .collect();
-    all.join(", ")
+fn unknown(name: &str, specs: &[Spec]) -> TargetError {
+    let of_spec = |s: &'_ Spec| {
+        let levels = s.all_levels().map(|l| l.name.clone());
+        std::iter::once(s.name.clone()).chain(levels).collect::<Vec<_>>()
+    };
+    let known: Vec<String> =
+        std::iter::once("cpu".to_owned()).chain(specs.iter().flat_map(of_spec)).collect();
+    let near = mlcc_files::did_you_mean(name, known.iter().map(String::as_str));
+    TargetError::Unknown { name: name.into(), near }
 }
 
 #[cfg(test)]

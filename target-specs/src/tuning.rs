@@ -106,8 +106,8 @@ pub struct ChangeRow {
 pub enum TuningError {
     #[error("tuning {file}: {message}")]
     Syntax { file: String, message: String },
-    #[error("tuning {file}: unknown level `{level}`; known are {known}")]
-    UnknownLevel { file: String, level: String, known: String },
+    #[error("tuning {file}: unknown level `{level}`: {near}`mlcc targets` lists all")]
+    UnknownLevel { file: String, level: String, near: String },
     #[error("tuning {file}: level `{level}` has nothing to tune: its kernels use no tensor cores")]
     Nothing { file: String, level: String },
     #[error("tuning {file}: `{key}` is for levels of {of}, and `{level}` is one of {found}")]
@@ -137,7 +137,8 @@ impl Tuning {
         let Some(found) = crate::level(&level).ok().flatten() else {
             let known = crate::names().unwrap_or_default();
             let known: Vec<String> = known.into_iter().filter(|n| has_tune(n)).collect();
-            return Err(TuningError::UnknownLevel { file, level, known: known.join(", ") });
+            let near = mlcc_files::did_you_mean(&level, known.iter().map(String::as_str));
+            return Err(TuningError::UnknownLevel { file, level, near });
         };
         if found.tables().is_none() {
             return Err(TuningError::Nothing { file, level });

@@ -73,7 +73,8 @@ fn wrong_configurations_name_file_and_field() {
 
 #[test]
 fn other_models_are_named_with_what_is_supported() {
-    refused(r#"{"model_type":"whisper"}"#, &["`whisper` is unknown", "rwkv (RWKV-4)"]);
+    refused(r#"{"model_type":"whisper"}"#, &["`whisper` is unknown", "`mlcc models`"]);
+    refused(r#"{"model_type":"qwen_3"}"#, &["did you mean `qwen3`, `qwen2` or `qwen`? "]);
     refused(r#"{"model_type":"rwkv6"}"#, &["`hidden_size` is missing"]);
     refused(&with("rwkv_version", "5.2"), &["RWKV version 5.2 is not supported yet"]);
     refused(&with("rwkv_version", "\"4\""), &["`rwkv_version` should be a number"]);
@@ -318,7 +319,7 @@ fn the_hugging_face_cache_is_found_under_every_spelling() {
         assert_eq!(model.name, "tiny", "{spelling}");
         model.open_weights().unwrap();
     }
-    not_resolved(&request("hf:org/other", dir.path()), &["org/other", "huggingface-cli download org/other"]);
+    not_resolved(&request("hf:org/other", dir.path()), &["org/other", "hf download org/other"]);
     not_resolved(&request("hf:org/tiny@v2", dir.path()), &["`org/tiny@v2` is not in the Hugging Face cache"]);
     // A preset whose repository is in the cache.
     fill_cache(dir.path(), "RWKV/rwkv-4-169m-pile", "def", "def");

@@ -4,10 +4,14 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use mlcc_engine::GrammarError;
 use mlcc_engine::serving::{Failure, LaunchError};
+use mlcc_files::did_you_mean;
 use serde_json::{Value, json};
 
 /// Seconds after which a client may try again when the queue is full.
 const RETRY_AFTER: u64 = 1;
+
+/// Models that an error lists; of more it names those nearest to what was asked for.
+const NAMED_MODELS: usize = 8;
 
 /// The code of an error, which goes with its answer to who counts and traces it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,9 +60,17 @@ impl ApiError {
     }
 
     pub fn unknown_model(wanted: &str, served: &[String]) -> Self {
-        let served: Vec<String> = served.iter().map(|name| format!("`{name}`")).collect();
-        let served = if served.is_empty() { "none".into() } else { served.join(", ") };
-        let message = format!("there is no model `{wanted:.200}` here; this server has {served}");
+        let message = match served {
+            [] => format!("there is no model `{wanted:.200}` here; this server has none"),
+            few if few.len() <= NAMED_MODELS => {
+                let few: Vec<String> = few.iter().map(|name| format!("`{name}`")).collect();
+                format!("there is no model `{wanted:.200}` here; this server has {}", few.join(", "))
+            }
+            many => {
+                let near = did_you_mean(wanted, many.iter().map(String::as_str));
+                format!("there is no model `{wanted:.200}` here: {near}/v1/models lists all")
+            }
+        };
         Self::model(StatusCode::NOT_FOUND, "model_not_found", message)
     }
 

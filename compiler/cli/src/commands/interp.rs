@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use mlcc_files::did_you_mean;
 use mlcc_interp::equivalence::random_tensor;
 use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
 use mlcc_interp::kernel::{Buffer, Options, run_with};
@@ -87,7 +88,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let results = match (module.function(&name), module.kernel(&name)) {
         (Some((_, f)), _) => run_function(&module, f, args, &syms),
         (None, Some(kernel)) => run_kernel(kernel, args, &syms),
-        (None, None) => Err(format!("there is no function or kernel @{name}; there are {}", names(&module))),
+        (None, None) => Err(unknown_name(&name, &module)),
     };
     let results = results.map_err(|e| CliError::Failed(format!("{}: {e}", file.display())))?;
     if args.json {
@@ -125,11 +126,11 @@ fn first_name(module: &Module, file: &Path) -> Result<String, CliError> {
         .ok_or_else(|| CliError::Failed(format!("{}: there is nothing to run in it", file.display())))
 }
 
-fn names(module: &Module) -> String {
-    let functions = module.functions.values().map(|f| &f.name);
-    let all: Vec<String> =
-        functions.chain(module.kernels.iter().map(|k| &k.name)).map(|n| format!("@{n}")).collect();
-    all.join(", ")
+fn unknown_name(name: &str, module: &Module) -> String {
+    let functions = module.functions.values().map(|f| f.name.as_str());
+    let all = functions.chain(module.kernels.iter().map(|k| k.name.as_str()));
+    let near = did_you_mean(name, all);
+    format!("there is no function or kernel @{name}: {near}`mlcc opt` prints the module with all")
 }
 
 /// One argument of the command line.

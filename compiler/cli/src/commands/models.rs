@@ -1,5 +1,6 @@
 //! `mlcc models`: architectures that are read, and models known by name.
 
+use mlcc_models::checkpoint::gguf::config::ARCHITECTURES;
 use mlcc_models::presets;
 use mlcc_models::registry::REGISTRY;
 use serde_json::json;
@@ -31,7 +32,11 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
                 })
             })
             .collect();
-        return print_json(&json!({ "architectures": architectures, "presets": presets }));
+        let gguf: Vec<_> = ARCHITECTURES
+            .iter()
+            .map(|(architecture, of)| json!({ "architecture": architecture, "model_type": of }))
+            .collect();
+        return print_json(&json!({ "architectures": architectures, "gguf": gguf, "presets": presets }));
     }
     let mut rows = vec![["model_type in config.json", "architecture"].map(String::from).to_vec()];
     rows.extend(REGISTRY.iter().map(|e| vec![e.model_type.to_string(), e.about.to_string()]));
@@ -41,5 +46,8 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
         let (layers, hidden) = (p.layers.to_string(), p.hidden.to_string());
         rows_of_presets.push(vec![p.name.into(), ui::count(elements(p)), layers, hidden, p.repo.into()]);
     }
-    print(&format!("{}\n{}", ui::table(&rows), ui::table(&rows_of_presets)))
+    let mut rows_of_gguf = vec![["architecture of a GGUF file", "read as"].map(String::from).to_vec()];
+    rows_of_gguf.extend(ARCHITECTURES.iter().map(|(name, of)| vec![name.to_string(), of.to_string()]));
+    let tables = [rows, rows_of_gguf, rows_of_presets].map(|rows| ui::table(&rows));
+    print(&tables.join("\n"))
 }

@@ -42,7 +42,7 @@ fn configurations() {
     build_fails(model.path(), &[], &["config.json", "`hidden_size`", "\"64\""]);
     let unknown = good.replace("\"rwkv\"", "\"retnet\"").replace("RwkvForCausalLM", "RetNetForCausalLM");
     std::fs::write(&config, unknown).unwrap();
-    build_fails(model.path(), &[], &["`retnet`", "rwkv (RWKV-4)"]);
+    build_fails(model.path(), &[], &["`retnet`", "`mlcc models` lists"]);
     std::fs::write(&config, &good[..good.len() / 2]).unwrap();
     build_fails(model.path(), &[], &["config.json is not valid JSON"]);
     std::fs::remove_file(&config).unwrap();
@@ -198,8 +198,13 @@ fn models_that_are_not_there() {
         build.args(["build", "-m", model]);
         build
     };
-    fails_with(&mut build("no-such-model"), &["`no-such-model` does not exist", "rwkv-3b", "config.json"]);
-    fails_with(&mut build("hf:RWKV/nothing"), &["not in the Hugging Face cache", "huggingface-cli download"]);
+    fails_with(
+        &mut build("no-such-model"),
+        &["`no-such-model` does not exist", "`mlcc models` lists all", "config.json"],
+    );
+    fails_with(&mut build("qwen3-06b"), &["did you mean `qwen3-0.6b`"]);
+    fails_with(&mut build("rwkv7"), &["did you mean `rwkv-7b`, `rwkv7-0.1b` or `rwkv7-0.4b`?"]);
+    fails_with(&mut build("hf:RWKV/nothing"), &["not in the Hugging Face cache", "hf download"]);
     fails_with(&mut build("rwkv-3b"), &["--weights", "--random-weights"]);
 }
 
@@ -211,11 +216,14 @@ fn wrong_usage_ends_with_code_2() {
         build
     };
     for (extra, part) in [
-        (&["--quant", "q5"][..], "known are f32"),
-        (&["--target", "z80"], "unknown target `z80`"),
+        (&["--quant", "q4f61"][..], "unknown quantization `q4f61`: did you mean `q4f16`"),
+        (&["--quant", "none"], "`none`: `mlcc quants` lists all"),
+        (&["--target", "z80"], "unknown target `z80`: `mlcc targets` lists all"),
+        (&["--target", "x86-64v4"], "did you mean `x86-64-v4`, `x86-64` or `x86-64-v2`?"),
         (&["--target", "x86-64-v3,sm_80"], "different architectures"),
         (&["--target", "cuda,x86-64-v3"], "CPU levels and GPUs"),
-        (&["--disable-pass", "magic"], "unknown pass `magic`"),
+        (&["--disable-pass", "magic"], "unknown pass `magic`: `mlcc opt --list` lists all"),
+        (&["--disable-pass", "canonicalise"], "did you mean `canonicalize`?"),
         (&["--disable-pass", "lower"], "`lower` cannot be switched off"),
         (&["--json", "--print-after", "cse"], "--print-after"),
         (&["--chunk", "0"], "--chunk"),

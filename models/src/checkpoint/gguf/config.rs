@@ -23,8 +23,8 @@ pub(in crate::checkpoint) fn fields(files: &[FileBytes]) -> Result<ConfigFields,
     Ok(ConfigFields { origin: metadata.origin.clone(), raw: writer.raw })
 }
 
-/// Architectures and the model types that they stand for, for messages.
-pub(super) const ARCHITECTURES: &[(&str, &str)] = &[
+/// The architectures (`general.architecture`) of which GGUF files are read, and the model types that they stand for.
+pub const ARCHITECTURES: &[(&str, &str)] = &[
     ("llama", "llama"),
     ("baichuan", "baichuan"),
     ("internlm2", "llama"),

@@ -8,10 +8,13 @@ use serde_json::json;
 /// What differs from family to family.
 pub(super) fn family(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     let unknown = |w: &Writer<'_>| {
-        let known: Vec<&str> = ARCHITECTURES.iter().map(|(arch, _)| *arch).collect();
+        let near = mlcc_files::did_you_mean(w.arch, ARCHITECTURES.iter().map(|(arch, _)| *arch));
         Err(CheckpointError::Unsupported {
             file: w.metadata.origin.clone(),
-            detail: format!("has the architecture `{}`; GGUF files are read of {}", w.arch, known.join(", ")),
+            detail: format!(
+                "has the architecture `{}`, of which GGUF files are not read: {near}`mlcc models` lists all",
+                w.arch
+            ),
         })
     };
     let Some((_, model_type)) = ARCHITECTURES.iter().find(|(arch, _)| *arch == w.arch) else {

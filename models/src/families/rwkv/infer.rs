@@ -148,7 +148,7 @@ impl<'a> Tensors<'a> {
             return Ok(());
         };
         let file = self.checkpoint.origin.clone();
-        let supported = crate::registry::supported();
+        let supported = "RWKV-4, 5.2, 6 and 7".to_owned();
         Err(ConfigError::NotSupportedYet { file, what: what.to_string(), supported })
     }
 
