@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::NonEmptyStringValueParser;
 use mlcc_engine::conversation::{ChatFormat, Conversation, ConversationError, Restored, Settings, Turn};
-use mlcc_engine::{ChatTemplate, FinishReason, TokenId, Tokenizer};
+use mlcc_engine::{FinishReason, TokenId, Tokenizer};
 use mlcc_runtime::{Model, Session};
 use serde_json::Value;
 
@@ -44,7 +44,7 @@ pub struct Args {
     /// `plain` for text that is simply continued
     #[arg(long, value_name = "NAME|FILE")]
     template: Option<String>,
-    /// Most tokens of an answer; -1 goes on until the model ends it
+    /// Maximum number of tokens of an answer; -1 goes on until the model ends it
     #[arg(short = 'n', long, visible_alias = "n-predict", default_value_t = -1, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     predict: i64,
     #[command(flatten)]
@@ -73,7 +73,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
     tokenizer.check_vocab(model.vocab())?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
-    let format = format(&model, args.template.as_deref())?;
+    let format = format(&model, args.template.as_deref(), ui)?;
     let settings = ChatSettings {
         sampling: run::sampling(&metadata, &args.sampling)?,
         max_tokens: usize::try_from(args.predict).ok(),
@@ -91,8 +91,9 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         chat.load(path)?;
     }
     ui.note(format_args!(
-        "{} on {}, {}. /help lists the commands.",
-        args.artifact.display(),
+        "{}, {}, on {}, {}. /help lists the commands.",
+        super::model_name(&metadata, &args.artifact),
+        super::scheme_name(&metadata),
         model.executor(),
         match model.plan().context {
             0 => "no limit of the context".into(),
@@ -121,23 +122,22 @@ fn no_chats(model: &Model) -> CliError {
     CliError::Failed(format!(
         "{} is an encoder-decoder model, which writes one text for another and has no chats: use `mlcc run`, or \
          /v1/completions of `mlcc serve` without --template",
-        model.artifact().path().display()
+        super::name_of_artifact(model)
     ))
 }
 
-fn format(model: &Model, name: Option<&str>) -> Result<ChatFormat, CliError> {
+/// The template; a model without one goes on with what is written, as its page does in `mlcc serve`.
+fn format(model: &Model, name: Option<&str>, ui: &Ui) -> Result<ChatFormat, CliError> {
     if model.plan().decoder_start().is_some() {
         return Err(no_chats(model));
     }
-    known_format(model, name)?.ok_or_else(|| {
-        CliError::Failed(format!(
-            "{} has no chat template, because there was none beside the model when it was built. Name one \
-             with --template ({}, or a file of Jinja text); --template {PLAIN} continues what you write, as \
-             models that were not trained to chat do",
-            model.artifact().path().display(),
-            ChatTemplate::names().join(", ")
-        ))
-    })
+    Ok(known_format(model, name)?.unwrap_or_else(|| {
+        ui.note(
+            "this model has no chat template: it goes on with the text that you write (--template NAME, for example \
+             chatml, makes messages of it)",
+        );
+        ChatFormat::Plain
+    }))
 }
 
 struct Chat {
@@ -227,7 +227,7 @@ impl Chat {
         let restored = self.conversation.load(path)?;
         self.last = None;
         let count = self.conversation.messages().len();
-        self.ui.note(format_args!("({count} messages from {})", path.display()));
+        self.ui.note(format_args!("({} from {})", ui::counted(count, "message"), path.display()));
         if let Restored::MessagesOnly(reason) = restored {
             self.ui.warn(format_args!("the conversation will be read again: {reason}"));
         }
@@ -272,7 +272,7 @@ impl Chat {
     fn tell_end(&self, turn: &Turn) {
         match turn.generation.finish {
             FinishReason::Cancelled | FinishReason::Deadline => self.ui.note("(stopped)"),
-            FinishReason::Length => self.ui.note("(the answer has the most tokens that -n allows)"),
+            FinishReason::Length => self.ui.note("(the answer was cut off: -n allows no more tokens)"),
             FinishReason::Context => self.ui.note(
                 "(the context is full: /reset begins a new conversation; build with a larger -c/--ctx-size for longer ones)",
             ),

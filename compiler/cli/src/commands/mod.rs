@@ -93,6 +93,18 @@ impl From<HugePages> for mlcc_runtime::HugePages {
     }
 }
 
+/// The name of a model, as its artifact has it; else that of the file.
+pub(crate) fn model_name(metadata: &serde_json::Value, artifact: &Path) -> String {
+    let name = metadata.pointer("/model/name").and_then(serde_json::Value::as_str);
+    name.map_or_else(|| artifact.display().to_string(), str::to_owned)
+}
+
+/// The same of a loaded model, for messages: an artifact that is kept in the cache has a name with two hashes.
+pub(crate) fn name_of_artifact(model: &mlcc_runtime::Model) -> String {
+    let metadata = serde_json::from_str(model.metadata()).unwrap_or(serde_json::Value::Null);
+    model_name(&metadata, model.artifact().path())
+}
+
 /// The weight format of an artifact, as `--quant` chose it.
 pub(crate) fn scheme_name(metadata: &serde_json::Value) -> String {
     let keeps = metadata.pointer("/quantization/keep").and_then(serde_json::Value::as_bool) == Some(true);

@@ -7,14 +7,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
+use mlcc_engine::chat::{Extra, Message};
+use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::generate::{FinishReason, Generation, Generator, Request};
-use mlcc_engine::{SamplingOverrides, SamplingParams, Tokenizer, TokenizerFile, carried};
+use mlcc_engine::{SamplingOverrides, SamplingParams, TokenId, Tokenizer, TokenizerFile, carried};
 use mlcc_models::AdapterRequest;
 use mlcc_runtime::{Adapter, Factors, Model, Session, Topology};
 use serde_json::Value;
 
 use crate::commands::speculation::Speculation;
-use crate::commands::{read_stdin, read_text};
+use crate::commands::{chat, read_stdin, read_text};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::{self, Ui, Verbosity};
@@ -28,12 +30,15 @@ pub struct Args {
     /// Weight format, where a checkpoint is built [default: as `mlcc build`]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
-    /// The prompt; `-` reads it from standard input
+    /// The prompt; `-` reads it from standard input. A model with a chat template answers it, others go on with it
     #[arg(short, long, conflicts_with = "file")]
     prompt: Option<String>,
     /// File with the prompt; `-` is standard input
     #[arg(short, long)]
     file: Option<PathBuf>,
+    /// Go on with the prompt as it is, without the model's chat template; so do --load-state and --save-state
+    #[arg(long)]
+    raw: bool,
     /// Tokens to generate; -1 goes on until the model ends the text
     #[arg(
         short = 'n',
@@ -155,25 +160,27 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     tokenizer.check_vocab(model.vocab())?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
     let session = session(&model, args.lora.as_ref(), args.load_state.as_deref())?;
+    let format = template(args, &model, ui)?;
     let loaded = ui.started.elapsed();
-    // A loaded state has its begin already.
-    let ids = match session.past() {
-        0 => tokenizer.encode_prompt(&prompt)?,
-        _ => tokenizer.encode(&prompt)?,
+    let ids = match &format {
+        Some(format) => message(format, &tokenizer, &prompt)?,
+        None if session.past() == 0 => tokenizer.encode_prompt(&prompt)?,
+        // A loaded state has its begin already.
+        None => tokenizer.encode(&prompt)?,
     };
-    let eos = if args.ignore_eos { Vec::new() } else { carried::eos_ids(&metadata) };
+    let (eos, stop) = ends(args, &metadata, format.as_ref(), &tokenizer);
     let request = Request {
         max_tokens: usize::try_from(args.predict).ok(),
         eos: &eos,
-        stop: &args.stop,
+        stop: &stop,
         cancel: Some(interrupt::flag()),
         ..Request::new(&ids, sampling(&metadata, &args.sampling)?)
     };
     ui.detail(format_args!(
-        "{} on {} with {} threads",
+        "{} on {} with {}",
         args.artifact.display(),
         model.executor(),
-        model.threads()
+        ui::counted(model.threads(), "thread")
     ));
     ui.detail(format_args!("memory: {}", memory(&model)));
     ui.detail(format_args!("cores: {}", Topology::of_host()));
@@ -182,8 +189,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         generator.draft_with((drafts.make)());
     }
     // The prompt is repeated when it has been accepted: with the first text, or at the end.
-    // A source text is not what the text goes on from.
-    let echo = !args.no_echo && model.plan().decoder_start().is_none();
+    // Neither a source text nor a message is what the text goes on from.
+    let echo = !args.no_echo && format.is_none() && model.plan().decoder_start().is_none();
     let mut text = TextOut::new(echo.then_some(prompt));
     let mut first = None;
     let out = generator.generate(&tokenizer, &request, |piece| {
@@ -262,6 +269,54 @@ fn prompt(args: &Args) -> Result<String, CliError> {
         return Err(mlcc_engine::GenerateError::EmptyPrompt.into());
     }
     Ok(text)
+}
+
+/// The model's chat template, if there is one that the prompt goes into.
+fn template(args: &Args, model: &Model, ui: &Ui) -> Result<Option<ChatFormat>, CliError> {
+    if args.raw || model.chat().is_none() {
+        return Ok(None);
+    }
+    // What a state file holds has no end of a message.
+    if args.load_state.is_some() || args.save_state.is_some() {
+        ui.note("the prompt goes in as it is, without the model's chat template, because of the state file");
+        return Ok(None);
+    }
+    let format = chat::known_format(model, None).map_err(or_raw)?;
+    if format.is_some() {
+        ui.note("the prompt is a message in the model's chat template; --raw goes on with it as it is");
+    }
+    Ok(format)
+}
+
+/// The tokens of one message, up to where its answer begins.
+fn message(format: &ChatFormat, tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>, CliError> {
+    let messages = [Message::new("user", text)];
+    let text = format.render(&messages, true, &Extra::default()).map_err(|error| or_raw(error.into()))?;
+    Ok(format.encode(tokenizer, &text)?)
+}
+
+/// An error of a template, with the way around it.
+fn or_raw(error: CliError) -> CliError {
+    CliError::Failed(format!("{error}; `mlcc run --raw` goes on with the prompt without the template"))
+}
+
+/// The tokens and texts that end the text: the model's, those of the template, and those that the user named.
+fn ends(
+    args: &Args,
+    metadata: &Value,
+    format: Option<&ChatFormat>,
+    tokenizer: &Tokenizer,
+) -> (Vec<TokenId>, Vec<String>) {
+    let mut stop = args.stop.clone();
+    if args.ignore_eos {
+        return (Vec::new(), stop);
+    }
+    let mut eos = carried::eos_ids(metadata);
+    if let Some(format) = format {
+        eos.extend(format.end_tokens(tokenizer));
+        stop.extend(format.stop_texts().iter().map(|text| text.to_string()));
+    }
+    (eos, stop)
 }
 
 /// The tokenizer of the artifact, or a file.
@@ -346,10 +401,10 @@ fn statistics(out: &Generation, loaded: Duration, first: Duration, ui: &Ui) {
         drafted => format!(" ({} of {drafted} drafted ones)", out.accepted),
     };
     ui.note(format_args!(
-        "\nprompt: {} tokens, {:.1} tokens/s | generated: {} tokens{drafts}, {:.1} tokens/s | first text {:.3} s after the start | end: {} | seed {}{more}",
-        out.prompt_tokens,
+        "\nprompt: {}, {:.1} tokens/s | generated: {}{drafts}, {:.1} tokens/s | first text {:.3} s after the start | end: {} | seed {}{more}",
+        ui::counted(out.prompt_tokens, "token"),
         out.prefill_tokens_per_second(),
-        out.tokens.len(),
+        ui::counted(out.tokens.len(), "token"),
         out.decode_tokens_per_second(),
         first.as_secs_f64(),
         out.finish.as_str(),

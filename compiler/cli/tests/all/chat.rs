@@ -174,14 +174,71 @@ fn a_build_may_name_the_template() {
     fails_with(&mut build("loud.jinja"), &["template"]);
 }
 
+/// A model that was not trained to chat goes on with what is written, and says so.
+#[test]
+fn without_a_template_texts_are_continued() {
+    let mut chat = mlcc();
+    chat.arg("chat").arg(artifact()).args(["-n", "8", "--greedy", "--seed", "5", "-t", "1"]);
+    let output = chat.write_stdin("It was a dark and\n").assert().success().get_output().clone();
+    let (answer, told) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(answer.trim_end_matches('\n'), talk(&["--greedy"], &["It was a dark and"])[0]);
+    assert!(told.contains("no chat template") && told.contains("--template"), "{told}");
+    // The banner has the model's name.
+    assert!(told.contains("rwkv4-tiny-books"), "{told}");
+}
+
+/// What `run` is given is a message where the model has a template, and a text to go on with where it has none or --raw says so.
+#[test]
+fn run_answers_by_the_template() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("loud.jinja");
+    let build = |text: &str, name: &str| {
+        std::fs::write(&file, text).unwrap();
+        let path = folder.path().join(name);
+        let mut build = mlcc();
+        build.arg("build").arg("-m").arg(books()).args(["--quant", "q8f16_1", "--no-report", "--template"]);
+        build.arg(&file).arg("-o").arg(&path).assert().success();
+        path
+    };
+    let path = build("It was {% for m in messages %}{{ m.content }}{% endfor %} and", "loud.so");
+    let run = |flags: &[&str]| {
+        let mut run = mlcc();
+        run.arg("run").arg(&path).args(["--greedy", "-t", "1"]).args(flags);
+        run.args((!flags.contains(&"-n")).then_some("-n=8"));
+        let output = run.assert().success().get_output().clone();
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let plain = |prompt: &str, flags: &[&str]| {
+        let mut run = mlcc();
+        run.arg("run").arg(artifact()).args(["-p", prompt, "-n", "8", "--greedy", "-t", "1"]).args(flags);
+        text(&mut run)
+    };
+    let (answer, told) = run(&["-p", "a dark"]);
+    assert_eq!(answer, plain("It was a dark and", &["--no-echo"]));
+    assert!(told.contains("chat template") && told.contains("--raw"), "{told}");
+    let mut chat = mlcc();
+    chat.arg("chat").arg(&path).args(["-n", "8", "--greedy", "-t", "1"]).write_stdin("a dark\n");
+    assert_eq!(text(&mut chat), answer);
+    let (raw, told) = run(&["-p", "a dark", "--raw"]);
+    assert_eq!(raw, plain("a dark", &[]));
+    assert!(!told.contains("template"), "{told}");
+    assert!(run(&["-p", "a dark", "-q"]).1.is_empty());
+    // A state file holds a text: what goes into it and what comes after it is no message.
+    let state = folder.path().join("x.state");
+    let (begin, told) = run(&["-p", "It was a", "-n", "0", "--save-state", state.to_str().unwrap()]);
+    assert!(begin == "It was a\n" && told.contains("state file"), "{begin} {told}");
+    let (rest, _) = run(&["-p", " dark and", "--no-echo", "--load-state", state.to_str().unwrap()]);
+    assert_eq!(rest, answer);
+    let path = build("{{ raise_exception('not today') }}", "strict.so");
+    let mut strict = mlcc();
+    fails_with(strict.arg("run").arg(&path).args(["-p", "a"]), &["not today", "--raw"]);
+    let mut raw = mlcc();
+    raw.arg("run").arg(&path).args(["-p", "a", "--raw", "-n", "2"]).assert().success();
+}
+
 #[test]
 fn mistakes_are_named_and_end_nothing() {
-    let mut chat = mlcc();
-    let message = failure(chat.arg("chat").arg(artifact()).write_stdin("Hello\n"), 1);
-    assert!(
-        message.contains("no chat template") && message.contains("chatml") && message.contains("plain"),
-        "{message}"
-    );
     let mut chat = mlcc();
     let message = failure(chat.arg("chat").arg(artifact()).args(["--template", "lama"]), 2);
     assert!(message.contains("`lama`") && message.contains("llama-3"), "{message}");
