@@ -48,7 +48,7 @@ function usage(message) {
     parts.push(`${u.cached} of ${u.prompt} prompt tokens known`);
   }
   if (ended && ended !== "stop" && ended !== "tool_calls") {
-    parts.push(ended === "length" ? "cut at its most tokens" : ended);
+    parts.push(ended === "length" ? "cut off at the maximum number of tokens" : ended);
   }
   return parts.join(" · ");
 }

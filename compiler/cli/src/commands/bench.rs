@@ -40,10 +40,13 @@ mod runner;
 mod start;
 pub(super) mod test;
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// A compiled model
+    /// A compiled model, or a checkpoint, which is built first and kept in the cache
     artifact: PathBuf,
+    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    #[arg(long, value_name = "NAME")]
+    quant: Option<String>,
     /// Lengths of prompts (with commas for several; 0 = none) [default: 512, or what the context has room for]
     #[arg(short = 'p', long, visible_alias = "prompt-len", value_delimiter = ',', value_parser = tokens_of)]
     n_prompt: Option<Vec<usize>>,
@@ -152,6 +155,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     if args.busy_loop {
         busy::stay_busy();
     }
+    let artifact = super::checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
+    let args = &Args { artifact, ..args.clone() };
     let threads = args.threads.first().map(|&t| usize::from(t));
     if args.first_token {
         return start::first_token(&args.artifact, threads);

@@ -36,7 +36,7 @@ pub(crate) fn artifact(path: &Path, quant: Option<&str>, ui: &Ui) -> Result<Path
     };
     let folder = cache.folder().join(FOLDER);
     let whole = path.canonicalize().map_err(CliError::io("read", path))?;
-    let stem = whole.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let stem = name_of(&whole).unwrap_or_default();
     let place = format!("{stem}-{:016x}", xxh3_64(wanted(&whole, quant).as_bytes()));
     let content = xxh3_64(content(&whole).map_err(CliError::io("read", path))?.as_bytes());
     let artifact = folder.join(format!("{place}-{content:016x}.so"));
@@ -56,10 +56,19 @@ pub(crate) fn artifact(path: &Path, quant: Option<&str>, ui: &Ui) -> Result<Path
     Ok(artifact)
 }
 
+/// The name of an artifact or a checkpoint: that of its folder (`Qwen2.5-0.5B`, all of it), or that of the file without its end.
+pub(crate) fn name_of(path: &Path) -> Option<String> {
+    let whole = path.canonicalize();
+    let path = whole.as_deref().ok().filter(|whole| whole.is_dir()).unwrap_or(path);
+    let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+    name.map(|name| name.to_string_lossy().into_owned())
+}
+
 /// What is asked for: of which checkpoint, with what flags, by which compiler.
 fn wanted(path: &Path, quant: Option<&str>) -> String {
     let variables = VARIABLES.map(|name| std::env::var(name).unwrap_or_default());
-    format!("{path:?} {quant:?} {variables:?} {}", env!("CARGO_PKG_VERSION"))
+    let (version, abi) = (env!("CARGO_PKG_VERSION"), mlcc_abi::ABI_VERSION);
+    format!("{path:?} {quant:?} {variables:?} {version} {abi}")
 }
 
 /// The names, sizes and times of a checkpoint's files: reading all of them takes longer than many a build.

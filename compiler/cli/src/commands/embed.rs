@@ -9,13 +9,13 @@ use serde_json::json;
 
 use crate::commands::{load, print, print_json, read_stdin, run};
 use crate::error::CliError;
-use crate::ui::Ui;
+use crate::ui::{self, Ui};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc embed bge-m3.so \"What is a monad?\" --json\n\
     The way of pooling is part of the artifact: `mlcc build --pooling` overrides that of the checkpoint's files.")]
 pub struct Args {
-    /// A compiled model of embeddings
+    /// A compiled model of embeddings, or a checkpoint, which is built first and kept in the cache
     artifact: PathBuf,
     /// The texts [default: each line of standard input]
     texts: Vec<String>,
@@ -41,6 +41,9 @@ pub(super) struct Common {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    #[arg(long, value_name = "NAME")]
+    quant: Option<String>,
     /// Worker threads [default: physical cores]
     #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -50,8 +53,9 @@ pub(super) struct Common {
 }
 
 impl Common {
-    pub fn load(&self, artifact: &Path) -> Result<TextModel, CliError> {
-        text_model(artifact, self.threads, self.tokenizer.as_deref())
+    pub fn load(&self, artifact: &Path, ui: &Ui) -> Result<TextModel, CliError> {
+        let artifact = super::checkpoint::artifact(artifact, self.quant.as_deref(), ui)?;
+        text_model(&artifact, self.threads, self.tokenizer.as_deref())
     }
 }
 
@@ -69,7 +73,7 @@ pub(super) fn texts_or_lines(given: &[String], what: &str) -> Result<Vec<String>
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
-    let mut model = args.common.load(&args.artifact)?;
+    let mut model = args.common.load(&args.artifact, ui)?;
     let texts = texts_or_lines(&args.texts, "texts")?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let how =
@@ -78,7 +82,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     if let Some(path) = &args.output {
         mlcc_runtime::replace_file(path, |file| file.write_all(&npy(&vectors)))
             .map_err(CliError::io("write", path))?;
-        ui.note(format_args!("{} vectors of {} numbers", vectors.rows().len(), vectors.dim));
+        let count = ui::counted(vectors.rows().len(), "vector");
+        ui.note(format_args!("{count} of {} numbers", vectors.dim));
         return Ok(());
     }
     if args.common.json {

@@ -9,10 +9,10 @@ use mlcc_models::AdapterRequest;
 use mlcc_runtime::{Model, Session};
 use serde_json::json;
 
-use crate::commands::{Limits, load, print, print_json, read_text, run};
+use crate::commands::{Limits, checkpoint, load, name_of_artifact, print, print_json, read_text, run};
 use crate::error::CliError;
 use crate::interrupt;
-use crate::ui::Ui;
+use crate::ui::{self, Ui};
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -21,8 +21,11 @@ use crate::ui::Ui;
     incomplete last window is dropped."
 )]
 pub struct Args {
-    /// A compiled model
+    /// A compiled model, or a checkpoint, which is built first and kept in the cache
     artifact: PathBuf,
+    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    #[arg(long, value_name = "NAME")]
+    quant: Option<String>,
     /// The text, UTF-8; `-` is standard input
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
@@ -55,7 +58,10 @@ pub struct Args {
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let text = read_text(&args.text, mlcc_files::Kind::EvalText)?;
     let threads = args.threads.map(usize::from);
-    let model = load(&args.artifact, threads, false)?;
+    // Both are built before one of them is loaded.
+    let artifact = checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
+    let against = args.against.as_deref().map(|path| checkpoint::artifact(path, None, ui)).transpose()?;
+    let model = load(&artifact, threads, false)?;
     if model.plan().decoder_start().is_some() {
         return Err(CliError::Failed(format!(
             "{} is an encoder-decoder model: perplexity is of models that go on with a text, this one writes another. \
@@ -64,7 +70,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         )));
     }
     let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
-    let reference = args.against.as_deref().map(|path| load(path, threads, false)).transpose()?;
+    let reference = against.as_deref().map(|path| load(path, threads, false)).transpose()?;
     let protocol = protocol(args, &model, reference.as_ref(), ui)?;
     let tokens = tokens(&tokenizer, &text, args.windows, protocol)?;
     let windows = Windows::new(&tokens, protocol, model.vocab())?;
@@ -136,9 +142,9 @@ fn same_vocabulary(this: &Model, reference: &Model) -> Result<(), CliError> {
     }
     Err(CliError::Failed(format!(
         "{} has a vocabulary of {}, {} one of {}: only models with the same tokenizer can be compared",
-        this.artifact().path().display(),
+        name_of_artifact(this),
         this.vocab(),
-        reference.artifact().path().display(),
+        name_of_artifact(reference),
         reference.vocab()
     )))
 }
@@ -180,10 +186,10 @@ fn report(
         }));
     }
     let mut out = format!(
-        "perplexity {:.4} over {} tokens in {} windows\n",
+        "perplexity {:.4} over {} in {}\n",
         this.perplexity(),
-        this.tokens_scored,
-        this.windows
+        ui::counted(this.tokens_scored, "token"),
+        ui::counted(this.windows, "window")
     );
     if let Some(c) = comparison {
         out.push_str(&format!(

@@ -8,6 +8,7 @@ use crate::ui::{self, Ui};
 use mlcc_abi::section;
 use mlcc_driver::build::Quality;
 use mlcc_driver::build::graph::from_section;
+use mlcc_files::did_you_mean;
 use mlcc_ir::module::Module;
 use mlcc_runtime::Artifact;
 use mlcc_target::Tuning;
@@ -15,8 +16,11 @@ use serde_json::{Value, json};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A compiled model
+    /// A compiled model, or a checkpoint, which is built first and kept in the cache
     artifact: PathBuf,
+    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    #[arg(long, value_name = "NAME")]
+    quant: Option<String>,
     /// List every parameter with format, packing, shape and size (loads the code)
     #[arg(long)]
     params: bool,
@@ -40,7 +44,8 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
-    let artifact = Artifact::open(&args.artifact)?;
+    let path = super::checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
+    let artifact = Artifact::open(&path)?;
     if args.hashes {
         artifact.verify(u64::MAX)?;
         if args.metadata || args.asm.is_some() || args.graph.is_some() || args.resources.resources {
@@ -130,7 +135,10 @@ fn assembly(artifact: &Artifact, kernel: &str) -> Result<String, CliError> {
     if found.is_empty() {
         let names: Vec<&str> =
             functions.iter().map(|(name, _)| name.split('.').next().unwrap_or(name)).collect();
-        return Err(CliError::usage(format!("no kernel `{kernel}`; there are {}", names.join(", "))));
+        return Err(CliError::usage(format!(
+            "no kernel `{kernel}`: {}--asm all prints every function, with its name",
+            did_you_mean(kernel, names)
+        )));
     }
     Ok(found.join("\n"))
 }
@@ -180,6 +188,7 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
         None | Some(Value::Null) => "none".into(),
         Some(_) => format!("{}, {} tokens", get("/tokenizer/kind"), get("/tokenizer/tokens")),
     };
+    let batch = metadata.pointer("/memory/batch").and_then(Value::as_u64).unwrap_or(1);
     let mut rows = vec![
         ["model".to_string(), format!("{} ({})", get("/model/name"), get("/model/type"))],
         ["parameters".into(), number("/model/parameters")],
@@ -188,7 +197,7 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
         ["compiler".into(), format!("{}, back end {}", get("/compiler"), get("/backend"))],
         ["context".into(), get("/memory/context").replace('-', "no limit")],
         ["chunk".into(), format!("{} tokens", get("/memory/chunk"))],
-        ["batch".into(), format!("{} sequences", get("/memory/batch").replace('-', "1"))],
+        ["batch".into(), ui::counted(batch, "sequence")],
         ["weights".into(), size("/memory/weights_bytes")],
         ["state".into(), size("/memory/sequence_bytes") + &cache_text(metadata)],
         ["scratch".into(), size("/memory/arena_bytes")],

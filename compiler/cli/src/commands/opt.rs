@@ -38,7 +38,7 @@ pub struct Args {
     /// Weight format for the passes that quantize
     #[arg(long, visible_alias = "quantization", default_value = "f32")]
     quant: String,
-    /// Most tokens in one call of prefill
+    /// Maximum number of tokens in one call of prefill
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: u32,
     /// Print what each pass matched, why near matches did not, and how each kernel is made

@@ -13,7 +13,7 @@ use crate::ui::Ui;
 #[command(after_help = "Example: mlcc rerank bge-reranker-v2-m3.so \"What is a monad?\" < documents.txt\n\
     Prints `score`, number of the document from 0 on, and the document, with tabs between, the best one first.")]
 pub struct Args {
-    /// A compiled reranker
+    /// A compiled reranker, or a checkpoint, which is built first and kept in the cache
     artifact: PathBuf,
     /// What the documents are to answer
     query: String,
@@ -29,8 +29,8 @@ pub struct Args {
     common: Common,
 }
 
-pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
-    let mut model = args.common.load(&args.artifact)?;
+pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    let mut model = args.common.load(&args.artifact, ui)?;
     let documents = texts_or_lines(&args.documents, "documents")?;
     let documents: Vec<&str> = documents.iter().map(String::as_str).collect();
     let scores = model.rerank_as(args.instruct.as_deref(), &args.query, &documents)?;

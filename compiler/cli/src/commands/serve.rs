@@ -17,11 +17,12 @@ use mlcc_serve::{Library, LoadError, ReadAdapter, Ready, ServeOptions, Served, S
 use serde_json::{Value, json};
 
 use crate::commands::build::parse_bytes;
+use crate::commands::checkpoint::name_of;
 use crate::commands::speculation::Speculation;
 use crate::commands::{chat, run};
 use crate::error::CliError;
 use crate::interrupt;
-use crate::ui::Ui;
+use crate::ui::{self, Ui};
 
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Example: mlcc serve model.so --port 8080\n\
@@ -71,13 +72,13 @@ pub struct Args {
     /// which take turns
     #[arg(long, value_name = "KEY", env = "MLCC_API_KEY", hide_env_values = true, value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     api_key: Vec<String>,
-    /// Most bytes of a request's body
+    /// Maximum size of a request's body
     #[arg(long, value_name = "SIZE", default_value = "8MB", value_parser = parse_bytes)]
     body_limit: u64,
     /// Keep states of prompts and texts in this folder, so that the next server need not read them again
     #[arg(long, value_name = "FOLDER")]
     cache_dir: Option<PathBuf>,
-    /// Most bytes in the folder of --cache-dir; what was used longest ago goes first
+    /// Maximum size of the folder of --cache-dir; what was used longest ago goes first
     #[arg(long, value_name = "SIZE", default_value = "4GB", value_parser = parse_bytes)]
     cache_dir_size: u64,
     /// Close a connection whose next request does not begin and come as a whole in this time, in seconds
@@ -171,7 +172,7 @@ impl Shelf {
                 Some(_) => "is an encoder-decoder model: /v1/completions works, there are no chats",
                 None => "has no chat template: /v1/completions works, /v1/chat/completions needs --template",
             };
-            self.ui.note(format_args!("{} {why}.", path.display()));
+            self.ui.note(format_args!("{name} {why}."));
         }
         let drafts = args.speculation.drafter(&model, &tokenizer, &args.threads)?;
         let (drafter, draft) = drafts.map_or((None, None), |drafts| (Some(drafts.make), drafts.model));
@@ -241,10 +242,6 @@ impl Library for Shelf {
             }
         }
     }
-}
-
-fn name_of(path: &Path) -> Option<String> {
-    Some(path.file_stem()?.to_string_lossy().into_owned())
 }
 
 /// How long a state is not used before it is written to the folder of `--cache-dir`.
@@ -377,7 +374,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
             let _ = writeln!(out, "{line}").and_then(|()| out.flush());
         }
         for (name, sequences) in models {
-            ui.note(format_args!("{name} at {url}/v1, {sequences} texts together."));
+            ui.note(format_args!("{name} at {url}/v1, {} together.", ui::counted(*sequences, "text")));
         }
         for NamedAdapter { name, .. } in &args.lora {
             ui.note(format_args!("{name} is an adapter of the first model: ask for it as `model`."));

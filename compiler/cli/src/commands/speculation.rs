@@ -89,7 +89,8 @@ fn needs_equal_bits(flag: &str, model: &Model) -> Result<(), CliError> {
         return Ok(());
     }
     Err(CliError::Failed(format!(
-        "{flag}: with {} drafts could change the text, because several tokens at once have other last bits than one after the          other: build it with --batch-invariant",
+        "{flag}: with {} drafts could change the text, because several tokens at once have other last bits than one after the \
+         other: build it with --batch-invariant",
         model.artifact().path().display()
     )))
 }

@@ -46,10 +46,10 @@ pub struct Args {
     /// Storage of keys and values, as for `mlcc build`
     #[arg(long, value_name = "TYPE", value_parser = parse_cache)]
     kv_cache: Option<CacheType>,
-    /// Most tokens in one call of prefill, as for `mlcc build`
+    /// Maximum number of tokens in one call of prefill, as for `mlcc build`
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: Option<u32>,
-    /// Most tokens of one sequence, as for `mlcc build`
+    /// Maximum number of tokens of one sequence, as for `mlcc build`
     #[arg(short = 'c', long, value_parser = clap::value_parser!(u64).range(1..=MOST_POSITIONS))]
     ctx_size: Option<u64>,
     /// Worker threads, where runs are timed [default: physical cores]

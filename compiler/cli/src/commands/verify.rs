@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::commands::{print, print_json};
 use crate::error::CliError;
-use crate::ui::Ui;
+use crate::ui::{self, Ui};
 use mlcc_driver::replay::{self, judge};
 use mlcc_driver::stored::StoredGraph;
 use mlcc_driver::text_replay::{self, Bar};
@@ -17,7 +17,7 @@ use mlcc_driver::text_replay::{self, Bar};
 mod layers;
 pub(crate) mod prompt;
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 #[command(
     after_help = "With --golden, exit code 0 if: plain formats: the largest error of a logit, relative to the largest \
     reference logit, is within the tolerance, and greedy decoding gives the same tokens up to the first step that such \
@@ -26,8 +26,11 @@ pub(crate) mod prompt;
     to get the same bits alone. With --layers, exit code 0 if every layer's output is, relative to its largest value."
 )]
 pub struct Args {
-    /// A compiled model
+    /// A compiled model, or a checkpoint, which is built first and kept in the cache
     artifact: PathBuf,
+    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    #[arg(long, value_name = "NAME")]
+    quant: Option<String>,
     /// Reference results
     #[arg(long, value_name = "FILE")]
     golden: Option<PathBuf>,
@@ -49,6 +52,8 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    let artifact = super::checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
+    let args = &Args { artifact, ..args.clone() };
     match &args.golden {
         Some(golden) => run_golden(args, golden, ui),
         None if args.layers => layers::run(args, ui),
@@ -93,10 +98,10 @@ fn run_golden(args: &Args, golden_path: &Path, ui: &Ui) -> Result<(), CliError> 
     let scheme = metadata.pointer("/quantization/scheme").and_then(Value::as_str).unwrap_or("f32");
     let own = if has_own_error(&model, scheme) { None } else { replay::tolerance(scheme) };
     ui.detail(format_args!(
-        "{} on {} with {} threads",
+        "{} on {} with {}",
         args.artifact.display(),
         model.executor(),
-        model.threads()
+        ui::counted(model.threads(), "thread")
     ));
     let mut session = model.session()?;
     let graph = || StoredGraph::open(&model);

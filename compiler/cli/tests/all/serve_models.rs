@@ -94,6 +94,25 @@ fn a_checkpoint_is_built_once_and_run() {
         .args(["--quant", "q4i8", "-t", "1"]);
     chat.args(["--template", "plain", "-n", "4"]).write_stdin("She\n").assert().success();
     assert_eq!(artifacts(), built, "chat takes what run has built");
+    // Every command that takes an artifact takes that of a checkpoint, and has the model's name in what it says.
+    let text = cache.path().join("text.txt").display().to_string();
+    std::fs::write(&text, "The sea was calm. ".repeat(80)).unwrap();
+    let golden = books().join("golden.json").display().to_string();
+    for flags in [
+        &["inspect", "--json"][..],
+        &["eval", "--text", &text, "--windows", "1", "-t", "1"],
+        &["bench", "-p", "16", "-n", "4", "-r", "1", "--warm-up", "0", "-t", "1"],
+        &["verify", "--golden", &golden, "-t", "1"],
+    ] {
+        let mut other = mlcc();
+        other
+            .env("MLCC_CACHE_DIR", cache.path())
+            .args(flags)
+            .arg(checkpoint.path())
+            .args(["--quant", "q4i8"]);
+        other.assert().success();
+        assert_eq!(artifacts(), built, "{} takes what run has built", flags[0]);
+    }
     // Another checkpoint in the same place.
     let config = checkpoint.path().join("generation_config.json");
     std::fs::write(&config, "{\"temperature\": 0.5}").unwrap();

@@ -26,7 +26,7 @@ use mlcc_driver::layers::stages::{Setup, first_wrong_pass};
 use mlcc_driver::layers::{Call, Comparison, Failure, Tap, calls, compare, run_all};
 use mlcc_driver::replay;
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Layer by layer")]
 pub struct LayerArgs {
     /// The checkpoint that the artifact was built from: its graph is interpreted on the same stored weights

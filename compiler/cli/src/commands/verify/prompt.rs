@@ -8,7 +8,7 @@ use mlcc_driver::layers::some_tokens;
 /// Tokens where the user names none: a few calls of a small chunk, quickly interpreted.
 const DEFAULT_TOKENS: usize = 12;
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct PromptArgs {
     /// Token ids of the prompt [default: 12 ids spread over the vocabulary]
     #[arg(long, value_name = "ID", value_delimiter = ',', conflicts_with = "prompt")]
