@@ -4,6 +4,7 @@
 mod circles;
 mod family_goldens;
 mod graph_goldens;
+mod literals;
 mod pass_meaning;
 mod setup;
 mod streams;
