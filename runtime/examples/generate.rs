@@ -4,6 +4,7 @@
 
 use std::error::Error;
 
+// docs: begin
 use mlcc_runtime::{LoadOptions, Model};
 
 /// Feeds `prompt` and returns `n` more ids, each the most probable one.
@@ -23,6 +24,7 @@ fn argmax(logits: &[f32]) -> i32 {
     let best = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
     (1..logits.len()).fold(0, best) as i32
 }
+// docs: end
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();

@@ -5,12 +5,10 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use mlcc::cli::Cli;
-use mlcc_ir::format::{GroupSize, Zero};
-use mlcc_ir::types::DType;
 use mlcc_models::presets;
 use mlcc_models::registry::REGISTRY;
 use mlcc_passes::PIPELINE;
-use mlcc_passes::scheme::{ActivationType, Q4F16, SCHEMES};
+use mlcc_passes::scheme::{Q4F16, SCHEMES};
 
 use crate::same_bits::{PROMISES, Promise};
 
@@ -110,56 +108,13 @@ fn meaning(arg: &Arg) -> String {
     out
 }
 
-/// Bits of one weight, and of what a group stores spread over it.
-fn stored_bits(dtype: DType) -> f64 {
-    match dtype {
-        DType::Packed(format) => format.bits_per_weight(),
-        plain => 8.0 * plain.bytes().map_or(0.0, |b| b as f64),
-    }
-}
-
-fn group(dtype: DType) -> (String, String) {
-    match dtype {
-        DType::Packed(format) => {
-            let group = match format.group {
-                GroupSize::Columns(columns) => columns.to_string(),
-                GroupSize::Row => "row".into(),
-            };
-            let zero = match format.zero {
-                Zero::Constant(_) => "",
-                Zero::PerGroup => " and zero point",
-                Zero::Minimum => " and minimum",
-            };
-            (group, format!("{}{zero}", format.scale.name()))
-        }
-        _ => ("-".into(), "-".into()),
-    }
-}
-
+/// The table of `mlcc quants`, with the words about each scheme.
 fn quants() -> String {
     let rows = SCHEMES.iter().map(|s| {
-        let (group, scale) = group(s.linear);
-        let activations = match s.activation {
-            ActivationType::F32 => "f32",
-            ActivationType::BF16 => "bf16",
-            ActivationType::I8 => "int8 per group",
-        };
-        let types = [s.linear, s.embedding, s.head].map(|d| d.name().to_string());
-        let [linear, embedding, head] = types;
-        let bits = format!("{}", stored_bits(s.linear));
-        vec![code(s.name), s.about.into(), linear, embedding, head, bits, group, scale, activations.into()]
+        let cells = mlcc::commands::quants::cells(s);
+        [code(s.name), s.about.into()].into_iter().chain(cells).collect()
     });
-    let head = [
-        "name",
-        "what",
-        "matrices",
-        "embedding",
-        "head",
-        "bits per weight",
-        "group",
-        "per group",
-        "activations",
-    ];
+    let head: Vec<&str> = ["name", "what"].into_iter().chain(mlcc::commands::quants::COLUMNS).collect();
     format!("{}\n`q4f16` stands for `{Q4F16}`.\n", table(&head, rows))
 }
 
@@ -248,6 +203,14 @@ fn rust(file: &str) -> String {
     format!("```rust\n{}\n```\n", code.trim())
 }
 
+fn text_to_text() -> String {
+    rust("runtime/engine/examples/write.rs")
+}
+
+fn ids_to_logits() -> String {
+    rust("runtime/examples/generate.rs")
+}
+
 fn granite() -> String {
     rust("models/src/families/granite.rs")
 }
@@ -259,7 +222,9 @@ fn gated_square() -> String {
 /// Page, table and what writes it.
 type Table = (&'static str, &'static str, fn() -> String);
 
-const TABLES: [Table; 11] = [
+const TABLES: [Table; 13] = [
+    ("in-your-program.md", "text to text", text_to_text),
+    ("in-your-program.md", "ids to logits", ids_to_logits),
     ("add-a-model.md", "granite", granite),
     ("add-a-kernel.md", "gated_square", gated_square),
     ("cli.md", "flags", flags),
@@ -304,6 +269,15 @@ fn tables_are_those_of_the_program() {
         }
     }
     assert!(stale.is_empty(), "run this test with MLCC_BLESS=1 to rewrite: {}", stale.join("; "));
+}
+
+/// The example of a page is a program that works.
+#[test]
+fn the_example_from_text_to_text_writes() {
+    let mut out = Vec::new();
+    let artifact = crate::program::artifact().to_str().unwrap();
+    crate::write_example::write(artifact, "It was a dark and", 8, &mut out).unwrap();
+    assert!(!out.is_empty());
 }
 
 /// Relative links of the documentation lead somewhere.

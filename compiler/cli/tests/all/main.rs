@@ -13,6 +13,7 @@ mod commands;
 mod damaged_tables;
 mod deep_positions;
 mod deploy;
+mod doc_commands;
 mod docs;
 mod embedding;
 mod encoder_decoder;
@@ -70,3 +71,6 @@ mod transformer;
 mod transformer_model;
 mod tune;
 mod weights_on_load;
+#[allow(dead_code, reason = "it is a program")]
+#[path = "../../../../runtime/engine/examples/write.rs"]
+mod write_example;
