@@ -50,14 +50,12 @@ const MOST_PIECES: i64 = 2048;
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let plan = program.memory.as_ref().ok_or_else(|| PassError::internal(PASS, "memory is not planned"))?;
     let mut changed = 0;
-    for level in &mut program.levels {
+    for (number, level) in program.levels.iter_mut().enumerate() {
+        let planned = plan.of_level(PASS, number)?;
         let of_level = || PieceWork::from(level.target.tune.shares);
         let work = ctx.options.pieces.unwrap_or_else(of_level);
         let lowered = &mut level.lowered;
-        if lowered.entries.len() != plan.entries.len() {
-            return Err(PassError::internal(PASS, "levels differ in their entry points"));
-        }
-        for (entry, of_entry) in lowered.entries.iter_mut().zip(&plan.entries) {
+        for (entry, of_entry) in lowered.entries.iter_mut().zip(&planned.entries) {
             let n = most_rows(entry.batching, ctx.options.chunk, ctx.options.batch);
             let sizes = longest(n, plan.context);
             let marked =

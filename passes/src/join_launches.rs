@@ -5,7 +5,7 @@
 //! In the order of the step every launch goes to the first place behind all that it waits for where it may stand beside another.
 
 use crate::plan_memory::state_is_free;
-use crate::{Context, PassError, Program};
+use crate::{Context, LevelCode, PassError, Program};
 use mlcc_ir::beside::{Layout, Part, beside, meets_in_threads};
 use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::kernel::{Access, Kernel, Space};
@@ -29,38 +29,14 @@ const SMALL_BYTES: i64 = 64 << 10;
 const FEW_BLOCKS: i64 = 64;
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
-    let levels = &mut program.levels;
-    let entries = levels.first().map_or(0, |level| level.lowered.entries.len());
-    let mut made: Vec<Joined> = levels.iter().map(|_| Joined::default()).collect();
     let mut fewer = 0;
-    for number in 0..entries {
-        if !levels.iter().all(|level| on_gpu(&level.lowered.entries[number])) {
-            continue;
+    for level in &mut program.levels {
+        let mut joined = Joined::default();
+        for number in 0..level.lowered.entries.len() {
+            if on_gpu(&level.lowered.entries[number]) {
+                fewer += join(level, number, &mut joined, ctx)?;
+            }
         }
-        for level in levels.iter_mut() {
-            let entry = &mut level.lowered.entries[number];
-            new_states_last(entry);
-            copies_as_launches(entry);
-        }
-        let lowered: Vec<&Lowered> = levels.iter().map(|level| &level.lowered).collect();
-        // All levels share one plan of memory.
-        let Some(groups) = groups(&lowered, number) else { continue };
-        for (level, joined) in levels.iter_mut().zip(&mut made) {
-            let launches = &level.lowered.entries[number].launches;
-            let before = launches.len();
-            let launches = groups.iter().map(|group| group.iter().map(|&i| launches[i].clone()).collect());
-            let launches: Vec<Vec<LoweredLaunch>> = launches.collect();
-            let launches = launches.into_iter().map(|group| joined.launch(&mut level.lowered, group));
-            let launches = launches.collect::<Option<Vec<_>>>();
-            let launches =
-                launches.ok_or_else(|| PassError::internal(PASS, "kernels that cannot be joined"))?;
-            let entry = &mut level.lowered.entries[number];
-            ctx.note(format!("{} {}: {before} launches as {}", level.name, entry.name, launches.len()));
-            entry.launches = launches;
-            fewer += before - groups.len();
-        }
-    }
-    for (level, joined) in levels.iter_mut().zip(&made) {
         for &kernel in joined.kernels.values() {
             let lowered = &level.lowered;
             let made = lowered.made.get(kernel).map_or(String::new(), |made| format!(": {made}"));
@@ -69,6 +45,29 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
         only_launched(&mut level.lowered);
     }
     Ok(fewer)
+}
+
+/// Joins launches of one entry of a level; gives how many fewer there are.
+fn join(
+    level: &mut LevelCode,
+    number: usize,
+    joined: &mut Joined,
+    ctx: &mut Context,
+) -> Result<usize, PassError> {
+    let entry = &mut level.lowered.entries[number];
+    new_states_last(entry);
+    copies_as_launches(entry);
+    let groups = groups(&level.lowered, &level.lowered.entries[number]);
+    let launches = std::mem::take(&mut level.lowered.entries[number].launches);
+    let before = launches.len();
+    let members = groups.iter().map(|group| group.iter().map(|&i| launches[i].clone()).collect());
+    let made: Option<Vec<LoweredLaunch>> =
+        members.map(|group: Vec<LoweredLaunch>| joined.launch(&mut level.lowered, group)).collect();
+    let made = made.ok_or_else(|| PassError::internal(PASS, "kernels that cannot be joined"))?;
+    let entry = &mut level.lowered.entries[number];
+    ctx.note(format!("{} {}: {before} launches as {}", level.name, entry.name, made.len()));
+    entry.launches = made;
+    Ok(before - groups.len())
 }
 
 fn on_gpu(entry: &Entry) -> bool {
@@ -134,17 +133,12 @@ fn copies_as_launches(entry: &mut Entry) {
     entry.launches.extend(later);
 }
 
-/// Which launches of an entry are to be one, in the order in which they are to run. `None` if levels differ in their launches.
-fn groups(levels: &[&Lowered], entry: usize) -> Option<Vec<Vec<usize>>> {
-    let first = &levels.first()?.entries[entry];
-    let alike = |lowered: &&Lowered| lowered.entries[entry].launches.len() == first.launches.len();
-    if !levels.iter().all(alike) {
-        return None;
-    }
+/// Which launches of an entry are to be one, in the order in which they are to run.
+fn groups(lowered: &Lowered, entry: &Entry) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     let mut last: BTreeMap<Place, Touched> = BTreeMap::new();
-    for (number, launch) in first.launches.iter().enumerate() {
-        let places = || launch.args.iter().map(|arg| (Place::of(first, arg.buffer), arg.access));
+    for (number, launch) in entry.launches.iter().enumerate() {
+        let places = || launch.args.iter().map(|arg| (Place::of(entry, arg.buffer), arg.access));
         // Behind whoever wrote what it touches, and whoever read what it writes.
         let after = |(place, access): (Place, Access)| {
             let touched = last.get(&place).copied().unwrap_or_default();
@@ -152,11 +146,8 @@ fn groups(levels: &[&Lowered], entry: usize) -> Option<Vec<Vec<usize>>> {
         };
         let earliest = places().map(after).max().unwrap_or(0);
         let may_join = |group: &Vec<usize>| {
-            levels.iter().all(|lowered| {
-                let entry = &lowered.entries[entry];
-                let all = group.iter().chain([&number]).map(|&i| &entry.launches[i]);
-                may_be_one(lowered, entry, &all.collect::<Vec<_>>())
-            })
+            let all = group.iter().chain([&number]).map(|&i| &entry.launches[i]);
+            may_be_one(lowered, entry, &all.collect::<Vec<_>>())
         };
         let found = groups.iter().skip(earliest).position(may_join).map(|place| earliest + place);
         let place = found.unwrap_or(groups.len());
@@ -174,7 +165,7 @@ fn groups(levels: &[&Lowered], entry: usize) -> Option<Vec<Vec<usize>>> {
             }
         }
     }
-    Some(groups)
+    groups
 }
 
 /// What launches touch, as far as their order counts.

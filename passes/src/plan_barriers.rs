@@ -1,7 +1,7 @@
 //! Makes the steps: launches with addresses, and a barrier wherever a worker would touch what another one has written
 //! (or still reads) since the last barrier. Accesses whose partitions agree stay with one worker and need none.
 
-use crate::plan_memory::{EntryPlan, MemoryPlan};
+use crate::plan_memory::{EntryPlan, LevelPlan, MemoryPlan};
 use crate::{Context, LevelCode, PassError, Program};
 use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::entity::EntityId;
@@ -15,8 +15,8 @@ const PASS: &str = "plan_barriers";
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let plan = program.memory.clone().ok_or_else(|| PassError::internal(PASS, "memory is not planned"))?;
     let mut barriers = 0;
-    for level in &mut program.levels {
-        level.steps = steps(level, &plan)?;
+    for (number, level) in program.levels.iter_mut().enumerate() {
+        level.steps = steps(level, plan.of_level(PASS, number)?, &plan)?;
         for step in &level.steps {
             let count = step.items.iter().filter(|i| matches!(i, StepItem::Barrier)).count();
             ctx.note(format!("{} {}: {} items, {count} barriers", level.name, step.name, step.items.len()));
@@ -30,12 +30,13 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     Ok(barriers)
 }
 
-fn steps(level: &LevelCode, plan: &MemoryPlan) -> Result<Vec<Step>, PassError> {
+fn steps(level: &LevelCode, planned: &LevelPlan, plan: &MemoryPlan) -> Result<Vec<Step>, PassError> {
     let entries = &level.lowered.entries;
-    if entries.len() != plan.entries.len() {
-        return Err(PassError::internal(PASS, "levels differ in their entry points"));
+    if entries.len() != planned.entries.len() {
+        let what = format!("memory is not planned for the entry points of level {}", level.name);
+        return Err(PassError::internal(PASS, what));
     }
-    entries.iter().zip(&plan.entries).map(|(entry, of_entry)| step(level, entry, of_entry, plan)).collect()
+    entries.iter().zip(&planned.entries).map(|(entry, of_entry)| step(level, entry, of_entry, plan)).collect()
 }
 
 /// An access since the last barrier.
@@ -54,7 +55,8 @@ pub(crate) struct Touch {
 
 fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan) -> Result<Step, PassError> {
     if entry.buffers.len() != plan.buffers.len() {
-        return Err(PassError::internal(PASS, format!("levels differ in the buffers of {}", entry.name)));
+        let what = format!("memory is not planned for the buffers of {} of level {}", entry.name, level.name);
+        return Err(PassError::internal(PASS, what));
     }
     let mut items = Vec::new();
     let mut before = 0;

@@ -1,7 +1,8 @@
-//! Gives every buffer an address. Weights and states have fixed places; temporaries of an entry share one arena by
-//! lifetime (first fit over the launches, worst case over `n <= chunk` and `past + n <= context`); an output takes over the memory of a dying input, or
-//! of the state it replaces, where its kernel allows that. Values that every worker computes for itself lie behind the
-//! others, all of one worker together.
+//! Gives every buffer an address. Weights and states have fixed places, which all levels of an artifact share; temporaries of an
+//! entry of one level share one arena by lifetime (first fit over the launches, worst case over `n <= chunk` and
+//! `past + n <= context`); an output takes over the memory of a dying input, or of the state it replaces, where its kernel allows
+//! that. Values that every worker computes for itself lie behind the others, all of one worker together; outputs for debuggers
+//! lie before them, at the same places on every level.
 
 use crate::plan_barriers::phases;
 use crate::{Context, PassError, Program};
@@ -24,7 +25,7 @@ pub const MAX_WORKERS: u64 = 128;
 /// The values of two workers lie at least this far from each other: a line, and the one that is fetched with it.
 const WORKER_GAP: u64 = 128;
 
-/// Addresses of everything, equal for all levels of the target.
+/// Addresses of everything: what outlives a step is equal for all levels of the target, what a step needs each level has its own way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// Offset and bytes of each parameter in the weights payload, or among the slots for adapters, by `ParamId`.
@@ -45,6 +46,15 @@ pub struct MemoryPlan {
     pub chunk: i64,
     /// Most sequences in one call of a batched entry point.
     pub batch: i64,
+    /// By level of the target.
+    pub levels: Vec<LevelPlan>,
+}
+
+/// Entry points of one level: its kernels may be others than those of another level, with other buffers between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LevelPlan {
+    /// The name of the level.
+    pub name: String,
     pub entries: Vec<EntryPlan>,
 }
 
@@ -61,7 +71,7 @@ pub struct EntryPlan {
 impl MemoryPlan {
     /// Most workers that all entries have memory for; `None`: any number.
     pub fn max_workers(&self) -> Option<u64> {
-        let mut buffers = self.entries.iter().flat_map(|e| &e.buffers);
+        let mut buffers = self.entries().flat_map(|e| &e.buffers);
         buffers.any(|b| b.per_worker > 0).then_some(MAX_WORKERS)
     }
 
@@ -92,15 +102,39 @@ impl MemoryPlan {
         (vec![0; (count * self.page_bytes) as usize], table)
     }
 
-    /// Bytes of the arena that serves every entry.
+    /// The plan of the level with this number; `pass` asks.
+    pub(crate) fn of_level(&self, pass: &'static str, number: usize) -> Result<&LevelPlan, PassError> {
+        self.levels
+            .get(number)
+            .ok_or_else(|| PassError::internal(pass, "memory is not planned for all levels"))
+    }
+
+    /// Entries of all levels.
+    fn entries(&self) -> impl Iterator<Item = &EntryPlan> {
+        self.levels.iter().flat_map(|level| &level.entries)
+    }
+
+    /// Bytes of the arena that serves every entry, whichever level runs.
     pub fn arena_bytes(&self) -> u64 {
-        self.entries.iter().map(|e| e.arena_bytes).max().unwrap_or(0)
+        self.entries().map(|e| e.arena_bytes).max().unwrap_or(0)
+    }
+
+    /// The names of the entry points, and the bytes of the arena that each of them takes at most.
+    pub fn arenas(&self) -> impl Iterator<Item = (&str, u64)> {
+        let names =
+            self.levels.first().map_or(&[][..], |level| &level.entries).iter().map(|e| e.name.as_str());
+        names.map(|name| {
+            let of_entry = self.entries().filter(|e| e.name == name);
+            (name, of_entry.map(|e| e.arena_bytes).max().unwrap_or(0))
+        })
     }
 }
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let module = &program.module;
-    let level = program.levels.first().ok_or_else(|| PassError::internal(PASS, "nothing was lowered"))?;
+    if program.levels.is_empty() {
+        return Err(PassError::internal(PASS, "nothing was lowered"));
+    }
     let context = module.context();
     let bounds = Bounds { chunk: ctx.options.chunk, batch: ctx.options.batch, context };
     let sized = |bytes: Dim| worst(&bytes, &bounds);
@@ -115,7 +149,8 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     end = 0;
     let in_pages = |e: &Entry| e.buffers.values().any(|b| b.memory == Memory::PageTable);
     let arch = ctx.options.levels.first().map_or(mlcc_target::Arch::X86_64, |(_, target)| target.arch);
-    let layout = PageLayout::of(module, arch).filter(|_| level.lowered.entries.iter().any(in_pages));
+    let layout = PageLayout::of(module, arch)
+        .filter(|_| program.levels.iter().flat_map(|l| &l.lowered.entries).any(in_pages));
     let mut states = Vec::new();
     let mut row_bytes = vec![0; module.states.len()];
     for (id, state) in module.states.iter() {
@@ -131,7 +166,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     let page_bytes = layout.map_or(0, |layout| layout.bytes);
     let state_bytes = round_up(end);
     let context = context.map(|c| c as u64);
-    let entries = Vec::new();
+    let levels = Vec::new();
     let (chunk, batch) = (ctx.options.chunk, ctx.options.batch);
     let mut plan = MemoryPlan {
         params,
@@ -144,15 +179,19 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
         context,
         chunk,
         batch,
-        entries,
+        levels,
     };
-    for entry in &level.lowered.entries {
-        let chunk = most_rows(entry.batching, chunk, batch);
-        let planned = EntryPlanner::new(module, entry, &plan, &Bounds { chunk, ..bounds })?.run()?;
-        ctx.note(format!("{}: arena {} bytes", planned.name, planned.arena_bytes));
-        plan.entries.push(planned);
+    for level in &program.levels {
+        let mut entries = Vec::new();
+        for entry in &level.lowered.entries {
+            let chunk = most_rows(entry.batching, chunk, batch);
+            let planned = EntryPlanner::new(module, entry, &plan, &Bounds { chunk, ..bounds })?.run()?;
+            ctx.note(format!("{} {}: arena {} bytes", level.name, planned.name, planned.arena_bytes));
+            entries.push(planned);
+        }
+        plan.levels.push(LevelPlan { name: level.name.clone(), entries });
     }
-    let count = plan.entries.iter().map(|e| e.buffers.len()).sum();
+    let count = plan.entries().map(|e| e.buffers.len()).sum();
     program.memory = Some(plan);
     Ok(count)
 }
@@ -391,9 +430,9 @@ impl<'a> EntryPlanner<'a> {
         self.entry.buffers[id].memory == Memory::Temp && self.root(id) == id
     }
 
-    /// An output behind the first: it stays in the arena until the step has ended, for debuggers to read.
-    fn is_tap(&self, id: BufferId) -> bool {
-        matches!(self.entry.buffers[id].memory, Memory::Output(i) if i > 0) && !reads_logits(&self.entry.name)
+    /// The number of an output behind the first: it stays in the arena until the step has ended, for debuggers to read.
+    fn tap(&self, id: BufferId) -> Option<u32> {
+        tap(self.entry, id)
     }
 
     /// Bytes of the outputs before output `i`, in as many rows as a call has at most.
@@ -412,12 +451,13 @@ impl<'a> EntryPlanner<'a> {
             life[root] = (life[root].0.min(first), life[root].1.max(last));
         }
         let mut refs: Vec<BufferRef> = self.entry.buffers.ids().map(|id| self.fixed(id)).collect();
-        let placed_here = |&id: &BufferId| self.is_own_temp(id) || self.is_tap(id);
+        let placed_here = |&id: &BufferId| self.is_own_temp(id) || self.tap(id).is_some();
         let mut order: Vec<BufferId> = self.entry.buffers.ids().filter(placed_here).collect();
-        for &id in order.iter().filter(|&&id| self.is_tap(id)) {
-            life[id.index()].1 = usize::MAX;
+        // Taps come first, so that their places do not depend on what else a level has.
+        for &id in order.iter().filter(|&&id| self.tap(id).is_some()) {
+            life[id.index()] = (0, usize::MAX);
         }
-        order.sort_by_key(|id| (life[id.index()].0, id.index()));
+        order.sort_by_key(|&id| (self.tap(id).unwrap_or(u32::MAX), life[id.index()].0, id.index()));
         let (copied, shared): (Vec<BufferId>, Vec<BufferId>) =
             order.into_iter().partition(|id| self.copied[id.index()]);
         // A worker goes on within a phase while others still read.
@@ -503,6 +543,14 @@ impl<'a> EntryPlanner<'a> {
 pub const SOFTMAX: &str = "softmax_with_temperature";
 /// The entry that finds the largest logits of each row: input logits, outputs these and their numbers.
 pub const LIKELIEST: &str = "likeliest";
+
+/// The number of an output behind the first, which has a place in the arena that nothing else uses.
+pub(crate) fn tap(entry: &Entry, id: BufferId) -> Option<u32> {
+    match entry.buffers[id].memory {
+        Memory::Output(number) if number > 0 && !reads_logits(&entry.name) => Some(number),
+        _ => None,
+    }
+}
 
 /// Whether the first input of an entry are logits.
 fn reads_logits(entry: &str) -> bool {

@@ -13,21 +13,14 @@ use mlcc_kernels::lower::plan::{Entry, LoweredLaunch, Memory, Partition};
 const MOST_BYTES: i64 = 256 << 10;
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
-    let entries = program.levels.first().map_or(0, |level| level.lowered.entries.len());
     let mut changed = 0;
-    for entry in 0..entries {
-        // All levels share one plan of memory.
-        let launches = |level: &LevelCode| level.lowered.entries.get(entry).map_or(0, |e| e.launches.len());
-        let least = program.levels.iter().map(launches).min().unwrap_or(0);
-        if program.levels.iter().any(|level| launches(level) != least) {
-            continue;
-        }
-        for launch in 0..least {
-            if program.levels.iter().all(|level| is_replicable(level, entry, launch)) {
-                for level in &mut program.levels {
+    for level in &mut program.levels {
+        for entry in 0..level.lowered.entries.len() {
+            for launch in 0..level.lowered.entries[entry].launches.len() {
+                if is_replicable(level, entry, launch) {
                     level.lowered.entries[entry].launches[launch].repeat = Repeat::EachWorker;
+                    changed += 1;
                 }
-                changed += 1;
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What holds of a program beyond its module: launches fit their kernels, places lie in their memory, levels agree.
 
-use crate::plan_memory::{ALIGN, EntryPlan, MAX_WORKERS, MemoryPlan, most_rows, of_all_rows};
+use crate::plan_memory::{ALIGN, EntryPlan, LevelPlan, MAX_WORKERS, MemoryPlan, most_rows, of_all_rows, tap};
 use crate::{LevelCode, Program};
 use mlcc_ir::dim::Bounds;
 use mlcc_ir::entity::EntityId;
@@ -37,13 +37,38 @@ pub fn verify_program(program: &Program) -> Check {
     let Some(first) = program.levels.first() else { return wrong("memory", "is planned for no level") };
     verify_weights(&program.module, plan)?;
     verify_states(&program.module, plan)?;
-    if first.lowered.entries.len() != plan.entries.len() {
-        return wrong("memory", "has not as many entries as the levels");
+    if !plan.levels.iter().map(|l| &l.name).eq(program.levels.iter().map(|l| &l.name)) {
+        return wrong("memory", "is planned for other levels than there are");
     }
-    for (entry, of_entry) in first.lowered.entries.iter().zip(&plan.entries) {
-        verify_entry_plan(entry, of_entry, plan)?;
+    for (level, of_level) in program.levels.iter().zip(&plan.levels) {
+        let entries = &level.lowered.entries;
+        if entries.len() != of_level.entries.len() {
+            return wrong(format!("memory, level @{}", level.name), "has not as many entries as the level");
+        }
+        for (entry, of_entry) in entries.iter().zip(&of_level.entries) {
+            verify_entry_plan(entry, of_entry, plan, &of_level.name)?;
+        }
+        if taps(level, of_level) != taps(first, &plan.levels[0]) {
+            return wrong(
+                format!("memory, level @{}", level.name),
+                format!("has outputs at other places of the arena than level @{}", first.name),
+            );
+        }
+        verify_steps(level, of_level, plan)?;
     }
-    program.levels.iter().try_for_each(|level| verify_steps(level, plan))
+    Ok(())
+}
+
+/// Where debuggers find outputs, whichever level runs: entry, number of the output, offset.
+fn taps(level: &LevelCode, of_level: &LevelPlan) -> Vec<(String, u32, u64)> {
+    let of_entry = |(entry, plan): (&Entry, &EntryPlan)| {
+        let places = entry.buffers.ids().zip(plan.buffers.clone());
+        let taps = places.filter_map(|(id, place)| Some((entry.name.clone(), tap(entry, id)?, place.offset)));
+        taps.collect::<Vec<_>>()
+    };
+    let mut all: Vec<_> = level.lowered.entries.iter().zip(&of_level.entries).flat_map(of_entry).collect();
+    all.sort();
+    all
 }
 
 fn verify_level(level: &LevelCode, first: &LevelCode) -> Check {
@@ -56,9 +81,10 @@ fn verify_level(level: &LevelCode, first: &LevelCode) -> Check {
     }
     let lowered = &level.lowered;
     lowered.kernels.iter().try_for_each(verify_kernel)?;
-    let shape = |e: &Entry| (e.name.clone(), e.batching, e.buffers.len(), e.updates.len());
+    // Kernels, and so launches and buffers, are each level's own.
+    let shape = |e: &Entry| (e.name.clone(), e.batching);
     if !lowered.entries.iter().map(shape).eq(first.lowered.entries.iter().map(shape)) {
-        return wrong(subject, format!("has other entries or buffers than level @{}", first.name));
+        return wrong(subject, format!("has other entries than level @{}", first.name));
     }
     for entry in &lowered.entries {
         for launch in entry.launches.iter().chain(&entry.copies) {
@@ -177,8 +203,8 @@ fn verify_places(
     }
 }
 
-fn verify_entry_plan(entry: &Entry, of_entry: &EntryPlan, plan: &MemoryPlan) -> Check {
-    let subject = || format!("memory, entry @{}", of_entry.name);
+fn verify_entry_plan(entry: &Entry, of_entry: &EntryPlan, plan: &MemoryPlan, level: &str) -> Check {
+    let subject = || format!("memory, level @{level}, entry @{}", of_entry.name);
     if entry.name != of_entry.name || entry.buffers.len() != of_entry.buffers.len() {
         let found = format!("{} buffers", of_entry.buffers.len());
         return wrong(
@@ -224,15 +250,15 @@ fn verify_place(place: &BufferRef, plan: &MemoryPlan, arena: u64, batching: Batc
     }
 }
 
-fn verify_steps(level: &LevelCode, plan: &MemoryPlan) -> Check {
+fn verify_steps(level: &LevelCode, of_level: &LevelPlan, plan: &MemoryPlan) -> Check {
     let subject = format!("level @{}", level.name);
     if level.steps.is_empty() {
         return Ok(());
     }
-    if !level.steps.iter().map(|s| &s.name).eq(plan.entries.iter().map(|e| &e.name)) {
+    if !level.steps.iter().map(|s| &s.name).eq(of_level.entries.iter().map(|e| &e.name)) {
         return wrong(subject, "has other steps than memory is planned for");
     }
-    for ((step, entry), of_entry) in level.steps.iter().zip(&level.lowered.entries).zip(&plan.entries) {
+    for ((step, entry), of_entry) in level.steps.iter().zip(&level.lowered.entries).zip(&of_level.entries) {
         verify_step(&level.lowered.kernels, step)?;
         if step.arena_bytes > of_entry.arena_bytes {
             return wrong(format!("{subject}, step @{}", step.name), "takes more arena than is planned");

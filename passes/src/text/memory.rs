@@ -4,15 +4,17 @@
 //! memory chunk 128 batch 16 context 4096 weights 4096 state 128 {
 //!   param @w at 0 bytes 4096
 //!   state @s at 0 bytes 128 row 0
-//!   entry @decode arena 4096 copies [0] {
-//!     %0 = tokens+0:512
+//!   level @"x86-64-v3" {
+//!     entry @decode arena 4096 copies [0] {
+//!       %0 = tokens+0:512
+//!     }
 //!   }
 //! }
 //! ```
 
 use super::entry::numbered;
 use super::list;
-use crate::plan_memory::{EntryPlan, MemoryPlan};
+use crate::plan_memory::{EntryPlan, LevelPlan, MemoryPlan};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::module::Module;
 use mlcc_ir::text::{Lexer, ParseError, parse_buffer, print_buffer, print_name};
@@ -31,11 +33,15 @@ pub(super) fn print(module: &Module, plan: &MemoryPlan) -> String {
     for ((state, (at, bytes)), row) in module.states.values().zip(&plan.states).zip(&plan.row_bytes) {
         out.push_str(&format!("  state {} at {at} bytes {bytes} row {row}\n", print_name('@', &state.name)));
     }
-    for entry in &plan.entries {
-        let (name, arena) = (print_name('@', &entry.name), entry.arena_bytes);
-        out.push_str(&format!("  entry {name} arena {arena} copies [{}] {{\n", list(&entry.copies)));
-        for (i, buffer) in entry.buffers.iter().enumerate() {
-            out.push_str(&format!("    %{i} = {}\n", print_buffer(buffer)));
+    for level in &plan.levels {
+        out.push_str(&format!("  level {} {{\n", print_name('@', &level.name)));
+        for entry in &level.entries {
+            let (name, arena) = (print_name('@', &entry.name), entry.arena_bytes);
+            out.push_str(&format!("    entry {name} arena {arena} copies [{}] {{\n", list(&entry.copies)));
+            for (i, buffer) in entry.buffers.iter().enumerate() {
+                out.push_str(&format!("      %{i} = {}\n", print_buffer(buffer)));
+            }
+            out.push_str("    }\n");
         }
         out.push_str("  }\n");
     }
@@ -74,7 +80,7 @@ pub(super) fn parse(lexer: &mut Lexer, module: &Module) -> Result<MemoryPlan, Pa
         context,
         chunk,
         batch,
-        entries: Vec::new(),
+        levels: Vec::new(),
     };
     lexer.expect("{")?;
     let declared: Vec<&str> = module.params.values().map(|p| p.name.as_str()).collect();
@@ -90,9 +96,20 @@ pub(super) fn parse(lexer: &mut Lexer, module: &Module) -> Result<MemoryPlan, Pa
         debug_assert_eq!(plan.states.len(), id.index() + 1);
     }
     while !lexer.accept("}") {
-        plan.entries.push(parse_entry(lexer)?);
+        plan.levels.push(parse_level(lexer)?);
     }
     Ok(plan)
+}
+
+fn parse_level(lexer: &mut Lexer) -> Result<LevelPlan, ParseError> {
+    lexer.expect_keyword("level")?;
+    let name = lexer.at_name("the name of a level")?;
+    lexer.expect("{")?;
+    let mut entries = Vec::new();
+    while !lexer.accept("}") {
+        entries.push(parse_entry(lexer)?);
+    }
+    Ok(LevelPlan { name, entries })
 }
 
 /// Parameters and states stand in the order of their declarations.

@@ -17,7 +17,7 @@ use mlcc_models::layers::norm::Norm;
 use mlcc_models::layers::rope::Pairs;
 use mlcc_models::layers::{Activation, Rope};
 use mlcc_models::transformer::{Frame, Net, Sizes, Transformer};
-use run::check;
+use run::{check, levels_stay_as_they_are};
 
 /// A layer alone: rows of a table go in, what comes out is compared.
 #[derive(Clone, Debug)]
@@ -305,5 +305,21 @@ fn routing() {
         ]);
         let intermediate = rng.pick(&[16, 20, 32]);
         check(Layer::new(Part::Experts { experts: Experts { routing, intermediate, glu }, corrected }), seed);
+    }
+}
+
+/// Of a scan that goes in chunks where there are tensor cores, in two launches with a buffer between, and step by step elsewhere.
+#[test]
+fn levels_with_other_launches_are_one_artifact() {
+    let state = MatrixState { heads: 2, shared_by: 1, values: 32, keys: 16 };
+    let layers = [
+        Part::Delta { state, per_channel: false, decay: Decay::Given },
+        Part::Space { state, decay: Decay::Log },
+    ];
+    for layer in layers.map(Layer::new) {
+        let launches = levels_stay_as_they_are(&layer, &["sm_90", "sm_80", "sm_75", "sm_70"]);
+        assert!(launches[0] == launches[1] && launches[2] == launches[3], "{launches:?}");
+        assert!(launches[1] > launches[2], "{launches:?}: only tensor cores go in chunks");
+        levels_stay_as_they_are(&layer, &["x86-64-v4", "x86-64-v3", "x86-64-v2"]);
     }
 }

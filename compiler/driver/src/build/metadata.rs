@@ -122,7 +122,7 @@ fn memory_json(
     program: &Program,
     memory: &MemoryPlan,
 ) -> Value {
-    let entries = memory.entries.iter().map(|e| (e.name.clone(), Value::from(e.arena_bytes)));
+    let entries = memory.arenas().map(|(name, bytes)| (name.to_string(), Value::from(bytes)));
     let (page_bytes, sequence_bytes) = memory.on_all_ranks(program);
     json!({
         "chunk": source.chunk,

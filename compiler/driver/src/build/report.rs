@@ -176,12 +176,12 @@ impl BuildReport {
 fn memory_row(program: &Program, memory: &MemoryPlan) -> MemoryRow {
     use mlcc_ir::step::StepItem;
     let steps = program.levels.first().map_or(&[][..], |l| &l.steps);
-    let entries = memory.entries.iter().map(|e| {
-        let items = steps.iter().find(|s| s.name == e.name).map_or(&[][..], |s| &s.items);
+    let entries = memory.arenas().map(|(name, arena_bytes)| {
+        let items = steps.iter().find(|s| s.name == name).map_or(&[][..], |s| &s.items);
         let count = |is: fn(&StepItem) -> bool| items.iter().filter(|item| is(item)).count();
         EntryRow {
-            name: e.name.clone(),
-            arena_bytes: e.arena_bytes,
+            name: name.to_string(),
+            arena_bytes,
             launches: count(|item| matches!(item, StepItem::Launch(_))),
             barriers: count(|item| matches!(item, StepItem::Barrier)),
             exchanges: count(|item| matches!(item, StepItem::Exchange(_))),

@@ -27,11 +27,12 @@ pub struct TapPlace {
 /// The taps of each entry point, in the order in which the model definition names them.
 pub type TapPlaces = BTreeMap<String, Vec<TapPlace>>;
 
-/// The taps of a planned program; empty where it was built without.
+/// The taps of a planned program, which lie at the same places on all levels; empty where it was built without.
 pub fn places(program: &Program, memory: &MemoryPlan) -> TapPlaces {
     let entries = program.levels.first().map_or(&[][..], |l| &l.lowered.entries);
+    let plans = memory.levels.first().map_or(&[][..], |l| &l.entries);
     let mut all = TapPlaces::new();
-    for (entry, plan) in entries.iter().zip(&memory.entries) {
+    for (entry, plan) in entries.iter().zip(plans) {
         let names = program.module.taps_of(&entry.name);
         let Some((_, f)) = program.module.function(&entry.name) else { continue };
         let place = |(i, name): (usize, &String)| {

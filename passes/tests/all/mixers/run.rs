@@ -9,10 +9,12 @@ use mlcc_interp::steps::{Memory, run_step};
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph_builder::GraphBuilder;
+use mlcc_ir::kernel::Kernel;
 use mlcc_ir::module::Module;
 use mlcc_ir::sequences::Batching;
 use mlcc_ir::step::Base;
 use mlcc_ir::testing::Rng;
+use mlcc_ir::text::print_kernel;
 use mlcc_ir::types::DType;
 use mlcc_kernels::params::KernelTarget;
 use mlcc_models::{Definition, EntrySpec, Logits};
@@ -115,15 +117,43 @@ fn values(layer: &Layer, module: &Module, rng: &mut Rng) -> BTreeMap<String, Ten
     tensors
 }
 
+/// What a level of an artifact runs does not depend on the levels beside it, even where these have other launches and buffers. Gives
+/// how many launches each level has.
+pub fn levels_stay_as_they_are(layer: &Layer, levels: &[&str]) -> Vec<usize> {
+    let module = module(layer);
+    let together = planned(&module, &levels.join(","), false, 33, usize::MAX);
+    let plan = together.memory.as_ref().unwrap();
+    let mut launches = Vec::new();
+    for (level, places) in together.levels.iter().zip(&plan.levels) {
+        let alone = planned(&module, &level.name, false, 33, usize::MAX);
+        let what = format!("{layer:?}, {} of {levels:?}", level.name);
+        let text = |kernels: &[Kernel]| kernels.iter().map(print_kernel).collect::<String>();
+        let (found, expected) = (&level.lowered.kernels, &alone.levels[0].lowered.kernels);
+        assert!(text(found) == text(expected), "{what}: other kernels");
+        assert!(level.steps == alone.levels[0].steps, "{what}: other steps");
+        let memory = alone.memory.as_ref().unwrap();
+        assert_eq!(*places, memory.levels[0], "{what}");
+        assert!(plan.arena_bytes() >= memory.arena_bytes(), "{what}: no room");
+        launches.push(level.steps.iter().map(|step| step.items.len()).sum());
+    }
+    launches
+}
+
 fn program(module: &Module, target: &str, invariant: bool, chunk: i64) -> Program {
+    planned(module, target, invariant, chunk, 1)
+}
+
+/// For the best `levels` of a target.
+fn planned(module: &Module, target: &str, invariant: bool, chunk: i64, levels: usize) -> Program {
     let target = mlcc_target::resolve(target).unwrap();
     let level = |l: &mlcc_target::Level| {
         let kernels = KernelTarget { batch_invariant: invariant, ..KernelTarget::new(target.arch, l) };
         (l.name.clone(), kernels)
     };
-    let options = Options::new(target.levels.iter().take(1).map(level).collect(), chunk);
+    let options = Options::new(target.levels.iter().take(levels).map(level).collect(), chunk);
     let mut program = Program::new(module.clone());
-    run_pipeline(&mut program, &mut Context::new(options), Control::default()).unwrap();
+    let control = Control { verify: true, ..Control::default() };
+    run_pipeline(&mut program, &mut Context::new(options), control).unwrap();
     program
 }
 
