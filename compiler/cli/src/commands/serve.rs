@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
+use mlcc_engine::carried::CarriedError;
 use mlcc_engine::serving::{PrefixFiles, TextAdapter};
 use mlcc_engine::texts::TextModel;
 use mlcc_models::AdapterRequest;
@@ -347,9 +348,18 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let shelf =
         Shelf { args: args.clone(), options, named: named.clone(), workers: Mutex::new(None), ui: *ui };
     let (mut models, mut texts, mut committed) = (Vec::new(), Vec::new(), 0);
+    // One that has no texts is no reason to serve none of the others.
+    let several = named.len() > 1 || args.models.is_some();
     for (name, path) in named {
         let path = super::checkpoint::artifact(&path, args.quant.as_deref(), ui)?;
-        match shelf.read(&name, &path, committed)? {
+        let read = match shelf.read(&name, &path, committed) {
+            Err(CliError::Carried(error @ CarriedError::NoTokenizer { .. })) if several => {
+                ui.warn(format_args!("{name} is not served: {error}"));
+                continue;
+            }
+            read => read?,
+        };
+        match read {
             Shelved::Ready(ready) => {
                 committed += ready.need();
                 models.push((name, *ready));

@@ -21,37 +21,6 @@ fn build_says_what_it_did() {
     assert_eq!(artifacts_in(folder.path()), ["rwkv4-hf-q4f16-cpu.so"]);
 }
 
-/// One line says what came of a build; its tables are there for those who ask.
-#[test]
-fn builds_say_one_line_and_with_verbose_all() {
-    let folder = tempfile::tempdir().unwrap();
-    let build = |flags: &[&str]| {
-        let mut build = mlcc();
-        build.arg("build").arg("-m").arg(case("qwen2")).arg("-o").arg(folder.path().join("model.so"));
-        String::from_utf8(build.args(flags).assert().success().get_output().stderr.clone()).unwrap()
-    };
-    let told = build(&[]);
-    assert_eq!(told.lines().count(), 1, "{told}");
-    for part in
-        ["qwen2, ", " parameters, keep (bf16), for ", " kB in ", "--quant q4f16 would take", "no tokenizer"]
-    {
-        assert!(told.contains(part), "`{part}` is not in: {told}");
-    }
-    assert_eq!(build(&["-q"]), "");
-    let told = build(&["-v"]);
-    for part in ["passes ...", "quantize", "function", "decode", "memory: weights", "time: read", "wrote "] {
-        assert!(told.contains(part), "`{part}` is not in: {told}");
-    }
-    // The same for a checkpoint that `run` builds.
-    let mut run = mlcc();
-    run.env("MLCC_CACHE_DIR", folder.path()).arg("run").arg(books()).args(["-p", "It", "-n", "1"]);
-    let told = String::from_utf8(run.assert().success().get_output().stderr.clone()).unwrap();
-    let lines: Vec<&str> = told.lines().filter(|line| !line.is_empty()).collect();
-    let [first, built, statistics] = lines[..] else { panic!("{told}") };
-    assert!(first.contains("built first") && built.starts_with("rwkv4-tiny-books, "), "{told}");
-    assert!(statistics.contains("generated: 1 token,"), "{told}");
-}
-
 #[test]
 fn build_reports_as_json_and_splits_weights() {
     let folder = tempfile::tempdir().unwrap();

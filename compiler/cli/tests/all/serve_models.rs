@@ -4,7 +4,7 @@ use std::io::{BufRead, Read};
 
 use serde_json::{Value, json};
 
-use crate::program::{books, copy_of, failure, mlcc};
+use crate::program::{books, case, copy_of, failure, mlcc};
 use crate::server::{Server, artifact};
 
 fn completion(model: &str) -> Value {
@@ -58,6 +58,29 @@ fn several_artifacts_share_workers_and_are_swapped() {
     server.ask("/models/unload", &json!({"model": "books"}));
     assert_eq!(server.post("/v1/completions", &completion("books")).status, 404);
     assert_eq!(server.threads("mlcc-worker"), 1);
+}
+
+/// An artifact without a tokenizer (of an encoder, of random weights) has no texts; the others have.
+#[test]
+fn an_artifact_without_a_tokenizer_stops_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let bare = folder.path().join("bare.so");
+    mlcc()
+        .arg("build")
+        .arg("-m")
+        .arg(case("t5"))
+        .args(["--quant", "f32", "-o"])
+        .arg(&bare)
+        .assert()
+        .success();
+    for order in [[&bare, artifact()], [artifact(), &bare]] {
+        let server = Server::of(&order, &["-t", "1"]);
+        assert_eq!(server.ready["models"].as_array().unwrap().len(), 1);
+        let answer = server.ask("/v1/completions", &json!({"prompt": "She", "max_tokens": 2}));
+        assert_eq!(answer["usage"]["completion_tokens"], 2, "{answer}");
+    }
+    let alone = failure(mlcc().arg("serve").arg(&bare).args(["--port", "0"]), 1);
+    assert!(alone.contains("holds no tokenizer"), "{alone}");
 }
 
 #[test]

@@ -7,6 +7,8 @@ mod sandbox;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use crate::program::workspace;
@@ -82,24 +84,38 @@ fn marks_belong_to_commands() {
 #[test]
 fn commands_run_as_printed() {
     let sandbox = Sandbox::new();
-    let mut failed = Vec::new();
-    for page in pages() {
-        let blocks = commands(&page);
-        if blocks.iter().all(|block| block.not_run.is_some()) {
-            continue;
+    let (pages, next, failed) = (pages(), AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        while let Some(page) = pages.get(next.fetch_add(1, Ordering::Relaxed)) {
+            failed.lock().unwrap().extend(failures_of(&sandbox, page));
         }
-        let folder = sandbox.page(&page);
-        for block in blocks.iter().filter(|block| block.not_run.is_none()) {
-            let begin = Instant::now();
-            if let Err(said) = run(&sandbox, &folder, &block.text) {
-                failed.push(format!("{page}:{}:\n{}{said}", block.line, block.text));
-            }
-            println!("{page}:{}: {:.1} s", block.line, begin.elapsed().as_secs_f64());
-        }
-        sandbox.end_servers(&folder);
-    }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(work);
+        work();
+    });
+    let failed = failed.into_inner().unwrap();
     assert!(failed.is_empty(), "{} blocks fail:\n\n{}", failed.len(), failed.join("\n\n"));
     sandbox.check_cargo();
+}
+
+/// Runs the blocks of a page in their order; those that fail, with what they said.
+fn failures_of(sandbox: &Sandbox, page: &str) -> Vec<String> {
+    let blocks: Vec<Block> = commands(page).into_iter().filter(|block| block.not_run.is_none()).collect();
+    let mut failed = Vec::new();
+    if blocks.is_empty() {
+        return failed;
+    }
+    let folder = sandbox.page(page);
+    for block in &blocks {
+        let begin = Instant::now();
+        if let Err(said) = run(sandbox, &folder, &block.text) {
+            failed.push(format!("{page}:{}:\n{}{said}", block.line, block.text));
+        }
+        println!("{page}:{}: {:.1} s", block.line, begin.elapsed().as_secs_f64());
+    }
+    sandbox.end_servers(&folder);
+    failed
 }
 
 /// Runs a block in a shell that ends at the first command that fails; what it said if it did.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::cases::objects;
-use crate::program::{books, case, mlcc, workspace};
+use crate::program::{case, mlcc, workspace};
 
 /// Folders of the repository that commands name.
 const SHARED: [&str; 6] = ["assets", "compiler", "docs", "runtime", "tests", "tools"];
@@ -72,6 +72,9 @@ const REPOSITORIES: [(&str, &str); 4] = [
     ("BAAI/bge-reranker-v2-m3", "rerank-xlmr"),
     ("google/flan-t5-base", "t5"),
 ];
+
+/// The chat template of [`checkpoint`].
+const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
 
 /// `mlcc` with models that are small and texts that are short; a server runs on in the background.
 const MLCC: &str = r#"#!/usr/bin/env bash
@@ -192,15 +195,16 @@ impl Sandbox {
         let workspace = workspace().canonicalize().unwrap();
         SHARED.iter().for_each(|name| link(&workspace.join(name), name));
         CHECKPOINTS.iter().for_each(|name| link(&root.join("checkpoint"), name));
-        ADAPTERS.iter().for_each(|name| link(&case("lora").join("adapter").canonicalize().unwrap(), name));
+        // A server takes no adapter that lies elsewhere.
+        ADAPTERS.iter().for_each(|name| copy(&case("lora").join("adapter"), &folder.join(name)));
+        link(&case("lora").join("golden.json").canonicalize().unwrap(), "golden.json");
         ARTIFACTS.iter().for_each(|(name, _)| link(&root.join("built").join(name), name));
         let data = workspace.join("models/tests/data");
         link(&data.join("qwen2.gguf"), "qwen2.5-0.5b-instruct-q8_0.gguf");
         let rwkv = case("rwkv4-pth").canonicalize().unwrap().join("model.pth");
         link(&rwkv, "RWKV-x070-World-0.4B-v2.9-20250107-ctx4096.pth");
-        let eval: Value = json_of(&books().join("eval.json"));
-        let text = eval["text"].as_str().map_or_else(|| "The sea was calm. ".repeat(80), str::to_owned);
-        TEXTS.iter().for_each(|name| fs::write(folder.join(name), &text[..text.len().min(2000)]).unwrap());
+        let text = "The sea was calm, and the wind had gone.\n".repeat(40);
+        TEXTS.iter().for_each(|name| fs::write(folder.join(name), &text).unwrap());
         fs::write(folder.join("policy.toml"), "[[rule]]\nmatch = \"*.weight\"\nformat = \"q8g32\"\n")
             .unwrap();
         folder
@@ -278,7 +282,7 @@ fn mentions(folder: &Path, word: &str) -> bool {
     })
 }
 
-/// A Llama of two layers that reads bytes, with room for long texts.
+/// A Llama of two layers that reads bytes, with room for long texts and a chat template.
 fn checkpoint(folder: &Path) {
     copy(&case("lora").join("base"), folder);
     bytes(folder);
@@ -286,6 +290,7 @@ fn checkpoint(folder: &Path) {
     let mut config = json_of(&path);
     config["max_position_embeddings"] = json!(4096);
     fs::write(&path, config.to_string()).unwrap();
+    fs::write(folder.join("chat_template.jinja"), TEMPLATE).unwrap();
 }
 
 /// A tokenizer whose tokens are the bytes, in tiktoken's form.
