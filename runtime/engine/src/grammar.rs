@@ -8,15 +8,20 @@
 
 mod compile;
 mod matcher;
+mod patterns;
+mod schema;
 mod vocabulary;
 
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::tokenizer::TokenId;
-
 pub use compile::GrammarCompiler;
 pub use matcher::Grammar;
+pub use schema::{SchemaStrictness, compilable, compilable_part, referred};
+pub(crate) use schema::{constrains, readable};
+
+/// The name of the grammar in a [`GrammarSpec::Framed`].
+pub(crate) const FRAMED: &str = "framed";
 
 /// What a text may be.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,8 +36,8 @@ pub enum GrammarSpec {
     Choice(Vec<String>),
     /// A context-free grammar in llguidance's variant of Lark's syntax.
     Lark(String),
-    /// Any text up to the first `marker` (which is one control token, or text), then what another grammar allows.
-    After { marker: String, token: Option<TokenId>, then: Box<GrammarSpec> },
+    /// A grammar in Lark's syntax in which `@framed` stands for another one, that is no frame itself.
+    Framed { rules: String, part: Box<GrammarSpec> },
 }
 
 impl GrammarSpec {
@@ -42,7 +47,7 @@ impl GrammarSpec {
             GrammarSpec::JsonObject => 0,
             GrammarSpec::JsonSchema(schema) => schema.to_string().len(),
             GrammarSpec::Regex(text) | GrammarSpec::Lark(text) => text.len(),
-            GrammarSpec::After { then, .. } => then.size(),
+            GrammarSpec::Framed { rules, part } => rules.len() + part.size(),
             GrammarSpec::Choice(texts) => texts.iter().map(|text| text.len() + 1).sum(),
         }
     }

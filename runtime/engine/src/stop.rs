@@ -6,6 +6,8 @@
 
 use thiserror::Error;
 
+use crate::chat::StopGuard;
+
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("stop string number {index} is empty, which would stop every text at once: leave it out")]
 pub struct EmptyStop {
@@ -18,6 +20,10 @@ pub struct StopMatcher {
     held: String,
     /// Bytes at the start of `held` that the last call gave out.
     given: usize,
+    /// Bytes at the start of `held` that no stop string ends in.
+    free: usize,
+    /// Tells which parts of the text are looked at; none where all are.
+    guard: Option<Box<StopGuard>>,
 }
 
 /// What one piece leads to.
@@ -37,11 +43,24 @@ impl StopMatcher {
         }
     }
 
+    /// Looks at the parts alone that the guard lets it.
+    pub fn guarded(stops: &[String], guard: Option<StopGuard>) -> Result<Self, EmptyStop> {
+        let guard = guard.filter(|_| !stops.is_empty()).map(Box::new);
+        Ok(StopMatcher { guard, ..StopMatcher::new(stops)? })
+    }
+
     pub fn push(&mut self, piece: &str) -> Passed<'_> {
         self.held.drain(..self.given);
+        self.free -= self.given.min(self.free);
         self.given = 0;
-        self.held.push_str(piece);
-        if let Some((start, index)) = self.first_match() {
+        let found = match self.guard.take() {
+            None => {
+                self.held.push_str(piece);
+                self.first_match()
+            }
+            Some(guard) => self.push_guarded(guard, piece),
+        };
+        if let Some((start, index)) = found {
             self.held.truncate(start);
             self.given = start;
             return Passed { text: &self.held, stop: Some(index) };
@@ -50,26 +69,45 @@ impl StopMatcher {
         Passed { text: &self.held[..self.given], stop: None }
     }
 
+    fn push_guarded(&mut self, mut guard: Box<StopGuard>, piece: &str) -> Option<(usize, usize)> {
+        let mut found = None;
+        guard.split(piece, &mut |text, watched| {
+            if found.is_none() {
+                self.held.push_str(text);
+                match watched {
+                    true => found = self.first_match(),
+                    false => self.free = self.held.len(),
+                }
+            }
+        });
+        if !guard.is_done() {
+            self.guard = Some(guard);
+        }
+        found
+    }
+
     /// The text has ended: gives out what was held back.
     pub fn finish(&mut self) -> &str {
         self.held.drain(..self.given);
+        if let Some(mut guard) = self.guard.take() {
+            self.held.push_str(&guard.rest());
+        }
         self.given = self.held.len();
         &self.held
     }
 
     /// Begin and number of the stop string that is complete first.
     fn first_match(&self) -> Option<(usize, usize)> {
-        let matches = self
-            .stops
-            .iter()
-            .enumerate()
-            .filter_map(|(index, stop)| Some((self.held.find(stop.as_str())?, index)));
+        let matches = self.stops.iter().enumerate().filter_map(|(index, stop)| {
+            Some((self.free + self.held[self.free..].find(stop.as_str())?, index))
+        });
         matches.min_by_key(|&(start, index)| (start + self.stops[index].len(), start, index))
     }
 
     /// Length of the longest suffix of the held text that a stop string begins with.
     fn open_suffix(&self) -> usize {
-        self.stops.iter().map(|stop| open_suffix(&self.held, stop)).max().unwrap_or(0)
+        let watched = &self.held[self.free..];
+        self.stops.iter().map(|stop| open_suffix(watched, stop)).max().unwrap_or(0)
     }
 }
 

@@ -43,13 +43,15 @@ pub struct Answer {
     pub reasoning: String,
     pub text: String,
     pub calls: Vec<Call>,
+    /// Whether it was cut in the begin of a call, of which nothing is there.
+    pub cut_call: bool,
 }
 
 impl Answer {
-    /// `parser` has seen nothing yet.
-    pub fn read(mut parser: AnswerParser, text: &str, ids: &CallIds, choice: usize) -> Answer {
-        let mut answer = Answer::default();
-        let parts = [parser.push(text), parser.finish()].concat();
+    /// `parser` has seen nothing yet; `cut`: the answer did not end by itself.
+    pub fn read(mut parser: AnswerParser, text: &str, cut: bool, ids: &CallIds, choice: usize) -> Answer {
+        let parts = [parser.push(text), parser.finish(cut)].concat();
+        let mut answer = Answer { cut_call: parser.was_cut_in_call(), ..Answer::default() };
         for part in parts {
             match part {
                 AnswerPart::Reasoning(text) => answer.reasoning += &text,
@@ -69,9 +71,12 @@ impl Answer {
     }
 }
 
+/// Whether an answer did not end by itself.
+pub fn is_cut(finished: &Finished) -> bool {
+    !matches!(finished.reason, FinishReason::Eos | FinishReason::Stop(_) | FinishReason::Grammar)
+}
+
 /// As the API calls what ended an answer with so many calls.
 pub fn ended_by(finished: &Finished, calls: usize) -> &'static str {
-    let by_itself =
-        matches!(finished.reason, FinishReason::Eos | FinishReason::Stop(_) | FinishReason::Grammar);
-    if by_itself && calls > 0 { "tool_calls" } else { finish_reason(finished) }
+    if !is_cut(finished) && calls > 0 { "tool_calls" } else { finish_reason(finished) }
 }

@@ -11,7 +11,7 @@ use mlcc_engine::chat::{AnswerParser, AnswerPart};
 use mlcc_engine::serving::{Event, Finished};
 use serde_json::{Value, json};
 
-use crate::answers::{Answer, Call, CallIds, ended_by};
+use crate::answers::{Answer, Call, CallIds, ended_by, is_cut};
 use crate::anthropic::{Asked, error_body};
 use crate::error::{ApiError, json_type};
 use crate::hosted::Hosted;
@@ -42,7 +42,7 @@ pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, aske
         match running.next().await {
             Ok(Some((_, Event::Piece(piece)))) => text += &piece.text,
             Ok(Some((_, Event::Finished(finished)))) => {
-                let answer = Answer::read(prepared.parser, &text, &prepared.ids, 0);
+                let answer = Answer::read(prepared.parser, &text, is_cut(&finished), &prepared.ids, 0);
                 let body = whole(head, &answer, &finished, &stops).to_string();
                 return warned((json_type(), body).into_response(), &warnings, &server);
             }
@@ -216,7 +216,7 @@ impl Stream {
     }
 
     fn end(&mut self, finished: &Finished) {
-        let rest = self.parser.finish();
+        let rest = self.parser.finish(is_cut(finished));
         self.send(rest);
         self.close();
         let (reason, stop) = ending(finished, self.parser.calls(), &self.stops);

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use mlcc_engine::chat::{
-    AnswerParser, AnswerPart, CallGrammar, Content, Extra, Message, Value as TemplateValue, free_then,
+    AnswerGrammar, AnswerParser, AnswerPart, CallGrammar, Content, Extra, Message, Value as TemplateValue,
 };
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::sampler::{Logprobs, TokenLogprob};
 use mlcc_engine::serving::{Chosen, Finished, TextRequest};
-use mlcc_engine::{Grammar, SpecialTokens, TokenId, Tokenizer};
+use mlcc_engine::{Grammar, GrammarSpec, SpecialTokens, TokenId, Tokenizer};
 use serde_json::{Value, json};
 
-use crate::answers::{Answer, Call, CallIds, ended_by};
+use crate::answers::{Answer, Call, CallIds, ended_by, is_cut};
 use crate::constraint::Constraint;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -81,6 +81,7 @@ pub fn read(hosted: &Hosted, mut fields: Fields, logprobs: Option<usize>) -> Res
         borders,
         eos,
         stop,
+        stop_guard: hosted.syntax.stop_guard(&text),
         logprobs,
         special,
         grammar: constraint(hosted, common.constraint, tools.as_ref(), &text)?,
@@ -128,40 +129,44 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     }
 }
 
-/// The grammar of an answer: what the request says of its text, or the calls that have to be there. Reasoning that the prompt has
-/// begun comes before it.
+/// The grammar of an answer: what the request says of its text, calls that have to be there, or either. Reasoning comes before it.
 fn constraint(
     hosted: &Hosted,
     constraint: Option<Constraint>,
     tools: Option<&Tools>,
     prompt: &str,
 ) -> Result<Option<Grammar>, ApiError> {
-    let calls = |tools: &Tools| {
-        let Some(syntax) = hosted.syntax.calls.as_ref() else { return Ok(None) };
-        let several = tools.most_calls() > 1;
-        let grammar = CallGrammar { syntax, tools: tools.callable(), several };
-        let spec = grammar.spec(&hosted.tokenizer);
+    let compile = |text: Option<&GrammarSpec>, calls: Option<CallGrammar<'_>>, param: &'static str| {
+        let answer = AnswerGrammar { syntax: &hosted.syntax, prompt, calls, text: text.cloned() };
+        let spec = answer.spec(&hosted.tokenizer);
         let spec =
-            spec.map_err(|why| ApiError::field("tools", "invalid_grammar", format!("`tools`: {why}")))?;
-        Ok::<_, ApiError>(Some(Constraint { spec, param: "tools" }))
+            spec.map_err(|why| ApiError::field(param, "invalid_grammar", format!("`{param}`: {why}")))?;
+        Constraint { spec, param }.compile(hosted).map(Some)
     };
-    let wanted = match (constraint, tools) {
-        (Some(constraint), Some(_)) => {
-            let message = format!(
-                "`{}` and `tools` contradict each other: an answer is a text of that form, or calls. Send `tool_choice: \"none\"`",
-                constraint.param
-            );
-            return Err(ApiError::field(constraint.param, "invalid_value", message));
+    let text = constraint.as_ref().map(|constraint| &constraint.spec);
+    let Some(tools) = tools else {
+        return constraint.as_ref().map_or(Ok(None), |constraint| compile(text, None, constraint.param));
+    };
+    let strict = tools.strict();
+    let several = tools.most_calls() > 1;
+    let calls = CallGrammar { tools: tools.callable(), strict: &strict, several };
+    match &constraint {
+        // The form of the text is that of an answer without calls.
+        _ if tools.choice != ToolChoice::Auto => compile(None, Some(calls), "tools"),
+        None => Ok(None),
+        // Nobody asked that calls be held to a schema.
+        Some(constraint) => {
+            let either = compile(text, Some(CallGrammar { strict: &[], ..calls }), constraint.param);
+            either.or_else(|error| {
+                // That of the text may be what cannot be enforced.
+                compile(text, None, constraint.param)?;
+                let free = |(name, _): &(String, Value)| (name.clone(), json!({"type": "object"}));
+                let free: Vec<(String, Value)> = tools.callable().iter().map(free).collect();
+                let calls = CallGrammar { tools: &free, strict: &[], several };
+                compile(text, Some(calls), constraint.param).map_err(|_| error)
+            })
         }
-        (Some(constraint), None) => Some(constraint),
-        (None, Some(tools)) if tools.choice != ToolChoice::Auto => calls(tools)?,
-        (None, _) => None,
-    };
-    let Some(Constraint { mut spec, param }) = wanted else { return Ok(None) };
-    if let Some(reasoning) = hosted.syntax.reasoning.as_ref().filter(|r| r.is_open_behind(prompt)) {
-        spec = free_then(&reasoning.close, spec, &hosted.tokenizer);
     }
-    Constraint { spec, param }.compile(hosted).map(Some)
 }
 
 /// The prompt of a conversation, as text. All fields of a chat are taken.
@@ -400,7 +405,8 @@ impl Shape for Chat {
     fn whole(&self, tokenizer: &Tokenizer, index: usize, choice: &Choice) -> Value {
         let entries = choice.tokens.iter().filter_map(|token| token.logprobs.as_ref());
         let entries: Vec<Value> = entries.map(|logprobs| logprob_entry(tokenizer, logprobs)).collect();
-        let mut answer = Answer::read(self.parser.clone(), &choice.text, &self.ids, index);
+        let cut = choice.finished.as_ref().is_none_or(is_cut);
+        let mut answer = Answer::read(self.parser.clone(), &choice.text, cut, &self.ids, index);
         if !self.tells_reasoning {
             answer.reasoning.clear();
         }
@@ -440,7 +446,7 @@ impl Shape for Chat {
 
     fn last(&mut self, index: usize, finished: &Finished) -> Vec<Value> {
         let Some(parser) = self.streams.get_mut(index) else { return Vec::new() };
-        let (rest, calls) = (parser.finish(), parser.calls());
+        let (rest, calls) = (parser.finish(is_cut(finished)), parser.calls());
         let reason = ended_by(finished, calls);
         let last = json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": reason});
         let rest = (!rest.is_empty()).then(|| self.streamed(index, rest, Value::Null));
@@ -449,11 +455,8 @@ impl Shape for Chat {
 }
 
 fn message_of(answer: &Answer) -> Value {
-    let content = if answer.text.is_empty() && !answer.calls.is_empty() {
-        Value::Null
-    } else {
-        answer.text.as_str().into()
-    };
+    let called = !answer.calls.is_empty() || answer.cut_call;
+    let content = if answer.text.is_empty() && called { Value::Null } else { answer.text.as_str().into() };
     let mut message = json!({"role": "assistant", "content": content, "refusal": null});
     if !answer.reasoning.is_empty() {
         message["reasoning_content"] = answer.reasoning.as_str().into();

@@ -121,8 +121,9 @@ impl Loaded {
         if let (Err(failure), Some(warn)) = (engine.warm_up(), server.options.warn) {
             warn(&format!("{name}: {failure}"));
         }
-        let ends = format.as_ref().map(|format| format.end_tokens(&tokenizer)).unwrap_or_default();
+        let mut ends = format.as_ref().map(|format| format.end_tokens(&tokenizer)).unwrap_or_default();
         let syntax = format.as_ref().map(ChatFormat::answer_syntax).unwrap_or_default();
+        ends.extend(syntax.end_tokens(&tokenizer));
         Ok(Loaded {
             base: name,
             adapters: Mutex::new(adapters),

@@ -11,7 +11,7 @@ use mlcc_engine::chat::{AnswerParser, AnswerPart};
 use mlcc_engine::serving::{Event, Finished};
 use serde_json::{Value, json};
 
-use crate::answers::CallIds;
+use crate::answers::{CallIds, is_cut};
 use crate::app::seconds;
 use crate::error::{ApiError, json_type};
 use crate::hosted::Hosted;
@@ -245,7 +245,7 @@ impl Writer {
     }
 
     fn end(&mut self, finished: &Finished) {
-        let rest = self.parser.finish();
+        let rest = self.parser.finish(is_cut(finished));
         self.write(rest);
         let cut = matches!(
             finished.reason,

@@ -105,6 +105,13 @@ impl Tools {
         }
     }
 
+    /// Names of those whose arguments have to be as their schema says, all of it.
+    pub fn strict(&self) -> Vec<String> {
+        let strict = |tool: &&Value| tool["function"]["strict"] == true;
+        let name = |tool: &Value| tool["function"]["name"].as_str().map(str::to_owned);
+        self.list.iter().filter(strict).filter_map(name).collect()
+    }
+
     /// Most calls of an answer.
     pub fn most_calls(&self) -> usize {
         match (&self.choice, self.parallel) {

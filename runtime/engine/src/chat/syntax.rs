@@ -9,6 +9,7 @@ use serde_json::{Value as Json, json};
 
 use minijinja::value::Serde;
 
+pub use super::channels::ChannelSyntax;
 use super::tags::TagSyntax;
 use super::{ChatTemplate, Content, Extra, Message, Value};
 
@@ -44,12 +45,14 @@ pub struct ReasoningSyntax {
 pub struct AnswerSyntax {
     pub calls: Option<CallSyntax>,
     pub reasoning: Option<ReasoningSyntax>,
+    /// Answers are messages in channels, and what the other two say of them holds for one of several forms.
+    pub channels: Option<ChannelSyntax>,
 }
 
 const QUESTION: &str = "Question?";
-const ANSWER: &str = "Answer.";
-const REASONS: &str = "Reasons.";
-const NAMES: [&str; 2] = ["sample_one", "sample_two"];
+pub(super) const ANSWER: &str = "Answer.";
+pub(super) const REASONS: &str = "Reasons.";
+pub(super) const NAMES: [&str; 2] = ["sample_one", "sample_two"];
 /// Nine letters and digits, which some templates demand.
 const IDS: [&str; 2] = ["sampleid1", "sampleid2"];
 const KEY: &str = "sample_key";
@@ -62,7 +65,8 @@ impl AnswerSyntax {
     pub fn of(template: &ChatTemplate) -> AnswerSyntax {
         let reasoning = reasoning(template);
         let calls = calls(template, reasoning.as_ref()).or_else(|| tagged(template, reasoning.as_ref()));
-        AnswerSyntax { calls, reasoning }
+        let channels = ChannelSyntax::of(template, calls.as_ref());
+        AnswerSyntax { calls, reasoning, channels }
     }
 }
 
@@ -73,11 +77,11 @@ impl ReasoningSyntax {
     }
 }
 
-fn user() -> Message {
+pub(super) fn user() -> Message {
     Message::new("user", QUESTION)
 }
 
-fn assistant(content: Content, fields: Json) -> Message {
+pub(super) fn assistant(content: Content, fields: Json) -> Message {
     let Json::Object(fields) = fields else { return Message::new("assistant", "") };
     let fields = fields.into_iter().map(|(name, value)| (name, Value::from(Serde(value)))).collect();
     Message { role: "assistant".into(), content, fields }
@@ -96,7 +100,7 @@ fn common_prefix(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }
 
-fn common_suffix(a: &str, b: &str) -> usize {
+pub(super) fn common_suffix(a: &str, b: &str) -> usize {
     a.chars().rev().zip(b.chars().rev()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }
 

@@ -2,7 +2,12 @@
 //!
 //! Texts stand in tags as they are, everything else as JSON. Which of both a value is, only the schema of the function says.
 
+use llguidance::derivre::RegexBuilder;
 use serde_json::Value as Json;
+
+pub(super) use super::kinds::ValueKind;
+use super::python;
+use crate::grammar::{SchemaStrictness, constrains};
 
 /// How an argument is written: `open` NAME `middle` VALUE `close`, with `between` two of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,37 +28,6 @@ impl TagSyntax {
     pub fn blanks(&self) -> (&str, &str) {
         let (middle, close) = (&self.middle, &self.close);
         (&middle[middle.trim_end().len()..], &close[..close.len() - close.trim_start().len()])
-    }
-}
-
-/// What a value may be, by its schema.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ValueKind {
-    Text,
-    /// Or `null`.
-    TextOrNull,
-    /// JSON; what is none is taken for a text.
-    Json,
-}
-
-impl ValueKind {
-    /// Of the argument `name` of a function with these parameters. One without a type is what it looks like.
-    pub fn of(schema: &Json, name: &str) -> ValueKind {
-        let value = &schema["properties"][name];
-        let text = |kind: &Json| kind == "string";
-        let null = |kind: &Json| kind == "null";
-        let texts = |values: &Json| {
-            values.as_array().is_some_and(|all| !all.is_empty() && all.iter().all(Json::is_string))
-        };
-        match &value["type"] {
-            Json::String(kind) if kind == "string" => ValueKind::Text,
-            Json::Array(kinds) if kinds.iter().all(text) && !kinds.is_empty() => ValueKind::Text,
-            Json::Array(kinds) if kinds.iter().any(text) && kinds.iter().all(|k| text(k) || null(k)) => {
-                ValueKind::TextOrNull
-            }
-            Json::Null if value["const"].is_string() || texts(&value["enum"]) => ValueKind::Text,
-            _ => ValueKind::Json,
-        }
     }
 }
 
@@ -139,42 +113,50 @@ fn as_json(value: &str) -> String {
     let value = value.trim();
     match serde_json::from_str::<serde::de::IgnoredAny>(value) {
         Ok(_) => value.to_owned(),
-        // As Python writes them.
-        Err(_) => match value {
-            "True" => "true".into(),
-            "False" => "false".into(),
-            "None" => "null".into(),
-            _ => Json::from(value).to_string(),
-        },
+        Err(_) => python::literal(value).unwrap_or_else(|| value.into()).to_string(),
     }
 }
 
-/// What in the schema of an argument no grammar can hold a value in a tag to.
-pub(super) fn unenforceable(schema: &Json, name: &str) -> Option<String> {
-    const OF_TEXTS: [&str; 7] = ["type", "enum", "const", "title", "description", "default", "examples"];
-    let value = &schema["properties"][name];
-    if value.to_string().contains("\"$ref\"") {
-        return Some("$ref".into());
-    }
-    let kind = ValueKind::of(schema, name);
-    let free = kind == ValueKind::Text && value.get("enum").is_none() && value.get("const").is_none();
-    let known = |field: &str| OF_TEXTS.contains(&field) || free && OF_FREE_TEXTS.contains(&field);
-    let mut fields = value.as_object().into_iter().flatten().map(|(field, _)| field);
-    fields.find(|field| kind != ValueKind::Json && !known(field)).cloned()
-}
-
-/// What a text may be held to that is none of some.
-const OF_FREE_TEXTS: [&str; 3] = ["pattern", "minLength", "maxLength"];
+/// Keywords that a text is held to, or that are looked at elsewhere.
+const OF_TEXTS: [&str; 10] =
+    ["type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "pattern", "minLength", "maxLength"];
 /// Characters that a schema may ask for or allow: a grammar counts them one by one.
 const MOST_CHARACTERS: u64 = 2000;
 
 /// The expressions of Lark that a text with this schema has to match, all of them.
-pub(super) fn held_to(value: &Json) -> Result<Vec<String>, String> {
+pub(super) fn held_to(value: &Json, strictness: SchemaStrictness) -> Result<Vec<String>, String> {
     let mut all = Vec::new();
-    if let Some(pattern) = value.get("pattern") {
-        let pattern = pattern.as_str().ok_or_else(|| format!("`pattern` is {pattern}, and no string"))?;
-        all.push(searched(pattern)?);
+    let mut fields = value.as_object().into_iter().flatten();
+    let other = fields.find(|(field, value)| !OF_TEXTS.contains(&field.as_str()) && constrains(field, value));
+    let mut add = |found: Result<Option<String>, String>| match (found, strictness) {
+        (Ok(expression), _) => {
+            all.extend(expression);
+            Ok(())
+        }
+        (Err(_), SchemaStrictness::Lenient) => Ok(()),
+        (Err(why), SchemaStrictness::Strict) => Err(why),
+    };
+    if let Some((field, _)) = other {
+        add(Err(format!("`{field}` cannot be enforced in a tag")))?;
     }
+    add(pattern(value))?;
+    add(lengths(value))?;
+    Ok(all)
+}
+
+fn pattern(value: &Json) -> Result<Option<String>, String> {
+    let Some(pattern) = value.get("pattern") else { return Ok(None) };
+    let pattern = pattern.as_str().ok_or_else(|| format!("`pattern` is {pattern}, and no string"))?;
+    let readable = crate::grammar::readable(pattern);
+    let readable = readable.map_err(|why| format!("`pattern` cannot be enforced: {why}"))?;
+    let whole = searched(&readable)?;
+    match RegexBuilder::new().mk_regex(&whole) {
+        Ok(_) => Ok(Some(whole)),
+        Err(error) => Err(format!("`pattern` cannot be enforced: {error}")),
+    }
+}
+
+fn lengths(value: &Json) -> Result<Option<String>, String> {
     let length = |field: &str| match value.get(field) {
         None => Ok(None),
         Some(length) => match length.as_u64().filter(|&length| length <= MOST_CHARACTERS) {
@@ -183,14 +165,13 @@ pub(super) fn held_to(value: &Json) -> Result<Vec<String>, String> {
         },
     };
     match (length("minLength")?, length("maxLength")?) {
-        (None, None) => {}
-        (least, None) => all.push(format!("(?s:.{{{},}})", least.unwrap_or(0))),
+        (None, None) => Ok(None),
+        (least, None) => Ok(Some(format!("(?s:.{{{},}})", least.unwrap_or(0)))),
         (least, Some(most)) if least.unwrap_or(0) > most => {
-            return Err(format!("`minLength` is above `maxLength`, {most}"));
+            Err(format!("`minLength` is above `maxLength`, {most}"))
         }
-        (least, Some(most)) => all.push(format!("(?s:.{{{},{most}}})", least.unwrap_or(0))),
+        (least, Some(most)) => Ok(Some(format!("(?s:.{{{},{most}}})", least.unwrap_or(0)))),
     }
-    Ok(all)
 }
 
 /// A pattern matches anywhere, but where it is anchored. Beside others in an alternative, an anchor is taken for one of all of them: that

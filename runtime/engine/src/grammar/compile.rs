@@ -8,11 +8,12 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Matcher, ParserFactory};
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::schema::{SchemaStrictness, compilable};
 use super::vocabulary::Vocabulary;
-use super::{Grammar, GrammarError, GrammarSpec, reason};
-use crate::tokenizer::{TokenId, Tokenizer};
+use super::{FRAMED, Grammar, GrammarError, GrammarSpec, reason};
+use crate::tokenizer::Tokenizer;
 
 /// Most bytes of a grammar's text.
 const MOST_BYTES: usize = 256 << 10;
@@ -153,12 +154,8 @@ fn checked(parser: llguidance::TokenParser) -> Result<Matcher, GrammarError> {
 fn source(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
     let invalid = |reason: &str| Err(GrammarError::Invalid { reason: reason.to_owned() });
     Ok(match spec {
-        GrammarSpec::JsonObject => TopLevelGrammar::from_json_schema(json!({"type": "object"})),
-        // Nothing else is a schema, and the compiler relies on that.
-        GrammarSpec::JsonSchema(schema) if !schema.is_object() && !schema.is_boolean() => {
-            return invalid("a JSON schema is an object");
-        }
-        GrammarSpec::JsonSchema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+        GrammarSpec::JsonObject => json_schema(&json!({"type": "object"}))?,
+        GrammarSpec::JsonSchema(schema) => json_schema(schema)?,
         GrammarSpec::Regex(text) if text.is_empty() => return invalid("the expression is empty"),
         GrammarSpec::Regex(text) => TopLevelGrammar::from_regex(text),
         GrammarSpec::Choice(texts) if texts.is_empty() || texts.iter().any(String::is_empty) => {
@@ -173,23 +170,20 @@ fn source(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
         GrammarSpec::Choice(texts) => TopLevelGrammar::from_lark(choice(texts)),
         GrammarSpec::Lark(text) if text.trim().is_empty() => return invalid("the grammar is empty"),
         GrammarSpec::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
-        GrammarSpec::After { marker, token, then } => {
-            let mut inner = source(then)?;
+        GrammarSpec::Framed { rules, part } => {
+            let mut inner = source(part)?;
             let Some(first) = inner.grammars.first_mut() else { return invalid("the grammar is empty") };
-            first.name = Some("then".into());
-            inner.grammars.insert(0, GrammarWithLexer::from_lark(after(marker, *token)));
+            first.name = Some(FRAMED.into());
+            inner.grammars.insert(0, GrammarWithLexer::from_lark(rules.clone()));
             inner
         }
     })
 }
 
-/// The rule that goes before another grammar.
-fn after(marker: &str, token: Option<TokenId>) -> String {
-    const BLANKS: &str = "BLANKS: /[ \\t\\r\\n]+/\n";
-    match token {
-        Some(id) => format!("start: FREE? <[{id}]> BLANKS? @then\nFREE: /(?s:.+)/\n{BLANKS}"),
-        None => format!("start: free BLANKS? @then\nfree[suffix={}]: /(?s:.*)/\n{BLANKS}", json!(marker)),
-    }
+fn json_schema(schema: &Value) -> Result<TopLevelGrammar, GrammarError> {
+    let compilable = compilable(schema, SchemaStrictness::Strict);
+    let compilable = compilable.map_err(|reason| GrammarError::Invalid { reason })?;
+    Ok(TopLevelGrammar::from_json_schema(compilable))
 }
 
 fn choice(texts: &[String]) -> String {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use compact_str::CompactString;
 use thiserror::Error;
 
+use crate::chat::StopGuard;
 use crate::generate::FinishReason;
 use crate::grammar::{Grammar, GrammarError};
 use crate::sampler::{LogitChanges, Logprobs, ParamError, Sampler, SamplingParams};
@@ -33,6 +34,8 @@ pub struct TextRequest {
     pub special: SpecialTokens,
     /// Texts that end the text; they are not part of it.
     pub stop: Vec<String>,
+    /// Tells which parts of the text those are looked for in; none: in all of it.
+    pub stop_guard: Option<StopGuard>,
     /// What the text may be, from a [`crate::grammar::GrammarCompiler`] for the model's vocabulary.
     pub grammar: Option<Grammar>,
     /// How likely each chosen token was, with so many of the likeliest.
@@ -64,6 +67,7 @@ impl TextRequest {
             eos: Vec::new(),
             special: SpecialTokens::Skip,
             stop: Vec::new(),
+            stop_guard: None,
             grammar: None,
             logprobs: None,
             prompt_logprobs: None,
@@ -102,7 +106,7 @@ impl TextRequest {
             min_tokens: self.min_tokens,
         };
         let sampler = Sampler::with_changes(self.sampling.clone(), changes, limits.vocab)?;
-        Ok((sampler, StopMatcher::new(&self.stop)?))
+        Ok((sampler, StopMatcher::guarded(&self.stop, self.stop_guard.clone())?))
     }
 }
 

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use crate::common::{sentencepiece, world};
 use crate::toy::{Toy, VOCAB};
+use mlcc_engine::chat::{AnswerGrammar, AnswerSyntax, CallGrammar};
 use mlcc_engine::serving::{Engine, EngineOptions, Event, Failure, Finished, LaunchError, TextRequest};
 use mlcc_engine::{
-    FinishReason, Grammar, GrammarCompiler, GrammarError, GrammarSpec, SamplingParams, TokenId, Tokenizer,
+    ChatTemplate, FinishReason, Grammar, GrammarCompiler, GrammarError, GrammarSpec, SamplingParams, TokenId,
+    Tokenizer, TokenizerKind,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -179,7 +181,17 @@ fn what_cannot_be_enforced_is_refused_with_the_reason() {
         (schema(json!(5)), "is an object"),
         (schema(json!({"type": "strange"})), "strange"),
         (schema(json!({"type": "array", "uniqueItems": true})), "uniqueItems"),
-        (schema(json!({"type": "string", "format": "palindrome"})), "palindrome"),
+        (schema(json!({"properties": {"a/b": {"not": {"const": 1}}}})), "`not` at `#/properties/a~1b`"),
+        (schema(json!({"if": {}, "then": {"required": ["a"]}})), "`if` at `#`"),
+        (schema(json!({"items": {"contains": {}}})), "`contains` at `#/items`"),
+        (schema(json!({"dependentRequired": {"a": ["b"]}})), "`dependentRequired` at `#`"),
+        (
+            schema(json!({"$ref": "#/$defs/a", "$defs": {"a": {"uniqueItems": true}}})),
+            "`uniqueItems` at `#/$defs/",
+        ),
+        (schema(json!({"allOf": [{}], "unevaluatedProperties": false})), "`unevaluatedProperties` at `#`"),
+        (schema(json!({"propertyNames": {"maxLength": 3}})), "`propertyNames` at `#`"),
+        (schema(json!({"type": "object", "patternProperties": {"(?=a)b": {}}})), "(?=a)b"),
         (schema(json!({"type": "integer", "minimum": 5, "maximum": 4})), "minimum"),
         (schema(json!({"$ref": "https://example.com/schema.json"})), "example.com"),
         (schema(json!({"$ref": "#/$defs/missing"})), "missing"),
@@ -207,6 +219,198 @@ fn what_cannot_be_enforced_is_refused_with_the_reason() {
     }
     let long = compiler().compile(&GrammarSpec::Lark("a".repeat(300_000))).unwrap_err();
     assert_eq!(long, GrammarError::TooLarge { bytes: 300_000, most: 262_144 });
+}
+
+/// Schemas and whether a text is one of theirs.
+type SchemaCase = (Value, fn(&str) -> bool);
+
+/// What holds for every value, only annotates, or is another way to write what can be enforced.
+#[test]
+fn keywords_that_leave_nothing_to_enforce_are_taken() {
+    let text = json!({"type": "string", "maxLength": 3});
+    let closed = |properties: Value| {
+        let names: Vec<&String> = properties.as_object().unwrap().keys().collect();
+        json!({"type": "object", "required": names, "properties": properties, "additionalProperties": false})
+    };
+    let with = |mut schema: Value, more: Value| {
+        schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        schema
+    };
+    let flag = json!({"type": "boolean"});
+    let is_flag = |text: &str| serde_json::from_str::<Value>(text).unwrap()["v"].is_boolean();
+    let names = |text: &str| serde_json::from_str::<Value>(text).unwrap().as_object().unwrap().len() <= 2;
+    let cases: Vec<SchemaCase> = vec![
+        (
+            json!({"type": "object", "propertyNames": {"type": "string", "title": "k"}, "additionalProperties": flag,
+            "maxProperties": 0}),
+            names,
+        ),
+        (
+            json!({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": flag}),
+            |text| {
+                let value: Value = serde_json::from_str(text).unwrap();
+                value
+                    .as_object()
+                    .unwrap()
+                    .iter()
+                    .all(|(name, value)| ["a", "b"].contains(&name.as_str()) && value.is_boolean())
+            },
+        ),
+        (
+            closed(
+                json!({"v": with(flag.clone(), json!({"format": "binary", "deprecated": true, "x-order": 1,
+            "readOnly": true, "examples": [5], "default": "d", "$comment": "c"}))}),
+            ),
+            is_flag,
+        ),
+        (
+            with(closed(json!({"v": {"$ref": "#/$defs/a~1b%20c"}})), json!({"$defs": {"a/b c": flag}})),
+            is_flag,
+        ),
+        (
+            with(
+                closed(json!({"v": {"$ref": "#flag"}})),
+                json!({"definitions": {"f": {"$anchor": "flag", "type": "boolean"}}}),
+            ),
+            is_flag,
+        ),
+        (
+            with(
+                closed(json!({"v": {"$ref": "https://example.com/f"}})),
+                json!({"$id": "https://example.com/s", "$schema": "https://json-schema.org/draft/2020-12/schema",
+                "$defs": {"f": {"$id": "https://example.com/f", "$ref": "#/$defs/g", "$defs": {"g": flag}}}}),
+            ),
+            is_flag,
+        ),
+        (
+            with(
+                closed(json!({"v": flag})),
+                json!({"if": {"required": ["q"]}, "uniqueItems": false, "not": false,
+            "unevaluatedProperties": true, "dependentRequired": {}}),
+            ),
+            is_flag,
+        ),
+        (
+            json!({"type": "object", "required": ["v"], "properties": {"v": flag}, "unevaluatedProperties": false}),
+            is_flag,
+        ),
+        (closed(json!({"v": {"type": "string", "format": "palindrome", "maxLength": 2}})), |text| {
+            serde_json::from_str::<Value>(text).unwrap()["v"].as_str().unwrap().chars().count() <= 2
+        }),
+        (
+            closed(
+                json!({"v": {"type": "string", "pattern": "^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$", "maxLength": 5}}),
+            ),
+            |text| {
+                let value: Value = serde_json::from_str(text).unwrap();
+                value["v"].as_str().unwrap().parse::<f64>().is_ok()
+            },
+        ),
+        (
+            closed(json!({"v": with(text, json!({"contentEncoding": "base64", "format": "uri-reference"}))})),
+            |text| text.contains('v'),
+        ),
+        (
+            closed(json!({"v": {"type": "array", "uniqueItems": true, "maxItems": 1, "items": flag}})),
+            |text| serde_json::from_str::<Value>(text).unwrap()["v"].is_array(),
+        ),
+    ];
+    let engine = engine(4);
+    for (schema, allowed) in cases {
+        let grammar = compile(&GrammarSpec::JsonSchema(schema.clone()));
+        let (text, finished) = run(&engine, vec![request(&grammar, 3)]).remove(0).unwrap();
+        let ended = matches!(finished.reason, FinishReason::Grammar | FinishReason::Eos);
+        assert!(ended && allowed(&text), "{schema}: {text:?} {:?}", finished.reason);
+    }
+}
+
+/// A model that would write blanks for ever ends its JSON all the same.
+#[test]
+fn blanks_between_tokens_of_json_are_bounded() {
+    let engine = engine(4);
+    let inner = json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false});
+    let list = json!({"type": "array", "minItems": 2, "maxItems": 2, "items": inner});
+    let framed = GrammarSpec::Framed {
+        rules: "start: \"x\" @framed".into(),
+        part: Box::new(GrammarSpec::JsonSchema(list.clone())),
+    };
+    for spec in [person(), GrammarSpec::JsonSchema(list), framed] {
+        for blank in [b' ', b'\n', b'\t', b'\r'] {
+            let grammar = compile(&spec);
+            let bias = vec![(TokenId::from(blank) + 1, 30.0), (TokenId::from(b'\n') + 1, 29.0)];
+            let (text, finished) =
+                run(&engine, vec![TextRequest { bias, ..request(&grammar, 5) }]).remove(0).unwrap();
+            assert!(matches!(finished.reason, FinishReason::Grammar | FinishReason::Eos), "{text:?}");
+            assert_eq!(text.trim_end(), text, "nothing follows the value");
+            serde_json::from_str::<Value>(text.trim_start_matches('x'))
+                .unwrap_or_else(|e| panic!("{e}: {text:?}"));
+            let longest = text.split(|c: char| !c.is_whitespace()).map(str::len).max().unwrap();
+            assert!((1..=24).contains(&longest), "{longest} blanks: {text:?}");
+        }
+    }
+}
+
+/// Whether a grammar allows these tokens, one after the other, and then the end.
+fn accepts(grammar: &Grammar, tokens: &[TokenId], end: TokenId) -> bool {
+    let mut grammar = grammar.clone();
+    let vocab = grammar.vocab();
+    let all = tokens
+        .iter()
+        .all(|token| allowed(&mut grammar, &[end], vocab).contains(token) && grammar.accept(*token).is_ok());
+    all && (grammar.is_finished() || allowed(&mut grammar, &[end], vocab).contains(&end))
+}
+
+/// With the control tokens of such models: thoughts and texts come before a call, or before a text of a form.
+#[test]
+fn answers_in_channels_are_held_to_calls_and_forms() {
+    let tokenizer = include_bytes!("../data/harmony-tokenizer.json");
+    let tokenizer = Tokenizer::from_bytes(TokenizerKind::HfJson, tokenizer).unwrap();
+    let template = ChatTemplate::from_jinja(include_str!("../data/harmony.jinja")).unwrap();
+    let syntax = AnswerSyntax::of(&template);
+    let compiler = GrammarCompiler::new(&tokenizer, 263).unwrap();
+    let city = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
+        "additionalProperties": false});
+    let tools =
+        [("weather".to_owned(), city), ("noop".to_owned(), json!({"type": "object", "properties": {}}))];
+    let calls = CallGrammar { tools: &tools, strict: &[], several: true };
+    let form = GrammarSpec::Choice(vec!["yes".into(), "no".into()]);
+    let open = "<|start|>user<|message|>Q<|end|><|start|>assistant";
+    let compile = |prompt: &str, calls: Option<CallGrammar<'_>>, text: Option<GrammarSpec>| {
+        let spec = AnswerGrammar { syntax: &syntax, prompt, calls, text }.spec(&tokenizer).unwrap();
+        compiler.compile(&spec).unwrap_or_else(|error| panic!("{spec:?}: {error}"))
+    };
+    let grammars = [
+        compile(open, Some(calls), None),
+        compile(open, None, Some(form.clone())),
+        compile(open, Some(calls), Some(form.clone())),
+    ];
+    let (thought, next) = ("<|channel|>analysis<|message|>Hm.<|end|>", "<|start|>assistant");
+    let call = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"Rome\"}";
+    let other = " to=functions.weather<|channel|>commentary json<|message|>{\"city\":\"Oslo\"}";
+    let (text, aside) = ("<|channel|>final<|message|>yes", "<|channel|>commentary<|message|>I look.<|end|>");
+    // Which of the three allow it.
+    for (answer, wanted) in [
+        (call.to_owned(), [true, false, true]),
+        (other.to_owned(), [true, false, true]),
+        (format!("{thought}{next}{call}"), [true, false, true]),
+        (format!("{thought}{next}{aside}{next}{other}"), [true, false, true]),
+        (text.to_owned(), [false, true, true]),
+        (format!("{thought}{next}{thought}{next}{text}"), [false, true, true]),
+        (format!("{aside}{next}{text}"), [false, false, true]),
+        (call.replace("Rome", "Bern"), [false; 3]),
+        (call.replace("weather", "sun"), [false; 3]),
+        (text.replace("yes", "maybe"), [false; 3]),
+        ("yes".to_owned(), [false; 3]),
+        (thought.to_owned(), [false; 3]),
+    ] {
+        let tokens = tokenizer.encode(&answer).unwrap();
+        let found = grammars.each_ref().map(|grammar| accepts(grammar, &tokens, 261));
+        assert_eq!(found, wanted, "{answer}");
+    }
+    // Where the prompt has begun the thoughts they go on.
+    let begun = compile(&format!("{open}<|channel|>analysis<|message|>"), None, Some(form));
+    let tokens = tokenizer.encode(&format!("Hm.<|end|>{next}{text}")).unwrap();
+    assert!(accepts(&begun, &tokens, 261) && !accepts(&begun, &tokenizer.encode(text).unwrap(), 261));
 }
 
 /// They end with a grammar or with an error, and neither the process nor the memory does.

@@ -14,6 +14,7 @@ mod page;
 mod prefixes;
 mod responses;
 mod robust;
+mod scripted;
 mod seeds;
 mod server;
 mod tools;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::chat::{ChatTemplate, Extra, Message};
+use crate::chat::{CallSyntax, ChatTemplate, Extra, Message, ReasoningSyntax, TagSyntax};
 
 const HERMES: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<tool_call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 const LIST: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]{% elif m.tool_calls %}[TOOL_CALLS] [{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}, \"id\": \"{{ c.id }}\"}{{ ', ' if not loop.last else '' }}{% endfor %}]</s>{% else %} {{ m.content }}</s>{% endif %}{% endfor %}";
@@ -145,7 +145,7 @@ fn read(template: &str, prompt: &str, pieces: &[&str], most: usize) -> Vec<Answe
     let mut parser = parser(template, most, prompt);
     let mut all: Vec<AnswerPart> = Vec::new();
     let mut parts: Vec<AnswerPart> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
-    parts.extend(parser.finish());
+    parts.extend(parser.finish(false));
     for part in parts {
         match (all.last_mut(), part) {
             (Some(AnswerPart::Text(text)), AnswerPart::Text(more)) => *text += &more,
@@ -196,7 +196,7 @@ fn answers_are_taken_apart() {
     check(HERMES, "", &two, &[text("Let me see < 5."), call(0, "add", arguments), call(1, "add_all", "{}")]);
     check(HERMES, "", "No <tool_call> here {\"name\"", &[text("No <tool_call> here {\"name\"")]);
     let unknown = "<tool_call>\n{\"name\": \"sub\", \"arguments\": {}}\n</tool_call>";
-    check(HERMES, "", unknown, &[text(unknown)]);
+    check(HERMES, "", unknown, &[call(0, "sub", "{}")]);
     // Cut in the middle.
     check(HERMES, "", one.split(", \"b\"").next().unwrap(), &[call(0, "add", "{\"a\": \"}\\\"{\"")]);
     let list = "[TOOL_CALLS] [{\"name\": \"add\", \"arguments\": {\"a\": 1}, \"id\": \"abcdefghi\"}, {\"name\": \"add\", \"arguments\": {}, \"id\": \"x\"}]";
@@ -243,4 +243,59 @@ fn what_a_template_writes_is_read_back() {
         let AnswerPart::Arguments { text, .. } = &found[1] else { panic!("{found:?}") };
         assert_eq!(text, "{\"numbers\": [1, 2]}");
     }
+}
+
+/// Answers as models write them, in the forms of several families; what is cut has no markup.
+#[test]
+fn answers_of_models_are_taken_apart() {
+    let data: Json = serde_json::from_str(include_str!("../../../tests/data/answers.json")).unwrap();
+    let functions = data["tools"].as_array().unwrap();
+    for case in data["cases"].as_array().unwrap().iter().filter(|case| case["stop"].is_null()) {
+        let template =
+            ChatTemplate::from_jinja(data["templates"][case["template"].as_str().unwrap()].as_str().unwrap());
+        let template = template.unwrap();
+        let variables = case["variables"].as_object().into_iter().flatten();
+        let variables = variables
+            .map(|(name, value)| (name.clone(), crate::chat::Value::from(minijinja::value::Serde(value))))
+            .collect();
+        let extra = Extra { variables, ..Extra::default() };
+        let prompt = template.render(&[Message::new("user", "Hi")], true, &extra).unwrap();
+        let offered = if case["no_tools"] == true { &[] } else { &functions[..] };
+        let names: Vec<String> = offered.iter().map(|f| f["name"].as_str().unwrap().to_owned()).collect();
+        let schemas = offered.iter().map(|f| f["parameters"].clone()).collect();
+        let parser = AnswerParser::new(&AnswerSyntax::of(&template), names, 9, &prompt).with_schemas(schemas);
+        let answer = case["answer"].as_str().unwrap();
+        let whole = taken(parser.clone(), &[answer], case);
+        for (at, _) in answer.char_indices() {
+            assert_eq!(taken(parser.clone(), &[&answer[..at], &answer[at..]], case), whole, "{at}: {case}");
+        }
+        let single: Vec<String> = answer.chars().map(String::from).collect();
+        let single: Vec<&str> = single.iter().map(String::as_str).collect();
+        assert_eq!(taken(parser, &single, case), whole, "one by one: {case}");
+        let text = |name: &str| case[name].as_str().unwrap_or_default().to_owned();
+        let calls = case["calls"].as_array().cloned().unwrap_or_default();
+        assert_eq!(whole, (text("reasoning"), text("content"), calls), "{case}");
+    }
+}
+
+/// Reasoning, text and calls.
+fn taken(mut parser: AnswerParser, pieces: &[&str], case: &Json) -> (String, String, Vec<Json>) {
+    let mut parts: Vec<AnswerPart> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
+    parts.extend(parser.finish(case["cut"] == true));
+    let (mut reasoning, mut content) = (String::new(), String::new());
+    let mut calls: Vec<(String, String)> = Vec::new();
+    for part in parts {
+        match part {
+            AnswerPart::Reasoning(text) => reasoning += &text,
+            AnswerPart::Text(text) => content += &text,
+            AnswerPart::Call { name, .. } => calls.push((name, String::new())),
+            AnswerPart::Arguments { text, .. } => calls.last_mut().unwrap().1 += &text,
+        }
+    }
+    let call = |(name, arguments): (String, String)| {
+        let arguments: Json =
+            serde_json::from_str(&arguments).unwrap_or_else(|e| panic!("{e}: {arguments}: {case}"));
+        serde_json::json!({"name": name, "arguments": arguments})
+    };
+    (reasoning, content, calls.into_iter().map(call).collect())
 }

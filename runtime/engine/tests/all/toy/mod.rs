@@ -2,8 +2,8 @@
 //! makes another text.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use mlcc_engine::serving::{Feed, Limits, Step, TextAdapter, Want};
 use mlcc_engine::{LanguageModel, RewindModel, TokenId};
@@ -43,7 +43,13 @@ pub struct ToySequence {
     held: Held,
     /// What its adapter changes.
     salt: u64,
+    script: Script,
+    /// Tokens before those that it writes, once that is known.
+    begun: Option<usize>,
 }
+
+/// What every text is, where that is something: its tokens are by far the likeliest ones, and then the end is.
+type Script = Arc<Mutex<Vec<TokenId>>>;
 
 /// Memory for tokens of all sequences.
 #[derive(Clone)]
@@ -101,7 +107,19 @@ impl ToySequence {
         assert!(self.context.is_none_or(|context| self.fed.len() <= context), "the context is full");
         self.read.fetch_add(tokens.len(), Ordering::Relaxed);
         logits(self.salt, &self.fed, &mut self.logits);
+        if let Some(written) = self.begun.map(|begun| self.fed.len().saturating_sub(begun)) {
+            let script = self.script.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let next = script.get(written).copied().unwrap_or(0);
+            if !script.is_empty() {
+                self.logits[next as usize] = 100.0;
+            }
+        }
         Ok(())
+    }
+
+    /// The logits behind so many tokens are asked for.
+    fn writes_behind(&mut self, tokens: usize) {
+        self.begun.get_or_insert(tokens);
     }
 
     /// With an adapter of the toy's, which is a number.
@@ -148,6 +166,7 @@ impl LanguageModel for ToySequence {
     }
 
     fn reset(&mut self) -> Result<(), Refused> {
+        self.begun = None;
         self.fed.clear();
         self.dropped = 0;
         self.held.set(0);
@@ -204,6 +223,7 @@ impl RewindModel for ToySequence {
         if !self.can_truncate_to(past) {
             return Err(Refused::Truncate);
         }
+        self.begun = None;
         self.fed.truncate(past);
         self.dropped = self.dropped.min(past);
         self.held.set(past);
@@ -216,6 +236,7 @@ impl RewindModel for ToySequence {
     }
 
     fn restore(&mut self, snapshot: &Vec<TokenId>) -> Result<(), Refused> {
+        self.begun = None;
         self.fed.clone_from(snapshot);
         self.dropped = self.window.map_or(0, |window| self.fed.len().saturating_sub(window));
         self.held.set(self.fed.len());
@@ -243,6 +264,8 @@ pub struct Toy {
     pub threads: bool,
     /// The most that was dealt out together.
     pub dealt: Arc<AtomicUsize>,
+    /// What texts are from now on that share no begin with others; empty: what the hash says.
+    pub script: Script,
 }
 
 impl Toy {
@@ -259,6 +282,7 @@ impl Toy {
             copies: Arc::new(AtomicBool::new(true)),
             threads: true,
             dealt: Arc::default(),
+            script: Arc::default(),
         }
     }
 
@@ -278,7 +302,7 @@ impl Toy {
     }
 
     pub fn one(&self) -> ToySequence {
-        let Toy { recurrent, window, context, read, pool, .. } = self.clone();
+        let Toy { recurrent, window, context, read, pool, script, .. } = self.clone();
         let held = Held { pool, tokens: 0 };
         ToySequence {
             recurrent,
@@ -291,6 +315,8 @@ impl Toy {
             read,
             held,
             salt: 0,
+            script,
+            begun: None,
         }
     }
 }
@@ -376,6 +402,9 @@ impl Step for Toy {
                 "memory for {} tokens was not reserved",
                 tokens.len()
             );
+            if *want != Want::Nothing {
+                sequence.writes_behind(sequence.fed.len() + tokens.len());
+            }
             if *want == Want::All {
                 for &token in *tokens {
                     sequence.feed(&[token])?;
