@@ -35,6 +35,9 @@ pub enum CliError {
     Carried(#[from] mlcc_engine::carried::CarriedError),
     #[error(transparent)]
     Generate(#[from] mlcc_engine::GenerateError),
+    /// What `--json-schema` or `--grammar` names.
+    #[error("{path}: {source}")]
+    Grammar { path: PathBuf, source: mlcc_engine::GrammarError },
     #[error(transparent)]
     Vectors(#[from] mlcc_engine::texts::TextError),
     #[error(transparent)]

@@ -13,8 +13,9 @@ use std::sync::atomic::AtomicBool;
 
 use thiserror::Error;
 
-use crate::chat::{AnswerSyntax, ChatError, ChatTemplate, Extra, Message};
+use crate::chat::{AnswerGrammar, AnswerSyntax, ChatError, ChatTemplate, Extra, Message};
 use crate::generate::{FinishReason, GenerateError, Generation, Generator, Request, RewindModel};
+use crate::grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSpec};
 use crate::sampler::SamplingParams;
 use crate::speculate::Drafter;
 use crate::tokenizer::{SpecialTokens, TokenId, Tokenizer, TokenizerError};
@@ -74,6 +75,19 @@ impl ChatFormat {
         }
     }
 
+    /// The grammar of an answer of this form that goes on from `prompt`; reasoning comes before it.
+    pub fn answer_grammar(
+        &self,
+        tokenizer: &Tokenizer,
+        form: AnswerForm<'_>,
+        prompt: &str,
+    ) -> Result<Grammar, GrammarError> {
+        let syntax = self.answer_syntax();
+        let text = Some(form.grammar.clone());
+        let spec = AnswerGrammar { syntax: &syntax, prompt, calls: None, text }.spec(tokenizer);
+        form.compiler.compile(&spec.map_err(|reason| GrammarError::Invalid { reason })?)
+    }
+
     /// Texts that end an answer although the model has no token for them.
     pub fn stop_texts(&self) -> &'static [&'static str] {
         match self {
@@ -105,7 +119,17 @@ pub struct Settings<'a> {
     pub eos: &'a [TokenId],
     /// Texts that end an answer, beside those of the template.
     pub stop: &'a [String],
+    /// What an answer may be, behind its reasoning.
+    pub form: Option<AnswerForm<'a>>,
     pub cancel: Option<&'a AtomicBool>,
+}
+
+/// What answers of a conversation may be.
+#[derive(Debug, Clone, Copy)]
+pub struct AnswerForm<'a> {
+    pub grammar: &'a GrammarSpec,
+    /// Of the model's vocabulary.
+    pub compiler: &'a GrammarCompiler,
 }
 
 /// What a turn did.
@@ -236,6 +260,8 @@ impl<M: RewindModel> Conversation<M> {
             true => self.keep_common_prefix(tokenizer, &text, most_reused)?,
             false => self.go_on_or_back(tokenizer, &text)?,
         };
+        let form = settings.form.map(|form| self.format.answer_grammar(tokenizer, form, &text));
+        let grammar = form.transpose().map_err(GenerateError::from)?;
         let reused_tokens = self.generator.past();
         let eos = [settings.eos, &self.end_tokens].concat();
         let template_stops = self.format.stop_texts();
@@ -245,6 +271,7 @@ impl<M: RewindModel> Conversation<M> {
             max_tokens: settings.max_tokens,
             eos: &eos,
             stop: &stop,
+            grammar,
             cancel: settings.cancel,
             ..Request::new(&new, settings.sampling.clone())
         };

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use mlcc_runtime::Likely;
 use thiserror::Error;
 
-use crate::grammar::GrammarError;
+use crate::grammar::{Grammar, GrammarError};
 use crate::sampler::{ParamError, SampleError, Sampler, SamplingParams};
 use crate::speculate::Drafter;
 use crate::stop::{EmptyStop, StopMatcher};
@@ -122,13 +122,15 @@ pub struct Request<'a> {
     /// Tokens that end the text (empty: none, as `--ignore-eos` wants it).
     pub eos: &'a [TokenId],
     pub stop: &'a [String],
+    /// What the text may be, from a [`crate::grammar::GrammarCompiler`] for the model's vocabulary.
+    pub grammar: Option<Grammar>,
     /// Set from elsewhere (a signal handler, another thread) to end the text early.
     pub cancel: Option<&'a AtomicBool>,
 }
 
 impl<'a> Request<'a> {
     pub fn new(prompt: &'a [TokenId], sampling: SamplingParams) -> Self {
-        Request { prompt, sampling, max_tokens: None, eos: &[], stop: &[], cancel: None }
+        Request { prompt, sampling, max_tokens: None, eos: &[], stop: &[], grammar: None, cancel: None }
     }
 
     fn cancelled(&self) -> bool {
@@ -290,6 +292,10 @@ impl<M: LanguageModel> Generator<M> {
         let sampler = Sampler::new(request.sampling.clone(), self.model.vocab())?;
         let text = TextOut::new(tokenizer, StopMatcher::new(request.stop)?, SpecialTokens::Skip);
         self.check_prompt(request.prompt)?;
+        let (expected, found) = (self.model.vocab(), request.grammar.as_ref().map(Grammar::vocab));
+        if let Some(found) = found.filter(|&found| found != expected) {
+            return Err(GrammarError::Vocabulary { expected, found }.into());
+        }
         let eos = request.eos.to_vec();
         let ends = Ends { eos, max_tokens: request.max_tokens, context: self.model.context() };
         let mut fed = self.fed.len();
@@ -297,7 +303,7 @@ impl<M: LanguageModel> Generator<M> {
         let mut tokens = std::mem::take(&mut self.fed);
         tokens.extend(unfed.into_iter().chain(request.prompt.iter().copied()));
         let prompt = tokens.len();
-        let mut text = Continuation::new(tokens, ends, sampler, None, text);
+        let mut text = Continuation::new(tokens, ends, sampler, request.grammar.clone(), text);
         let mut result = self.write(&mut text, &mut fed, request, &mut on_text);
         let mut tokens = text.into_tokens();
         if let Ok(out) = &mut result {

@@ -12,6 +12,8 @@ pub enum Kind {
     /// A text that models are measured on.
     EvalText,
     ChatTemplate,
+    /// A grammar or a JSON schema.
+    Grammar,
     QuantPolicy,
     /// Measured values of a level, for `--tuning`.
     Tuning,
@@ -47,6 +49,7 @@ impl Kind {
             Kind::Prompt => ("a prompt", 64 * MIB, true),
             Kind::EvalText => ("a text to measure on", 256 * MIB, true),
             Kind::ChatTemplate => ("a chat template", 16 * MIB, true),
+            Kind::Grammar => ("a grammar", 16 * MIB, true),
             Kind::QuantPolicy => ("a quantization policy", 16 * MIB, true),
             Kind::Tuning => ("a tuning", 16 * MIB, true),
             Kind::Module => ("a module in text form", 256 * MIB, true),

@@ -11,6 +11,7 @@ use mlcc_engine::{FinishReason, TokenId, Tokenizer};
 use mlcc_runtime::{Model, Session};
 use serde_json::Value;
 
+use crate::commands::form::{KnownForm, TextForm};
 use crate::commands::speculation::Speculation;
 use crate::commands::{print, run};
 use crate::error::CliError;
@@ -56,6 +57,8 @@ pub struct Args {
     /// End an answer before this string (repeatable)
     #[arg(short = 'r', long, visible_alias = "reverse-prompt", value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
+    #[command(flatten)]
+    form: TextForm,
     /// Tokenizer file, in place of the one in the artifact
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
@@ -86,7 +89,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         conversation.draft_with((drafts.make)());
     }
     let eos = mlcc_engine::carried::eos_ids(&metadata);
-    let mut chat = Chat { conversation, tokenizer, settings, eos, last: None, failed: false, ui: *ui };
+    let form = args.form.read(&tokenizer, model.vocab())?;
+    let mut chat = Chat { conversation, tokenizer, settings, form, eos, last: None, failed: false, ui: *ui };
     if let Some(path) = &args.load {
         chat.load(path)?;
     }
@@ -144,6 +148,7 @@ struct Chat {
     conversation: Conversation<Session>,
     tokenizer: Tokenizer,
     settings: ChatSettings,
+    form: Option<KnownForm>,
     /// Tokens that end texts, as the model's files say.
     eos: Vec<TokenId>,
     last: Option<Turn>,
@@ -241,6 +246,7 @@ impl Chat {
             max_tokens: self.settings.max_tokens,
             eos: &self.eos,
             stop: &self.settings.stop,
+            form: self.form.as_ref().map(KnownForm::answers),
             cancel: Some(interrupt::flag()),
         };
         let mut out = run::TextOut::new(None);

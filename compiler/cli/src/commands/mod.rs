@@ -10,6 +10,7 @@ pub mod doctor;
 mod drawing;
 pub mod embed;
 pub mod eval;
+mod form;
 pub mod inspect;
 pub mod interp;
 pub mod models;

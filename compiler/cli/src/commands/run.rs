@@ -10,11 +10,14 @@ use clap::builder::NonEmptyStringValueParser;
 use mlcc_engine::chat::{Extra, Message};
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::generate::{FinishReason, Generation, Generator, Request};
-use mlcc_engine::{SamplingOverrides, SamplingParams, TokenId, Tokenizer, TokenizerFile, carried};
+use mlcc_engine::{
+    GenerateError, Grammar, SamplingOverrides, SamplingParams, TokenId, Tokenizer, TokenizerFile, carried,
+};
 use mlcc_models::AdapterRequest;
 use mlcc_runtime::{Adapter, Factors, Model, Session, Topology};
 use serde_json::Value;
 
+use crate::commands::form::TextForm;
 use crate::commands::speculation::Speculation;
 use crate::commands::{chat, read_stdin, read_text};
 use crate::error::CliError;
@@ -58,6 +61,8 @@ pub struct Args {
     /// End the text before this string (repeatable)
     #[arg(short = 'r', long, visible_alias = "reverse-prompt", value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
+    #[command(flatten)]
+    form: TextForm,
     /// Go on after the model's end-of-text token
     #[arg(long)]
     ignore_eos: bool,
@@ -163,16 +168,18 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let format = template(args, &model, ui)?;
     let loaded = ui.started.elapsed();
     let ids = match &format {
-        Some(format) => message(format, &tokenizer, &prompt)?,
+        Some(format) => format.encode(&tokenizer, &message(format, &prompt)?)?,
         None if session.past() == 0 => tokenizer.encode_prompt(&prompt)?,
         // A loaded state has its begin already.
         None => tokenizer.encode(&prompt)?,
     };
     let (eos, stop) = ends(args, &metadata, format.as_ref(), &tokenizer);
+    let grammar = grammar(args, &model, &tokenizer, format.as_ref(), &prompt)?;
     let request = Request {
         max_tokens: usize::try_from(args.predict).ok(),
         eos: &eos,
         stop: &stop,
+        grammar,
         cancel: Some(interrupt::flag()),
         ..Request::new(&ids, sampling(&metadata, &args.sampling)?)
     };
@@ -266,7 +273,7 @@ fn prompt(args: &Args) -> Result<String, CliError> {
         }
     };
     if text.is_empty() {
-        return Err(mlcc_engine::GenerateError::EmptyPrompt.into());
+        return Err(GenerateError::EmptyPrompt.into());
     }
     Ok(text)
 }
@@ -288,11 +295,26 @@ fn template(args: &Args, model: &Model, ui: &Ui) -> Result<Option<ChatFormat>, C
     Ok(format)
 }
 
-/// The tokens of one message, up to where its answer begins.
-fn message(format: &ChatFormat, tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>, CliError> {
+/// One message, up to where its answer begins.
+fn message(format: &ChatFormat, text: &str) -> Result<String, CliError> {
     let messages = [Message::new("user", text)];
-    let text = format.render(&messages, true, &Extra::default()).map_err(|error| or_raw(error.into()))?;
-    Ok(format.encode(tokenizer, &text)?)
+    format.render(&messages, true, &Extra::default()).map_err(|error| or_raw(error.into()))
+}
+
+/// What the text may be, behind the reasoning that a template knows.
+fn grammar(
+    args: &Args,
+    model: &Model,
+    tokenizer: &Tokenizer,
+    format: Option<&ChatFormat>,
+    prompt: &str,
+) -> Result<Option<Grammar>, CliError> {
+    let Some(form) = args.form.read(tokenizer, model.vocab())? else { return Ok(None) };
+    let grammar = match format {
+        Some(format) => format.answer_grammar(tokenizer, form.answers(), &message(format, prompt)?),
+        None => form.compiler.compile(&form.spec),
+    };
+    Ok(Some(grammar.map_err(GenerateError::from)?))
 }
 
 /// An error of a template, with the way around it.

@@ -19,6 +19,7 @@ mod embedding;
 mod encoder_decoder;
 mod extreme_values;
 mod families;
+mod forms;
 mod gguf;
 mod gptq;
 mod gpu_adapters;

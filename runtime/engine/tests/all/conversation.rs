@@ -109,7 +109,7 @@ impl RewindModel for Parrot {
 const GREEDY: fn() -> SamplingParams = SamplingParams::greedy;
 
 fn settings(sampling: &SamplingParams) -> Settings<'_> {
-    Settings { sampling, max_tokens: Some(40), eos: &[], stop: &[], cancel: None }
+    Settings { sampling, max_tokens: Some(40), eos: &[], stop: &[], form: None, cancel: None }
 }
 
 fn world_chat(recurrent: bool) -> (Conversation<Parrot>, Tokenizer) {

@@ -1,0 +1,55 @@
+//! `--json-schema` and `--grammar`: what a text may be.
+
+use std::path::{Path, PathBuf};
+
+use mlcc_engine::conversation::AnswerForm;
+use mlcc_engine::{GrammarCompiler, GrammarError, GrammarSpec, Tokenizer};
+
+use crate::commands::read_text;
+use crate::error::CliError;
+
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct TextForm {
+    /// File with a JSON schema: the text is JSON that it admits
+    #[arg(long, value_name = "FILE", conflicts_with = "grammar")]
+    json_schema: Option<PathBuf>,
+    /// File with a grammar in llguidance's variant of Lark's syntax: the text is one of its texts
+    #[arg(long, value_name = "FILE")]
+    grammar: Option<PathBuf>,
+}
+
+/// A grammar, and what compiles it for the model. It is known to be one.
+#[derive(Debug)]
+pub(crate) struct KnownForm {
+    pub spec: GrammarSpec,
+    pub compiler: GrammarCompiler,
+}
+
+impl KnownForm {
+    pub fn answers(&self) -> AnswerForm<'_> {
+        AnswerForm { grammar: &self.spec, compiler: &self.compiler }
+    }
+}
+
+impl TextForm {
+    /// What the flags ask for. A file that cannot be enforced is an error that names it.
+    pub fn read(&self, tokenizer: &Tokenizer, vocab: usize) -> Result<Option<KnownForm>, CliError> {
+        let (path, spec) = match (&self.json_schema, &self.grammar) {
+            (Some(path), _) => (path, GrammarSpec::JsonSchema(json_schema(path)?)),
+            (None, Some(path)) => (path, GrammarSpec::Lark(read_text(path, mlcc_files::Kind::Grammar)?)),
+            (None, None) => return Ok(None),
+        };
+        let wrong = |source: GrammarError| CliError::Grammar { path: path.clone(), source };
+        let compiler = GrammarCompiler::new(tokenizer, vocab).map_err(wrong)?;
+        compiler.compile(&spec).map_err(wrong)?;
+        Ok(Some(KnownForm { spec, compiler }))
+    }
+}
+
+fn json_schema(path: &Path) -> Result<serde_json::Value, CliError> {
+    let text = read_text(path, mlcc_files::Kind::Grammar)?;
+    let reason =
+        |error: serde_json::Error| GrammarError::Invalid { reason: format!("the file is no JSON: {error}") };
+    serde_json::from_str(&text)
+        .map_err(|error| CliError::Grammar { path: path.to_owned(), source: reason(error) })
+}
