@@ -66,7 +66,7 @@ pub fn runtime(error: Error) -> PyErr {
         | Error::NotArtifact { .. }
         | Error::Corrupt { .. }
         | Error::SplitWeights { .. }
-        | Error::Dlopen { .. }
+        | Error::Map { .. }
         | Error::MissingEntry { .. } => kinds::InvalidArtifact::new_err(message),
         Error::WrongMachine { .. }
         | Error::Features { .. }

@@ -29,8 +29,10 @@ pub enum Error {
          model again with the mlcc that belongs to this runtime."
     )]
     AbiVersion { path: PathBuf, found: u32, expected: u32, compiler: String },
-    #[error("the dynamic loader refuses {path}: {what}")]
-    Dlopen { path: PathBuf, what: String },
+    #[error("the code of {path} cannot be loaded: {what}")]
+    Map { path: PathBuf, what: String },
+    #[error("MLCC_LOADER is `{found}`, which is no loader: set it to `own` or `system`, or not at all")]
+    Loader { found: String },
     #[error("{path} cannot run on this CPU: {}. This CPU has {has}. Build it for a lower level, for example with --target {suggest}.", needs.join("; "))]
     Features { path: PathBuf, needs: Vec<String>, has: String, suggest: &'static str },
     #[error("unknown CPU level `{level}` ({origin}). {path} has {}; known levels: {known}.", variants.join(", "))]

@@ -12,12 +12,13 @@ use crate::cpu::CpuDevice;
 use crate::device::Device;
 use crate::features::{self, HOST_TARGET, LEVEL_VARIABLE, Misfit};
 use crate::huge_pages::{HugePages, Mover};
+use crate::library::{self, LoaderKind, MappedCode};
 use crate::numa::{Homes, Numa, Placement};
 use crate::pool::Pool;
 use crate::processes::{Agreed, Hello, Processes};
 use crate::ranks::weights_section;
 use crate::table::{Plan, Table};
-use crate::{Artifact, Error, Result, Session, Workers, library, physical_cores};
+use crate::{Artifact, Error, Result, Session, Workers, physical_cores};
 
 /// How to load.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,6 +43,8 @@ pub struct LoadOptions {
     /// contexts have, or those of four full batches, if the system has the addresses; on a GPU no more than nine tenths of its free
     /// memory hold. They take memory once they are used.
     pub cache_pages: Option<u64>,
+    /// Who maps the code; default: the variable `MLCC_LOADER`, else [`LoaderKind::Own`].
+    pub loader: Option<LoaderKind>,
     /// Processes that were started together: each is one rank of the model, and `threads` are those of one. By default all ranks are
     /// groups of threads of this process.
     pub processes: Option<Processes>,
@@ -64,7 +67,7 @@ struct Inner {
     device: Arc<dyn Device>,
     table: Table,
     /// After the device and the table, whose entry points must not outlive it.
-    _library: libloading::os::unix::Library,
+    _code: MappedCode,
     artifact: Artifact,
     /// The weights, if the artifact has none and the CPU reads them.
     made: Option<Mmap>,
@@ -86,7 +89,7 @@ impl Model {
             let (path, found) = (artifact.path().to_path_buf(), artifact.machine_name());
             return Err(Error::WrongMachine { path, found, expected: HOST_TARGET });
         }
-        let (library, table) = library::load(&artifact)?;
+        let (code, table) = library::load(&artifact, options.loader)?;
         let agreed = match &options.processes {
             Some(processes) => Some(join(&artifact, &table, processes)?),
             None => None,
@@ -120,8 +123,7 @@ impl Model {
         device.ready()?;
         let slots = Slots::of(&table)?;
         let ranks_here = agreed.map_or(table.plan.ranks, |agreed| agreed.on_machine as u64);
-        let _library = library;
-        let inner = Inner { device, table, _library, artifact, made, slots, ranks_here, mover, homes };
+        let inner = Inner { device, table, _code: code, artifact, made, slots, ranks_here, mover, homes };
         Ok(Self(Arc::new(inner)))
     }
 

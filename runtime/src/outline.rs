@@ -30,7 +30,7 @@ impl Outline {
             let (path, found) = (artifact.path().to_path_buf(), artifact.machine_name());
             return Err(Error::WrongMachine { path, found, expected: HOST_TARGET });
         }
-        let (_library, table) = library::load(&artifact)?;
+        let (_library, table) = library::load(&artifact, None)?;
         let pages = PageCounts::of(&table.plan, cache_pages).map_or(0, |counts| counts.wanted);
         Ok(Self::of(&table, pages, artifact.section(section::WEIGHTS).is_some()))
     }

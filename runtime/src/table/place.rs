@@ -1,13 +1,13 @@
 //! Where the parts of a loaded table lie.
 
 use mlcc_abi::{self as abi, Entries, ModelTable, Str};
+use mlcc_loader::CodeImage;
 
 use super::{Result, malformed};
-use crate::linked::Linked;
 
 /// A loaded table and what its addresses are held against.
 pub(crate) struct Place<'a> {
-    pub linked: &'a Linked,
+    pub image: &'a CodeImage<'a>,
     /// The symbol `mlcc_model` of the loaded image.
     pub table: *const ModelTable,
     /// The metadata as the file has them beside the code.
@@ -23,16 +23,16 @@ impl<'a> Place<'a> {
     /// The values at an address of the table.
     ///
     /// # Safety
-    /// The image that `self.linked` describes is mapped, with its table at `self.table`, for `'a`, and not written any more; any
+    /// The image that `self.image` describes is mapped, with its table at `self.table`, for `'a`, and not written any more; any
     /// bits are a value of `T`.
     pub unsafe fn array<T>(&self, at: *const T, n: u64, what: &str) -> Result<&'a [T]> {
         if n == 0 {
             return Ok(&[]);
         }
-        let base = (self.table.addr() as u64).wrapping_sub(self.linked.table.start);
+        let base = (self.table.addr() as u64).wrapping_sub(self.image.model_table().start);
         let from = (at.addr() as u64).wrapping_sub(base);
         let end = n.checked_mul(size_of::<T>() as u64).and_then(|bytes| from.checked_add(bytes));
-        if !at.is_aligned() || end.is_none_or(|end| !self.linked.holds(&(from..end))) {
+        if !at.is_aligned() || end.is_none_or(|end| !self.image.holds(&(from..end))) {
             return malformed(format!("the table's {what} lie outside of the file"));
         }
         // SAFETY: by contract; inside of one mapped segment, aligned and not null.
@@ -98,9 +98,9 @@ impl<'a> Place<'a> {
         let create = format!("mlcc_{create}_{level}");
         for (name, function, symbol) in steps.iter().chain([&metadata]) {
             let Some(function) = function else { continue };
-            let base = (self.table.addr() as u64).wrapping_sub(self.linked.table.start);
+            let base = (self.table.addr() as u64).wrapping_sub(self.image.model_table().start);
             let names = [symbol.as_str(), if *name == reset { create.as_str() } else { symbol }];
-            if !self.linked.is_function((function.addr() as u64).wrapping_sub(base), &names) {
+            if !self.image.is_function((function.addr() as u64).wrapping_sub(base), &names) {
                 return malformed(format!("the entry point {name} of {variant} is no function of that name"));
             }
         }

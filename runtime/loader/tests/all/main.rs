@@ -1,0 +1,3 @@
+mod builder;
+mod checks;
+mod mapping;
