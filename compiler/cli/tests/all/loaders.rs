@@ -36,7 +36,8 @@ fn profilers_are_told_the_names_of_functions() {
     assert!(child.wait().unwrap().success());
     let lines = std::fs::read_to_string(&map).unwrap();
     std::fs::remove_file(&map).unwrap();
-    let prefill = lines.lines().find(|line| line.contains(" mlcc_prefill_")).expect("the entry point has a line");
+    let prefill =
+        lines.lines().find(|line| line.contains(" mlcc_prefill_")).expect("the entry point has a line");
     let numbers: Vec<u64> =
         prefill.split(' ').take(2).map(|word| u64::from_str_radix(word, 16).unwrap()).collect();
     assert!(numbers[0] > 0xffff && numbers[1] > 0, "{prefill}");

@@ -42,6 +42,7 @@ mod interrupts;
 mod keep;
 mod kernel_check;
 mod layers;
+mod loaders;
 mod long_context;
 mod lora;
 mod lora_slots;
