@@ -12,6 +12,7 @@ mod gguf;
 mod hf;
 mod merge;
 mod prefix_index;
+mod reach;
 mod regexes;
 mod sentencepiece;
 mod stream;

@@ -18,6 +18,7 @@ pub struct HfTokenizer {
     specials: Vec<TokenId>,
     /// Spaces that the decoder drops from the start of a text.
     pub(super) leading_strip: usize,
+    byte_level: bool,
 }
 
 impl HfTokenizer {
@@ -32,7 +33,8 @@ impl HfTokenizer {
         let plan = DecodePlan::of(&inner)?;
         let (table, specials) = token_table(&inner, &plan)?;
         stated.check_templates(&table)?;
-        Ok(HfTokenizer { inner, table, specials, leading_strip: plan.leading_strip })
+        let DecodePlan { byte_level, leading_strip, .. } = plan;
+        Ok(HfTokenizer { inner, table, specials, leading_strip, byte_level })
     }
 
     /// Token ids of `text`. `template` adds what the file's post-processor adds (a begin token, usually).
@@ -54,6 +56,37 @@ impl HfTokenizer {
 
     pub(super) fn table(&self) -> &TokenTable {
         &self.table
+    }
+
+    /// Tells if tokens are written in the alphabet of bytes.
+    pub(super) fn has_byte_level(&self) -> bool {
+        self.byte_level
+    }
+
+    /// The parts of the file that say how texts become tokens; the model without its vocabulary.
+    pub(super) fn parts(&self) -> Option<Value> {
+        let value = |part: Result<Value, serde_json::Error>| part.ok();
+        let normalizer = value(serde_json::to_value(self.inner.get_normalizer()))?;
+        let pre_tokenizer = value(serde_json::to_value(self.inner.get_pre_tokenizer()))?;
+        let added: Vec<_> = self.inner.get_added_tokens_decoder().into_values().collect();
+        let added_tokens = added.iter().map(|token| {
+            serde_json::json!({"lstrip": token.lstrip, "rstrip": token.rstrip})
+        });
+        let model = match self.inner.get_model() {
+            tokenizers::ModelWrapper::BPE(bpe) => serde_json::json!({
+                "type": "BPE",
+                "byte_fallback": bpe.byte_fallback,
+                "continuing_subword_prefix": bpe.continuing_subword_prefix,
+                "end_of_word_suffix": bpe.end_of_word_suffix,
+            }),
+            _ => serde_json::json!({"type": "another"}),
+        };
+        Some(serde_json::json!({
+            "added_tokens": added_tokens.collect::<Vec<_>>(),
+            "normalizer": normalizer,
+            "pre_tokenizer": pre_tokenizer,
+            "model": model,
+        }))
     }
 
     pub fn specials(&self) -> &[TokenId] {

@@ -107,6 +107,11 @@ impl SentencePieceTokenizer {
         out
     }
 
+    /// Tells if all that a text has becomes tokens, of which none stands for a run of any length.
+    pub(super) fn keeps_all_bytes(&self) -> bool {
+        self.bytes.is_some() && self.normalizer.keeps_all() && !self.extras.glm_spaces
+    }
+
     /// Whether the files say what stands between two texts.
     pub fn takes_pairs(&self) -> bool {
         !self.extras.between.is_empty()

@@ -42,6 +42,11 @@ impl Normalizer {
         }
     }
 
+    /// Tells if no character is left out or replaced by another.
+    pub fn keeps_all(&self) -> bool {
+        self.charsmap.is_none() && !self.remove_extra_whitespaces
+    }
+
     /// The replacement of the beginning of `text` and the number of bytes that it replaces.
     fn step<'a>(&'a self, text: &'a str) -> (&'a str, usize) {
         if let Some((length, _)) = self.symbols.longest(text.as_bytes()) {
