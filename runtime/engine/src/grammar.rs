@@ -17,6 +17,7 @@ use thiserror::Error;
 
 pub use compile::GrammarCompiler;
 pub use matcher::Grammar;
+pub(crate) use matcher::MaskLimits;
 pub use schema::{SchemaStrictness, compilable, compilable_part, referred};
 pub(crate) use schema::{constrains, readable};
 
@@ -69,6 +70,11 @@ pub enum GrammarError {
     Tokenizer { reason: String },
     #[error("a thread to compile the grammar cannot be started: {reason}")]
     Thread { reason: String },
+    #[error(
+        "the grammar is too slow: to find out which tokens may come next took more than {seconds} seconds once, or {text} in all. \
+         Make it less ambiguous"
+    )]
+    SlowMask { seconds: u64, text: u64 },
     #[error("the grammar cannot go on: {reason}")]
     Step { reason: String },
 }

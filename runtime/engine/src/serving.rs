@@ -15,6 +15,7 @@ mod files;
 mod keeper;
 mod kept;
 mod marks;
+mod masks;
 mod pace;
 mod preempt;
 mod prefixes;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::generate::LanguageModel;
 use crate::grammar::Grammar;
@@ -15,8 +15,10 @@ use crate::serving::scheduler::{End, Scheduler, ends_alone, model_failure, of_mo
 use crate::serving::step::{Feed, Limits, Step, Want, wanted};
 use crate::serving::writer::{Phase, Taken, Writer};
 use crate::speculate::CHEAP_ROWS;
-use crate::tokenizer::TokenId;
 use mlcc_runtime::Likely;
+
+/// How long the engine waits for masks before it looks for new texts.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// The lists of a step; they are kept.
 pub(super) struct Round<S: 'static> {
@@ -25,8 +27,10 @@ pub(super) struct Round<S: 'static> {
     choices: Vec<Mutex<Choice<'static, 'static>>>,
     /// Of each feed, the text that may choose among its likeliest tokens.
     asked: Vec<Option<u64>>,
-    /// Of the texts that choose a token, with what ends these.
-    grammars: Vec<(u64, Grammar, Vec<TokenId>)>,
+    /// Grammars that have come back with their masks.
+    pub grammars: Vec<(u64, Grammar)>,
+    /// Time of the last step.
+    took: Duration,
     /// Texts the prompts of which were known as a whole, with the logits behind them.
     pub known: Vec<(u64, Vec<f32>)>,
     /// Texts that have ended in the step.
@@ -47,6 +51,7 @@ impl<S> Default for Round<S> {
             choices: Vec::new(),
             asked: Vec::new(),
             grammars: Vec::new(),
+            took: Duration::ZERO,
             known: Vec::new(),
             ended: Vec::new(),
             written: 0,
@@ -91,7 +96,7 @@ pub(super) struct Planned {
     want: Want,
     writing: bool,
     /// Whether the first token of the text is chosen behind it.
-    first: bool,
+    pub first: bool,
 }
 
 /// A text that chooses tokens, which a worker does.
@@ -137,10 +142,15 @@ impl<M: Step + 'static> Scheduler<'_, M> {
     pub fn step(&mut self) {
         self.plan_with_room();
         if self.round.rows.is_empty() {
+            // Nothing but masks keeps texts from going on.
+            if !self.masks.is_idle() {
+                self.masks.wait(LOOK);
+            }
             return;
         }
         let begin = Instant::now();
         let result = self.run_step();
+        self.round.took = begin.elapsed();
         let load = load(&self.round.rows);
         if self.round.rows.iter().all(|row| !row.writing || row.count == 1) {
             self.pace.stepped(&load, begin.elapsed());
@@ -157,7 +167,8 @@ impl<M: Step + 'static> Scheduler<'_, M> {
     pub fn draft(&mut self) -> bool {
         let Some(drafter) = self.drafter.as_deref_mut().filter(|_| self.limits.rewinds) else { return false };
         let mut drafted = false;
-        let writing = |w: &&mut Writer| w.phase == Phase::Writing && w.alone_until == 0;
+        // Masks of drafts would be computed in the step.
+        let writing = |w: &&mut Writer| w.phase == Phase::Writing && w.alone_until == 0 && !w.has_grammar;
         let mut rows = self.writers.iter_mut().filter(writing).count();
         for writer in self.writers.iter_mut().filter(writing) {
             let slot = &mut self.slots.slots[writer.slot];
@@ -216,9 +227,8 @@ impl<M: Step + 'static> Scheduler<'_, M> {
 
     /// A text of a step that failed is fed by itself until it is beyond that, in turns with the others. Whether there is one.
     fn plan_alone(&mut self) -> bool {
-        let suspect = |w: &&Writer| w.alone_until > 0 && !matches!(w.phase, Phase::Waiting { .. });
-        let others =
-            self.writers.iter().any(|w| w.alone_until == 0 && !matches!(w.phase, Phase::Waiting { .. }));
+        let suspect = |w: &&Writer| w.alone_until > 0 && w.is_fed();
+        let others = self.writers.iter().any(|w| w.alone_until == 0 && w.is_fed());
         let turn = !self.round.was_alone || !others;
         let Some(writer) = self.writers.iter().find(suspect).filter(|_| turn) else {
             self.round.was_alone = false;
@@ -275,8 +285,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             // Once for the whole text, if its length is known.
             slot.fed.reserve(writer.text.room() - row.fed);
             slot.fed.extend_from_slice(tokens);
-            let lent = self.round.grammars.iter().any(|(id, ..)| *id == row.id);
-            let among = row.writing && row.count == 1 && writer.needs_no_logits() && !lent;
+            let among = row.writing && row.count == 1 && writer.needs_no_logits() && !writer.has_grammar;
             asked.push(among.then_some(row.id));
             feeds.push(Feed { sequence, tokens: &slot.fed[row.fed..], want: row.want });
         }
@@ -286,34 +295,10 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             let writer = id.and_then(|id| writers.iter_mut().find(|w| w.id == id));
             writer.is_some_and(|writer| writer.text.choose_among(likeliest))
         };
-        let step = || of_model(|| model.step_likeliest(&mut feeds, &mut enough));
-        let result = beside(&mut self.round.grammars, step);
+        let result = of_model(|| model.step_likeliest(&mut feeds, &mut enough));
         self.round.feeds = recycle(feeds);
         self.round.asked = asked;
-        for (id, grammar, _) in self.round.grammars.drain(..) {
-            if let Some(writer) = self.writers.iter_mut().find(|w| w.id == id) {
-                writer.text.grammar = Some(grammar);
-            }
-        }
         result
-    }
-
-    /// Takes the grammars of texts that will choose a token, so that their masks can be computed meanwhile.
-    fn lend_grammars(&mut self) {
-        let Round { rows, grammars, .. } = &mut self.round;
-        let chooses = |writer: &Writer| match writer.phase {
-            Phase::Waiting { twin } => rows.iter().any(|row| row.id == twin && row.first),
-            Phase::Reading => rows.iter().any(|row| row.id == writer.id && row.first),
-            Phase::Writing => rows.iter().any(|row| row.id == writer.id),
-        };
-        for writer in &mut self.writers {
-            if writer.text.grammar.is_some()
-                && chooses(writer)
-                && let Some(grammar) = writer.text.grammar.take()
-            {
-                grammars.push((writer.id, grammar, writer.text.eos().to_vec()));
-            }
-        }
     }
 
     fn take_logits(&mut self) {
@@ -398,14 +383,19 @@ impl<M: Step + 'static> Scheduler<'_, M> {
     }
 
     /// Chooses the next tokens, texts dealt out to workers: each has a sampler of its own. Without `logits` they are the model's.
-    fn choose(&mut self, logits: Option<&[f32]>) {
+    pub fn choose(&mut self, logits: Option<&[f32]>) {
+        // Others wait no longer than they would notice.
+        self.take_grammars(self.round.took / 4);
         let Scheduler { model, limits, writers, slots, round, .. } = self;
         let logits = logits.unwrap_or_else(|| model.logits());
         let mut choices: Vec<Mutex<Choice<'_, '_>>> = recycle(std::mem::take(&mut round.choices));
         for writer in writers.iter_mut() {
-            if let Some((range, past)) = writer.chooses.take()
-                && let Some(logits) = logits.get(range)
-            {
+            let Some((range, past)) = writer.chooses.take() else { continue };
+            let Some(logits) = logits.get(range) else { continue };
+            if writer.masking {
+                writer.held = Some((logits.to_vec(), past));
+                writer.phase = Phase::Masking;
+            } else {
                 choices.push(Mutex::new(Choice { writer, logits, past, taken: None }));
             }
         }
@@ -457,22 +447,4 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         }
         self.round.rows = rows;
     }
-}
-
-/// Runs `step` while another thread computes what grammars allow next.
-fn beside<T>(grammars: &mut [(u64, Grammar, Vec<TokenId>)], step: impl FnOnce() -> T) -> T {
-    if grammars.is_empty() {
-        return step();
-    }
-    std::thread::scope(|scope| {
-        let prepare = move || {
-            for (_, grammar, ends) in grammars {
-                // An error comes again where the token is chosen.
-                let _ = grammar.prepare(ends);
-            }
-        };
-        // Without the thread each grammar is prepared where its token is chosen.
-        let _ = std::thread::Builder::new().name("mlcc-masks".into()).spawn_scoped(scope, prepare);
-        step()
-    })
 }

@@ -7,6 +7,7 @@ use crate::generate::FinishReason;
 use crate::serving::engine::{EngineOptions, Extras, Warn};
 use crate::serving::files::{PrefixFiles, Shelf};
 use crate::serving::marks::Marks;
+use crate::serving::masks::Masks;
 use crate::serving::pace::Pace;
 use crate::serving::prefixes::{Slot, Slots, Wanted};
 use crate::serving::queue::{Ask, CacheUse, Job, Queue, SlotInfo};
@@ -44,6 +45,7 @@ pub(super) fn run<M: Step + 'static>(
         parked: Vec::new(),
         has_left: false,
         round: Round::default(),
+        masks: Masks::default(),
         pace: Pace::new(options.gap),
         drafter: drafter.map(|make| make()),
         warn,
@@ -97,6 +99,7 @@ pub(super) struct Scheduler<'t, M: Step> {
     /// Whether a text has ended since one was put back.
     pub has_left: bool,
     pub round: Round<M::Sequence>,
+    pub masks: Masks,
     pub pace: Pace,
     pub drafter: Option<Box<dyn Drafter>>,
     /// Until it was told.
@@ -138,6 +141,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             }
         }
         self.choose_known();
+        self.choose_masked();
         let begin = Instant::now();
         self.step();
         self.tell_notice();
@@ -255,6 +259,9 @@ impl<M: Step + 'static> Scheduler<'_, M> {
                 None => return,
             },
         };
+        if writer.masking {
+            self.masks.forget(id);
+        }
         self.has_left = true;
         self.next_reader(id);
         self.publish();

@@ -25,6 +25,8 @@ pub(super) enum Phase {
     Waiting { twin: u64 },
     /// Its last token has been chosen and comes next.
     Writing,
+    /// Its next token is chosen when it is known which ones its grammar allows.
+    Masking,
 }
 
 pub(super) struct Writer<'t> {
@@ -42,6 +44,12 @@ pub(super) struct Writer<'t> {
     prompt: usize,
     /// The rows of logits from which it chooses in this step, and how many tokens are fed before the first.
     pub chooses: Option<(Range<usize>, usize)>,
+    /// The logits that wait for the mask of its grammar, and how many tokens are fed before.
+    pub held: Option<(Vec<f32>, usize)>,
+    /// Another thread has its grammar.
+    pub masking: bool,
+    /// It has a grammar, wherever that is.
+    pub has_grammar: bool,
     /// The step that should have fed so many tokens failed: until then the text is fed alone.
     pub alone_until: usize,
     sink: Sink,
@@ -82,6 +90,7 @@ impl<'t> Writer<'t> {
         tokens.reserve(request.max_tokens.unwrap_or(USUAL_LENGTH).min(USUAL_LENGTH));
         let eos = std::mem::take(&mut request.eos);
         let ends = Ends { eos, max_tokens: request.max_tokens, context: limits.context };
+        let has_grammar = request.grammar.is_some();
         let text = TextOut::new(tokenizer, job.stops, request.special);
         Writer {
             id: job.id,
@@ -93,6 +102,9 @@ impl<'t> Writer<'t> {
             text: Continuation::new(tokens, ends, job.sampler, request.grammar.take(), text),
             prompt,
             chooses: None,
+            held: None,
+            masking: false,
+            has_grammar,
             alone_until: 0,
             sink: job.sink,
             cancel: job.cancel,
@@ -102,6 +114,11 @@ impl<'t> Writer<'t> {
             first: None,
             request,
         }
+    }
+
+    /// Tells if its next step has rows of it.
+    pub fn is_fed(&self) -> bool {
+        matches!(self.phase, Phase::Reading | Phase::Writing)
     }
 
     /// How many tokens have to be fed before the next one is chosen, or before the last chosen one is fed.
@@ -128,6 +145,7 @@ impl<'t> Writer<'t> {
     pub fn read_again(&mut self) {
         self.text.keep_drafts(0);
         self.text.forget_choice();
+        self.held = None;
         self.prompt_logprobs.clear();
         self.phase = Phase::Reading;
     }

@@ -138,6 +138,34 @@ proptest! {
     }
 }
 
+/// Every split of a text into parts fits it, so that each mask takes long.
+fn ambiguous() -> GrammarSpec {
+    GrammarSpec::Lark("start: s\ns: s s s | s s | X |\nX: /./".into())
+}
+
+/// Texts in one engine get their tokens in the same steps, unless one has to wait.
+#[test]
+fn a_text_does_not_wait_for_the_grammars_of_others() {
+    let engine = engine(3);
+    let slow = TextRequest { eos: vec![], ..request(&compile(&ambiguous()), 5) };
+    let plain = TextRequest { grammar: None, eos: vec![], max_tokens: Some(2000), ..slow.clone() };
+    let handles = engine.launch_all(vec![slow.clone(), slow, plain]).unwrap();
+    let mut handles = handles.into_iter();
+    let (slow, plain) = ([handles.next().unwrap(), handles.next().unwrap()], handles.next().unwrap());
+    let written = plain.filter(|event| matches!(event, Event::Piece(_))).count();
+    assert_eq!(written, 2000);
+    // What they had written by then, and perhaps a little more.
+    slow.iter().for_each(|handle| handle.cancel());
+    for handle in slow {
+        let written = handle.filter(|event| matches!(event, Event::Piece(_))).count();
+        assert!(written < 1000, "{written}");
+    }
+    assert!(engine.wait_idle(std::time::Duration::from_secs(60)), "a mask that nobody wants is given up");
+    // Its threads compute others.
+    let (text, _) = run(&engine, vec![request(&compile(&person()), 3)]).remove(0).unwrap();
+    assert!(text.trim_start().starts_with('{'), "{text}");
+}
+
 #[test]
 fn a_grammar_ends_a_text_without_an_end_token() {
     let engine = engine(2);
