@@ -1,6 +1,6 @@
 // Elements without markup: text is only ever put in as text, so that what a model writes stays inert.
 
-/** An element with properties, listeners (`onclick` and so on) and children: elements or strings. */
+/** An element with properties, listeners (`onclick` and so on) and children: elements, strings, or lists of them. */
 export function el(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -12,7 +12,12 @@ export function el(tag, properties = {}, ...children) {
       element.setAttribute(name, value);
     }
   }
-  element.append(...children.filter((child) => child !== null && child !== undefined));
+  // One by one: a call takes only so many.
+  for (const child of children.flat()) {
+    if (child !== null && child !== undefined) {
+      element.append(child);
+    }
+  }
   return element;
 }
 

@@ -68,7 +68,7 @@ function content(message) {
     return el("div", { className: "tokens" }, ...message.tokens.map(tokenSpan));
   }
   if (message.role === "assistant") {
-    return el("div", { className: "content" }, ...markdown(message.content));
+    return el("div", { className: "content" }, markdown(message.content));
   }
   return el("div", { className: "content" }, el("p", {}, message.content));
 }

@@ -69,3 +69,33 @@ fn the_page_needs_no_key_and_its_requests_do() {
         assert!([401, 404].contains(&server.get(path).status), "{path}");
     }
 }
+
+/// The page's own code, where there is a Node to run it.
+#[test]
+fn markdown_is_read_in_one_pass() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("package.json", r#"{"type": "module"}"#);
+    write("markdown.js", include_str!("../../page/markdown.js"));
+    write("dom.js", "export const el = (tag, _, ...children) => ({ tag, children: children.flat() });");
+    write("cases.mjs", include_str!("markdown.mjs"));
+    let cases = [
+        ("a `b *c*` d", "<p>a <code>b *c*</> d</>"),
+        ("``a ` b`` `c``", "<p><code>a ` b</> `c``</>"),
+        ("**a *b** c*", "<p><strong>a *b</> c*</>"),
+        ("*a* 2*3*4 ** b ** *c", "<p><em>a</> 2*3*4 ** b ** *c</>"),
+        ("***a** b*c* `", "<p>*<strong>a</> b*c* `</>"),
+        ("# A `b`\n- c\n- **d**\n\n> e\n\n```js \n*f*\n```", "<h1>A <code>b</></><ul><li>c</><li><strong>d</></></><blockquote>e</><pre><code>*f*</></>"),
+        ("<b>&amp;</b>", "<p><b>&amp;</b></>"),
+    ];
+    let texts: Vec<&str> = cases.iter().map(|(text, _)| *text).collect();
+    let ran = std::process::Command::new("node")
+        .args(["cases.mjs", &serde_json::to_string(&texts).unwrap()])
+        .current_dir(folder.path())
+        .output();
+    let Ok(ran) = ran else { return };
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let told = String::from_utf8(ran.stdout).unwrap();
+    let found: Vec<String> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(found, cases.map(|(_, wanted)| wanted));
+}
