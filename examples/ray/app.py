@@ -2,7 +2,7 @@
 
     cd examples/ray
     MLCC_MODEL=/path/to/model.so serve run app:app          # or: serve run serve.yaml
-    curl http://127.0.0.1:8000/v1/completions -H 'x-session-id: 1' -d '{"prompt": "The sea was", "max_tokens": 20}'
+    curl http://127.0.0.1:8000/v1/completions -H 'x-session-id: 1' --json '{"prompt": "The sea was", "max_tokens": 20}'
 
 Requests with the same `x-session-id` go to the same replica, which still has the state behind the conversation. The weights are pages of
 one file: replicas on one machine share them.

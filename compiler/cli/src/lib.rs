@@ -1,6 +1,7 @@
 //! The command line ([`cli`]) over the compiler (`mlcc_driver`), the runtime and the engine: one file per command in
 //! [`commands`].
 
+mod allocator;
 pub mod cli;
 pub mod commands;
 pub mod error;

@@ -3,7 +3,6 @@
 //! argument is the time of a step in milliseconds, for tests that want to see an answer on its way.
 
 use std::io::Read;
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -73,21 +72,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         reads_adapters: None,
     };
     let options = ServeOptions {
-        host: IpAddr::V4(Ipv4Addr::LOCALHOST),
-        port: 0,
-        sequences: None,
         max_queue: 16,
-        memory: None,
         api_keys: vec!["key".into()],
-        log: None,
         body_limit: 1 << 20,
-        prefixes: None,
-        lora_dir: None,
-        warn: None,
-        read_timeout: Duration::from_secs(60),
-        timeout: None,
         drain_timeout: Duration::from_secs(1),
         traces: mlcc_serve::Traces::from_environment(Some(|what| eprintln!("{what}")))?,
+        ..ServeOptions::default()
     };
     let step = Paced { toy: toy::Toy::new(false, Some(4000)), step: Duration::from_millis(step) };
     let models = vec![("toy".to_owned(), Ready::step(step, served, 4))];

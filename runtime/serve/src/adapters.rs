@@ -12,7 +12,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::hosted::Hosted;
 use crate::known_fields;
-use crate::models::Models;
+use crate::models::{Models, check_name};
 
 /// Puts the adapter of a folder into a slot of a model, under a name; or says why not.
 pub type ReadAdapter = Box<dyn Fn(&str, &Path) -> Result<TextAdapter, String> + Send + Sync>;
@@ -53,6 +53,7 @@ impl Models {
         let base: Option<String> = fields.take("model", "the name of the model that it is for")?;
         let replaces = fields.take("load_inplace", "true or false")?.unwrap_or(false);
         fields.finish(&[])?;
+        check_name("lora_name", &name)?;
         let folder = self.adapter_folder(&path)?;
         let _one = self.change()?;
         let base = self.find(base.as_deref())?;

@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::budget::RequestMemory;
 use crate::embeddings::TextModels;
 use crate::error::ApiError;
+use crate::memory::request_memory;
 use crate::metrics::Metrics;
 use crate::models::{Models, entry};
 use crate::responses::Kept;
@@ -49,6 +51,7 @@ impl App {
 pub struct Server {
     pub options: ServeOptions,
     pub metrics: Metrics,
+    pub memory: RequestMemory,
     /// Answers that later requests may go on from.
     pub kept: Kept,
     /// No new texts are taken.
@@ -66,6 +69,7 @@ impl Server {
         Server {
             options: options.clone(),
             metrics: Metrics::new(),
+            memory: RequestMemory::new(request_memory(options)),
             kept: Kept::default(),
             draining: AtomicBool::new(false),
             warned: Mutex::default(),

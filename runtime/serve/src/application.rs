@@ -13,10 +13,11 @@ use crate::app::{App, Server};
 use crate::embeddings::TextModels;
 use crate::hosted::{Hosted, Loaded};
 use crate::library::{Library, Ready};
-use crate::memory::Need;
+use crate::memory::{Need, server_memory};
 use crate::models::Models;
 use crate::routes::router;
 use crate::serve::{FAREWELL, ServeError, ServeOptions, Stopped};
+use crate::sites::AllowedHosts;
 
 /// Models with their engines, and what answers requests. Dropping it ends all texts.
 #[derive(Clone)]
@@ -36,14 +37,16 @@ impl Application {
         let beside = texts
             .iter()
             .map(|(_, model)| Need::to_serve(model.model(), 0).total())
-            .fold(0, u64::saturating_add);
+            .fold(server_memory(options), u64::saturating_add);
         let models = Models::start(models, library, beside, &server)?;
         Ok(Application { app: Arc::new(App { models, texts: TextModels::new(texts), server }) })
     }
 
     /// All routes; to be polled in a runtime of tokio with time.
     pub fn router(&self) -> Router {
-        router(Arc::clone(&self.app))
+        // Whoever listens knows the names of the server.
+        let hosts = AllowedHosts::new(&self.app.server.options.allowed_hosts).any();
+        router(Arc::clone(&self.app), hosts)
     }
 
     /// The model of requests that name none.

@@ -62,10 +62,12 @@ pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
 /// Reads all fields of a chat but those that say what is told of tokens.
 pub fn read(hosted: &Hosted, mut fields: Fields, logprobs: Option<usize>) -> Result<Prepared, ApiError> {
     let common = Common::take(&mut fields, hosted, None)?;
+    hosted.check_count(1, common.choices)?;
     let AskedTools { tools, warnings } = Tools::take(&mut fields)?;
     let reasoning = AskedReasoning::take(&mut fields)?;
     let prompt = prompt(hosted, &mut fields, tools.as_ref(), &reasoning)?;
     finish(fields, common.choices)?;
+    hosted.check_text("messages", &prompt.text)?;
     let ids = prompt.format.encode(&hosted.tokenizer, &prompt.text);
     let ids = ids.map_err(|e| ApiError::field("messages", "invalid_value", e.to_string()))?;
     // Where a model can go back anywhere nobody asks for them.
@@ -177,6 +179,7 @@ pub fn apply_template(hosted: &Hosted, fields: Fields) -> Result<Value, ApiError
 /// The tokens of the prompt of a conversation.
 pub fn tokens(hosted: &Hosted, fields: Fields) -> Result<Vec<TokenId>, ApiError> {
     let prompt = of_messages(hosted, fields)?;
+    hosted.check_text("messages", &prompt.text)?;
     let ids = prompt.format.encode(&hosted.tokenizer, &prompt.text);
     ids.map_err(|e| ApiError::field("messages", "invalid_value", e.to_string()))
 }
@@ -272,6 +275,12 @@ fn prompt<'a>(
     };
     if messages.is_empty() {
         return Err(ApiError::field("messages", "invalid_value", "`messages` has no message"));
+    }
+    // Each is a token at least, in any template that says who speaks.
+    if let Some(most) = hosted.engine.limits().context.filter(|&most| messages.len() > most) {
+        let count = messages.len();
+        let message = format!("`messages` has {count} messages, and this model reads at most {most} tokens");
+        return Err(ApiError::field("messages", "context_length_exceeded", message));
     }
     if tools.is_some() && hosted.syntax.calls.is_none() {
         let message =

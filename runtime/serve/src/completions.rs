@@ -35,7 +35,8 @@ struct Prompt {
 /// Reads a request and makes its prompts.
 pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
     let common = Common::take(&mut fields, hosted, Some(USUAL_LENGTH))?;
-    let prompts = prompts(hosted, &mut fields)?;
+    let choices = common.choices;
+    let prompts = prompts(hosted, &mut fields, choices)?;
     let echo = fields.take("echo", "true or false")?.unwrap_or(false);
     let logprobs: Option<usize> = fields.take("logprobs", "a whole number")?;
     let logprobs = logprobs.or(probabilities(&mut fields)?);
@@ -43,7 +44,6 @@ pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
         let message = format!("`logprobs` is more than {MOST_LOGPROBS}");
         return Err(ApiError::field("logprobs", "invalid_value", message));
     }
-    let choices = common.choices;
     // Where all are told, none is better.
     fields.forget("best_of", |value| value.as_u64() == Some(choices as u64));
     fields.finish(&[known_fields::TEXTS, known_fields::COMPLETIONS])?;
@@ -74,20 +74,30 @@ pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
     })
 }
 
-fn prompts(hosted: &Hosted, fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
+fn prompts(hosted: &Hosted, fields: &mut Fields, choices: usize) -> Result<Vec<Prompt>, ApiError> {
     let expected = "a string, a list of token ids, or a list of such";
     let special = fields.take("add_special_tokens", "true or false")?.unwrap_or(true);
     let of_text = |text: String| {
+        hosted.check_text("prompt", &text)?;
         let tokenizer = &hosted.tokenizer;
         let tokens = if special { tokenizer.encode_prompt(&text) } else { tokenizer.encode(&text) };
         let tokens = tokens.map_err(|e| ApiError::field("prompt", "invalid_value", e.to_string()))?;
         Ok(Prompt { text, tokens })
     };
     let of_tokens = |tokens: Vec<TokenId>| {
+        hosted.check_tokens(tokens.len())?;
         let text = hosted.tokenizer.decode(&tokens, SpecialTokens::Keep);
         Ok(Prompt { text, tokens: hosted.tokenizer.as_prompt(tokens) })
     };
-    let prompts: Vec<Prompt> = match fields.need("prompt", expected)? {
+    let given = fields.need("prompt", expected)?;
+    let count = match &given {
+        Prompts::Text(_) | Prompts::Tokens(_) => 1,
+        Prompts::Texts(texts) => texts.len(),
+        Prompts::TokenLists(lists) => lists.len(),
+    };
+    // Before any of them is made.
+    hosted.check_count(count, choices)?;
+    let prompts: Vec<Prompt> = match given {
         Prompts::Text(text) => vec![of_text(text)?],
         // An empty list of whatever.
         Prompts::Tokens(tokens) if tokens.is_empty() => Vec::new(),

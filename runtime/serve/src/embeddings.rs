@@ -4,12 +4,14 @@ use std::sync::{Mutex, PoisonError};
 
 use mlcc_engine::texts::{Embed, TextError, TextModel, Vectors};
 use mlcc_engine::{TokenId, texts::Purpose};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::budget::Lease;
 use crate::error::ApiError;
 use crate::fields::{Fields, OneOrMany};
+use crate::hosted::ENCODING;
 use crate::known_fields;
 
 /// The models of texts of a server, by their names.
@@ -75,8 +77,33 @@ enum OneOrManyIds {
     Many(Vec<Vec<TokenId>>),
 }
 
+impl Input {
+    /// How many texts there are, and their bytes or ids.
+    fn size(&self) -> (usize, usize) {
+        match self {
+            Input::Texts(OneOrMany::One(text)) => (1, text.len()),
+            Input::Texts(OneOrMany::Many(texts)) => (texts.len(), texts.iter().map(String::len).sum()),
+            Input::Ids(OneOrManyIds::One(ids)) => (1, ids.len()),
+            Input::Ids(OneOrManyIds::Many(lists)) => (lists.len(), lists.iter().map(Vec::len).sum()),
+        }
+    }
+}
+
+/// An answer of a model of texts, as JSON, with what is counted of it.
+pub struct Measured {
+    pub text: String,
+    pub model: String,
+    /// Tokens that were read, where the answer tells them.
+    pub tokens: Option<u64>,
+}
+
+/// Bytes of a text beside its tokens and its vector: the lists that they stand in, and the frame of its entry in the answer.
+const EACH: usize = 160;
+/// Bytes of a number of a vector: as it is, and as text that grows.
+const NUMBER: usize = 4 + 2 * 14;
+
 /// The form of `/v1/embeddings` of OpenAI.
-pub fn embed(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
+pub fn embed(app: &App, mut fields: Fields, lease: &mut Lease) -> Result<Measured, ApiError> {
     let name: Option<String> = fields.take("model", "the name of the model")?;
     let input: Input = fields.need("input", "a string, a list of strings, or token ids of texts")?;
     let dim: Option<usize> = fields.take("dimensions", "a number")?;
@@ -93,8 +120,12 @@ pub fn embed(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
     fields.finish(&[known_fields::VECTORS])?;
     app.ready()?;
     let (name, model) = app.texts.find(app, name.as_deref(), Purpose::Embedding)?;
-    let how = Embed { prompt: prompt.as_deref(), prompt_text: None, dim };
+    let (count, bytes) = input.size();
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
+    let vector = model.model().text_width().saturating_mul(NUMBER);
+    let texts = count.saturating_mul(vector.saturating_add(EACH));
+    app.server.memory.more(lease, texts.saturating_add(bytes.saturating_mul(ENCODING)))?;
+    let how = Embed { prompt: prompt.as_deref(), prompt_text: None, dim };
     let vectors = match input {
         Input::Texts(texts) => {
             let texts = texts.into_vec();
@@ -104,19 +135,58 @@ pub fn embed(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
         Input::Ids(OneOrManyIds::Many(ids)) => model.embed_ids(&ids, &how),
     };
     let vectors = vectors.map_err(|error| refused("input", &error))?;
-    let rows = vectors.rows().enumerate().map(|(index, row)| {
-        let embedding = if base64 { json!(to_base64(row)) } else { json!(row) };
-        json!({"object": "embedding", "index": index, "embedding": embedding})
-    });
-    Ok(json!({"object": "list", "data": rows.collect::<Vec<_>>(), "model": name, "usage": usage(&vectors)}))
+    let data = Rows { vectors: &vectors, base64 };
+    let (object, usage) = ("list", usage(&vectors));
+    let text = serde_json::to_string(&Embeddings { object, data, model: name, usage });
+    let text = text.map_err(|error| ApiError::internal(error.to_string()))?;
+    Ok(Measured { text, model: name.to_owned(), tokens: Some(vectors.tokens as u64) })
 }
 
 fn usage(vectors: &Vectors) -> Value {
     json!({"prompt_tokens": vectors.tokens, "total_tokens": vectors.tokens})
 }
 
+#[derive(Serialize)]
+struct Embeddings<'a> {
+    object: &'a str,
+    data: Rows<'a>,
+    model: &'a str,
+    usage: Value,
+}
+
+/// Vectors that are written one after the other.
+struct Rows<'a> {
+    vectors: &'a Vectors,
+    base64: bool,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    object: &'a str,
+    index: usize,
+    embedding: Embedding<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Embedding<'a> {
+    Base64(String),
+    Numbers(&'a [f32]),
+}
+
+impl Serialize for Rows<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let of = |(index, row)| {
+            let embedding =
+                if self.base64 { Embedding::Base64(to_base64(row)) } else { Embedding::Numbers(row) };
+            Row { object: "embedding", index, embedding }
+        };
+        serializer.collect_seq(self.vectors.rows().enumerate().map(of))
+    }
+}
+
 /// The form that Jina's and Cohere's clients send.
-pub fn rerank(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
+pub fn rerank(app: &App, mut fields: Fields, lease: &mut Lease) -> Result<Measured, ApiError> {
     let name: Option<String> = fields.take("model", "the name of the model")?;
     let query: String = fields.need("query", "a string")?;
     let documents: Vec<String> = fields.need("documents", "a list of strings")?;
@@ -125,6 +195,12 @@ pub fn rerank(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
     fields.finish(&[known_fields::VECTORS])?;
     app.ready()?;
     let (name, model) = app.texts.find(app, name.as_deref(), Purpose::Scores)?;
+    // The query is read with each document.
+    let read = documents.iter().map(|document| query.len().saturating_add(document.len()));
+    let longest = read.clone().max().unwrap_or(0).saturating_mul(ENCODING);
+    let tokens = read.fold(0, usize::saturating_add).saturating_mul(size_of::<TokenId>());
+    let answers = documents.len().saturating_mul(EACH + 4 * size_of::<Value>());
+    app.server.memory.more(lease, longest.saturating_add(tokens).saturating_add(answers))?;
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
     let borrowed: Vec<&str> = documents.iter().map(String::as_str).collect();
     let scores = model.rerank(&query, &borrowed).map_err(|error| refused("documents", &error))?;
@@ -138,7 +214,8 @@ pub fn rerank(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
         }
         row
     });
-    Ok(json!({"model": name, "results": results.collect::<Vec<_>>()}))
+    let text = json!({"model": name, "results": results.collect::<Vec<_>>()}).to_string();
+    Ok(Measured { text, model: name.to_owned(), tokens: None })
 }
 
 fn refused(field: &str, error: &TextError) -> ApiError {

@@ -91,15 +91,20 @@ impl ApiError {
         Self::model(StatusCode::NOT_FOUND, "model_not_loaded", message)
     }
 
+    pub fn too_many_models(most: usize) -> Self {
+        let message = format!("{most} models are loaded, and there may be no more: unload one before");
+        Self::model(StatusCode::CONFLICT, "too_many_models", message)
+    }
+
     /// An artifact cannot be loaded.
     pub fn refused_artifact(name: &str, why: &str) -> Self {
-        let message = format!("`{name}` is not loaded: {why}");
+        let message = format!("`{name}` is not loaded: {}", without_folders(why));
         Self::model(StatusCode::UNPROCESSABLE_ENTITY, "invalid_artifact", message)
     }
 
     /// An adapter cannot be loaded.
     pub fn refused_adapter(name: &str, why: &str) -> Self {
-        let message = format!("the adapter `{name}` is not loaded: {why}");
+        let message = format!("the adapter `{name}` is not loaded: {}", without_folders(why));
         let status = StatusCode::UNPROCESSABLE_ENTITY;
         let error = Self::new(status, "invalid_request_error", "invalid_adapter", message);
         ApiError { param: Some("lora_path".into()), ..error }
@@ -122,8 +127,32 @@ impl ApiError {
     }
 
     pub fn other_site() -> Self {
-        let message = "pages of other sites may not load and unload models";
+        let message = "pages of other sites may ask this server for nothing: `Origin` is not its `Host`. Behind a proxy, \
+                       name the site with --allowed-host";
         Self::new(StatusCode::FORBIDDEN, "invalid_request_error", "other_site", message)
+    }
+
+    pub fn other_host(name: &str) -> Self {
+        let message = format!(
+            "this server is not called `{name:.100}`: ask it by its address or as localhost, or name it with --allowed-host"
+        );
+        Self::new(StatusCode::FORBIDDEN, "invalid_request_error", "other_host", message)
+    }
+
+    /// A body has another type than JSON.
+    pub fn no_json(found: &str) -> Self {
+        let message = format!(
+            "the `Content-Type` of the body is {found:.60}, expected application/json: with curl, --json in place of -d"
+        );
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        Self::new(status, "invalid_request_error", "unsupported_media_type", message)
+    }
+
+    /// All memory for requests of a kind is taken.
+    pub fn out_of_memory(what: &str) -> Self {
+        let message =
+            format!("other requests have all memory for {what} now (--request-memory): try again later");
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "out_of_request_memory", message)
     }
 
     pub fn no_route(method: &str, path: &str) -> Self {
@@ -145,6 +174,7 @@ impl ApiError {
             | GrammarError::Invalid { .. }
             | GrammarError::TooSlow { .. }
             | GrammarError::Step { .. }
+            | GrammarError::SlowMask { .. }
             | GrammarError::Vocabulary { .. }
             | GrammarError::Tokenizer { .. } => Self::field(param, "invalid_grammar", message),
             GrammarError::Busy { .. } => {
@@ -152,6 +182,11 @@ impl ApiError {
             }
             GrammarError::Thread { .. } => Self::internal(message),
         }
+    }
+
+    pub fn body_too_large() -> Self {
+        let message = "the body is larger than the server's --body-limit";
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "body_too_large", message)
     }
 
     pub fn too_slow() -> Self {
@@ -218,7 +253,50 @@ impl IntoResponse for ApiError {
     }
 }
 
+/// A text whose whole paths have become names of files: clients need not know where the server keeps them.
+fn without_folders(text: &str) -> String {
+    let is_end = |c: char| c.is_whitespace() || "\"'`,:;()[]{}<>".contains(c);
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('/') {
+        let begins = out.chars().chain(rest[..at].chars()).next_back().is_none_or(is_end);
+        let end = rest[at..].find(is_end).map_or(rest.len(), |length| at + length);
+        let path = rest[at..end].trim_end_matches(['.', '/']);
+        out.push_str(&rest[..at]);
+        if begins && path.len() > 1 && !path.starts_with("//") {
+            out.push_str(path.rsplit('/').next().unwrap_or_default());
+            out.push_str(&rest[at + path.len()..end]);
+        } else {
+            out.push_str(&rest[at..end]);
+        }
+        rest = &rest[end..];
+    }
+    out + rest
+}
+
 /// The header of JSON answers.
 pub fn json_type() -> [(header::HeaderName, &'static str); 1] {
     [(header::CONTENT_TYPE, "application/json")]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_become_names() {
+        for (told, wanted) in [
+            (
+                "/srv/models/a.so is not an ELF file. Copy it again.",
+                "a.so is not an ELF file. Copy it again.",
+            ),
+            ("cannot open `/a/b c/d.so`: no such file", "cannot open `b c/d.so`: no such file"),
+            ("in /x/y/.", "in y/."),
+            ("(/a/b.json) and \"/c/d\"", "(b.json) and \"d\""),
+            ("1/2 of a/b, and/or https://x/y", "1/2 of a/b, and/or https://x/y"),
+            ("", ""),
+        ] {
+            assert_eq!(without_folders(told), wanted);
+        }
+    }
 }

@@ -20,7 +20,7 @@ impl From<Map<String, Value>> for Fields {
 impl Fields {
     pub fn parse(body: &[u8]) -> Result<Fields, ApiError> {
         let wrong = |what: String| ApiError::request("invalid_json", what);
-        match serde_json::from_slice(body) {
+        match crate::strict::parse(body) {
             Ok(Value::Object(map)) => Ok(Fields(map)),
             Ok(other) => Err(wrong(format!("the body is {}, expected a JSON object", shown(&other)))),
             Err(error) => Err(wrong(format!("the body is no JSON object: {error}"))),
@@ -66,11 +66,31 @@ impl Fields {
     }
 }
 
+/// The begin of a value's text. A long value is not written as a whole.
 pub fn shown(value: &Value) -> String {
-    let text = value.to_string();
+    let mut head = Head(Vec::new());
+    // It ends with an error where there is no more room.
+    let _ = serde_json::to_writer(&mut head, value);
+    let text = String::from_utf8_lossy(&head.0);
     match text.char_indices().nth(SHOWN) {
-        None => text,
+        None => text.into_owned(),
         Some((end, _)) => format!("{}...", &text[..end]),
+    }
+}
+
+/// A writer that takes no more than an error repeats.
+struct Head(Vec<u8>);
+
+impl std::io::Write for Head {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let room = (4 * SHOWN + 4).saturating_sub(self.0.len());
+        self.0.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        // Nothing taken of something is an error to who writes.
+        Ok(bytes.len().min(room))
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -102,6 +122,9 @@ mod tests {
         assert_eq!(code(fields("{\"a\": 1").err().unwrap()), (String::new(), "invalid_json"));
         assert_eq!(code(fields("[1]").err().unwrap()), (String::new(), "invalid_json"));
         assert_eq!(code(fields("\u{fffd}").err().unwrap()), (String::new(), "invalid_json"));
+        let twice = fields(r#"{"a": 1, "a": 2}"#).err().unwrap();
+        assert!(twice.message.contains("the key \"a\" occurs twice"), "{}", twice.message);
+        assert_eq!(code(twice), (String::new(), "invalid_json"));
         let mut some = fields(r#"{"t": "hot", "n": null, "x": 1, "user": "u"}"#).unwrap();
         let error = some.take::<f32>("t", "a number").unwrap_err();
         assert_eq!(error.message, "`t` is \"hot\", expected a number");

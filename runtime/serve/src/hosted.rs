@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use mlcc_engine::chat::AnswerSyntax;
 use mlcc_engine::conversation::ChatFormat;
-use mlcc_engine::serving::{Engine, EngineOptions, Extras, TextAdapter, Warn};
+use mlcc_engine::serving::{Engine, EngineOptions, Extras, LaunchError, TextAdapter, Warn};
 use mlcc_engine::{Grammar, GrammarCompiler, GrammarError, GrammarSpec, SamplingParams, TokenId, Tokenizer};
 
 use crate::adapters::ReadAdapter;
@@ -13,6 +13,10 @@ use crate::app::{Server, seconds};
 use crate::error::ApiError;
 use crate::library::{Ready, Served};
 use crate::metrics::Watch;
+
+/// Bytes of memory that a byte of text needs at most while it becomes tokens. The library of `tokenizer.json` needs most of them, where
+/// each byte is a token.
+pub const ENCODING: usize = 160;
 
 /// What clients call by a name: a model without an adapter, or with one.
 pub struct Hosted {
@@ -86,6 +90,8 @@ pub struct Loaded {
     pub chat_eos: Vec<TokenId>,
     /// Texts that run.
     pub sequences: usize,
+    /// Bytes of a text that may be a prompt; longer ones are too long whatever they are. `None`: nothing is known of that.
+    most_text: Option<usize>,
     /// Bytes that it can need at most.
     pub need: u64,
     /// When it was loaded, in seconds since 1970.
@@ -121,6 +127,10 @@ impl Loaded {
         if let (Err(failure), Some(warn)) = (engine.warm_up(), server.options.warn) {
             warn(&format!("{name}: {failure}"));
         }
+        let limits = engine.limits();
+        let most_tokens = limits.context.into_iter().chain(limits.prompt).min();
+        let most_text = most_tokens.zip(tokenizer.most_bytes_of_token());
+        let most_text = most_text.map(|(tokens, bytes)| tokens.saturating_mul(bytes));
         let mut ends = format.as_ref().map(|format| format.end_tokens(&tokenizer)).unwrap_or_default();
         let syntax = format.as_ref().map(ChatFormat::answer_syntax).unwrap_or_default();
         ends.extend(syntax.end_tokens(&tokenizer));
@@ -139,6 +149,7 @@ impl Loaded {
             chat_eos: [eos.clone(), ends].concat(),
             eos,
             sequences,
+            most_text,
             need,
             loaded: seconds(),
             server: Arc::clone(server),
@@ -149,6 +160,48 @@ impl Loaded {
     pub fn grammar(&self, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
         let make = || GrammarCompiler::new(&self.tokenizer, self.engine.limits().vocab);
         self.grammars.get_or_init(make).as_ref().map_err(Clone::clone)?.compile(spec)
+    }
+
+    /// The most bytes of memory that a prompt of a body of so many bytes needs while it becomes tokens. Templates may write as much again.
+    pub fn encoding_bytes(&self, body: usize) -> usize {
+        let text = body.saturating_mul(2).saturating_add(4096);
+        text.min(self.most_text.unwrap_or(usize::MAX)).saturating_mul(ENCODING)
+    }
+
+    /// Refuses a text that cannot be a prompt, or would need too much memory on the way to one.
+    pub fn check_text(&self, param: &str, text: &str) -> Result<(), ApiError> {
+        let (bytes, pool) = (text.len(), self.server.memory.work.bytes() / ENCODING);
+        let most = self.most_text.unwrap_or(usize::MAX).min(pool);
+        if bytes <= most {
+            return Ok(());
+        }
+        let why =
+            if most == pool { "that --request-memory has room for" } else { "that fit into its context" };
+        let message = format!(
+            "the text of the prompt has {bytes} bytes, and this model reads at most {most} {why}: shorten it"
+        );
+        Err(ApiError::field(param, "context_length_exceeded", message))
+    }
+
+    /// Refuses more tokens than a prompt has, as the engine does.
+    pub fn check_tokens(&self, prompt: usize) -> Result<(), ApiError> {
+        let limits = self.engine.limits();
+        let most = limits.context.into_iter().chain(limits.prompt).min();
+        match most.filter(|&most| prompt > most) {
+            Some(most) => Err(LaunchError::PromptTooLong { prompt, most }.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses more texts than the server ever takes together.
+    pub fn check_count(&self, prompts: usize, choices: usize) -> Result<(), ApiError> {
+        let (count, most) = (prompts.saturating_mul(choices), self.sequences + self.server.options.max_queue);
+        if count <= most {
+            return Ok(());
+        }
+        let message =
+            format!("the request asks for {count} texts, this server takes at most {most} at a time");
+        Err(ApiError::request("too_many_texts", message))
     }
 
     /// Whether new texts are taken.

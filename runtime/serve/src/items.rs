@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::answers::{CallIds, is_cut};
 use crate::app::seconds;
+use crate::budget::Lease;
 use crate::error::{ApiError, json_type};
 use crate::hosted::Hosted;
 use crate::responses::Asked;
@@ -21,7 +22,7 @@ use crate::traces::RequestSpan;
 
 /// Answers a request.
 pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, asked: Asked) -> Response {
-    let Asked { prepared, messages, repeated, store } = asked;
+    let Asked { prepared, messages, repeated, store, lease } = asked;
     let (warnings, server) = (prepared.warnings, Arc::clone(&hosted.server));
     let mut text = prepared.work;
     text.client = client.0;
@@ -53,6 +54,7 @@ pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, aske
         open: None,
         events: VecDeque::new(),
         sent: 0,
+        _lease: lease,
     };
     if prepared.stream {
         return warned(stream(writer, running), &warnings, &server);
@@ -126,6 +128,8 @@ struct Writer {
     open: Option<Kind>,
     events: VecDeque<Value>,
     sent: u64,
+    /// The memory of the request and its answer.
+    _lease: Lease,
 }
 
 impl Writer {

@@ -97,7 +97,7 @@ fn sequences(
         room.as_ref().filter(|room| need.total() > room.bytes).map(|room| ServeError::TooLarge {
             sequences: count,
             need: need.to_string(),
-            origin: room.origin.clone(),
+            origin: beside(&room.origin, committed),
             room: mib(room.bytes),
         })
     };
@@ -110,6 +110,14 @@ fn sequences(
     match (1..=wanted).rev().find(|&count| missing(count).is_none()) {
         Some(count) => found(count),
         None => missing(1).map_or_else(|| found(1), Err),
+    }
+}
+
+/// A limit less what requests and other models can need.
+fn beside(origin: &str, committed: u64) -> String {
+    match committed {
+        0 => origin.to_owned(),
+        _ => format!("{origin} less {} for requests and other models", mib(committed)),
     }
 }
 
@@ -126,7 +134,7 @@ pub fn need_of_texts(
         Some(room) => Err(ServeError::TextsTooLarge {
             name: name.to_owned(),
             need: need.to_string(),
-            origin: room.origin,
+            origin: beside(&room.origin, committed),
             room: mib(room.bytes),
         }),
     }

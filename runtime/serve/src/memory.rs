@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 
 use mlcc_runtime::{Model, Outline, Plan};
 
+use crate::budget::USUAL_REQUESTS;
+use crate::serve::ServeOptions;
+
 /// With what the ranks on this machine have: its memory is theirs.
 fn here(model: &Model) -> Outline {
     of_ranks(&model.outline(), model.ranks_here())
@@ -147,8 +150,10 @@ fn all_weights(plan: &Plan) -> u64 {
     plan.weights_bytes.saturating_mul(plan.ranks).saturating_add(plan.adapter_bytes)
 }
 
-/// Of the program itself: code, tokenizer, requests on their way, the allocator. 15 to 54 MiB were seen (docs/serve.md).
+/// Of the program itself: code, tokenizer, the allocator. 15 to 54 MiB were seen (docs/serve.md).
 const PROGRAM: u64 = 128 << 20;
+/// Requests and kept answers of a server without flags for them.
+const BESIDE: u64 = USUAL_REQUESTS + crate::responses::MOST_BYTES as u64;
 
 /// Memory of a container in which one model is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -173,7 +178,7 @@ pub fn container_memory(model: &Outline, sequences: usize, files: bool, each_ran
     let all = need.total().saturating_add(weights.saturating_sub(need.weights));
     // Ranks on GPUs are processes.
     let programs = if model.target == "cuda" { here.plan.ranks } else { 1 };
-    let limit = all.saturating_add(PROGRAM.saturating_mul(programs));
+    let limit = all.saturating_add(PROGRAM.saturating_mul(programs)).saturating_add(BESIDE);
     ContainerMemory { weights, need: need.total(), sum: need.to_string(), limit }
 }
 
@@ -207,6 +212,18 @@ impl std::fmt::Display for WithDraft {
             }
         }
     }
+}
+
+/// The bytes that all requests to a server may need together: bodies, what is made of them, and answers.
+pub fn request_memory(options: &ServeOptions) -> u64 {
+    // A body takes a part of a quarter, with room for others.
+    let least = (options.body_limit as u64).saturating_mul(16);
+    options.request_memory.unwrap_or_else(|| least.max(USUAL_REQUESTS))
+}
+
+/// The bytes that a server may need beside its models: those of requests, and of answers that it keeps.
+pub fn server_memory(options: &ServeOptions) -> u64 {
+    request_memory(options).saturating_add(crate::responses::MOST_BYTES as u64)
 }
 
 pub fn mib(bytes: u64) -> String {

@@ -1,6 +1,6 @@
 //! What `/metrics` tells, in the text form of Prometheus.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -50,6 +50,18 @@ struct CacheConfig {
 /// How many numbers an engine counts.
 const COUNTED: usize = 11;
 
+/// Models that are gone and still have numbers of their own.
+const MOST_PAST: usize = 256;
+
+/// The counts of engines that are gone, by the names of their models. Clients may give models as many names as they like, so that those that
+/// went first are forgotten.
+#[derive(Debug, Clone, Default)]
+struct Past {
+    counts: BTreeMap<String, [u64; COUNTED]>,
+    /// The names in the order in which they came.
+    order: VecDeque<String>,
+}
+
 /// A number that the engines count, and where it stands.
 type OfEngine = (Family<OfModel, Counter<u64, AtomicU64>>, fn(&Stats) -> u64);
 /// The same of one that goes up and down.
@@ -66,7 +78,7 @@ pub struct Metrics {
     /// Counted by the engines, added when they are asked for.
     of_engine: [OfEngine; COUNTED],
     /// What engines have counted that are gone, by the names of their models.
-    past: Mutex<BTreeMap<String, [u64; COUNTED]>>,
+    past: Mutex<Past>,
     now: [Now; 2],
     picker: Picker,
 }
@@ -218,15 +230,30 @@ impl Metrics {
     /// Adds what the engine of a model has counted that ends.
     pub fn keep(&self, model: &str, stats: &Stats) {
         let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
-        let past = past.entry(model.to_owned()).or_default();
-        for (past, (_, of)) in past.iter_mut().zip(&self.of_engine) {
-            *past += of(stats);
+        if !past.counts.contains_key(model) {
+            past.order.push_back(model.to_owned());
+        }
+        let counts = past.counts.entry(model.to_owned()).or_default();
+        for (count, (_, of)) in counts.iter_mut().zip(&self.of_engine) {
+            *count += of(stats);
+        }
+        if past.order.len() > MOST_PAST
+            && let Some(first) = past.order.pop_front()
+        {
+            past.counts.remove(&first);
+            let label = OfModel { model: first };
+            for (counter, _) in &self.of_engine {
+                counter.remove(&label);
+            }
+            for family in [&self.first, &self.gap] {
+                family.remove(&label);
+            }
         }
     }
 
     /// `stats` are those of the engines that there are, with the names of their models, in the order in which these came.
     pub fn text(&self, stats: &[(String, Stats)]) -> Result<String, std::fmt::Error> {
-        let past = self.past.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let past = self.past.lock().unwrap_or_else(PoisonError::into_inner).counts.clone();
         let mut alive: BTreeMap<&str, Vec<&Stats>> = BTreeMap::new();
         for (name, stats) in stats {
             alive.entry(name).or_default().push(stats);
@@ -294,6 +321,24 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_numbers_of_models_that_are_gone_are_bounded() {
+        let metrics = Metrics::new();
+        let stats = Stats { steps: 1, ..Stats::default() };
+        for number in 0..MOST_PAST + 10 {
+            let name = format!("model-{number}-");
+            drop(metrics.watch(&name, None));
+            metrics.keep(&name, &stats);
+            metrics.keep(&name, &stats);
+            metrics.text(&[]).unwrap();
+        }
+        let text = metrics.text(&[]).unwrap();
+        for (number, told) in [(0, false), (9, false), (10, true), (MOST_PAST, true)] {
+            assert_eq!(text.contains(&format!("model-{number}-")), told, "{number}");
+        }
+        assert!(text.contains("mlcc_engine_steps_total{model=\"model-10-\"} 2\n"), "{text:.3000}");
+    }
 
     /// The four gauges that endpoint pickers look for, by name, label and value.
     #[test]

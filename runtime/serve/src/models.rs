@@ -16,6 +16,11 @@ use crate::library::{Library, LoadError, Ready};
 /// How often it is looked whether somebody still needs a model that is to go.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Most models that are loaded at a time.
+const MOST_MODELS: usize = 64;
+/// Most bytes of a model's name.
+const LONGEST_NAME: usize = 256;
+
 pub struct Models {
     /// In the order in which they came; the first is that of requests without a name.
     pub(crate) loaded: RwLock<Vec<Arc<Hosted>>>,
@@ -75,6 +80,11 @@ impl Models {
         })
     }
 
+    /// The memory that the texts of a body need at most while they become tokens, in whatever model.
+    pub fn most_encoded(&self, body: usize) -> usize {
+        self.loaded().iter().map(|hosted| hosted.encoding_bytes(body)).max().unwrap_or(0)
+    }
+
     /// A client may change what is loaded, as long as it has this.
     pub(crate) fn change(&self) -> Result<MutexGuard<'_, ()>, ApiError> {
         let one = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,9 +115,11 @@ impl Models {
         let name: String = fields.need("model", "the name of a model")?;
         let artifact: Option<String> = fields.take("artifact", "the name of an artifact")?;
         fields.finish(&[])?;
+        check_name("model", &name)?;
         let artifact = artifact.unwrap_or_else(|| name.clone());
         let _one = self.change()?;
         self.refuse_adapter(&name)?;
+        self.check_room(&name)?;
         let committed = self.alive().iter().map(|hosted| hosted.need).fold(self.beside, u64::saturating_add);
         let ready = self.library.load(&artifact, committed).map_err(|error| match error {
             LoadError::Unknown(_) => ApiError::unknown_model(&artifact, &self.library.names()),
@@ -130,6 +142,17 @@ impl Models {
         self.forget_numbers(&old);
         old.first().into_iter().for_each(|old| retire(Arc::clone(old.model())));
         Ok(loaded)
+    }
+
+    /// Each model has threads and a tokenizer, which the sum of memory does not count, and those that were replaced have them until their last
+    /// text has ended.
+    fn check_room(&self, name: &str) -> Result<(), ApiError> {
+        let alive = self.alive();
+        let known = alive.iter().any(|model| model.base == name);
+        match alive.len() >= MOST_MODELS && !known || alive.len() >= 2 * MOST_MODELS {
+            true => Err(ApiError::too_many_models(MOST_MODELS)),
+            false => Ok(()),
+        }
     }
 
     /// A name of an adapter that is to come, if another model has it.
@@ -177,6 +200,18 @@ impl Models {
         retire(model);
         Ok(entry(&name, self.server.started, "unloaded", None))
     }
+}
+
+/// Names of models stand in lists, metrics and logs.
+pub fn check_name(param: &str, name: &str) -> Result<(), ApiError> {
+    if (1..=LONGEST_NAME).contains(&name.len()) && !name.contains(char::is_control) {
+        return Ok(());
+    }
+    let message = format!(
+        "`{param}` has {} bytes, expected a name of 1 to {LONGEST_NAME} without control characters",
+        name.len()
+    );
+    Err(ApiError::field(param, "invalid_value", message))
 }
 
 fn names(models: &[Arc<Hosted>]) -> Vec<String> {

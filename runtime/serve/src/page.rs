@@ -3,12 +3,12 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use axum::Router;
-use axum::extract::Path;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 use crate::error::ApiError;
+use crate::routes::Segment;
 
 /// Nothing is loaded but the files below; strings never become markup or code.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
@@ -47,7 +47,7 @@ pub fn is_route(path: &str) -> bool {
     path == "/" || path == "/page/{file}"
 }
 
-async fn file(Path(name): Path<String>, headers: HeaderMap) -> Response {
+async fn file(Segment(name): Segment, headers: HeaderMap) -> Response {
     match FILES.iter().find(|(file, ..)| *file == name) {
         Some(file) => sent(file, &headers),
         None => ApiError::no_route("GET", &format!("/page/{name}")).into_response(),

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value, json};
 
+use crate::budget::{Lease, value_bytes};
 use crate::chat::{self, Prepared};
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -40,9 +41,9 @@ const OF_CHATS: &[&str] = &[
     "enable_thinking",
     "thinking",
 ];
-/// Answers that are kept, and the bytes of their conversations; the oldest go first.
+/// Answers that are kept, and the bytes that their conversations take in memory; the oldest go first.
 const MOST_KEPT: usize = 1024;
-const MOST_BYTES: usize = 64 << 20;
+pub const MOST_BYTES: usize = 64 << 20;
 
 fn wrong(param: &str, message: impl Into<String>) -> ApiError {
     ApiError::field(param, "invalid_value", message)
@@ -57,6 +58,8 @@ pub struct Asked {
     pub repeated: Map<String, Value>,
     /// Whether a later request may go on from the answer.
     pub store: bool,
+    /// Memory of the conversation while it goes on.
+    pub lease: Lease,
 }
 
 /// Reads a request.
@@ -78,8 +81,12 @@ pub fn prepare(hosted: &Hosted, client: Client, mut fields: Fields) -> Result<As
     let metadata: Option<Map<String, Value>> = fields.take("metadata", "an object")?;
     let instructions: Option<String> = fields.take("instructions", "a string")?;
     let previous: Option<String> = fields.take("previous_response_id", "the id of an answer")?;
+    let (memory, kept) = (&hosted.server.memory, &hosted.server.kept);
+    let known = previous.as_ref().and_then(|id| kept.bytes(client, id));
+    // Once for the answer, once for the chat, once while that is rendered.
+    let mut lease = memory.answer(known.unwrap_or(0).saturating_mul(3))?;
     let mut messages = match &previous {
-        Some(id) => hosted.server.kept.messages(client, id).ok_or_else(|| {
+        Some(id) => kept.messages(client, id).ok_or_else(|| {
             let message = format!(
                 "there is no answer `{id:.100}` here any more: send the whole conversation as `input`"
             );
@@ -109,7 +116,12 @@ pub fn prepare(hosted: &Hosted, client: Client, mut fields: Fields) -> Result<As
         ("truncation", json!("disabled")),
     ];
     repeated.extend(more.map(|(name, value)| (name.to_owned(), value)));
-    Ok(Asked { prepared: chat::read(hosted, Fields::from(chat), None)?, messages, repeated, store })
+    // Events repeat the request three times.
+    let own = messages.iter().map(value_bytes).sum::<usize>();
+    let told = repeated.values().map(value_bytes).sum::<usize>();
+    let bytes = own.saturating_mul(2).saturating_add(told.saturating_mul(4));
+    memory.grow_answer(&mut lease, bytes)?;
+    Ok(Asked { prepared: chat::read(hosted, Fields::from(chat), None)?, messages, repeated, store, lease })
 }
 
 /// The messages of a chat that an input stands for, behind those that are there.
@@ -261,6 +273,11 @@ impl Kept {
         kept.iter().rev().find(|one| one.client == client && one.id == id).map(of)
     }
 
+    /// The memory that a conversation takes.
+    fn bytes(&self, client: Client, id: &str) -> Option<usize> {
+        self.find(client, id, |one| one.bytes)
+    }
+
     fn messages(&self, client: Client, id: &str) -> Option<Vec<Value>> {
         let messages = self.find(client, id, |one| Arc::clone(&one.messages))?;
         Some(messages.to_vec())
@@ -281,7 +298,7 @@ impl Kept {
 
     /// `messages` are the conversation up to `response`.
     pub fn add(&self, client: Client, id: &str, messages: Vec<Value>, response: Value) {
-        let bytes = messages.iter().chain([&response]).map(|value| value.to_string().len()).sum();
+        let bytes = messages.iter().chain([&response]).map(value_bytes).sum();
         if bytes > MOST_BYTES {
             return;
         }
@@ -309,13 +326,17 @@ mod tests {
         assert_eq!(kept.messages(one, "2"), None);
         assert_eq!(kept.messages(one, "3"), Some(vec![json!(3)]));
         assert_eq!(kept.messages(other, "3"), None);
-        kept.add(other, "large", vec![json!("a".repeat(MOST_BYTES - 5))], json!({}));
+        let room = MOST_BYTES - value_bytes(&json!("")) - value_bytes(&json!({}));
+        kept.add(other, "large", vec![json!("a".repeat(room))], json!({}));
         assert_eq!(
             (kept.messages(one, "9"), kept.messages(other, "large").map(|m| m.len())),
             (None, Some(1))
         );
-        kept.add(other, "too large", vec![json!("a".repeat(MOST_BYTES - 3))], json!({}));
+        kept.add(other, "too large", vec![json!("a".repeat(room + 1))], json!({}));
         assert!(kept.messages(other, "too large").is_none());
+        // Values that are short as text count as what they are.
+        kept.add(other, "many", vec![json!(vec![json!([]); MOST_BYTES / 100])], json!({}));
+        assert!(kept.messages(other, "many").is_none());
     }
 
     #[test]

@@ -5,20 +5,24 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, FromRequest, MatchedPath, Path, Query, Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequest, FromRequestParts, MatchedPath, Path, Query, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Extension, Router};
+use futures_util::StreamExt;
 use serde_json::{Value, json};
 
-use crate::app::{App, seconds};
+use crate::app::{App, Server, seconds};
+use crate::budget::{Lease, LeasedBody, parsed_bytes};
+use crate::embeddings::Measured;
 use crate::error::{ApiError, json_type};
 use crate::fields::Fields;
 use crate::hosted::Hosted;
+use crate::sites::{self, AllowedHosts};
 use crate::texts::{Client, Work, answer};
 use crate::traces::RequestSpan;
 use crate::{
@@ -84,8 +88,7 @@ pub const ROUTES: &[Route] = &[
 ];
 
 /// Everything that the server answers; bodies have a limit.
-pub fn router(app: Arc<App>) -> Router {
-    let body_limit = app.server.options.body_limit;
+pub fn router(app: Arc<App>, hosts: AllowedHosts) -> Router {
     let add = |all: Router<Arc<App>>, route: &Route| {
         let with = all.route(route.path, (route.handler)());
         with.route(&format!("/v1{}", route.path), (route.handler)())
@@ -97,8 +100,8 @@ pub fn router(app: Arc<App>) -> Router {
     let all = ROUTES.iter().fold(all, add).merge(page::routes());
     all.fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
-        .layer(DefaultBodyLimit::max(body_limit))
         .layer(from_fn_with_state(Arc::clone(&app), guard))
+        .layer(Extension(Arc::new(hosts)))
         .with_state(app)
 }
 
@@ -107,11 +110,26 @@ const LONGEST_ID: usize = 128;
 
 type Shared = State<Arc<App>>;
 type Who = Extension<Client>;
+type Hosts = Extension<Arc<AllowedHosts>>;
 type Body = Sent;
 
-/// A body, or why there is none, and the span of its request.
+/// The part of a path that a route leaves open.
+pub struct Segment(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Segment {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Segment, ApiError> {
+        let segment = Path::<String>::from_request_parts(parts, state).await;
+        segment
+            .map(|Path(text)| Segment(text))
+            .map_err(|rejection| ApiError::request("invalid_path", rejection.body_text()))
+    }
+}
+
+/// A body with its memory, or why there is none, and the span of its request.
 struct Sent {
-    bytes: Result<Bytes, ApiError>,
+    body: Result<(Vec<u8>, Lease), ApiError>,
     span: RequestSpan,
 }
 
@@ -121,16 +139,43 @@ impl FromRequest<Arc<App>> for Sent {
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Sent, Infallible> {
         let patience = app.server.options.read_timeout;
         let span = request.extensions().get::<RequestSpan>().cloned().unwrap_or_default();
-        let whole = tokio::time::timeout(patience, Bytes::from_request(request, app)).await;
-        Ok(Sent { bytes: whole.map_err(|_| ApiError::too_slow()).and_then(bytes), span })
+        let whole = tokio::time::timeout(patience, body(request, &app.server)).await;
+        Ok(Sent { body: whole.unwrap_or_else(|_| Err(ApiError::too_slow())), span })
     }
 }
 
-/// Routes that change what is served.
-const CHANGES: [&str; 4] = ["/models/load", "/models/unload", "/load_lora_adapter", "/unload_lora_adapter"];
+/// The body of a request as it comes, as far as it may be as long, and there is memory for it.
+async fn body(request: Request, server: &Server) -> Result<(Vec<u8>, Lease), ApiError> {
+    let most = server.options.body_limit.min(server.memory.bodies.bytes());
+    let told =
+        request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    if told.is_some_and(|length: usize| length > most) {
+        return Err(ApiError::body_too_large());
+    }
+    let busy = || ApiError::out_of_memory("bodies");
+    let mut lease = server.memory.body().ok_or_else(busy)?;
+    let (mut bytes, mut chunks) = (Vec::new(), request.into_body().into_data_stream());
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|error| ApiError::request("invalid_body", error.to_string()))?;
+        let length = bytes.len() + chunk.len();
+        if length > most {
+            return Err(ApiError::body_too_large());
+        }
+        // As long as what is known to come, else twice as long as it is.
+        let room = told.unwrap_or(length.max(2 * bytes.capacity())).clamp(length, most);
+        if room > bytes.capacity() {
+            if !lease.grow_to(room.min(2 * length + (64 << 10)), &server.memory.bodies) {
+                return Err(busy());
+            }
+            bytes.reserve_exact(room.min(2 * length + (64 << 10)) - bytes.len());
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok((bytes, lease))
+}
 
 /// Asks for the key, counts, and gives the request its id.
-async fn guard(State(app): Shared, mut request: Request, next: Next) -> Response {
+async fn guard(State(app): Shared, Extension(hosts): Hosts, mut request: Request, next: Next) -> Response {
     let begin = Instant::now();
     let (client, id) = (client(&request), request_id(&app, &request));
     request.extensions_mut().insert(client);
@@ -138,11 +183,13 @@ async fn guard(State(app): Shared, mut request: Request, next: Next) -> Response
     let path = matched.unwrap_or_else(|| "other".into());
     let span = app.server.options.traces.begin(&request, &path, &id);
     request.extensions_mut().insert(span.clone());
-    let open = path == "/health" || path == "/v1/health" || page::is_route(&path);
-    let changes = CHANGES.iter().any(|route| path.ends_with(route));
+    let is_health = path == "/health" || path == "/v1/health";
+    let open = is_health || page::is_route(&path);
     let method = request.method().clone();
-    let mut response = if changes && is_of_other_site(&request) {
-        ApiError::other_site().into_response()
+    // Whoever looks after a server may call it by any name.
+    let refused = sites::check(&request, &hosts).err().filter(|_| !is_health);
+    let mut response = if let Some(error) = refused {
+        error.into_response()
     } else if open || has_key(&request, &app.server.options.api_keys) {
         next.run(request).await
     } else {
@@ -173,12 +220,6 @@ fn request_id(app: &App, request: &Request) -> String {
     own.filter(plain).map_or_else(|| app.server.id("req"), str::to_owned)
 }
 
-/// Whether a page of another site sends the request: browsers say so.
-fn is_of_other_site(request: &Request) -> bool {
-    let site = request.headers().get("sec-fetch-site").and_then(|value| value.to_str().ok());
-    site.is_some_and(|site| !["same-origin", "none"].contains(&site))
-}
-
 /// The key that a request brings, whether one is wanted or not.
 fn key(request: &Request) -> Option<&str> {
     let text = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
@@ -204,39 +245,42 @@ fn has_key(request: &Request, keys: &[String]) -> bool {
     keys.is_empty() || keys.iter().fold(false, |found, wanted| found | same(wanted))
 }
 
-fn bytes(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
-    body.map_err(|rejection| match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => {
-            let message = "the body is larger than the server's --body-limit";
-            ApiError::request("body_too_large", message).status(StatusCode::PAYLOAD_TOO_LARGE)
-        }
-        _ => ApiError::request("invalid_body", rejection.body_text()),
-    })
-}
-
-/// Runs what may take long beside the streams. A panic in it is an error of this request.
+/// Runs what may take long beside the streams, when there is memory for it, which comes back with what was done. A panic in it is an error
+/// of this request.
 async fn aside<T: Send + 'static>(
     app: &Arc<App>,
     body: Body,
-    work: impl FnOnce(&App, Fields) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let (app, body) = (Arc::clone(app), body.bytes?);
-    let done = tokio::task::spawn_blocking(move || work(&app, Fields::parse(&body)?)).await;
-    done.unwrap_or_else(|_| Err(ApiError::internal("internal error while the request was read")))
+    work: impl FnOnce(&App, Fields, &mut Lease) -> Result<T, ApiError> + Send + 'static,
+) -> Result<(T, Lease), ApiError> {
+    let (app, (body, taken)) = (Arc::clone(app), body.body?);
+    let begin = async {
+        // The values, and what they become.
+        let values = parsed_bytes(&body).saturating_mul(2);
+        let texts = app.models.most_encoded(body.len());
+        app.server.memory.work(values.saturating_add(texts)).await
+    };
+    let begin = tokio::time::timeout(app.server.options.read_timeout, begin).await;
+    let mut lease = begin.unwrap_or_else(|_| Err(ApiError::out_of_memory("requests")))?;
+    let done = tokio::task::spawn_blocking(move || {
+        let fields = Fields::parse(&body)?;
+        drop((body, taken));
+        work(&app, fields, &mut lease).map(|done| (done, lease))
+    });
+    done.await.unwrap_or_else(|_| Err(ApiError::internal("internal error while the request was read")))
 }
 
 /// The same for requests of a model.
 async fn of_model<T: Send + 'static>(
     app: &Arc<App>,
     body: Body,
-    work: impl FnOnce(&Hosted, Fields) -> Result<T, ApiError> + Send + 'static,
-) -> Result<(Arc<Hosted>, T), ApiError> {
+    work: impl FnOnce(&Hosted, Fields, &mut Lease) -> Result<T, ApiError> + Send + 'static,
+) -> Result<((Arc<Hosted>, T), Lease), ApiError> {
     let span = body.span.clone();
-    let work = move |app: &App, mut fields: Fields| {
+    let work = move |app: &App, mut fields: Fields, lease: &mut Lease| {
         let name: Option<String> = fields.take("model", "the name of the model")?;
         let hosted = app.models.find(name.as_deref())?;
         span.asks_for(&hosted.name);
-        work(&hosted, fields).map(|done| (hosted, done))
+        work(&hosted, fields, lease).map(|done| (hosted, done))
     };
     aside(app, body, work).await
 }
@@ -255,8 +299,8 @@ async fn texts(
     prepare: fn(&Hosted, Fields) -> Result<Work, ApiError>,
 ) -> Response {
     let span = body.span.clone();
-    match of_model(&app, body, prepare).await {
-        Ok((hosted, work)) => answer(hosted, client, span, work).await,
+    match of_model(&app, body, move |hosted, fields, _| prepare(hosted, fields)).await {
+        Ok(((hosted, work), _)) => answer(hosted, client, span, work).await,
         Err(error) => error.into_response(),
     }
 }
@@ -271,65 +315,86 @@ async fn text_completions(State(app): Shared, Extension(client): Who, body: Body
 
 async fn messages(State(app): Shared, Extension(client): Who, body: Body) -> Response {
     let span = body.span.clone();
-    match of_model(&app, body, anthropic::prepare).await {
-        Ok((hosted, asked)) => blocks::answer(hosted, client, span, asked).await,
+    match of_model(&app, body, |hosted, fields, _| anthropic::prepare(hosted, fields)).await {
+        Ok(((hosted, asked), _)) => blocks::answer(hosted, client, span, asked).await,
         Err(error) => blocks::refused(&error),
     }
 }
 
 async fn responses(State(app): Shared, Extension(client): Who, body: Body) -> Response {
-    let prepare = move |hosted: &Hosted, fields: Fields| responses::prepare(hosted, client, fields);
+    let prepare =
+        move |hosted: &Hosted, fields: Fields, _: &mut Lease| responses::prepare(hosted, client, fields);
     let span = body.span.clone();
     match of_model(&app, body, prepare).await {
-        Ok((hosted, asked)) => items::answer(hosted, client, span, asked).await,
+        Ok(((hosted, asked), _)) => items::answer(hosted, client, span, asked).await,
         Err(error) => error.into_response(),
     }
 }
 
-async fn response(State(app): Shared, Extension(client): Who, Path(id): Path<String>) -> Response {
-    as_json(app.server.kept.response(client, &id))
+async fn response(State(app): Shared, Extension(client): Who, Segment(id): Segment) -> Response {
+    let kept = move || app.server.kept.response(client, &id).map(|kept| kept.to_string());
+    match tokio::task::spawn_blocking(kept).await {
+        Ok(Ok(text)) => (json_type(), text).into_response(),
+        Ok(Err(error)) => error.into_response(),
+        Err(_) => ApiError::internal("internal error while the answer was written").into_response(),
+    }
 }
 
-async fn forget(State(app): Shared, Extension(client): Who, Path(id): Path<String>) -> Response {
+async fn forget(State(app): Shared, Extension(client): Who, Segment(id): Segment) -> Response {
     as_json(app.server.kept.delete(client, &id))
 }
 
 async fn count_tokens(State(app): Shared, body: Body) -> Response {
-    match of_model(&app, body, anthropic::count_tokens).await {
-        Ok((_, count)) => as_json(Ok(count)),
+    match of_model(&app, body, |hosted, fields, _| anthropic::count_tokens(hosted, fields)).await {
+        Ok(((_, count), _)) => as_json(Ok(count)),
         Err(error) => blocks::refused(&error),
     }
 }
 
-async fn value_of_model(
+/// A JSON text that was made with some memory.
+fn as_text_of_json(done: Result<(String, Lease), ApiError>) -> Response {
+    match done {
+        Ok((text, lease)) => (json_type(), LeasedBody::of(text, lease)).into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn text_of_model(
     app: Arc<App>,
     body: Body,
-    work: fn(&Hosted, Fields) -> Result<Value, ApiError>,
+    work: fn(&Hosted, Fields, &mut Lease) -> Result<String, ApiError>,
 ) -> Response {
-    as_json(of_model(&app, body, work).await.map(|(_, value)| value))
+    as_text_of_json(of_model(&app, body, work).await.map(|((_, text), lease)| (text, lease)))
 }
 
 async fn tokenize(State(app): Shared, body: Body) -> Response {
-    value_of_model(app, body, tokens::tokenize).await
+    text_of_model(app, body, tokens::tokenize).await
 }
 
 async fn detokenize(State(app): Shared, body: Body) -> Response {
-    value_of_model(app, body, tokens::detokenize).await
+    text_of_model(app, body, tokens::detokenize).await
 }
 
 async fn apply_template(State(app): Shared, body: Body) -> Response {
-    value_of_model(app, body, chat::apply_template).await
+    let apply = |hosted: &Hosted, fields: Fields, _: &mut Lease| {
+        chat::apply_template(hosted, fields).map(|value| value.to_string())
+    };
+    text_of_model(app, body, apply).await
 }
 
 /// Asks a model of texts, which the answer names.
-async fn of_texts(app: &Arc<App>, body: Body, work: fn(&App, Fields) -> Result<Value, ApiError>) -> Response {
+async fn of_texts(
+    app: &Arc<App>,
+    body: Body,
+    work: fn(&App, Fields, &mut Lease) -> Result<Measured, ApiError>,
+) -> Response {
     let span = body.span.clone();
     let done = aside(app, body, work).await;
-    if let Ok(done) = &done {
-        span.asks_for(done["model"].as_str().unwrap_or_default());
-        span.embedded(done["usage"]["prompt_tokens"].as_u64());
+    if let Ok((done, _)) = &done {
+        span.asks_for(&done.model);
+        span.embedded(done.tokens);
     }
-    as_json(done)
+    as_text_of_json(done.map(|(done, lease)| (done.text, lease)))
 }
 
 async fn embeddings(State(app): Shared, body: Body) -> Response {
@@ -341,11 +406,11 @@ async fn rerank(State(app): Shared, body: Body) -> Response {
 }
 
 async fn load(State(app): Shared, body: Body) -> Response {
-    as_json(aside(&app, body, |app, fields| app.models.load(fields)).await)
+    as_json(aside(&app, body, |app, fields, _| app.models.load(fields)).await.map(|(value, _)| value))
 }
 
 async fn unload(State(app): Shared, body: Body) -> Response {
-    as_json(aside(&app, body, |app, fields| app.models.unload(fields)).await)
+    as_json(aside(&app, body, |app, fields, _| app.models.unload(fields)).await.map(|(value, _)| value))
 }
 
 fn as_text(result: Result<String, ApiError>) -> Response {
@@ -353,18 +418,18 @@ fn as_text(result: Result<String, ApiError>) -> Response {
 }
 
 async fn load_adapter(State(app): Shared, body: Body) -> Response {
-    as_text(aside(&app, body, |app, fields| app.models.load_adapter(fields)).await)
+    as_text(aside(&app, body, |app, fields, _| app.models.load_adapter(fields)).await.map(|(text, _)| text))
 }
 
 async fn unload_adapter(State(app): Shared, body: Body) -> Response {
-    as_text(aside(&app, body, |app, fields| app.models.unload_adapter(fields)).await)
+    as_text(aside(&app, body, |app, fields, _| app.models.unload_adapter(fields)).await.map(|(text, _)| text))
 }
 
 async fn models(State(app): Shared) -> Response {
     as_json(Ok(json!({"object": "list", "data": app.list()})))
 }
 
-async fn model(State(app): Shared, Path(name): Path<String>) -> Response {
+async fn model(State(app): Shared, Segment(name): Segment) -> Response {
     as_json(app.describe(&name))
 }
 

@@ -17,10 +17,13 @@ use crate::hosted::Loaded;
 use crate::library::{Library, Ready};
 use crate::listen::listen;
 use crate::routes::router;
+use crate::sites::AllowedHosts;
 use crate::traces::Traces;
 
 /// How often the end is looked for.
 const LOOK: Duration = Duration::from_millis(20);
+/// How often it is looked whether large requests have freed memory.
+const TRIM: Duration = Duration::from_secs(1);
 /// For the last bytes of answers, after all texts have ended.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -43,6 +46,12 @@ pub struct ServeOptions {
     pub warn: Option<fn(&str)>,
     /// Bytes of a request's body.
     pub body_limit: usize,
+    /// Bytes that all requests may need together; `None`: 256 MiB, and more where bodies may be large.
+    pub request_memory: Option<u64>,
+    /// Names by which clients call the server, beside addresses and `localhost`; `*` is any name.
+    pub allowed_hosts: Vec<String>,
+    /// Gives memory back to the system that large requests have freed. It may take a while.
+    pub trim: Option<fn()>,
     /// Where states of prompts are kept for the next server.
     pub prefixes: Option<PrefixFiles>,
     /// Below which adapters lie that clients may load and unload; without it they may do neither.
@@ -70,6 +79,9 @@ impl Default for ServeOptions {
             log: None,
             warn: None,
             body_limit: 8_000_000,
+            request_memory: None,
+            allowed_hosts: Vec::new(),
+            trim: None,
             prefixes: None,
             lora_dir: None,
             read_timeout: Duration::from_secs(60),
@@ -138,12 +150,14 @@ pub fn serve_with(
     let address = listener.local_addr().map_err(refused)?;
     let names: Vec<_> = models.iter().map(|(name, ready)| (name.clone(), ready.sequences)).collect();
     let app = Application::start(models, texts, library, options)?.app;
+    let hosts = AllowedHosts::new(&options.allowed_hosts);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let stopped = runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let (close, closed) = watch::channel(());
         let mut server =
-            tokio::spawn(listen(listener, router(Arc::clone(&app)), options.read_timeout, closed));
+            tokio::spawn(listen(listener, router(Arc::clone(&app), hosts), options.read_timeout, closed));
+        let trimming = tokio::spawn(trim(Arc::clone(&app)));
         ready(address, &names);
         while !stop.load(Ordering::Relaxed) {
             if server.is_finished() {
@@ -151,6 +165,7 @@ pub fn serve_with(
             }
             tokio::time::sleep(LOOK).await;
         }
+        trimming.abort();
         let stopped = drain(&app, options.drain_timeout).await;
         drop(close);
         // A connection that stays open ends with the runtime.
@@ -167,6 +182,18 @@ pub fn serve_with(
     }
     options.traces.finish();
     stopped
+}
+
+/// Gives memory back after large requests, now and then.
+async fn trim(app: Arc<App>) {
+    let Some(trim) = app.server.options.trim else { return };
+    loop {
+        tokio::time::sleep(TRIM).await;
+        if app.server.memory.take_freed() {
+            // Its panic changes nothing.
+            let _ = tokio::task::spawn_blocking(trim).await;
+        }
+    }
 }
 
 fn ended_early(ended: Result<(), tokio::task::JoinError>) -> std::io::Error {

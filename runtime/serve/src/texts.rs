@@ -6,16 +6,18 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::http::HeaderValue;
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use mlcc_engine::FinishReason;
 use mlcc_engine::sampler::Logprobs;
 use mlcc_engine::serving::{Chosen, Event, Finished, Piece, Sink, TextRequest, Ticket};
+use mlcc_engine::{FinishReason, Tokenizer};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::app::Server;
+use crate::budget::LeasedBody;
 use crate::error::{ApiError, json_type};
 use crate::hosted::Hosted;
 use crate::shape::Shape;
@@ -69,12 +71,7 @@ impl Running {
     ) -> Result<Running, ApiError> {
         hosted.ready()?;
         let count = requests.len();
-        let most = hosted.sequences + hosted.server.options.max_queue;
-        if count > most {
-            let message =
-                format!("the request asks for {count} texts, this server takes at most {most} at a time");
-            return Err(ApiError::request("too_many_texts", message));
-        }
+        hosted.check_count(count, 1)?;
         span.launches(&requests, choices);
         let (sender, events) = mpsc::channel(EVENTS.saturating_mul(count.max(1)).min(1 << 20));
         let with_sinks = requests.into_iter().enumerate().map(|(index, request)| {
@@ -137,8 +134,8 @@ pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, mut 
     let head = Head { id: hosted.server.id(work.shape.id_prefix()), created: crate::app::seconds(), hosted };
     let answer = match work.stream {
         true => stream(head, work.shape, work.choices, work.include_usage, running),
-        false => match collect(&head, work.shape.as_ref(), work.choices, running).await {
-            Ok(body) => (json_type(), body.to_string()).into_response(),
+        false => match collect(head, work.shape, work.choices, running).await {
+            Ok(body) => (json_type(), body).into_response(),
             Err(error) => error.into_response(),
         },
     };
@@ -173,17 +170,30 @@ impl Head {
             "choices": choices,
         })
     }
+
+    /// The text of a piece of a stream.
+    fn chunk(&self, shape: &dyn Shape, choice: Value, include_usage: bool) -> String {
+        let mut piece = self.object(shape.chunk_object(), vec![choice]);
+        if include_usage {
+            piece["usage"] = Value::Null;
+        }
+        piece.to_string()
+    }
 }
 
 async fn collect(
-    head: &Head,
-    shape: &dyn Shape,
+    head: Head,
+    shape: Box<dyn Shape>,
     per_prompt: usize,
     mut running: Running,
-) -> Result<Value, ApiError> {
+) -> Result<Body, ApiError> {
     let mut choices: Vec<Choice> = (0..running.left).map(|_| Choice::default()).collect();
+    let server = Arc::clone(&head.hosted.server);
+    let (mut lease, mut size) = (server.memory.answer(0)?, AnswerSize::new(choices.len()));
     while let Some((index, event)) = running.next().await? {
         let Some(choice) = choices.get_mut(index) else { continue };
+        size.add(index, &event);
+        server.memory.grow_answer(&mut lease, size.bytes())?;
         match event {
             Event::Prompt(logprobs) => choice.prompt = Some(logprobs),
             Event::Piece(piece) => {
@@ -195,19 +205,111 @@ async fn collect(
             Event::Failed(failure) => return Err(failure.into()),
         }
     }
+    // Streams go on meanwhile.
+    let written =
+        tokio::task::spawn_blocking(move || written(&head, shape.as_ref(), &choices, per_prompt)).await;
+    match written {
+        Ok(Ok(text)) => Ok(LeasedBody::of(text, lease)),
+        Ok(Err(error)) => Err(ApiError::internal(error.to_string())),
+        Err(_) => Err(ApiError::internal("internal error while the answer was written")),
+    }
+}
+
+/// The memory that an answer takes while it is collected and written.
+struct AnswerSize {
+    /// Texts, tokens and choices.
+    bytes: usize,
+    /// How many chances of tokens each choice tells.
+    likely: Vec<usize>,
+    all_likely: usize,
+    most_likely: usize,
+}
+
+impl AnswerSize {
+    /// A chance as it comes, and as text of an answer that grows.
+    const LIKELY: usize = 16 + 2 * 100;
+    /// A chance as a value. One choice is values at a time.
+    const VALUE: usize = 600;
+
+    fn new(choices: usize) -> AnswerSize {
+        AnswerSize {
+            bytes: choices * size_of::<Choice>(),
+            likely: vec![0; choices],
+            all_likely: 0,
+            most_likely: 0,
+        }
+    }
+
+    fn add(&mut self, index: usize, event: &Event) {
+        let of = |logprobs: &Logprobs| 1 + logprobs.top.len();
+        let likely = match event {
+            Event::Prompt(scored) => scored.iter().map(|one| one.as_ref().map_or(1, of)).sum(),
+            Event::Piece(Piece { text, token }) => {
+                self.bytes += 4 * text.len() + size_of::<Chosen>();
+                token.as_ref().and_then(|token| token.logprobs.as_ref()).map_or(0, of)
+            }
+            Event::Finished(_) | Event::Failed(_) => 0,
+        };
+        self.all_likely += likely;
+        if let Some(choice) = self.likely.get_mut(index) {
+            *choice += likely;
+            self.most_likely = self.most_likely.max(*choice);
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes + self.all_likely * Self::LIKELY + self.most_likely * Self::VALUE
+    }
+}
+
+/// An answer, in the order of its fields. Each choice is made where it is written, so that there is one at a time.
+#[derive(serde::Serialize)]
+struct Whole<'a> {
+    id: &'a str,
+    object: &'a str,
+    created: u64,
+    model: &'a str,
+    choices: Choices<'a>,
+    usage: Value,
+    timings: Value,
+}
+
+struct Choices<'a> {
+    shape: &'a dyn Shape,
+    tokenizer: &'a Tokenizer,
+    choices: &'a [Choice],
+}
+
+impl serde::Serialize for Choices<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let of = |(index, choice): (usize, &Choice)| self.shape.whole(self.tokenizer, index, choice);
+        serializer.collect_seq(self.choices.iter().enumerate().map(of))
+    }
+}
+
+fn written(
+    head: &Head,
+    shape: &dyn Shape,
+    choices: &[Choice],
+    per_prompt: usize,
+) -> serde_json::Result<String> {
     let ends: Vec<&Finished> = choices.iter().filter_map(|choice| choice.finished.as_ref()).collect();
-    let (usage, timings) = (usage(&ends, per_prompt), timings(&ends));
-    let of = |(index, choice): (usize, &Choice)| shape.whole(&head.hosted.tokenizer, index, choice);
-    let mut body = head.object(shape.object(), choices.iter().enumerate().map(of).collect());
-    body["usage"] = usage;
-    body["timings"] = timings;
-    Ok(body)
+    serde_json::to_string(&Whole {
+        id: &head.id,
+        object: shape.object(),
+        created: head.created,
+        model: &head.hosted.name,
+        choices: Choices { shape, tokenizer: &head.hosted.tokenizer, choices },
+        usage: usage(&ends, per_prompt),
+        timings: timings(&ends),
+    })
 }
 
 /// Texts are sent as they come.
 struct Stream {
-    head: Head,
-    shape: Box<dyn Shape>,
+    head: Arc<Head>,
+    /// `None` while another thread writes the scores of a prompt.
+    shape: Option<Box<dyn Shape>>,
     per_prompt: usize,
     include_usage: bool,
     running: Running,
@@ -226,8 +328,8 @@ fn stream(
 ) -> Response {
     let count = running.left;
     let mut stream = Stream {
-        head,
-        shape,
+        head: Arc::new(head),
+        shape: Some(shape),
         per_prompt,
         include_usage,
         running,
@@ -236,7 +338,7 @@ fn stream(
         over: false,
     };
     for index in 0..count {
-        let first = stream.shape.first(index);
+        let first = stream.shape.as_mut().and_then(|shape| shape.first(index));
         stream.send(first);
     }
     let pieces = futures_util::stream::unfold(stream, |mut stream| async move {
@@ -248,13 +350,30 @@ fn stream(
 
 impl Stream {
     fn send(&mut self, choice: Option<Value>) {
-        if let Some(choice) = choice {
-            let mut piece = self.head.object(self.shape.chunk_object(), vec![choice]);
-            if self.include_usage {
-                piece["usage"] = Value::Null;
-            }
-            self.queue.push_back(piece.to_string());
-        }
+        let Some(shape) = &self.shape else { return };
+        let chunk = choice.map(|choice| self.head.chunk(shape.as_ref(), choice, self.include_usage));
+        self.queue.extend(chunk);
+    }
+
+    /// Writes the scores of a prompt on another thread: there may be many.
+    async fn send_prompt(&mut self, index: usize, event: Event) -> Result<(), ApiError> {
+        let mut size = AnswerSize::new(1);
+        size.add(0, &event);
+        let lease = self.head.hosted.server.memory.answer(size.bytes())?;
+        let (Some(mut shape), Event::Prompt(scored)) = (self.shape.take(), event) else { return Ok(()) };
+        let (head, include_usage) = (Arc::clone(&self.head), self.include_usage);
+        let write = move || {
+            let choice = shape.prompt(&head.hosted.tokenizer, index, &scored);
+            let chunk = choice.map(|choice| head.chunk(shape.as_ref(), choice, include_usage));
+            drop(lease);
+            (shape, chunk)
+        };
+        let written = tokio::task::spawn_blocking(write).await;
+        let (shape, chunk) =
+            written.map_err(|_| ApiError::internal("internal error while the answer was written"))?;
+        self.shape = Some(shape);
+        self.queue.extend(chunk);
+        Ok(())
     }
 
     async fn next(&mut self) -> Option<String> {
@@ -266,25 +385,32 @@ impl Stream {
                 return None;
             }
             match self.running.next().await {
+                Ok(Some((index, event @ Event::Prompt(_)))) => {
+                    if let Err(error) = self.send_prompt(index, event).await {
+                        self.fail(&error);
+                    }
+                }
                 Ok(Some((index, event))) => self.see(index, event),
                 Ok(None) => self.end(),
-                Err(error) => {
-                    self.queue.push_back(error.body().to_string());
-                    self.queue.push_back("[DONE]".into());
-                    self.over = true;
-                }
+                Err(error) => self.fail(&error),
             }
         }
     }
 
+    fn fail(&mut self, error: &ApiError) {
+        self.queue.push_back(error.body().to_string());
+        self.queue.push_back("[DONE]".into());
+        self.over = true;
+    }
+
     fn see(&mut self, index: usize, event: Event) {
+        let Some(shape) = &mut self.shape else { return };
         let piece = match event {
-            Event::Prompt(logprobs) => self.shape.prompt(&self.head.hosted.tokenizer, index, &logprobs),
             Event::Piece(Piece { text, token }) => {
-                self.shape.piece(&self.head.hosted.tokenizer, index, &text, token.as_ref())
+                shape.piece(&self.head.hosted.tokenizer, index, &text, token.as_ref())
             }
             Event::Finished(finished) => {
-                for last in self.shape.last(index, &finished) {
+                for last in shape.last(index, &finished) {
                     self.send(Some(last));
                 }
                 if let Some(end) = self.ends.get_mut(index) {
@@ -292,16 +418,16 @@ impl Stream {
                 }
                 None
             }
-            Event::Failed(_) => None,
+            Event::Prompt(_) | Event::Failed(_) => None,
         };
         self.send(piece);
     }
 
     fn end(&mut self) {
         self.over = true;
-        if self.include_usage {
+        if let Some(shape) = self.shape.as_ref().filter(|_| self.include_usage) {
             let ends: Vec<&Finished> = self.ends.iter().flatten().collect();
-            let mut piece = self.head.object(self.shape.chunk_object(), Vec::new());
+            let mut piece = self.head.object(shape.chunk_object(), Vec::new());
             piece["usage"] = usage(&ends, self.per_prompt);
             piece["timings"] = timings(&ends);
             self.queue.push_back(piece.to_string());

@@ -1,27 +1,43 @@
 //! `/tokenize` and `/detokenize`.
 
 use mlcc_engine::{SpecialTokens, TokenId};
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
+use serde_json::json;
 
+use crate::budget::Lease;
 use crate::chat;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::hosted::Hosted;
+use crate::hosted::{ENCODING, Hosted};
 use crate::shape::token_text;
 
+/// Bytes of the answer for a token that is a byte of text: at most six as JSON, beside its id and names.
+const PIECE: usize = 2 * 48;
+
 /// Text to ids; with `add_special` as a prompt, with `with_pieces` each with its text. Or the ids of the prompt of `messages`.
-pub fn tokenize(hosted: &Hosted, mut fields: Fields) -> Result<Value, ApiError> {
+pub fn tokenize(hosted: &Hosted, mut fields: Fields, lease: &mut Lease) -> Result<String, ApiError> {
     let pieces = fields.take("with_pieces", "true or false")?.unwrap_or(false);
+    let each = if pieces { PIECE } else { 16 };
+    let memory = &hosted.server.memory;
     let ids = match fields.has("messages") {
-        true => chat::tokens(hosted, fields)?,
-        false => of_text(hosted, fields)?,
+        true => {
+            let ids = chat::tokens(hosted, fields)?;
+            memory.more(lease, ids.len().saturating_mul(each))?;
+            ids
+        }
+        false => of_text(hosted, fields, |bytes| memory.more(lease, bytes.saturating_mul(ENCODING + each)))?,
     };
-    let piece = |&id: &TokenId| json!({"id": id, "piece": token_text(&hosted.tokenizer, id)});
-    let tokens: Value = if pieces { ids.iter().map(piece).collect() } else { json!(ids) };
-    Ok(json!({"tokens": tokens, "count": ids.len()}))
+    let piece = |&id: &TokenId| Piece { id, piece: token_text(&hosted.tokenizer, id) };
+    let pieces = pieces.then(|| Pieces(ids.iter().map(piece)));
+    written(&Tokens { tokens: pieces.as_ref().map_or(List::Ids(&ids), List::Pieces), count: ids.len() })
 }
 
-fn of_text(hosted: &Hosted, mut fields: Fields) -> Result<Vec<TokenId>, ApiError> {
+/// The ids of a text. `room` takes memory for one of so many bytes, of which each may be a token.
+fn of_text(
+    hosted: &Hosted,
+    mut fields: Fields,
+    room: impl FnOnce(usize) -> Result<(), ApiError>,
+) -> Result<Vec<TokenId>, ApiError> {
     let prompt: Option<String> = fields.take("prompt", "a string")?;
     let text = match prompt {
         Some(text) => text,
@@ -29,17 +45,58 @@ fn of_text(hosted: &Hosted, mut fields: Fields) -> Result<Vec<TokenId>, ApiError
     };
     let special = fields.take("add_special", "true or false")?.unwrap_or(false);
     fields.finish(&[])?;
+    room(text.len())?;
     let ids = if special { hosted.tokenizer.encode_prompt(&text) } else { hosted.tokenizer.encode(&text) };
     ids.map_err(|e| ApiError::field("content", "invalid_value", e.to_string()))
 }
 
+/// An answer, written token by token: as values they would take many times the memory.
+#[derive(Serialize)]
+struct Tokens<L> {
+    tokens: L,
+    count: usize,
+}
+
+#[derive(Serialize)]
+struct Piece {
+    id: TokenId,
+    piece: String,
+}
+
+/// Tokens that are made as they are written.
+struct Pieces<I>(I);
+
+impl<I: Iterator<Item = Piece> + Clone> Serialize for Pieces<I> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.clone())
+    }
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum List<'a, P> {
+    Ids(&'a [TokenId]),
+    Pieces(&'a P),
+}
+
+fn written(answer: &impl Serialize) -> Result<String, ApiError> {
+    serde_json::to_string(answer).map_err(|error| ApiError::internal(error.to_string()))
+}
+
 /// Ids to text. Control tokens have their names.
-pub fn detokenize(hosted: &Hosted, mut fields: Fields) -> Result<Value, ApiError> {
+pub fn detokenize(hosted: &Hosted, mut fields: Fields, lease: &mut Lease) -> Result<String, ApiError> {
     let ids: Vec<TokenId> = fields.need("tokens", "a list of token ids")?;
     fields.finish(&[])?;
-    if let Some(id) = ids.iter().find(|&&id| hosted.tokenizer.bytes_of(id).is_none()) {
-        let message = format!("`tokens` has {id}, which is the id of no token");
-        return Err(ApiError::field("tokens", "invalid_value", message));
+    let mut bytes = 0;
+    for &id in &ids {
+        let Some(token) = hosted.tokenizer.bytes_of(id) else {
+            let message = format!("`tokens` has {id}, which is the id of no token");
+            return Err(ApiError::field("tokens", "invalid_value", message));
+        };
+        bytes += token.len();
     }
-    Ok(json!({"content": hosted.tokenizer.decode(&ids, SpecialTokens::Keep)}))
+    // As bytes, as text, as JSON, where it may be six times as long while it grows.
+    hosted.server.memory.more(lease, bytes.saturating_mul(10))?;
+    let content = hosted.tokenizer.decode(&ids, SpecialTokens::Keep);
+    Ok(json!({"content": content}).to_string())
 }

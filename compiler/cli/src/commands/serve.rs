@@ -17,6 +17,7 @@ use mlcc_runtime::{Model, Workers};
 use mlcc_serve::{Library, LoadError, ReadAdapter, Ready, ServeOptions, Served, Stopped, Traces};
 use serde_json::{Value, json};
 
+use crate::allocator;
 use crate::commands::build::parse_bytes;
 use crate::commands::checkpoint::name_of;
 use crate::commands::speculation::Speculation;
@@ -27,7 +28,7 @@ use crate::ui::{self, Ui};
 
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Example: mlcc serve model.so --port 8080\n\
-    Then: curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"The sea was\", \"max_tokens\": 50}'")]
+    Then: curl http://127.0.0.1:8080/v1/completions --json '{\"prompt\": \"The sea was\", \"max_tokens\": 50}'")]
 pub struct Args {
     /// Compiled models, or checkpoints, which are built first and kept in the cache; requests choose one by its name, and
     /// get the first without
@@ -70,12 +71,23 @@ pub struct Args {
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     alias: Vec<String>,
     /// Key that clients have to send as `Authorization: Bearer KEY`; several times, or with commas, for several clients,
-    /// which take turns
+    /// which take turns. Other users of the machine see a key of the command line: use the variable or --api-key-file
     #[arg(long, value_name = "KEY", env = "MLCC_API_KEY", hide_env_values = true, value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     api_key: Vec<String>,
+    /// File with such keys, one in a line
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Name by which clients call the server, beside its addresses and localhost: needed behind a proxy, and where its
+    /// machine is asked for by name; `*` is any name (repeatable)
+    #[arg(long, value_name = "NAME", env = "MLCC_ALLOWED_HOST", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    allowed_host: Vec<String>,
     /// Maximum size of a request's body
     #[arg(long, value_name = "SIZE", default_value = "8MB", value_parser = parse_bytes)]
     body_limit: u64,
+    /// Memory that all requests may need together; who needs more waits or is refused [default: 256 MiB, or 16 times
+    /// --body-limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    request_memory: Option<u64>,
     /// Keep states of prompts and texts in this folder, so that the next server need not read them again
     #[arg(long, value_name = "FOLDER")]
     cache_dir: Option<PathBuf>,
@@ -206,7 +218,9 @@ impl Shelf {
     fn in_folder(&self) -> Vec<(String, PathBuf)> {
         let entries = self.args.models.iter().filter_map(|folder| std::fs::read_dir(folder).ok());
         let paths = entries.flatten().filter_map(|entry| Some(entry.ok()?.path()));
-        let artifacts = paths.filter(|path| path.extension().is_some_and(|end| end == "so"));
+        // A folder might be a checkpoint, and no request builds one.
+        let artifacts =
+            paths.filter(|path| path.extension().is_some_and(|end| end == "so") && path.is_file());
         let mut found: Vec<_> = artifacts.filter_map(|path| Some((name_of(&path)?, path))).collect();
         found.sort();
         found
@@ -225,17 +239,20 @@ impl Library for Shelf {
     }
 
     fn load(&self, name: &str, committed: u64) -> Result<Ready, LoadError> {
-        let all = self.named.iter().cloned().chain(self.in_folder());
-        let Some((_, path)) = all.into_iter().find(|(known, _)| known == name) else {
-            return Err(LoadError::Unknown(name.to_owned()));
+        let is_it = |(known, _): &&(String, PathBuf)| known == name;
+        let read = match self.named.iter().find(is_it) {
+            // What was built at the start may be built anew.
+            Some((_, path)) => {
+                let quant = self.args.quant.as_deref().filter(|_| path.is_dir());
+                let artifact = super::checkpoint::artifact(path, quant, &self.ui);
+                artifact.and_then(|path| self.read(name, &path, committed))
+            }
+            None => match self.in_folder().iter().find(is_it) {
+                Some((_, path)) => self.read(name, path, committed),
+                None => return Err(LoadError::Unknown(name.to_owned())),
+            },
         };
-        let artifact = super::checkpoint::artifact(
-            &path,
-            self.args.quant.as_deref().filter(|_| path.is_dir()),
-            &self.ui,
-        );
-        let read = artifact.and_then(|path| self.read(name, &path, committed));
-        match read.map_err(|error| LoadError::Refused(error.to_string()))? {
+        match read.map_err(|error| refused(name, &error))? {
             Shelved::Ready(ready) => Ok(*ready),
             Shelved::Texts(_) => {
                 let why = "it makes vectors of texts: name it when the server is started";
@@ -243,6 +260,12 @@ impl Library for Shelf {
             }
         }
     }
+}
+
+/// Whoever runs the server is told the whole of it, clients get it without folders.
+fn refused(name: &str, error: &CliError) -> LoadError {
+    warn(&format!("{name} is not loaded: {error}"));
+    LoadError::Refused(error.to_string())
 }
 
 /// How long a state is not used before it is written to the folder of `--cache-dir`.
@@ -291,19 +314,37 @@ fn reader(model: &Model) -> ReadAdapter {
     let model = model.clone();
     Box::new(move |name, folder| {
         let request = AdapterRequest { directory: folder.to_path_buf(), scale: 1.0 };
-        let loaded = run::load_adapter(&model, &request).map_err(|error| error.to_string())?;
+        let loaded = run::load_adapter(&model, &request).map_err(|error| {
+            warn(&format!("the adapter {name} is not loaded: {error}"));
+            error.to_string()
+        })?;
         Ok(TextAdapter::new(name, loaded))
     })
 }
 
-/// The folder of `--lora-dir`.
-fn lora_dir(args: &Args) -> Result<Option<PathBuf>, CliError> {
-    let Some(folder) = &args.lora_dir else { return Ok(None) };
+/// The folder that a flag names, which has to be there.
+fn folder(flag: &str, folder: Option<&PathBuf>) -> Result<Option<PathBuf>, CliError> {
+    let Some(folder) = folder else { return Ok(None) };
     let known = folder.canonicalize().map_err(CliError::io("open", folder))?;
     match known.is_dir() {
         true => Ok(Some(known)),
-        false => Err(CliError::usage(format!("--lora-dir: {} is no folder", folder.display()))),
+        false => Err(CliError::usage(format!("{flag}: {} is no folder", folder.display()))),
     }
+}
+
+/// The keys of `--api-key` and of the file, of which at least one is there if one of the flags is.
+fn api_keys(args: &Args) -> Result<Vec<String>, CliError> {
+    let mut keys = args.api_key.clone();
+    let Some(path) = &args.api_key_file else { return Ok(keys) };
+    let text = std::fs::read_to_string(path).map_err(CliError::io("read", path))?;
+    let found: Vec<_> =
+        text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    if found.is_empty() {
+        let why = format!("--api-key-file: {} has no key, expected one in a line", path.display());
+        return Err(CliError::usage(why));
+    }
+    keys.extend(found);
+    Ok(keys)
 }
 
 /// Names of adapters are names of models.
@@ -333,21 +374,26 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         sequences: args.sequences.map(usize::from),
         max_queue: usize::from(args.max_queue),
         memory: args.memory,
-        api_keys: args.api_key.clone(),
+        api_keys: api_keys(args)?,
+        request_memory: args.request_memory,
+        allowed_hosts: args.allowed_host.clone(),
+        trim: Some(allocator::trim),
         log: args.log.then_some(log_line),
         warn: Some(warn),
         body_limit: usize::try_from(args.body_limit).unwrap_or(usize::MAX),
         prefixes: prefixes(args)?,
-        lora_dir: lora_dir(args)?,
+        lora_dir: folder("--lora-dir", args.lora_dir.as_ref())?,
         read_timeout: Duration::from_secs(args.read_timeout),
         timeout: args.timeout.map(Duration::from_secs),
         drain_timeout: Duration::from_secs(u64::from(args.drain_timeout)),
         traces: Traces::from_environment(Some(warn))?,
     };
     let named = names(args)?;
+    folder("--models", args.models.as_ref())?;
+    let beside = mlcc_serve::server_memory(&options);
     let shelf =
         Shelf { args: args.clone(), options, named: named.clone(), workers: Mutex::new(None), ui: *ui };
-    let (mut models, mut texts, mut committed) = (Vec::new(), Vec::new(), 0);
+    let (mut models, mut texts, mut committed) = (Vec::new(), Vec::new(), beside);
     // One that has no texts is no reason to serve none of the others.
     let several = named.len() > 1 || args.models.is_some();
     for (name, path) in named {
@@ -370,6 +416,11 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
             }
         }
     }
+    ui.note(format_args!(
+        "Memory at most: {} for models, {} for requests and kept answers (--request-memory).",
+        ui::bytes(committed - beside),
+        ui::bytes(beside)
+    ));
     let options = shelf.options.clone();
     let of_texts: Vec<String> = texts.iter().map(|(name, _)| name.clone()).collect();
     let ready = |address: SocketAddr, models: &[(String, usize)]| {

@@ -314,8 +314,10 @@ fn a_full_queue_says_so_and_a_reader_who_goes_makes_room() {
     until(|| server.post("/v1/completions", &completion(PROMPT, 1, 1)).status == 200);
     // Half a request takes no place, and neither does one whose sender goes before the answer.
     let mut half = TcpStream::connect(&server.address).unwrap();
-    half.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{\"prompt\"")
-        .unwrap();
+    half.write_all(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{\"prompt\"",
+    )
+    .unwrap();
     drop(half);
     let body = json!({"prompt": PROMPT, "max_tokens": 1_000_000, "ignore_eos": true});
     drop(server.open("POST", "/v1/completions", "", &body.to_string()));
@@ -471,4 +473,37 @@ fn inspect_tells_the_memory_that_a_server_asks_for() {
     failure(&mut inspect(&["--params"]), 2);
     let mut alone = mlcc();
     failure(alone.arg("inspect").arg(artifact()).args(["--sequences", "3"]), 2);
+}
+
+#[test]
+fn what_flags_name_is_there_when_the_server_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let (missing, keys) = (folder.path().join("missing"), folder.path().join("keys"));
+    let serve = |flag: &str, path: &std::path::Path| {
+        let mut serve = mlcc();
+        serve.arg("serve").arg(artifact()).args(["--port", "0", flag]).arg(path);
+        serve
+    };
+    for flag in ["--models", "--lora-dir", "--api-key-file"] {
+        fails_with(&mut serve(flag, &missing), &["missing"]);
+    }
+    std::fs::write(&keys, " \n\n").unwrap();
+    serve("--api-key-file", &keys).assert().code(2);
+    std::fs::write(&keys, "one\n two \n").unwrap();
+    // It looks like an artifact, and is a folder that a request must not build.
+    std::fs::create_dir_all(folder.path().join("models/x.so")).unwrap();
+    std::fs::write(folder.path().join("models/x.so/config.json"), "{}").unwrap();
+    let models = folder.path().join("models");
+    let [keys, models] = [&keys, &models].map(|path| path.to_str().unwrap());
+    let server =
+        Server::start(&["--api-key-file", keys, "--models", models, "--allowed-host", "chat.example"]);
+    assert_eq!(server.get("/v1/models").status, 401);
+    let ask = |path: &str, key: &str, body: &str| {
+        let method = if body.is_empty() { "GET" } else { "POST" };
+        Answer::read(server.open(method, path, &format!("Authorization: Bearer {key}\r\n"), body))
+    };
+    assert_eq!((ask("/v1/models", "one", "").status, ask("/v1/models", "two", "").status), (200, 200));
+    assert_eq!(ask("/v1/models", "three", "").status, 401);
+    let unknown = ask("/models/load", "two", r#"{"model": "x"}"#);
+    assert_eq!(unknown.error(), (404, "model_not_found".into(), "model".into()), "{}", unknown.body);
 }

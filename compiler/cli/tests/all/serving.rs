@@ -4,7 +4,6 @@
 //! That is so because their logits have the same bits, with schemes of integer activations: RWKV-4 in every case, the others but
 //! where a single row is compared with several (states that generated tokens have left). RWKV-6, RWKV-7 and experts round differently.
 
-use std::net::Ipv4Addr;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -478,21 +477,10 @@ fn a_server_counts_drafts_and_pages() {
             reads_adapters: None,
         };
         let options = ServeOptions {
-            host: Ipv4Addr::LOCALHOST.into(),
-            port: 0,
             sequences: Some(sequences),
             max_queue: 1,
             memory: Some(memory),
-            api_keys: Vec::new(),
-            log: None,
-            body_limit: 1,
-            prefixes: None,
-            lora_dir: None,
-            warn: None,
-            read_timeout: Duration::from_secs(1),
-            timeout: None,
-            drain_timeout: Duration::ZERO,
-            traces: mlcc_serve::Traces::default(),
+            ..ServeOptions::default()
         };
         Ready::model(&model, served, &options, 0).map(|ready| ready.need()).map_err(|error| error.to_string())
     };

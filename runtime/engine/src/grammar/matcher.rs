@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use llguidance::{CancellationHandle, Matcher};
 use llguidance::toktrie::SimpleVob;
+use llguidance::{CancellationHandle, Matcher};
 
 use super::{GrammarError, reason};
 use crate::tokenizer::TokenId;
@@ -99,7 +99,9 @@ impl Grammar {
         self.spent += took;
         self.is_slow |= took >= SLOW;
         let mut mask = mask.map_err(|error| match self.matcher.is_cancelled() {
-            true => GrammarError::SlowMask { seconds: MOST_FOR_MASK.as_secs(), text: MOST_FOR_TEXT.as_secs() },
+            true => {
+                GrammarError::SlowMask { seconds: MOST_FOR_MASK.as_secs(), text: MOST_FOR_TEXT.as_secs() }
+            }
             false => GrammarError::Step { reason: reason(error) },
         })?;
         let may_end = mask.is_allowed(self.vocab as u32);

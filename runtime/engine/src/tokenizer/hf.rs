@@ -69,9 +69,8 @@ impl HfTokenizer {
         let normalizer = value(serde_json::to_value(self.inner.get_normalizer()))?;
         let pre_tokenizer = value(serde_json::to_value(self.inner.get_pre_tokenizer()))?;
         let added: Vec<_> = self.inner.get_added_tokens_decoder().into_values().collect();
-        let added_tokens = added.iter().map(|token| {
-            serde_json::json!({"lstrip": token.lstrip, "rstrip": token.rstrip})
-        });
+        let added_tokens =
+            added.iter().map(|token| serde_json::json!({"lstrip": token.lstrip, "rstrip": token.rstrip}));
         let model = match self.inner.get_model() {
             tokenizers::ModelWrapper::BPE(bpe) => serde_json::json!({
                 "type": "BPE",

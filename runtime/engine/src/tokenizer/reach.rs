@@ -71,9 +71,7 @@ fn of_parts(parts: &Value) -> Option<usize> {
 fn keeps_all(part: &Value) -> bool {
     match part["type"].as_str() {
         None => part.is_null(),
-        Some("Sequence") => {
-            part["pretokenizers"].as_array().is_some_and(|parts| parts.iter().all(keeps_all))
-        }
+        Some("Sequence") => part["pretokenizers"].as_array().is_some_and(|parts| parts.iter().all(keeps_all)),
         Some("ByteLevel" | "Metaspace" | "Digits") => true,
         Some("Split" | "Punctuation") => part["behavior"].as_str().is_some_and(|kind| kind != "Removed"),
         Some(_) => false,
@@ -128,7 +126,10 @@ mod tests {
         assert_eq!(with("normalizer", json!({"type": "NFC"})), Some(4));
         let replace = |to: &str| json!({"type": "Replace", "pattern": {"String": "abcde"}, "content": to});
         assert_eq!(with("normalizer", replace("xy")), Some(3));
-        assert_eq!(with("normalizer", json!({"type": "Sequence", "normalizers": [{"type": "NFC"}, replace("x")]})), Some(20));
+        assert_eq!(
+            with("normalizer", json!({"type": "Sequence", "normalizers": [{"type": "NFC"}, replace("x")]})),
+            Some(20)
+        );
         for drops in [
             replace(""),
             json!({"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}),
@@ -141,13 +142,19 @@ mod tests {
         }
         assert_eq!(with("pre_tokenizer", json!({"type": "ByteLevel"})), Some(1));
         let split = |behavior| json!({"type": "Split", "pattern": {"String": " "}, "behavior": behavior});
-        assert_eq!(with("pre_tokenizer", json!({"type": "Sequence", "pretokenizers": [split("Isolated")]})), Some(1));
+        assert_eq!(
+            with("pre_tokenizer", json!({"type": "Sequence", "pretokenizers": [split("Isolated")]})),
+            Some(1)
+        );
         for drops in [split("Removed"), json!({"type": "Whitespace"}), json!({"type": "BertPreTokenizer"})] {
             assert_eq!(with("pre_tokenizer", drops.clone()), None, "{drops}");
         }
         assert_eq!(with("model", json!({"type": "WordPiece"})), None);
         assert_eq!(with("model", json!({"type": "Unigram"})), None);
         assert_eq!(with("model", json!({"type": "BPE", "end_of_word_suffix": "</w>"})), None);
-        assert_eq!(with("added_tokens", json!([{"content": "<mask>", "lstrip": true, "rstrip": false}])), None);
+        assert_eq!(
+            with("added_tokens", json!([{"content": "<mask>", "lstrip": true, "rstrip": false}])),
+            None
+        );
     }
 }

@@ -173,8 +173,9 @@ fn check(answer: &Answer, request: &str) {
 fn post(server: &Server, path: &str, body: &[u8]) -> Answer {
     let mut stream = TcpStream::connect(&server.address).unwrap();
     let length = body.len();
-    let head =
-        format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+    );
     // A refused request may be answered before it was read.
     let _ = stream.write_all(&[head.as_bytes(), body].concat());
     Answer::read(BufReader::new(stream))
@@ -259,9 +260,9 @@ fn changed_heads_end_nothing() {
     for case in 0..runs(1000) {
         let mut random = Choices(1 << 40 | case as u64);
         let mut request = match random.next(3) {
-            0 => format!("GET {} HTTP/1.1\r\nHost: x\r\nx-request-id: abc\r\nConnection: close\r\n\r\n", random.of(&paths)),
-            1 => format!("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nAuthorization: Bearer k\r\nContent-Length: {}\r\n\r\n{body}", body.len()),
-            _ => format!("POST /completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len()),
+            0 => format!("GET {} HTTP/1.1\r\nHost: localhost\r\nx-request-id: abc\r\nConnection: close\r\n\r\n", random.of(&paths)),
+            1 => format!("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAuthorization: Bearer k\r\nContent-Length: {}\r\n\r\n{body}", body.len()),
+            _ => format!("POST /completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len()),
         }
         .into_bytes();
         (0..=random.next(6)).for_each(|_| garble(&mut request, &mut random));

@@ -7,6 +7,7 @@ mod constraints;
 mod fuzz;
 #[allow(dead_code, reason = "the tests of `mlcc serve` use all of it")]
 mod http;
+mod limits;
 mod messages;
 mod models;
 mod openapi;
@@ -17,6 +18,7 @@ mod robust;
 mod scripted;
 mod seeds;
 mod server;
+mod sites;
 mod tools;
 #[allow(dead_code, reason = "the engine's tests use all of it")]
 #[path = "../../../engine/tests/all/toy/mod.rs"]

@@ -25,7 +25,9 @@ impl Library for Shelf {
             // Its context tells which one it is.
             "a" => Ok(Ready::step(Toy::new(false, Some(77)), served(None), 2)),
             "c" => Ok(Ready::step(Toy::new(false, Some(99)), served(None), 2)),
-            "broken" => Err(LoadError::Refused("broken.so ends in the middle of its code".into())),
+            "broken" => {
+                Err(LoadError::Refused("/srv/secret/broken.so ends in the middle of its code".into()))
+            }
             other => Err(LoadError::Unknown(other.into())),
         }
     }
@@ -135,7 +137,11 @@ fn a_broken_artifact_changes_nothing() {
     let server = server();
     let refused = server.post("/models/load", &json!({"model": "a", "artifact": "broken"}));
     assert_eq!(refused.error(), (422, "invalid_artifact".into(), "model".into()));
-    assert!(refused.body.contains("in the middle of its code"), "{}", refused.body);
+    assert!(
+        refused.body.contains("not loaded: broken.so ends in the middle of its code"),
+        "{}",
+        refused.body
+    );
     assert_eq!(context(&server, "a"), Value::Null);
     server.ask("/v1/completions", &completion("a"));
     let unknown = server.post("/models/load", &json!({"model": "../../etc/passwd"}));
@@ -150,4 +156,23 @@ fn a_broken_artifact_changes_nothing() {
         assert!([400, 404].contains(&status), "{body}: {status}");
     }
     assert_eq!(statuses(&server).len(), 4);
+}
+
+#[test]
+fn clients_give_names_of_bounded_length_and_number() {
+    let server = server();
+    let load = |name: &str| server.post("/models/load", &json!({"model": name, "artifact": "a"}));
+    for name in [&"x".repeat(257), "a\nb", ""] {
+        assert_eq!(load(name).error(), (400, "invalid_value".into(), "model".into()));
+    }
+    let mut names: Vec<String> = (0..62).map(|number| format!("{number}-{}", "n".repeat(200))).collect();
+    for name in &names {
+        assert_eq!(load(name).status, 200);
+    }
+    assert_eq!(load("one more").error(), (409, "too_many_models".into(), "model".into()));
+    // In the place of another there is room.
+    assert_eq!(load(&names[0]).status, 200);
+    let gone = names.pop().unwrap();
+    server.ask("/models/unload", &json!({"model": gone}));
+    until(|| load("one more").status == 200);
 }

@@ -85,7 +85,10 @@ fn markdown_is_read_in_one_pass() {
         ("**a *b** c*", "<p><strong>a *b</> c*</>"),
         ("*a* 2*3*4 ** b ** *c", "<p><em>a</> 2*3*4 ** b ** *c</>"),
         ("***a** b*c* `", "<p>*<strong>a</> b*c* `</>"),
-        ("# A `b`\n- c\n- **d**\n\n> e\n\n```js \n*f*\n```", "<h1>A <code>b</></><ul><li>c</><li><strong>d</></></><blockquote>e</><pre><code>*f*</></>"),
+        (
+            "# A `b`\n- c\n- **d**\n\n> e\n\n```js \n*f*\n```",
+            "<h1>A <code>b</></><ul><li>c</><li><strong>d</></></><blockquote>e</><pre><code>*f*</></>",
+        ),
         ("<b>&amp;</b>", "<p><b>&amp;</b></>"),
     ];
     let texts: Vec<&str> = cases.iter().map(|(text, _)| *text).collect();

@@ -74,7 +74,7 @@ fn begun(server: &Server, body: &Value, events: usize) -> std::io::BufReader<Tcp
 fn who_goes_away_in_any_phase_leaves_nothing_behind() {
     let server = server(&Toy::new(true, None));
     let text = |stream: bool| json!({"prompt": "ab".repeat(400), "max_tokens": 100_000_000, "ignore_eos": true, "stream": stream});
-    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n";
     for sent in ["", "POST", head, &format!("{head}\r\n"), &format!("{head}\r\n{{\"prompt\": \"a")] {
         let mut half = TcpStream::connect(&server.address).unwrap();
         half.write_all(sent.as_bytes()).unwrap();
@@ -105,7 +105,7 @@ fn who_sends_too_slowly_is_told_so_or_loses_the_connection() {
         stream.write_all(sent.as_bytes()).unwrap();
         stream
     };
-    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n";
     // Nothing, and half a head, of which more comes now and then.
     for sent in ["", "POST", head] {
         let mut stream = connect(sent);
@@ -164,7 +164,7 @@ fn bytes_that_are_no_request() {
     let body = b"{\"prompt\": \"\xff\xfe\"}";
     write!(
         bytes,
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
         body.len()
     )
     .unwrap();

@@ -1,6 +1,6 @@
 //! A server in a thread.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::{ChatTemplate, SamplingParams};
-use mlcc_serve::{Library, NoLibrary, Ready, ServeError, ServeOptions, Served, Stopped, Traces, serve};
+use mlcc_serve::{Library, NoLibrary, Ready, ServeError, ServeOptions, Served, Stopped, serve};
 
 pub use crate::http::Answer;
 use crate::http::Client;
@@ -18,21 +18,10 @@ use crate::vocabularies::world;
 
 pub fn options() -> ServeOptions {
     ServeOptions {
-        host: IpAddr::V4(Ipv4Addr::LOCALHOST),
-        port: 0,
-        sequences: None,
         max_queue: 16,
-        memory: None,
-        api_keys: Vec::new(),
-        log: None,
         body_limit: 1 << 20,
-        prefixes: None,
-        lora_dir: None,
-        warn: None,
-        read_timeout: Duration::from_secs(60),
-        timeout: None,
         drain_timeout: Duration::from_secs(60),
-        traces: Traces::default(),
+        ..ServeOptions::default()
     }
 }
 
