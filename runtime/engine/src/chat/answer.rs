@@ -60,7 +60,8 @@ impl AnswerParser {
     /// With the schemas of the arguments, in the order of the names: what stands in tags is a text or JSON by them.
     pub fn with_schemas(mut self, schemas: Vec<Json>) -> AnswerParser {
         if let ParserKind::Marked(parser) = &mut self.kind {
-            parser.schemas = schemas;
+            // Each choice of an answer has a copy of the parser.
+            parser.schemas = schemas.into();
         }
         self
     }

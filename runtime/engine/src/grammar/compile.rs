@@ -26,7 +26,9 @@ const MOST_COMPILING: usize = 4;
 /// The compiler is recursive over the nesting of a grammar.
 const STACK: usize = 64 << 20;
 /// About 2 KiB each, per running text.
-const MOST_LEXER_STATES: usize = 50_000;
+const MOST_LEXER_STATES: usize = 16_000;
+/// Items of a parser for one mask. Grammars of structured answers need some hundreds, very ambiguous ones ever more.
+const MOST_STEP_ITEMS: usize = 25_000;
 /// Grammars that are kept compiled.
 const KEPT: usize = 32;
 
@@ -67,6 +69,7 @@ impl GrammarCompiler {
             .map_err(|error| GrammarError::Tokenizer { reason: reason(error) })?;
         factory.quiet();
         factory.limits_mut().max_lexer_states = MOST_LEXER_STATES;
+        factory.limits_mut().step_max_items = MOST_STEP_ITEMS;
         // An error would repeat the text so far.
         factory.limits_mut().verbose_errors = false;
         Ok(GrammarCompiler { vocab, factory: Arc::new(factory), shared: Arc::default() })

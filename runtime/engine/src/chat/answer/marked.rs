@@ -1,5 +1,7 @@
 //! Answers whose reasoning and calls stand between markers.
 
+use std::sync::Arc;
+
 use serde_json::Value as Json;
 
 use super::AnswerPart;
@@ -56,7 +58,7 @@ pub(super) struct MarkedParser {
     /// Functions that may be called.
     pub(super) names: Vec<String>,
     /// The schemas of their arguments, as far as they are known.
-    pub(super) schemas: Vec<Json>,
+    pub(super) schemas: Arc<[Json]>,
     /// The function that is being called, by its number.
     pub(super) called: Option<usize>,
     pub(super) state: State,
@@ -84,7 +86,7 @@ impl MarkedParser {
             tags: calls.and_then(|calls| calls.tags.clone()),
             calls: calls.map(CallForm::of),
             names,
-            schemas: Vec::new(),
+            schemas: Arc::default(),
             called: None,
             state: if reasons { State::Reasoning } else { State::Begin },
             held: String::new(),
