@@ -179,3 +179,22 @@ pub fn with_symbols(bytes: &[u8], names: &[String]) -> Result<Vec<u8>, CodegenEr
     file.write(&mut out).map_err(|e| error(e.to_string()))?;
     Ok(out)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_hear_of_every_piece() {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let listener = CodeListener::new({
+            let heard = heard.clone();
+            move |done, total| heard.lock().unwrap().push((done, total))
+        });
+        let objects = Objects::new(None, Some(&listener));
+        assert_eq!(objects.run(2, &[2, 0, 1], Ok).unwrap(), [0, 1, 2]);
+        let mut heard = heard.lock().unwrap().clone();
+        heard.sort();
+        assert_eq!(heard, [(1, 3), (2, 3), (3, 3)]);
+    }
+}

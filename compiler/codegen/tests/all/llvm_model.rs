@@ -193,7 +193,7 @@ fn objects_of_earlier_builds_give_the_same_bytes() {
         }
         let toy = Toy::new(target);
         let build = |threads, cache: Option<&ObjectCache>| {
-            let jobs = Jobs { threads, cache: cache.cloned() };
+            let jobs = Jobs { threads, cache: cache.cloned(), listener: None };
             let library = compile_by(&toy.input(), "toy.so", &jobs).unwrap();
             (std::fs::read(library.path()).unwrap(), library.objects())
         };

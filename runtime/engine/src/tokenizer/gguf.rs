@@ -140,7 +140,10 @@ impl GgufVocabulary {
             ))
         })?;
         let setup = pre_tokenizer(pre).ok_or_else(|| {
-            wrong(format!("tokenizer.ggml.pre `{pre}` is not read; those that are: {}. {WAY_OUT}", known()))
+            let near = mlcc_files::did_you_mean(pre, known());
+            wrong(format!(
+                "tokenizer.ggml.pre `{pre}` is not read: {near}docs/checkpoints-and-tokenizers.md says which are. {WAY_OUT}"
+            ))
         })?;
         let unknown = self.named(self.unknown_token_id).map(|(name, _)| name);
         let mut bpe = BpeParts {

@@ -236,8 +236,8 @@ pub(super) fn pre_tokenizer(name: &str) -> Option<&'static PreTokenizer> {
 }
 
 /// All names, for messages.
-pub(super) fn known() -> String {
-    PRE_TOKENIZERS.iter().flat_map(|pre| pre.names).copied().collect::<Vec<_>>().join(", ")
+pub(super) fn known() -> impl Iterator<Item = &'static str> {
+    PRE_TOKENIZERS.iter().flat_map(|pre| pre.names).copied()
 }
 
 #[cfg(test)]

@@ -181,7 +181,7 @@ fn objects_of_earlier_builds_give_the_same_bytes() {
     let Some(target) = host() else { return };
     let folder = tempfile::tempdir().unwrap();
     let cache = Some(ObjectCache::new(folder.path(), ObjectCache::LIMIT));
-    let library = |threads, cache| build_by(&target, &Jobs { threads, cache });
+    let library = |threads, cache| build_by(&target, &Jobs { threads, cache, listener: None });
     let bytes = |library: &Library| std::fs::read(library.path()).unwrap();
     let fresh = library(1, None);
     let (first, second) = (library(3, cache.clone()), library(2, cache));
