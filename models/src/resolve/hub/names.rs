@@ -92,7 +92,7 @@ mod tests {
             "\".hidden\"",
             "\"../x\"",
             "/etc/passwd",
-            "\"/home/u/.profile\"",
+            "\"/etc/profile\"",
             "a/b",
             "a\\b",
             "W/W/\"a\"",
