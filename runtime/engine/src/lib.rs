@@ -42,4 +42,6 @@ pub use grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSpec};
 pub use model::{can_draft, is_batch_invariant, takes_drafts};
 pub use sampler::{Sampler, SamplingOverrides, SamplingParams};
 pub use special::SpecialIds;
-pub use tokenizer::{DecodeStream, SpecialTokens, TokenId, Tokenizer, TokenizerFile, TokenizerKind};
+pub use tokenizer::{
+    DecodeStream, SpecialTokens, TokenId, Tokenizer, TokenizerFile, TokenizerKind, Utf8Stream,
+};

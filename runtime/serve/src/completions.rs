@@ -2,7 +2,7 @@
 
 use mlcc_engine::sampler::{Logprobs, TokenLogprob};
 use mlcc_engine::serving::{Chosen, Finished, TextRequest};
-use mlcc_engine::{SpecialTokens, TokenId, Tokenizer};
+use mlcc_engine::{SpecialTokens, TokenId, Tokenizer, Utf8Stream};
 use serde_json::{Map, Value, json};
 
 use crate::chat::with_seeds;
@@ -11,7 +11,7 @@ use crate::fields::Fields;
 use crate::hosted::Hosted;
 use crate::known_fields;
 use crate::sampling::{Common, MOST_LOGPROBS, probabilities};
-use crate::shape::{Shape, finish_reason, finite, token_text};
+use crate::shape::{Shape, finish_reason, finite};
 use crate::texts::{Choice, Work};
 
 /// As the API has it.
@@ -62,8 +62,9 @@ pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
     let of =
         |prompt: &Prompt| with_seeds(&TextRequest { prompt: prompt.tokens.clone(), ..text.clone() }, choices);
     let requests: Vec<TextRequest> = prompts.iter().flat_map(of).collect();
-    let offsets = vec![0; requests.len()];
-    let shape = Completion { echo, logprobs: logprobs.is_some(), choices, prompts, offsets };
+    let places = vec![TextPlace::default(); requests.len()];
+    let special = text.special;
+    let shape = Completion { echo, logprobs: logprobs.is_some(), choices, prompts, special, places };
     Ok(Work {
         requests,
         choices,
@@ -116,42 +117,108 @@ struct Completion {
     logprobs: bool,
     choices: usize,
     prompts: Vec<Prompt>,
-    /// Characters of the tokens that were streamed, of each choice.
-    offsets: Vec<usize>,
+    /// Whether control tokens are in the text.
+    special: SpecialTokens,
+    /// Where the tokens that were streamed have come to, of each choice.
+    places: Vec<TextPlace>,
+}
+
+/// Where a text has come to.
+#[derive(Debug, Clone, Default)]
+struct TextPlace {
+    utf8: Utf8Stream,
+    /// Characters that are complete.
+    chars: usize,
+}
+
+impl TextPlace {
+    /// Where a token with these bytes begins, in characters: that of a part of a character is where the character is.
+    fn push(&mut self, bytes: &[u8]) -> usize {
+        let (begin, open) = (self.chars, self.utf8.is_open());
+        let Some((&first, rest)) = bytes.split_first() else { return begin };
+        let of_first = self.utf8.push(&[first]).chars().count();
+        self.chars += of_first + self.utf8.push(rest).chars().count();
+        // What was open is a character by itself, if this does not go on with it.
+        let goes_on = (0x80..0xc0).contains(&first) && of_first < 2;
+        begin + usize::from(open && !goes_on)
+    }
+
+    /// What is behind is another text.
+    fn finish(&mut self) {
+        self.chars += self.utf8.finish().chars().count();
+    }
 }
 
 /// Tokens in the form of `logprobs`.
 struct Entries<'t> {
     tokenizer: &'t Tokenizer,
+    special: SpecialTokens,
     tokens: Vec<Value>,
     logprobs: Vec<Value>,
     top: Vec<Value>,
     offsets: Vec<Value>,
-    offset: usize,
+    place: TextPlace,
+}
+
+/// A token by its text, as OpenAI names it: by its bytes where they are no text by themselves.
+fn token_name(tokenizer: &Tokenizer, id: TokenId) -> String {
+    let bytes = tokenizer.bytes_of(id).unwrap_or_default();
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().fold("bytes:".to_owned(), |name, byte| format!("{name}\\x{byte:02x}")),
+    }
+}
+
+/// Alternatives by their names. Of equal names the chosen token has it, or the likeliest; the others are named by their ids.
+fn alternatives(tokenizer: &Tokenizer, logprobs: &Logprobs) -> Map<String, Value> {
+    let chosen = logprobs.token.id;
+    let has_chosen = logprobs.top.iter().any(|token| token.id == chosen);
+    let chosen_name = has_chosen.then(|| token_name(tokenizer, chosen));
+    let mut entries = Map::new();
+    for &TokenLogprob { id, logprob } in &logprobs.top {
+        let name = token_name(tokenizer, id);
+        let taken = entries.contains_key(&name) || id != chosen && Some(&name) == chosen_name.as_ref();
+        entries.insert(if taken { format!("token_id:{id}") } else { name }, finite(logprob).into());
+    }
+    entries
 }
 
 impl<'t> Entries<'t> {
-    fn new(tokenizer: &'t Tokenizer, offset: usize) -> Self {
+    fn new(tokenizer: &'t Tokenizer, special: SpecialTokens, place: TextPlace) -> Self {
         let none = Vec::new;
-        Entries { tokenizer, tokens: none(), logprobs: none(), top: none(), offsets: none(), offset }
+        Entries { tokenizer, special, tokens: none(), logprobs: none(), top: none(), offsets: none(), place }
     }
 
+    /// A token that was written.
     fn push(&mut self, id: TokenId, logprobs: Option<&Logprobs>) {
-        let text = token_text(self.tokenizer, id);
-        self.offsets.push(self.offset.into());
-        self.offset += text.chars().count();
-        self.tokens.push(text.into());
+        let shown = self.special == SpecialTokens::Keep || !self.tokenizer.is_special(id);
+        let bytes = self.tokenizer.bytes_of(id).filter(|_| shown).unwrap_or_default();
+        self.add(id, bytes, logprobs);
+    }
+
+    /// `bytes` are those that the text has of it.
+    fn add(&mut self, id: TokenId, bytes: &[u8], logprobs: Option<&Logprobs>) {
+        self.offsets.push(self.place.push(bytes).into());
+        self.tokens.push(token_name(self.tokenizer, id).into());
         self.logprobs.push(logprobs.map_or(Value::Null, |l| finite(l.token.logprob).into()));
-        let entry =
-            |token: &TokenLogprob| (token_text(self.tokenizer, token.id), Value::from(finite(token.logprob)));
-        let top = logprobs.map(|l| l.top.iter().map(entry).collect::<Map<String, Value>>());
+        let top = logprobs.map(|logprobs| alternatives(self.tokenizer, logprobs));
         self.top.push(top.map_or(Value::Null, Value::Object));
     }
 
-    fn prompt(&mut self, tokens: &[TokenId], scored: &[Option<Logprobs>]) {
-        for (&id, logprobs) in tokens.iter().zip(scored) {
-            self.push(id, logprobs.as_ref());
+    fn prompt(&mut self, prompt: &Prompt, scored: &[Option<Logprobs>]) {
+        let mut rest = prompt.text.as_bytes();
+        for (&id, logprobs) in prompt.tokens.iter().zip(scored) {
+            let mut bytes = self.tokenizer.bytes_of(id).unwrap_or_default();
+            // Begin tokens, and the space that some tokenizers put before a text, are not in it.
+            if self.tokenizer.is_special(id) && !rest.starts_with(bytes) {
+                bytes = &[];
+            } else if self.place.chars == 0 && bytes.first() == Some(&b' ') && rest.first() != Some(&b' ') {
+                bytes = &bytes[1..];
+            }
+            rest = rest.get(bytes.len()..).unwrap_or_default();
+            self.add(id, bytes, logprobs.as_ref());
         }
+        self.place.finish();
     }
 
     fn value(self) -> Value {
@@ -170,8 +237,8 @@ impl Completion {
     }
 
     fn streamed(&mut self, index: usize, text: &str, entries: Option<Entries<'_>>) -> Value {
-        if let (Some(entries), Some(offset)) = (&entries, self.offsets.get_mut(index)) {
-            *offset = entries.offset;
+        if let (Some(entries), Some(place)) = (&entries, self.places.get_mut(index)) {
+            *place = entries.place.clone();
         }
         json!({
             "text": text,
@@ -181,8 +248,8 @@ impl Completion {
         })
     }
 
-    fn offset(&self, index: usize) -> usize {
-        self.offsets.get(index).copied().unwrap_or(0)
+    fn entries<'t>(&self, tokenizer: &'t Tokenizer, index: usize) -> Entries<'t> {
+        Entries::new(tokenizer, self.special, self.places.get(index).cloned().unwrap_or_default())
     }
 }
 
@@ -200,11 +267,11 @@ impl Shape for Completion {
     }
 
     fn whole(&self, tokenizer: &Tokenizer, index: usize, choice: &Choice) -> Value {
-        let mut entries = Entries::new(tokenizer, 0);
+        let mut entries = Entries::new(tokenizer, self.special, TextPlace::default());
         let mut text = String::new();
         if let Some(prompt) = self.prompt_of(index).filter(|_| self.echo) {
             text += &prompt.text;
-            entries.prompt(&prompt.tokens, choice.prompt.as_deref().unwrap_or_default());
+            entries.prompt(prompt, choice.prompt.as_deref().unwrap_or_default());
         }
         text += &choice.text;
         choice.tokens.iter().for_each(|token| entries.push(token.id, token.logprobs.as_ref()));
@@ -223,9 +290,9 @@ impl Shape for Completion {
     }
 
     fn prompt(&mut self, tokenizer: &Tokenizer, index: usize, scored: &[Option<Logprobs>]) -> Option<Value> {
-        let mut entries = Entries::new(tokenizer, self.offset(index));
+        let mut entries = self.entries(tokenizer, index);
         let prompt = self.prompt_of(index)?;
-        entries.prompt(&prompt.tokens, scored);
+        entries.prompt(prompt, scored);
         let text = prompt.text.clone();
         Some(self.streamed(index, &text, Some(entries)))
     }
@@ -242,7 +309,7 @@ impl Shape for Completion {
             return None;
         }
         let entries = token.map(|token| {
-            let mut entries = Entries::new(tokenizer, self.offset(index));
+            let mut entries = self.entries(tokenizer, index);
             entries.push(token.id, token.logprobs.as_ref());
             entries
         });

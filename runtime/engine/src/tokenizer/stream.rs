@@ -45,6 +45,11 @@ impl Utf8Stream {
         &self.text
     }
 
+    /// Whether a character is not complete yet.
+    pub fn is_open(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Ends the text: an incomplete character becomes one U+FFFD.
     pub fn finish(&mut self) -> &str {
         self.text.clear();
@@ -126,7 +131,9 @@ mod tests {
         assert_eq!(stream.push(&smile[..1]), "");
         assert_eq!(stream.push(&smile[1..3]), "");
         assert_eq!(stream.push(&[smile[3], b'!', 0xe4]), "😀!");
+        assert!(stream.is_open());
         assert_eq!(stream.push(b"a"), "\u{fffd}a");
+        assert!(!stream.is_open());
         assert_eq!(stream.finish(), "");
     }
 

@@ -8,6 +8,7 @@ mod fuzz;
 #[allow(dead_code, reason = "the tests of `mlcc serve` use all of it")]
 mod http;
 mod limits;
+mod logprobs;
 mod messages;
 mod models;
 mod openapi;
