@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::budget::RequestMemory;
 use crate::embeddings::TextModels;
 use crate::error::ApiError;
+use crate::hosted::Hosted;
 use crate::memory::request_memory;
 use crate::metrics::Metrics;
 use crate::models::{Models, entry};
@@ -29,7 +30,22 @@ impl App {
     /// All models, as `/v1/models` tells of them.
     pub fn list(&self) -> Vec<Value> {
         let texts = self.texts.names().map(|name| entry(name, self.server.started, "loaded", None));
-        self.models.list().into_iter().chain(texts).collect()
+        // The library knows their artifacts too.
+        let others = self.models.list().into_iter();
+        let others = others.filter(|model| self.texts.names().all(|name| model["id"] != name));
+        others.chain(texts).collect()
+    }
+
+    /// The model that a request for a text names, or the first one.
+    pub fn find(&self, name: Option<&str>) -> Result<Arc<Hosted>, ApiError> {
+        self.models.find(name).map_err(|error| {
+            let of_texts = match name {
+                Some(name) => self.texts.route(name).map(|route| (name, route)),
+                None if self.models.loaded().is_empty() => self.texts.first(),
+                None => None,
+            };
+            of_texts.map_or(error, |(name, route)| ApiError::writes_no_text(name, route))
+        })
     }
 
     pub fn describe(&self, name: &str) -> Result<Value, ApiError> {

@@ -27,6 +27,22 @@ impl TextModels {
         self.0.iter().map(|(name, _)| name.as_str())
     }
 
+    /// The route of a model.
+    pub fn route(&self, name: &str) -> Option<&'static str> {
+        let (_, model) = self.0.iter().find(|(known, _)| known == name)?;
+        let purpose = model.lock().unwrap_or_else(PoisonError::into_inner).purpose();
+        Some(match purpose {
+            Purpose::Embedding => "/v1/embeddings",
+            Purpose::Scores => "/v1/rerank",
+        })
+    }
+
+    /// The first model, with its route.
+    pub fn first(&self) -> Option<(&str, &'static str)> {
+        let name = self.names().next()?;
+        Some((name, self.route(name)?))
+    }
+
     /// Runs `work` with the first model, if there is one.
     pub fn with_first<T>(&self, work: impl FnOnce(&mut TextModel) -> T) -> Option<T> {
         let (_, model) = self.0.first()?;

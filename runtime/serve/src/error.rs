@@ -86,6 +86,16 @@ impl ApiError {
         Self::model(StatusCode::NOT_FOUND, "model_not_loaded", message)
     }
 
+    /// The model of a chat or a completion makes vectors or scores, by another route.
+    pub fn writes_no_text(name: &str, route: &str) -> Self {
+        let (does, wants) = match route {
+            "/v1/rerank" => ("scores documents for a query", "`query` and `documents`"),
+            _ => ("makes vectors of texts", "`input`"),
+        };
+        let message = format!("the model `{name}` {does} and writes none: send {wants} to {route}");
+        Self::model(StatusCode::BAD_REQUEST, "writes_no_text", message)
+    }
+
     pub fn no_model() -> Self {
         let message = "no model is loaded: /v1/models lists those that can be".to_owned();
         Self::model(StatusCode::NOT_FOUND, "model_not_loaded", message)

@@ -278,7 +278,7 @@ async fn of_model<T: Send + 'static>(
     let span = body.span.clone();
     let work = move |app: &App, mut fields: Fields, lease: &mut Lease| {
         let name: Option<String> = fields.take("model", "the name of the model")?;
-        let hosted = app.models.find(name.as_deref())?;
+        let hosted = app.find(name.as_deref())?;
         span.asks_for(&hosted.name);
         work(&hosted, fields, lease).map(|done| (hosted, done))
     };

@@ -446,6 +446,10 @@ fn the_server_gives_vectors_and_orders() {
     let server = crate::server::Server::of(&[&embedder, &reranker], &names);
     assert_eq!(server.ready["models"], json!(["small", "judge"]));
     assert_eq!(server.get("/v1/models/judge").json()["id"], "judge");
+    let listed = server.get("/v1/models").json();
+    let listed: Vec<&str> =
+        listed["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!(listed, ["small", "judge"]);
 
     let vector = |answer: &serde_json::Value, at: usize| {
         let row = &answer["data"][at];
@@ -481,7 +485,16 @@ fn the_server_gives_vectors_and_orders() {
         ("/v1/embeddings", json!({"input": "tree", "model": "large"}), 404, "large"),
         ("/v1/rerank", json!({"query": "tree", "documents": ["winter"], "model": "small"}), 400, "reranker"),
         ("/v1/rerank", json!({"documents": ["winter"]}), 400, "query"),
-        ("/v1/completions", json!({"prompt": "tree"}), 404, "no model is loaded"),
+        // A model that writes nothing says which route it is for.
+        ("/v1/completions", json!({"prompt": "tree"}), 400, "/v1/embeddings"),
+        (
+            "/v1/chat/completions",
+            json!({"model": "small", "messages": []}),
+            400,
+            "send `input` to /v1/embeddings",
+        ),
+        ("/v1/messages", json!({"model": "judge", "max_tokens": 1}), 400, "/v1/rerank"),
+        ("/v1/chat/completions", json!({"model": "large", "messages": []}), 404, "large"),
     ] {
         let answer = server.post(path, &body);
         assert!(answer.status == status && answer.body.contains(what), "{path} {body}: {}", answer.body);
