@@ -119,7 +119,8 @@ fn format(model: &Model, template: Option<&str>) -> PyResult<Option<ChatFormat>>
             )));
         }
     };
-    Ok(Some(ChatFormat::Template(Box::new(source.compile().map_err(refused)?))))
+    let template = carried::with_tokens(source, model).and_then(|source| source.compile());
+    Ok(Some(ChatFormat::Template(Box::new(template.map_err(refused)?))))
 }
 
 /// A time from Python.

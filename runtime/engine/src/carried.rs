@@ -1,10 +1,12 @@
 //! What an artifact carries for texts, beside its code and weights.
 
+use std::collections::BTreeMap;
+
 use mlcc_runtime::Model;
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::chat::{ChatError, ChatTemplate};
+use crate::chat::{ChatError, ChatSource, ChatTemplate};
 use crate::conversation::ChatFormat;
 use crate::family_sampling;
 use crate::generation_config::{ConfigError, GenerationConfig};
@@ -36,6 +38,21 @@ pub fn tokenizer(model: &Model) -> Result<Tokenizer, CarriedError> {
 pub fn chat_format(model: &Model) -> Result<Option<ChatFormat>, ChatError> {
     let Some(section) = model.chat() else { return Ok(None) };
     Ok(Some(ChatFormat::Template(Box::new(ChatTemplate::from_section(section)?))))
+}
+
+/// A template in the place of the artifact's own, with the model's special tokens.
+pub fn with_tokens(source: ChatSource, model: &Model) -> Result<ChatSource, ChatError> {
+    let own = model.chat().map(ChatSource::from_section).transpose()?;
+    let own = own.map(|own| own.tokens().clone()).filter(|tokens| !tokens.is_empty());
+    let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
+    Ok(source.with_tokens(own.unwrap_or_else(|| special_tokens(&metadata))))
+}
+
+/// The names of a model's special tokens with their texts (`bos_token`, ...), from an artifact's metadata.
+fn special_tokens(metadata: &Value) -> BTreeMap<String, String> {
+    let tokens = metadata.pointer("/tokenizer/special_tokens").and_then(Value::as_object);
+    let text = |(name, text): (&String, &Value)| Some((name.clone(), text.as_str()?.to_owned()));
+    tokens.into_iter().flatten().filter_map(text).collect()
 }
 
 /// The tokens that end a text, from an artifact's metadata.

@@ -116,7 +116,10 @@ pub(crate) fn known_format(model: &Model, name: Option<&str>) -> Result<Option<C
         None if model.plan().decoder_start().is_some() => return Ok(None),
         None => return Ok(mlcc_engine::carried::chat_format(model)?),
         Some(PLAIN) => return Ok(Some(ChatFormat::Plain)),
-        Some(name) => super::chat_template(name, &format!(", and {PLAIN}"))?.compile()?,
+        Some(name) => {
+            let source = super::chat_template(name, &format!(", and {PLAIN}"))?;
+            mlcc_engine::carried::with_tokens(source, model)?.compile()?
+        }
     };
     Ok(Some(ChatFormat::Template(Box::new(template))))
 }

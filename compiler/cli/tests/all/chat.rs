@@ -237,6 +237,44 @@ fn run_answers_by_the_template() {
     raw.arg("run").arg(&path).args(["-p", "a", "--raw", "-n", "2"]).assert().success();
 }
 
+/// Published templates write the begin and end tokens by these names.
+#[test]
+fn named_templates_know_the_special_tokens() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = folder.path().join("checkpoint");
+    std::fs::create_dir(&checkpoint).unwrap();
+    for file in std::fs::read_dir(books()).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), checkpoint.join(file.file_name())).unwrap();
+    }
+    // With tokens, and without a template.
+    let config = r#"{"bos_token": "<first>", "eos_token": {"content": "<last>"}}"#;
+    std::fs::write(checkpoint.join("tokenizer_config.json"), config).unwrap();
+    let template = folder.path().join("t.jinja");
+    std::fs::write(&template, "{{ raise_exception(bos_token ~ ' and ' ~ eos_token) }}").unwrap();
+    let build = |output: &str, more: &[&str]| {
+        let mut build = mlcc();
+        build
+            .args(["build", "-m", "checkpoint", "--quant", "q8f16_1", "--no-report", "-o", output])
+            .args(more);
+        build.current_dir(folder.path()).assert().success();
+    };
+    let said = |more: &[&str]| {
+        let mut chat = mlcc();
+        chat.arg("chat").args(more).current_dir(folder.path()).write_stdin("Hello\n");
+        String::from_utf8(chat.assert().code(1).get_output().stderr.clone()).unwrap()
+    };
+    build("plain.so", &[]);
+    build("told.so", &["--template", "t.jinja"]);
+    for chat in
+        [&["plain.so", "--template", "t.jinja"][..], &["told.so"], &["told.so", "--template", "t.jinja"]]
+    {
+        assert!(said(chat).contains("<first> and <last>"), "{chat:?}: {}", said(chat));
+    }
+    // The ids of the model say it where no file has names.
+    assert!(said(&[artifact().to_str().unwrap(), "--template", "t.jinja"]).contains(" and <|endoftext|>"));
+}
+
 #[test]
 fn mistakes_are_named_and_end_nothing() {
     let mut chat = mlcc();

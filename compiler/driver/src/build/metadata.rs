@@ -55,6 +55,7 @@ pub fn json(
             "tokens": t.tokenizer.vocab_size(),
             "bos_token_id": t.special.bos,
             "eos_token_ids": t.special.eos,
+            "special_tokens": t.names,
             "xxh3_128": hash(&t.file.bytes),
         })),
         "chat": source.chat.as_ref().map(|chat| json!({ "xxh3_128": hash(&chat.to_section()) })),

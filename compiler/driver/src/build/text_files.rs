@@ -1,11 +1,12 @@
 //! Tokenizer and chat template of a model: found, loaded, held against the model's vocabulary.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use mlcc_engine::chat::{BuiltinFormat, ChatFiles};
 use mlcc_engine::special::SpecialSources;
 use mlcc_engine::tokenizer::GgufVocabulary;
-use mlcc_engine::{ChatSource, SpecialIds, Tokenizer, TokenizerFile, TokenizerKind};
+use mlcc_engine::{ChatSource, SpecialIds, TokenId, Tokenizer, TokenizerFile, TokenizerKind};
 use mlcc_models::checkpoint::gguf::Metadata;
 use mlcc_models::{Checkpoint, CheckpointError, ModelError, Purpose, ResolvedModel, TextHead};
 
@@ -15,6 +16,8 @@ pub struct SourceTokenizer {
     pub file: TokenizerFile,
     pub tokenizer: Tokenizer,
     pub special: SpecialIds,
+    /// Special tokens by the names under which templates find them.
+    pub names: BTreeMap<String, String>,
 }
 
 /// The tokenizer that the user named, or the one beside the model.
@@ -35,7 +38,33 @@ pub(super) fn tokenizer(
         tokenizer_config: tokenizer_config.as_deref(),
     };
     let special = SpecialIds::resolve(&tokenizer, sources)?;
-    Ok(Some(SourceTokenizer { file, tokenizer, special }))
+    let names = special_names(model, checkpoint, &tokenizer, &special)?;
+    Ok(Some(SourceTokenizer { file, tokenizer, special, names }))
+}
+
+/// Special tokens by the names under which templates find them: those of the GGUF file, of the model's files, or by their ids.
+fn special_names(
+    model: &ResolvedModel,
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    special: &SpecialIds,
+) -> Result<BTreeMap<String, String>, BuildError> {
+    let mut names = gguf_tokens(&checkpoint.metadata).map_err(ModelError::from)?;
+    if names.is_empty() {
+        let tokenizer_config = read(model.files.tokenizer_config.as_deref())?;
+        let special_tokens_map = read(model.files.special_tokens_map.as_deref())?;
+        names = ChatSource::tokens_from_files(ChatFiles {
+            tokenizer_config: tokenizer_config.as_deref(),
+            special_tokens_map: special_tokens_map.as_deref(),
+            ..ChatFiles::default()
+        })?;
+    }
+    if names.is_empty() {
+        let ids = [("bos_token", special.bos), ("eos_token", special.eos.first().copied())];
+        let text = |id: Option<TokenId>| String::from_utf8(tokenizer.bytes_of(id?)?.to_vec()).ok();
+        names.extend(ids.into_iter().filter_map(|(name, id)| Some((name.to_owned(), text(id)?))));
+    }
+    Ok(names)
 }
 
 fn tokenizer_file(
@@ -97,17 +126,21 @@ fn gguf_chat(metadata: &Metadata) -> Result<Option<ChatSource>, CheckpointError>
             source = source.with_template(name, text);
         }
     }
+    Ok(Some(source.with_tokens(gguf_tokens(metadata)?)))
+}
+
+/// The names of the special tokens in a GGUF file's metadata.
+fn gguf_tokens(metadata: &Metadata) -> Result<BTreeMap<String, String>, CheckpointError> {
     let tokens = metadata.strings("tokenizer.ggml.tokens")?;
+    let mut names = BTreeMap::new();
     for (token, key) in
         [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")]
     {
         let id = metadata.number(&format!("tokenizer.ggml.{key}_token_id"))?;
         let text = id.and_then(|id| tokens.get(usize::try_from(id).ok()?));
-        if let Some(text) = text {
-            source = source.with_token(token, text);
-        }
+        names.extend(text.map(|text| (token.to_owned(), text.clone())));
     }
-    Ok(Some(source))
+    Ok(names)
 }
 
 /// The chat template that the user named, that of the model's files, or the format that belongs to its kind. One of the
@@ -133,7 +166,8 @@ pub(super) fn chat(
             special_tokens_map: special_tokens_map.as_deref(),
         })?,
     };
-    let named = options.template.as_ref().map(|template| template.clone().with_tokens_of(found.clone()));
+    let tokens = || tokenizer.map(|tokenizer| tokenizer.names.clone()).unwrap_or_default();
+    let named = options.template.as_ref().map(|template| template.clone().with_tokens(tokens()));
     if let Some(head) = model.config.architecture.texts().filter(|head| head.purpose == Purpose::Scores) {
         return pairs(model, head, named, found);
     }

@@ -46,11 +46,15 @@ impl ChatSource {
         ChatSource { builtin: Some(format.name().to_owned()), ..ChatSource::default() }
     }
 
-    /// This template, with the special tokens of `other`.
+    /// This template, with the special tokens of a model, by the names under which templates find them.
     #[must_use]
-    pub fn with_tokens_of(mut self, other: Option<ChatSource>) -> ChatSource {
-        self.tokens = other.map(|other| other.tokens).unwrap_or_default();
-        self
+    pub fn with_tokens(self, tokens: BTreeMap<String, String>) -> ChatSource {
+        ChatSource { tokens, ..self }
+    }
+
+    /// Special tokens by the names under which templates find them.
+    pub fn tokens(&self) -> &BTreeMap<String, String> {
+        &self.tokens
     }
 
     /// Adds a template under a name (`tool_use`).
@@ -87,12 +91,14 @@ impl ChatSource {
         if templates.is_empty() {
             return Ok(None);
         }
-        let mut tokens = BTreeMap::new();
-        for name in TOKENS {
-            let token = config.get(name).or_else(|| map.get(name)).and_then(token_text);
-            tokens.extend(token.map(|text| (name.to_owned(), text.to_owned())));
-        }
-        Ok(Some(ChatSource { templates, tokens, builtin: None }))
+        Ok(Some(ChatSource { templates, tokens: special_tokens(&config, &map), builtin: None }))
+    }
+
+    /// The special tokens that the files name, whether they have a template or not.
+    pub fn tokens_from_files(files: ChatFiles<'_>) -> Result<BTreeMap<String, String>, ChatError> {
+        let config = parse("tokenizer_config.json", files.tokenizer_config)?;
+        let map = parse("special_tokens_map.json", files.special_tokens_map)?;
+        Ok(special_tokens(&config, &map))
     }
 
     pub fn to_section(&self) -> Vec<u8> {
@@ -134,6 +140,12 @@ fn templates_of(file: &str, field: Option<&Value>) -> Result<Vec<(String, String
         }
         Some(_) => Err(wrong(file, "`chat_template` should be a text or a list of named templates")),
     }
+}
+
+fn special_tokens(config: &Value, map: &Value) -> BTreeMap<String, String> {
+    let text =
+        |name: &str| config.get(name).and_then(token_text).or_else(|| map.get(name).and_then(token_text));
+    TOKENS.iter().filter_map(|&name| Some((name.to_owned(), text(name)?.to_owned()))).collect()
 }
 
 /// Older files give the whole token, newer ones its text.
