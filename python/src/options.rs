@@ -110,6 +110,7 @@ fn sampling(options: &mut Options<'_, '_>) -> PyResult<SamplingOverrides> {
         presence_penalty: options.take("presence_penalty", NUMBER)?,
         frequency_penalty: options.take("frequency_penalty", NUMBER)?,
         seed: options.take("seed", COUNT)?,
+        ..SamplingOverrides::default()
     })
 }
 

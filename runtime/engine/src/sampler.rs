@@ -1,17 +1,20 @@
 //! Logits to one token.
 //!
-//! Order: changes of a request (biases, no end yet), penalties, grammar, temperature, top-k, top-p, min-p, draw (the order of ggml's
-//! GPT-2 example and of transformers). Each cut keeps a prefix of the candidates sorted by probability, so they commute with sorting only the front.
+//! Order: changes of a request (biases, no end yet), penalties, DRY, grammar, temperature, top-k, typical, top-p, min-p, XTC, draw (the
+//! order of ggml's GPT-2 example and of transformers); Mirostat stands for all cuts. Each usual cut keeps a prefix of the candidates sorted by probability, so they commute with sorting only the front.
 //!
 //! Invariants: equal logits are ordered by the lower id, so a result never depends on the way of sorting; NaN is never
 //! chosen; after the first token nothing is allocated (an unbounded penalty window grows, and nothing else).
 
 mod changes;
+mod dry;
+mod extra;
 mod history;
 mod likeliest;
 mod logprobs;
 mod params;
 mod pcg;
+mod rare;
 mod scan;
 
 use std::hash::{BuildHasher, Hasher};
@@ -19,13 +22,16 @@ use std::hash::{BuildHasher, Hasher};
 use thiserror::Error;
 
 pub use changes::LogitChanges;
+pub use extra::{DryParams, ExtraSamplers, MirostatParams};
 pub use logprobs::{Logprobs, TokenLogprob, logprobs};
 pub use params::{ParamError, SamplingOverrides, SamplingParams};
 pub use pcg::Pcg64;
 
 use crate::grammar::Grammar;
 use crate::tokenizer::TokenId;
+use dry::RepeatedText;
 use history::History;
+use rare::SurpriseLimit;
 
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum SampleError {
@@ -68,6 +74,8 @@ pub struct Sampler {
     /// Tokens chosen so far.
     chosen: usize,
     history: History,
+    repeated: RepeatedText,
+    limit: SurpriseLimit,
     /// The logits after changes and penalties.
     changed: Vec<f32>,
     candidates: Vec<Candidate>,
@@ -88,7 +96,8 @@ impl Sampler {
         changes.check(vocab)?;
         let seed = params.seed.unwrap_or_else(random_seed);
         let history = History::new(&params, vocab);
-        let top_k = bounded_top_k(&params, vocab);
+        let top_k = bounded_top_k(&params, vocab).filter(|_| params.extra.mirostat.is_none());
+        let changes_logits = params.penalizes() || params.extra.dry.is_on() || changes.apply_after(0);
         let room =
             if params.is_greedy() { 1 } else { top_k.map_or(vocab, scan::buffer_size).min(vocab.max(1)) };
         Ok(Sampler {
@@ -96,7 +105,9 @@ impl Sampler {
             seed,
             rng: Pcg64::new(seed),
             history,
-            changed: Vec::with_capacity(if params.penalizes() || changes.apply_after(0) { vocab } else { 0 }),
+            repeated: RepeatedText::new(&params.extra.dry, vocab),
+            limit: SurpriseLimit::new(&params.extra),
+            changed: Vec::with_capacity(if changes_logits { vocab } else { 0 }),
             changes,
             chosen: 0,
             candidates: Vec::with_capacity(room),
@@ -116,11 +127,14 @@ impl Sampler {
     /// Tells the sampler that `token` is part of the text (of the prompt, or chosen), for the penalties.
     pub fn accept(&mut self, token: TokenId) {
         self.history.push(token);
+        self.repeated.push(token);
     }
 
     /// Forgets the text and starts the random numbers anew.
     pub fn reset(&mut self) {
         self.history.clear();
+        self.repeated.clear();
+        self.limit = SurpriseLimit::new(&self.params.extra);
         self.chosen = 0;
         self.rng = Pcg64::new(self.seed);
     }
@@ -145,14 +159,16 @@ impl Sampler {
         self.chosen += 1;
         // Exactly one number per token, also when there is no choice: later tokens then do not depend on it.
         let mut left = self.rng.next_f64();
-        for candidate in &self.candidates {
+        let drawn = self.candidates.iter().find(|candidate| {
             left -= candidate.probability;
-            if left < 0.0 {
-                return Some(candidate.id);
-            }
-        }
+            left < 0.0
+        });
         // Rounding may leave a rest of 1e-16 after the last one.
-        self.candidates.last().map(|c| c.id)
+        let drawn = drawn.or(self.candidates.last())?;
+        if let Some(mirostat) = self.params.extra.mirostat.filter(|_| !self.params.is_greedy()) {
+            self.limit.follow(mirostat, drawn.probability);
+        }
+        Some(drawn.id)
     }
 
     /// The tokens that may be drawn, with probabilities that sum to 1; sorted by probability where top-k or top-p cuts.
@@ -167,13 +183,14 @@ impl Sampler {
             return Err(SampleError::Length { expected: self.vocab, found: logits.len() });
         }
         let changes = self.changes.apply_after(self.chosen) || grammar.is_some();
-        let logits = if self.history.is_empty() && !changes {
+        let logits = if self.history.is_empty() && self.repeated.is_empty() && !changes {
             logits
         } else {
             self.changed.clear();
             self.changed.extend_from_slice(logits);
             self.changes.apply(self.chosen, &mut self.changed);
             self.history.penalize(&self.params, &mut self.changed);
+            self.repeated.penalize(&self.params.extra.dry, &mut self.changed);
             if let Some(grammar) = grammar {
                 grammar.restrict(&mut self.changed);
             }
@@ -187,6 +204,8 @@ impl Sampler {
         let best = scan::best(logits).ok_or(nothing)?;
         if self.params.is_greedy() {
             self.candidates.push(Candidate { probability: 1.0, ..best });
+        } else if self.params.extra.cuts() {
+            rare::cut(&self.params, logits, best, self.limit, &mut self.rng, &mut self.candidates);
         } else {
             cut(&self.params, logits, best, &mut self.candidates);
         }

@@ -30,6 +30,11 @@ fn sampling(params: &SamplingParams) -> Value {
         "repeat_last_n": params.repeat_last_n,
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
+        "typical_p": params.extra.typical_p,
+        "xtc_probability": params.extra.xtc_probability,
+        "xtc_threshold": params.extra.xtc_threshold,
+        "dry_multiplier": params.extra.dry.multiplier,
+        "mirostat": if params.extra.mirostat.is_some() { 2 } else { 0 },
         "seed": params.seed,
     })
 }

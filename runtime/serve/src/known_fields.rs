@@ -44,11 +44,13 @@ const fn ignored(name: &'static str) -> KnownField {
     field(name, Any, "")
 }
 
-/// The samplers of llama.cpp's server in its order, which is that of this one.
+/// The samplers in their order here, and behind it again those that llama.cpp's server puts before the temperature: its usual list,
+/// which many of its clients send, is a part of it as well.
 const SAMPLERS: &[&str] = &[
     "penalties",
     "dry",
     "top_n_sigma",
+    "temperature",
     "top_k",
     "typ_p",
     "typical_p",
@@ -93,30 +95,9 @@ pub const TEXTS: &[KnownField] = &[
     ignored("speculative.n_min"),
     ignored("speculative.p_min"),
     // Samplers, and what belongs to them.
-    field("typical_p", Number(1.0), "typical sampling; `min_p` and `top_p` leave out unlikely tokens"),
-    field("typ_p", Number(1.0), "typical sampling; `min_p` and `top_p` leave out unlikely tokens"),
     field("tfs_z", Number(1.0), "tail-free sampling; `min_p` and `top_p` leave out unlikely tokens"),
     field("top_a", Number(0.0), "top-a sampling; `min_p` is like it"),
     field("top_n_sigma", AtMost(0.0), "top-n-sigma sampling; `min_p` leaves out unlikely tokens"),
-    field(
-        "xtc_probability",
-        AtMost(0.0),
-        "XTC sampling; a higher `temperature` makes unlikely tokens likelier",
-    ),
-    ignored("xtc_threshold"),
-    field(
-        "dry_multiplier",
-        Number(0.0),
-        "the DRY penalty; `repeat_penalty` and `frequency_penalty` are against repetitions",
-    ),
-    ignored("dry_base"),
-    ignored("dry_allowed_length"),
-    ignored("dry_penalty_last_n"),
-    ignored("dry_sequence_breakers"),
-    field("mirostat", Number(0.0), "Mirostat; `temperature` and `top_p` choose how free a text is"),
-    field("mirostat_mode", Number(0.0), "Mirostat; `temperature` and `top_p` choose how free a text is"),
-    ignored("mirostat_tau"),
-    ignored("mirostat_eta"),
     field("dynatemp_range", Number(0.0), "a temperature that changes; `temperature` is a fixed one"),
     ignored("dynatemp_exponent"),
     field(
@@ -135,7 +116,7 @@ pub const TEXTS: &[KnownField] = &[
     field(
         "samplers",
         Ordered(SAMPLERS),
-        "samplers that are not here, or another order; theirs is that of llama.cpp's server",
+        "other samplers or another order; docs/run.md has those that there are",
     ),
     field("logits_processors", Empty, "code that changes logits; `logit_bias` adds to them"),
     field("custom_logit_processor", Empty, "code that changes logits; `logit_bias` adds to them"),
@@ -392,15 +373,15 @@ mod tests {
     fn neutral_values_ask_for_nothing() {
         let known = |name: &str, value: Value| check(name, &value, &[TEXTS, CHATS]);
         for (name, neutral, asks) in [
-            ("typical_p", json!(1), json!(0.9)),
-            ("dry_multiplier", json!(0.0), json!(0.8)),
+            ("tfs_z", json!(1), json!(0.9)),
+            ("dynatemp_range", json!(0.0), json!(0.8)),
             ("id_slot", json!(-1), json!(3)),
             ("top_n_sigma", json!(-1.0), json!(2.0)),
             ("use_beam_search", json!(false), json!(true)),
             ("logits_processors", json!([]), json!(["x"])),
             ("detokenize", json!(true), json!(false)),
             ("modalities", json!(["text"]), json!(["text", "audio"])),
-            ("samplers", json!(["top_k", "temperature"]), json!(["temperature", "top_k"])),
+            ("samplers", json!(["top_k", "temperature"]), json!(["min_p", "top_k"])),
             ("web_search_options", Value::Null, json!({})),
             ("function_call", json!("auto"), json!({"name": "f"})),
             ("spelled_wrong", json!([]), json!(false)),

@@ -31,6 +31,7 @@ mod page;
 mod reasoning;
 mod responses;
 mod routes;
+mod samplers;
 mod sampling;
 mod serve;
 mod shape;

@@ -11,6 +11,7 @@ use crate::constraint::Constraint;
 use crate::error::ApiError;
 use crate::fields::{Fields, OneOrMany};
 use crate::hosted::Hosted;
+use crate::samplers;
 
 /// Most texts of one prompt.
 const MOST_CHOICES: usize = 128;
@@ -46,7 +47,7 @@ impl Common {
         hosted: &Hosted,
         usual_length: Option<usize>,
     ) -> Result<Common, ApiError> {
-        let sampling = hosted.sampling.clone().with(&overrides(fields)?);
+        let sampling = hosted.sampling.clone().with(&overrides(fields, hosted)?);
         sampling.check().map_err(wrong_param)?;
         let count = "a whole number, 0 or more";
         let old = fields.take::<usize>("max_tokens", count)?.or(predicted(fields)?);
@@ -130,7 +131,7 @@ fn wrong_param(error: ParamError) -> ApiError {
     )
 }
 
-fn overrides(fields: &mut Fields) -> Result<SamplingOverrides, ApiError> {
+fn overrides(fields: &mut Fields, hosted: &Hosted) -> Result<SamplingOverrides, ApiError> {
     let number = "a number";
     let count = "a whole number, 0 or more";
     let other = fields.take("repetition_penalty", number)?;
@@ -145,6 +146,7 @@ fn overrides(fields: &mut Fields) -> Result<SamplingOverrides, ApiError> {
         presence_penalty: fields.take("presence_penalty", number)?,
         frequency_penalty: fields.take("frequency_penalty", number)?,
         seed: seed(fields)?,
+        extra: samplers::take(fields, hosted)?,
     })
 }
 
@@ -178,10 +180,21 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     }
 }
 
+/// As OpenAI's clients send them, or llama.cpp's.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum Biases {
+    Map(BTreeMap<String, f32>),
+    Pairs(Vec<(TokenId, f32)>),
+}
+
 fn biases(fields: &mut Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
-    let map: Option<BTreeMap<String, f32>> =
-        fields.take("logit_bias", "an object of token ids and numbers")?;
-    let map = map.unwrap_or_default();
+    let biases: Option<Biases> = fields.take("logit_bias", "an object of token ids and numbers")?;
+    let map: BTreeMap<String, f32> = match biases {
+        None => BTreeMap::new(),
+        Some(Biases::Map(map)) => map,
+        Some(Biases::Pairs(pairs)) => pairs.into_iter().map(|(id, bias)| (id.to_string(), bias)).collect(),
+    };
     let wrong = |message: String| ApiError::field("logit_bias", "invalid_value", message);
     if map.len() > MOST_BIASES {
         return Err(wrong(format!(

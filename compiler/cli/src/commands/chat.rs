@@ -78,7 +78,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
     let format = format(&model, args.template.as_deref(), ui)?;
     let settings = ChatSettings {
-        sampling: run::sampling(&metadata, &args.sampling)?,
+        sampling: run::sampling(&metadata, &args.sampling, &tokenizer)?,
         max_tokens: usize::try_from(args.predict).ok(),
         stop: args.stop.clone(),
     };

@@ -20,6 +20,7 @@ mod ranks;
 pub mod rerank;
 mod resources;
 pub mod run;
+mod samplers;
 pub mod serve;
 mod speculation;
 pub mod targets;

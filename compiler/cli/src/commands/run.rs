@@ -18,6 +18,7 @@ use mlcc_runtime::{Adapter, Factors, Model, Session, Topology};
 use serde_json::Value;
 
 use crate::commands::form::TextForm;
+use crate::commands::samplers::SamplerFlags;
 use crate::commands::speculation::Speculation;
 use crate::commands::{chat, read_stdin, read_text};
 use crate::error::CliError;
@@ -118,6 +119,8 @@ pub(crate) struct Sampling {
     /// Always the likeliest token
     #[arg(long, conflicts_with = "temp")]
     greedy: bool,
+    #[command(flatten)]
+    samplers: SamplerFlags,
 }
 
 /// A seed as users write it: a number, or -1 for another one each time (`None`).
@@ -137,7 +140,7 @@ impl Seed {
 }
 
 impl Sampling {
-    fn overrides(&self) -> SamplingOverrides {
+    fn overrides(&self, tokenizer: &Tokenizer) -> SamplingOverrides {
         SamplingOverrides {
             temperature: if self.greedy { Some(0.0) } else { self.temp },
             top_k: self.top_k,
@@ -148,6 +151,7 @@ impl Sampling {
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             seed: self.seed.and_then(|seed| seed.0),
+            extra: self.samplers.samplers(tokenizer),
         }
     }
 }
@@ -181,7 +185,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         stop: &stop,
         grammar,
         cancel: Some(interrupt::flag()),
-        ..Request::new(&ids, sampling(&metadata, &args.sampling)?)
+        ..Request::new(&ids, sampling(&metadata, &args.sampling, &tokenizer)?)
     };
     ui.detail(format_args!(
         "{} on {} with {}",
@@ -385,8 +389,12 @@ fn session(
 }
 
 /// Tool defaults, then the model's generation_config.json or what its family is used with, then flags.
-pub(crate) fn sampling(metadata: &Value, flags: &Sampling) -> Result<SamplingParams, CliError> {
-    let flags = flags.overrides();
+pub(crate) fn sampling(
+    metadata: &Value,
+    flags: &Sampling,
+    tokenizer: &Tokenizer,
+) -> Result<SamplingParams, CliError> {
+    let flags = flags.overrides(tokenizer);
     SamplingParams::default().with(&flags).check().map_err(|e| {
         CliError::usage(format!("--{} is {}, expected {}", e.name.replace('_', "-"), e.found, e.expected))
     })?;

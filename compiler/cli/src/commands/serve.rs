@@ -192,7 +192,7 @@ impl Shelf {
         let served = Served {
             drafter,
             draft,
-            sampling: run::sampling(&metadata, &args.sampling)?,
+            sampling: run::sampling(&metadata, &args.sampling, &tokenizer)?,
             format,
             eos: mlcc_engine::carried::eos_ids(&metadata),
             executor: model.executor().to_owned(),

@@ -27,7 +27,10 @@ impl Sampler {
     fn fill_among(&self, likeliest: &[Likely], candidates: &mut Vec<Candidate>) -> Option<()> {
         let only_lower = self.changes.only_lower() && self.params.only_lower();
         // Several infinite logits are equal to the largest number.
-        if !only_lower || likeliest.first().is_none_or(|first| first.logit > f32::MAX) {
+        if !only_lower
+            || self.params.extra.is_on()
+            || likeliest.first().is_none_or(|first| first.logit > f32::MAX)
+        {
             return None;
         }
         let numbers = likeliest.iter().take_while(|l| l.logit > f32::NEG_INFINITY);

@@ -3,6 +3,8 @@
 
 use thiserror::Error;
 
+use super::ExtraSamplers;
+
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
     /// 0 is greedy.
@@ -21,6 +23,7 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// `None`: another text each time.
     pub seed: Option<u64>,
+    pub extra: ExtraSamplers,
 }
 
 impl Default for SamplingParams {
@@ -35,6 +38,7 @@ impl Default for SamplingParams {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             seed: None,
+            extra: ExtraSamplers::default(),
         }
     }
 }
@@ -51,6 +55,8 @@ pub struct SamplingOverrides {
     pub presence_penalty: Option<f32>,
     pub frequency_penalty: Option<f32>,
     pub seed: Option<u64>,
+    /// All of them.
+    pub extra: Option<ExtraSamplers>,
 }
 
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -75,6 +81,7 @@ impl SamplingParams {
             presence_penalty: over.presence_penalty.unwrap_or(self.presence_penalty),
             frequency_penalty: over.frequency_penalty.unwrap_or(self.frequency_penalty),
             seed: over.seed.or(self.seed),
+            extra: over.extra.clone().unwrap_or(self.extra),
         }
     }
 
@@ -110,7 +117,7 @@ impl SamplingParams {
                 expected: "-1 (all), 0 (off) or a number of tokens",
             });
         }
-        Ok(())
+        self.extra.check()
     }
 
     /// Whether the penalties make no logit larger.

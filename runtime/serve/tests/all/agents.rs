@@ -214,7 +214,7 @@ fn neutral_fields_of_other_servers_change_nothing() {
         server.ask("/v1/chat/completions", &with(&base, hi()))["choices"]
     );
     for (name, value) in [
-        ("typical_p", json!(0.5)),
+        ("tfs_z", json!(0.5)),
         ("id_slot", json!(1)),
         ("use_beam_search", json!(true)),
         ("best_of", json!(4)),
@@ -256,6 +256,9 @@ fn tokens_that_end_a_text_may_be_named() {
     let stopped = with(&base, json!({"stop_token_ids": [u32::from(third) + 1]}));
     let ended = server.ask("/v1/completions", &stopped)["choices"][0].clone();
     assert_eq!((ended["text"].as_str().unwrap(), &ended["finish_reason"]), (&text[..at], &json!("stop")));
+    // Biases in the form of llama.cpp's clients.
+    let biased = with(&base, json!({"logit_bias": [[u32::from(b'q') + 1, 100.0]], "max_tokens": 3}));
+    assert_eq!(server.ask("/v1/completions", &biased)["choices"][0]["text"], "qqq");
     let least = server.ask("/v1/completions", &with(&stopped, json!({"min_tokens": 12})));
     assert!(least["usage"]["completion_tokens"].as_u64().unwrap() >= 12);
     let wrong = server.post("/v1/completions", &with(&base, json!({"stop_token_ids": [100000]})));
@@ -318,5 +321,43 @@ fn reasoning_is_told_apart_inside_or_not_at_all() {
         for event in server.stream("/v1/chat/completions", &streamed) {
             assert!(event["choices"][0]["delta"]["reasoning_content"].is_null(), "{event}");
         }
+    }
+}
+
+#[test]
+fn samplers_of_llama_cpp_are_used() {
+    let server = server(TEMPLATE);
+    let base = json!({"prompt": "ab", "max_tokens": 24, "seed": 3, "temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "ignore_eos": true});
+    let text = |more: Value| {
+        let answer = server.ask("/v1/completions", &with(&base, more));
+        answer["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let plain = text(json!({}));
+    for more in [
+        json!({"typical_p": 0.3}),
+        json!({"typ_p": 0.3}),
+        json!({"xtc_probability": 1, "xtc_threshold": 0.01}),
+        json!({"mirostat": 2, "mirostat_tau": 1.0}),
+        json!({"dry_multiplier": 50, "dry_allowed_length": 0, "dry_sequence_breakers": ["z"]}),
+    ] {
+        let (once, again) = (text(more.clone()), text(more.clone()));
+        assert_eq!(once, again, "{more}");
+        assert_ne!(once, plain, "{more}");
+    }
+    // A token that has been there would be a repetition of length 0: greedy texts have each at most once.
+    let all = json!({"temperature": 0, "dry_multiplier": 1e6, "dry_allowed_length": 0, "dry_sequence_breakers": []});
+    let text = text(all);
+    let mut letters: Vec<char> = text.chars().filter(|c| *c != char::REPLACEMENT_CHARACTER).collect();
+    letters.sort_unstable();
+    assert!(letters.windows(2).all(|pair| pair[0] != pair[1]) && letters.len() > 4, "{text}");
+    for (more, param) in [
+        (json!({"mirostat": 1}), "mirostat"),
+        (json!({"typical_p": 0}), "typical_p"),
+        (json!({"xtc_probability": 2}), "xtc_probability"),
+        (json!({"dry_base": 0.1, "dry_multiplier": 1}), "dry_base"),
+        (json!({"dry_sequence_breakers": [""]}), "dry_sequence_breakers"),
+    ] {
+        let refused = server.post("/v1/completions", &with(&base, more));
+        assert_eq!(refused.error(), (400, "invalid_value".into(), param.into()));
     }
 }
