@@ -23,6 +23,12 @@ pub enum SchemaStrictness {
 /// Blanks between two tokens of JSON: none, a space, or a line break with an indentation. Without a bound small models write blanks
 /// until their text is cut.
 const BLANKS: &str = " |\\r?\\n[ \\t]{0,20}";
+/// Numbers are at most so far from zero where their schema sets no bound, so that no digits come without end: 18 digits,
+/// the most that llguidance counts.
+const FARTHEST: i64 = 900_000_000_000_000_000;
+/// What numbers that are not whole are multiples of where their schema says nothing: eight digits behind the point,
+/// the most that llguidance computes with.
+const FINEST: f64 = 1e-8;
 /// Most values of a schema whose references are written out.
 const MOST_VALUES: usize = 200_000;
 /// Bytes of an `enum` that count as a value.
@@ -190,6 +196,7 @@ impl<'s> SchemaReader<'s> {
         for (key, value) in fields {
             self.keyword(key, value, fields, base, &mut read)?;
         }
+        bound_numbers(&mut read);
         // It may take the place of what is said of additional properties.
         if let Some(value) = fields.get("propertyNames") {
             self.names_of_properties(value, fields, base, &mut read)?;
@@ -377,6 +384,35 @@ impl<'s> SchemaReader<'s> {
             None => key.trim_end_matches('#') == id || key.ends_with(&format!("/{id}")),
         };
         known.iter().find(same).map(|(_, found)| *found)
+    }
+}
+
+/// Bounds the digits of numbers whose schema does not.
+fn bound_numbers(schema: &mut Map<String, Value>) {
+    let kinds = match schema.get("type") {
+        Some(Value::String(kind)) => vec![kind.as_str()],
+        Some(Value::Array(kinds)) => kinds.iter().filter_map(Value::as_str).collect(),
+        _ => return,
+    };
+    let (whole, broken) = (kinds.contains(&"integer"), kinds.contains(&"number"));
+    if !whole && !broken || schema.contains_key("enum") || schema.contains_key("const") {
+        return;
+    }
+    const LEAST: [&str; 2] = ["minimum", "exclusiveMinimum"];
+    const MOST: [&str; 2] = ["maximum", "exclusiveMaximum"];
+    let bound = |schema: &Map<String, Value>, names: [&str; 2]| {
+        names.into_iter().filter_map(|name| schema.get(name)?.as_f64()).next()
+    };
+    let (least, most) = (bound(schema, LEAST), bound(schema, MOST));
+    let tiny = |bound: Option<f64>| bound.is_some_and(|bound| bound != 0.0 && bound.abs() < 1e3 * FINEST);
+    if least.is_none_or(|least| least < FARTHEST as f64) && most.is_none() {
+        schema.insert("maximum".into(), FARTHEST.into());
+    }
+    if most.is_none_or(|most| most > -(FARTHEST as f64)) && least.is_none() {
+        schema.insert("minimum".into(), (-FARTHEST).into());
+    }
+    if broken && !schema.contains_key("multipleOf") && !tiny(least) && !tiny(most) {
+        schema.insert("multipleOf".into(), FINEST.into());
     }
 }
 

@@ -378,6 +378,32 @@ fn blanks_between_tokens_of_json_are_bounded() {
     }
 }
 
+/// Nor does one that likes a digit.
+#[test]
+fn digits_of_numbers_are_bounded() {
+    let schema = json!({"type": "object", "additionalProperties": false, "required": ["a", "b", "c", "d", "e"], "properties": {
+        "a": {"type": "integer"}, "b": {"type": "number"}, "c": {"type": "integer", "minimum": 0},
+        "d": {"type": ["number", "null"], "minimum": 0, "maximum": 1}, "e": {"anyOf": [{"type": "number", "exclusiveMaximum": 5}]}}});
+    let grammar = compile(&GrammarSpec::JsonSchema(schema));
+    let engine = engine(2);
+    for liked in [&b"0"[..], b"3", b"0.", b"9", b"-1", b"2e", b".7"] {
+        let bias = liked.iter().map(|&byte| (TokenId::from(byte) + 1, 30.0)).collect();
+        let (text, finished) =
+            run(&engine, vec![TextRequest { bias, ..request(&grammar, 5) }]).remove(0).unwrap();
+        assert!(matches!(finished.reason, FinishReason::Grammar | FinishReason::Eos), "{text:?}");
+        serde_json::from_str::<Value>(&text).unwrap_or_else(|error| panic!("{error}: {text:?}"));
+        let longest = text.split(|c: char| !c.is_ascii_digit()).map(str::len).max().unwrap();
+        assert!(longest <= 18, "{longest} digits: {text:?}");
+    }
+    for text in [
+        r#"{"a":123456789012345678,"b":-3.25,"c":0,"d":0.12345678,"e":4.75}"#,
+        r#"{"a":-7,"b":1500000,"c":899999999999999999,"d":null,"e":-0.5}"#,
+    ] {
+        let tokens: Vec<TokenId> = text.bytes().map(|byte| TokenId::from(byte) + 1).collect();
+        assert!(accepts(&grammar, &tokens, 0), "{text}");
+    }
+}
+
 /// Whether a grammar allows these tokens, one after the other, and then the end.
 fn accepts(grammar: &Grammar, tokens: &[TokenId], end: TokenId) -> bool {
     let mut grammar = grammar.clone();

@@ -23,7 +23,7 @@ impl MarkedParser {
         self.count += 1;
         self.called = self.names.iter().position(|known| *known == name);
         self.texts = true;
-        self.left = inside;
+        self.left |= inside;
         parts.push(AnswerPart::Call { index, name });
     }
 

@@ -39,7 +39,9 @@ impl CallForm {
             true => close.rfind('}').map_or("", |at| &close[at + 1..]),
             false => close.as_str(),
         };
-        let closes = [pieces(close), pieces(end.trim_start().trim_start_matches(']'))].concat();
+        // Models close an object once more than they opened it.
+        let brace = if object.is_some() && !markers.is_empty() { vec!["}".to_owned()] } else { Vec::new() };
+        let closes = [brace, pieces(close), pieces(end.trim_start().trim_start_matches(']'))].concat();
         let between = between.as_deref().unwrap_or_default().trim().trim_matches(',').to_owned();
         CallForm { markers, keys, middle: middle.clone(), closes, between }
     }

@@ -143,6 +143,7 @@ impl MarkedParser {
             _ => None,
         };
         parts.extend(part);
+        self.count += parts.iter().filter(|part| matches!(part, AnswerPart::Call { .. })).count();
         parts
     }
 
