@@ -70,17 +70,52 @@ pub struct Adapted {
 /// The files of weights in the folder of an adapter, best first.
 const WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
 
-/// Merges adapters into a checkpoint that has its canonical names and shapes, in their order.
+/// The adapter with the most rows of its own for the embedding table, and how many these are, if they are more than the base has:
+/// an adapter that was trained after tokens had been added.
+pub(crate) fn grown<'a>(
+    architecture: &Architecture,
+    requests: &'a [AdapterRequest],
+) -> Result<Option<(&'a AdapterRequest, usize)>, ModelError> {
+    let mut most = None;
+    let vocab = architecture.vocab();
+    let tables = architecture.tensors();
+    for request in requests {
+        let adapter = Adapter::open(request)?;
+        for (path, module) in &adapter.modules()? {
+            for (end, info) in &module.replaced {
+                let name = architecture.canonical_name(&format!("{path}.{end}"));
+                let is_table =
+                    |(known, shape): &&(String, Vec<usize>)| *known == name && shape.first() == Some(&vocab);
+                let Some((_, shape)) = tables.iter().find(is_table) else { continue };
+                let rows = info.shape.first().copied().unwrap_or(0);
+                let best = most.map_or(vocab, |(_, rows)| rows);
+                if info.shape.len() == shape.len() && info.shape[1..] == shape[1..] && rows > best {
+                    most = Some((request, rows));
+                }
+            }
+        }
+    }
+    Ok(most)
+}
+
+/// Merges adapters into a checkpoint that has its canonical names and shapes, in their order. The base has `base_vocab` tokens, the
+/// architecture those that adapters add too.
 pub fn merge(
     checkpoint: &mut Checkpoint,
     architecture: &Architecture,
+    base_vocab: usize,
     requests: &[AdapterRequest],
 ) -> Result<Vec<Adapted>, ModelError> {
     let mut done = Vec::with_capacity(requests.len());
     let mut replaced: Vec<String> = Vec::new();
+    // The shapes of tables that an adapter makes larger.
+    let grown = architecture.vocab() != base_vocab;
+    let tables =
+        architecture.tensors().into_iter().filter(|(_, shape)| shape.first() == Some(&architecture.vocab()));
+    let tables: BTreeMap<String, Vec<usize>> = tables.filter(|_| grown).collect();
     for request in requests {
         let adapter = Adapter::open(request)?;
-        let changes = adapter.changes(checkpoint, architecture)?;
+        let changes = adapter.changes(checkpoint, (architecture, &tables))?;
         for (name, change) in &changes {
             if let Change::Replace(info) = change {
                 if changed_before(checkpoint, name) || replaced.contains(name) {
@@ -126,7 +161,7 @@ impl Adapter {
         let missing =
             |what: &'static str| AdapterError::NoAdapter { directory: directory.display().to_string(), what };
         let path = directory.join("adapter_config.json");
-        if !path.is_file() {
+        if !mlcc_files::is_file(&path).map_err(ConfigError::from)? {
             return Err(missing("adapter_config.json").into());
         }
         let config = AdapterConfig::read(&path)?;
@@ -150,7 +185,7 @@ impl Adapter {
     fn changes(
         &self,
         base: &Checkpoint,
-        architecture: &Architecture,
+        (architecture, tables): (&Architecture, &BTreeMap<String, Vec<usize>>),
     ) -> Result<Vec<(String, Change)>, ModelError> {
         let mut changes = Vec::new();
         for (path, module) in &self.modules()? {
@@ -159,12 +194,25 @@ impl Adapter {
             }
             for (end, info) in &module.replaced {
                 let target = self.target(base, architecture, &format!("{path}.{end}"), info)?;
-                if squeezed(&target.shape) != squeezed(&info.shape) {
+                let table = tables.get(&target.name);
+                let wanted = table.unwrap_or(&target.shape);
+                if squeezed(wanted) != squeezed(&info.shape) {
                     let what = format!(
                         "has shape {:?}, `{}` of the base has {:?}",
                         info.shape, target.name, target.shape
                     );
-                    return Err(self.other_base(info, what).into());
+                    return Err(match table {
+                        None => self.other_base(info, what),
+                        Some(_) => self.tensor(
+                            info,
+                            format!(
+                                "{what}, and another tensor or adapter makes {wanted:?} of it; adapters with added tokens have to \
+                                 agree on their number. Save the embedding table and the head with `save_embedding_layers`, or \
+                                 merge with PEFT (`merge_and_unload`) and build what comes of it"
+                            ),
+                        ),
+                    }
+                    .into());
                 }
                 changes.push((target.name.clone(), Change::Replace((*info).clone())));
             }

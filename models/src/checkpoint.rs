@@ -237,6 +237,27 @@ impl Checkpoint {
         self.index_names()
     }
 
+    /// Gives tensors that are missing under their name the one that is stored in their place: the first that is there of those that
+    /// `stand_ins` gives.
+    pub fn stand_in(
+        &mut self,
+        expected: &[(String, Vec<usize>)],
+        stand_ins: impl Fn(&str) -> &'static [&'static str],
+    ) -> Result<(), CheckpointError> {
+        for (name, _) in expected {
+            if self.by_name.contains_key(name) {
+                continue;
+            }
+            let Some(number) = stand_ins(name).iter().find_map(|other| self.by_name.get(*other)).copied()
+            else {
+                continue;
+            };
+            self.tensors[number].name.clone_from(name);
+            self.index_names()?;
+        }
+        Ok(())
+    }
+
     /// Turns the matrices that `wanted` picks by their stored names, without moving their elements. Only those that are
     /// stored as plain elements can be turned; the shape of others tells that they have not been.
     pub fn transpose(&mut self, wanted: impl Fn(&str) -> bool) {

@@ -27,6 +27,10 @@ pub struct ModelConfig {
     pub architecture: Architecture,
     /// The JSON as it was, for metadata. Empty object where there was no file.
     pub raw: serde_json::Map<String, serde_json::Value>,
+    /// What the checkpoint made different from the JSON, for the user.
+    pub warnings: Vec<String>,
+    /// The JSON with what the tensors told.
+    pub(crate) complete: serde_json::Map<String, serde_json::Value>,
 }
 
 impl ModelConfig {
@@ -47,7 +51,15 @@ impl ModelConfig {
         raw: serde_json::Map<String, serde_json::Value>,
     ) -> ModelConfig {
         let architecture = Architecture::new(definition);
-        ModelConfig { origin, model_type: model_type.to_string(), architecture, raw }
+        let complete = raw.clone();
+        ModelConfig {
+            origin,
+            model_type: model_type.to_string(),
+            architecture,
+            raw,
+            warnings: Vec::new(),
+            complete,
+        }
     }
 
     /// What the fields leave out the tensors tell; both have to agree.
@@ -56,14 +68,69 @@ impl ModelConfig {
         checkpoint: &Checkpoint,
     ) -> Result<ModelConfig, ConfigError> {
         let config = ModelConfig::from_fields(told::complete(&fields, checkpoint)?)?;
-        Ok(ModelConfig { raw: fields.raw, ..config })
+        let config = ModelConfig { raw: fields.raw, ..config };
+        match told::head_of_its_own(&config.architecture, checkpoint) {
+            Some(head) => config.untied(&head),
+            None => Ok(config),
+        }
+    }
+
+    /// The same with the stored head, which the configuration ties to the embedding table. A family that cannot be untied stays.
+    fn untied(self, head: &str) -> Result<ModelConfig, ConfigError> {
+        let config = self.changed(|fields| {
+            fields.insert("tie_word_embeddings".into(), false.into());
+            // T5 scales what goes into a head by this field, which by default is what the flag was.
+            if self.model_type.ends_with("t5") && !fields.contains_key("scale_decoder_outputs") {
+                fields.insert("scale_decoder_outputs".into(), true.into());
+            }
+        })?;
+        if config.architecture.tied().is_some() {
+            return Ok(self);
+        }
+        let warning = format!(
+            "{}: `tie_word_embeddings` is true, but the checkpoint has a head `{head}` that differs from the embedding table; \
+             the stored head is used",
+            self.origin
+        );
+        let warnings = [self.warnings, vec![warning]].concat();
+        Ok(ModelConfig { warnings, ..config })
+    }
+
+    /// The same with a vocabulary of `rows`, for an adapter that brings rows of its own.
+    pub(crate) fn with_vocab(&self, rows: usize) -> Result<ModelConfig, ConfigError> {
+        let warnings = self.warnings.clone();
+        let config = self.changed(|fields| {
+            let field = sizes::VOCAB.into_iter().find(|field| fields.contains_key(*field));
+            fields.insert(field.unwrap_or("vocab_size").into(), rows.into());
+        })?;
+        Ok(ModelConfig { warnings, ..config })
+    }
+
+    /// Reads the fields of the text model again, after a change of them.
+    fn changed(
+        &self,
+        change: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>),
+    ) -> Result<ModelConfig, ConfigError> {
+        let mut fields = ConfigFields { origin: self.origin.clone(), raw: self.complete.clone() };
+        match registry::text_model(&fields)? {
+            Some(mut text) => {
+                change(&mut text.raw);
+                fields.raw.insert(registry::TEXT_MODEL.into(), text.raw.into());
+            }
+            None => change(&mut fields.raw),
+        }
+        let texts = self.architecture.texts().cloned();
+        let config = ModelConfig::from_fields(fields)?;
+        let architecture = config.architecture.clone().with_texts(texts);
+        Ok(ModelConfig { raw: self.raw.clone(), architecture, ..config })
     }
 
     pub(crate) fn from_fields(fields: ConfigFields) -> Result<ModelConfig, ConfigError> {
         let (model_type, architecture) = registry::architecture(&fields)?;
         let architecture = streaming(architecture, &fields)?;
         let ConfigFields { origin, raw } = fields;
-        Ok(ModelConfig { origin, model_type, architecture, raw })
+        let complete = raw.clone();
+        Ok(ModelConfig { origin, model_type, architecture, raw, warnings: Vec::new(), complete })
     }
 }
 

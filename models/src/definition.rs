@@ -158,6 +158,12 @@ pub trait Definition: Any + Debug + Send + Sync {
         stored_name.to_string()
     }
 
+    /// Canonical names of tensors that are the same one, best first, for a checkpoint that lacks this one.
+    fn stand_ins(&self, missing: &str) -> &'static [&'static str] {
+        let _ = missing;
+        &[]
+    }
+
     /// True if the matrix of this name in the checkpoint is the transpose of what its canonical name stands for.
     fn is_stored_transposed(&self, stored_name: &str) -> bool {
         let _ = stored_name;
@@ -254,6 +260,11 @@ impl Architecture {
             Some(head) => self.definition.tensors_with(head),
             None => self.definition.tensors(),
         }
+    }
+
+    /// See [`Definition::stand_ins`].
+    pub fn stand_ins(&self, missing: &str) -> &'static [&'static str] {
+        self.definition.stand_ins(missing)
     }
 
     /// True for tensors (by canonical name) that checkpoints may hold and that the model does not need.

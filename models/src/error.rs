@@ -1,6 +1,7 @@
 //! What can be wrong with a model on disk. Every message names the file and the tensor or field, says what was expected
 //! and what was found, and ends with what to do where that is not obvious.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -28,6 +29,10 @@ pub enum AdapterError {
     NoAdapter { directory: String, what: &'static str },
     #[error(transparent)]
     Config(Box<ConfigError>),
+    #[error(
+        "{file}: field `{field}` is {found}, expected {expected}; the file does not belong to the adapter's tensors"
+    )]
+    Rank { file: String, field: String, found: String, expected: String },
     #[error(
         "{file}: {what} is not merged; merge the adapter with PEFT (`merge_and_unload`) and build what comes of it"
     )]
@@ -86,6 +91,8 @@ pub enum ConfigError {
     },
     #[error("{file}: {source}")]
     Stream { file: String, source: StreamError },
+    #[error(transparent)]
+    Link(#[from] mlcc_files::DanglingLink),
 }
 
 /// A window or attention sinks that a model cannot have.
@@ -112,6 +119,8 @@ pub enum StreamError {
 pub enum CheckpointError {
     #[error("cannot {action} {file}: {source}")]
     Io { file: String, action: &'static str, source: std::io::Error },
+    #[error(transparent)]
+    Link(#[from] mlcc_files::DanglingLink),
     #[error("{file}: {detail}. The file is damaged or was not copied completely: fetch it again")]
     Damaged { file: String, detail: String },
     #[error("{file}: {detail}")]
@@ -171,7 +180,66 @@ pub enum ResolveError {
     Unusable { path: String, detail: String },
 }
 
-/// Every tensor that does not fit, in one error.
+/// Names that an error lists of each kind.
+pub(crate) const MOST_NAMES: usize = 10;
+/// Bytes of a name that an error repeats; names come from files and are as long as these like.
+const LONGEST_NAME: usize = 200;
+
+/// A name as an error repeats it.
+pub(crate) fn brief(name: &str) -> String {
+    let end = name.floor_char_boundary(LONGEST_NAME);
+    match end < name.len() {
+        true => format!("{}... ({} bytes)", &name[..end], name.len()),
+        false => name.to_string(),
+    }
+}
+
+/// The first names, and how many there are more.
+pub(crate) fn listed(names: &[String]) -> String {
+    let mut text = names.iter().take(MOST_NAMES).map(|name| brief(name)).collect::<Vec<_>>().join(", ");
+    if names.len() > MOST_NAMES {
+        text.push_str(&format!(" and {} more", names.len() - MOST_NAMES));
+    }
+    text
+}
+
+/// Lines of a kind of fault.
+const MOST_LINES: usize = 64;
+
+/// The lines of a list. Of a long one, names that differ in the number of a layer or expert alone have one line together, which has the
+/// last of them.
+fn lines<T>(list: &[T], kind: &str, name: impl Fn(&T) -> &str, rest: impl Fn(&T) -> String) -> String {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    let pattern = |name: &str| match list.len() > MOST_LINES {
+        true => {
+            name.split('.').map(|part| if is_number(part) { "#" } else { part }).collect::<Vec<_>>().join(".")
+        }
+        false => name.to_string(),
+    };
+    let mut numbers: BTreeMap<(String, String), usize> = BTreeMap::new();
+    let mut groups: Vec<(&str, String, usize)> = Vec::new();
+    for item in list {
+        let number = *numbers.entry((pattern(name(item)), rest(item))).or_insert(groups.len());
+        match groups.get_mut(number) {
+            Some(group) => (group.0, group.2) = (name(item), group.2 + 1),
+            None => groups.push((name(item), rest(item), 1)),
+        }
+    }
+    let mut text = String::new();
+    for (name, rest, count) in groups.iter().take(MOST_LINES) {
+        text.push_str(&format!("\n  {kind}: {}{rest}", brief(name)));
+        if *count > 1 {
+            text.push_str(&format!(" (and {} more, of other numbers)", count - 1));
+        }
+    }
+    let hidden: usize = groups.iter().skip(MOST_LINES).map(|(.., count)| count).sum();
+    if hidden > 0 {
+        text.push_str(&format!("\n  {kind}: {hidden} others"));
+    }
+    text
+}
+
+/// The tensors that do not fit, in one error: of each kind some, and how many there are.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{}", self.describe())]
 pub struct TensorMismatch {
@@ -185,18 +253,18 @@ pub struct TensorMismatch {
 
 impl TensorMismatch {
     fn describe(&self) -> String {
-        use std::fmt::Write;
-        let mut text = format!("the tensors of {} do not fit the model:", self.source_name);
-        for (name, shape) in &self.missing {
-            let _ = write!(text, "\n  missing: {name}, expected {shape:?}");
-        }
-        for (name, expected, found) in &self.misshaped {
-            let _ = write!(text, "\n  wrong shape: {name}, expected {expected:?}, found {found:?}");
-        }
-        for (name, shape) in &self.extra {
-            let _ = write!(text, "\n  not part of the model: {name} {shape:?}");
-        }
-        text.push_str("\nConfiguration and weights have to come from the same model.");
-        text
+        let missing =
+            lines(&self.missing, "missing", |(name, _)| name, |(_, shape)| format!(", expected {shape:?}"));
+        let shapes = |(_, expected, found): &(String, Vec<usize>, Vec<usize>)| {
+            format!(", expected {expected:?}, found {found:?}")
+        };
+        let misshaped = lines(&self.misshaped, "wrong shape", |(name, ..)| name, shapes);
+        let extra =
+            lines(&self.extra, "not part of the model", |(name, _)| name, |(_, shape)| format!(" {shape:?}"));
+        format!(
+            "the tensors of {} do not fit the model:{missing}{misshaped}{extra}\n\
+             Configuration and weights have to come from the same model.",
+            self.source_name
+        )
     }
 }

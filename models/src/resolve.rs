@@ -16,6 +16,7 @@ pub use model_files::ModelFiles;
 use crate::adapter::{self, AdapterRequest};
 use crate::checkpoint::{Checkpoint, CheckpointFormat, Quantization, WeightFiles};
 use crate::config::{ConfigFields, ModelConfig, quantized};
+use crate::definition::Architecture;
 use crate::error::{CheckpointError, ConfigError, ModelError, ResolveError};
 use crate::expect::check_tensors;
 use crate::families::rwkv::infer::infer_config;
@@ -104,6 +105,8 @@ pub struct ResolvedModel {
     /// For the name of the artifact: directory, file, repository or preset name.
     pub name: String,
     pub config: ModelConfig,
+    /// What the weights are for; adapters may add rows to the embedding table of it.
+    base: Architecture,
     pub weights: Weights,
     pub adapters: Vec<AdapterRequest>,
     /// Tokenizer and other files beside the weights or the configuration.
@@ -125,12 +128,13 @@ pub struct Repository {
 impl ResolvedModel {
     /// Opens the weights under their canonical names, compares them with what the model needs, and merges the adapters.
     pub fn open_weights(&self) -> Result<Checkpoint, ModelError> {
-        let architecture = &self.config.architecture;
+        let architecture = &self.base;
         let expected = architecture.tensors();
         let mut checkpoint = match &self.weights {
             Weights::Files(files) => {
                 let mut checkpoint = Checkpoint::open(files)?;
                 checkpoint.rename(|name| architecture.canonical_name(name))?;
+                checkpoint.stand_in(&expected, |missing| architecture.stand_ins(missing))?;
                 checkpoint.transpose(|stored| architecture.is_stored_transposed(stored));
                 checkpoint
             }
@@ -143,7 +147,9 @@ impl ResolvedModel {
             }
         };
         check_tensors(&expected, &checkpoint, |name| architecture.is_ignored(name))?;
-        adapter::merge(&mut checkpoint, architecture, &self.adapters)?;
+        let grown = &self.config.architecture;
+        adapter::merge(&mut checkpoint, grown, self.base.vocab(), &self.adapters)?;
+        check_tensors(&grown.tensors(), &checkpoint, |name| grown.is_ignored(name))?;
         Ok(checkpoint)
     }
 }
@@ -195,10 +201,18 @@ pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
         Weights::Files(files) => Some(files.directory().to_path_buf()),
         Weights::Random { .. } => None,
     };
-    let files = ModelFiles::in_directories(config_dir.iter().chain(&weight_dir));
-    let prompts = texts(&mut config, &mut weights, &files, request.pooling)?;
     let adapters = request.adapters.clone();
-    Ok(ResolvedModel { name, config, weights, adapters, files, prompts, repository })
+    let grown = adapter::grown(&config.architecture, &adapters)?;
+    // An adapter for which tokens were added has their tokenizer.
+    let tokenizers = grown.iter().map(|(adapter, _)| &adapter.directory);
+    let files = ModelFiles::in_directories(tokenizers.chain(&config_dir).chain(&weight_dir));
+    let files = files.map_err(ConfigError::from)?;
+    let prompts = texts(&mut config, &mut weights, &files, request.pooling)?;
+    let base = config.architecture.clone();
+    if let Some((_, rows)) = grown {
+        config = config.with_vocab(rows)?;
+    }
+    Ok(ResolvedModel { name, config, base, weights, adapters, files, prompts, repository })
 }
 
 /// Makes a model of texts of one that has files of sentence-transformers beside it, and gives its prompts.
@@ -392,7 +406,7 @@ fn weights_at(path: &Path) -> Result<WeightFiles, ModelError> {
 /// The config.json beside the weights says so if another program has quantized them. GGUF files tell their types themselves.
 fn quantization(files: &WeightFiles) -> Result<Option<Quantization>, ModelError> {
     let (dir, path) = (files.directory(), files.directory().join("config.json"));
-    if files.format == CheckpointFormat::Gguf || !path.exists() {
+    if files.format == CheckpointFormat::Gguf || !mlcc_files::is_file(&path).map_err(ConfigError::from)? {
         return Ok(None);
     }
     let fields = ConfigFields::read(&path)?;
@@ -417,7 +431,7 @@ fn config_of(dir: &Path, weights: &Weights) -> Result<ModelConfig, ModelError> {
         return Ok(ModelConfig::from_fields(fields)?);
     }
     let path = dir.join("config.json");
-    if path.exists() {
+    if mlcc_files::is_file(&path).map_err(ConfigError::from)? {
         let fields = ConfigFields::read(&path)?;
         let Weights::Files(files) = weights else { return Ok(ModelConfig::from_fields(fields)?) };
         // Before the weights, which may be of a kind that is not read either.

@@ -153,6 +153,11 @@ pub trait Transformer: Any + Debug + Send + Sync {
         hf_name(stored_name)
     }
 
+    /// See [`Definition::stand_ins`].
+    fn stand_ins(&self, _missing: &str) -> &'static [&'static str] {
+        &[]
+    }
+
     /// True for tensors that checkpoints may hold and the model does not need, beside [`is_buffer`]: a head of its own where
     /// the embedding table is the head.
     fn is_ignored(&self, name: &str) -> bool {
@@ -234,6 +239,9 @@ impl<T: Transformer> Definition for T {
     }
     fn canonical_name(&self, stored_name: &str) -> String {
         Transformer::canonical_name(self, &text_name(stored_name))
+    }
+    fn stand_ins(&self, missing: &str) -> &'static [&'static str] {
+        Transformer::stand_ins(self, missing)
     }
     fn is_ignored(&self, name: &str) -> bool {
         is_buffer(name) || is_other_part(name) || Transformer::is_ignored(self, name)

@@ -1,7 +1,7 @@
 //! `adapter_config.json`: the factor of each module, and what is not merged.
 
 use crate::config::ConfigFields;
-use crate::error::{AdapterError, ConfigError};
+use crate::error::{AdapterError, ConfigError, brief};
 use fancy_regex::Regex;
 use serde_json::Value;
 use std::path::Path;
@@ -19,7 +19,13 @@ pub(super) struct AdapterConfig {
     rank_stabilized: bool,
     /// Patterns of modules with an alpha of their own.
     alphas: Vec<(Regex, f64)>,
+    rank: Option<usize>,
+    /// Patterns of modules with a rank of their own.
+    ranks: Vec<(Regex, usize)>,
 }
+
+/// Ranks above this are wider than any layer.
+const MOST_RANK: usize = 1 << 20;
 
 /// Fields that ask for a computation of another kind if they are set.
 const REFUSED: [(&str, &str); 7] = [
@@ -75,42 +81,80 @@ impl AdapterConfig {
             keeps_ties: fields.flag_or("ensure_weight_tying", false)?,
             alpha,
             rank_stabilized: fields.flag_or("use_rslora", false)?,
-            alphas: alphas(&fields)?,
+            alphas: patterns(&fields, "alpha_pattern", "a number", |value| {
+                value.as_f64().filter(|alpha| alpha.is_finite())
+            })?,
+            rank: match fields.get("r") {
+                None => None,
+                Some(found) => Some(rank(found).ok_or_else(|| fields.wrong("r", RANK, found))?),
+            },
+            ranks: patterns(&fields, "rank_pattern", RANK, rank)?,
             origin: fields.origin,
         })
     }
 
-    /// What the product of the factors of a module is multiplied with.
+    /// What the product of the factors of a module is multiplied with; their rank has to be the one that the file states.
     pub fn scale(&self, module: &str, rank: usize) -> Result<f64, AdapterError> {
-        let mut alpha = self.alpha;
-        for (pattern, own) in &self.alphas {
-            let matches = pattern.is_match(module).map_err(|error| AdapterError::Unsupported {
+        let own = self.own(&self.ranks, "rank_pattern", module)?;
+        let (field, stated) = match own {
+            Some(own) => ("rank_pattern", Some(own)),
+            None => ("r", self.rank),
+        };
+        if let Some(stated) = stated.filter(|stated| *stated != rank) {
+            return Err(AdapterError::Rank {
                 file: self.origin.clone(),
-                what: format!("the pattern `{}` in `alpha_pattern` ({error})", pattern.as_str()),
-            })?;
-            if matches {
-                alpha = *own;
-                break;
-            }
+                field: field.to_string(),
+                found: stated.to_string(),
+                expected: format!("{rank}, as the factors of `{}` have", brief(module)),
+            });
         }
+        let alpha = self.own(&self.alphas, "alpha_pattern", module)?.unwrap_or(self.alpha);
         let rank = rank as f64;
         Ok(alpha / if self.rank_stabilized { rank.sqrt() } else { rank })
     }
+
+    /// The value of the first pattern that fits a module.
+    fn own<T: Copy>(
+        &self,
+        patterns: &[(Regex, T)],
+        field: &str,
+        module: &str,
+    ) -> Result<Option<T>, AdapterError> {
+        for (pattern, value) in patterns {
+            let matches = pattern.is_match(module).map_err(|error| AdapterError::Unsupported {
+                file: self.origin.clone(),
+                what: format!("the pattern `{}` in `{field}` ({error})", brief(pattern.as_str())),
+            })?;
+            if matches {
+                return Ok(Some(*value));
+            }
+        }
+        Ok(None)
+    }
 }
 
-/// Patterns are regular expressions for the end of a module's name, from a dot on; the first that matches counts. Ranks are those
-/// of the tensors, so `rank_pattern` need not be read.
-fn alphas(fields: &ConfigFields) -> Result<Vec<(Regex, f64)>, AdapterError> {
-    let Some(patterns) = fields.object("alpha_pattern")? else { return Ok(Vec::new()) };
+const RANK: &str = "a rank from 1 to 1048576";
+
+fn rank(value: &Value) -> Option<usize> {
+    usize::try_from(value.as_u64()?).ok().filter(|rank| (1..=MOST_RANK).contains(rank))
+}
+
+/// Patterns are regular expressions for the end of a module's name, from a dot on; the first that matches counts.
+fn patterns<T>(
+    fields: &ConfigFields,
+    field: &str,
+    expected: &str,
+    read: impl Fn(&Value) -> Option<T>,
+) -> Result<Vec<(Regex, T)>, AdapterError> {
+    let Some(patterns) = fields.object(field)? else { return Ok(Vec::new()) };
     let mut found = Vec::with_capacity(patterns.raw.len());
-    for (pattern, alpha) in &patterns.raw {
+    for (pattern, value) in &patterns.raw {
         let wrong =
             |expected: &str, found: &Value| -> ConfigError { patterns.wrong(pattern, expected, found) };
-        let number = alpha.as_f64().filter(|alpha| alpha.is_finite());
-        let number = number.ok_or_else(|| wrong("a number", alpha))?;
+        let read = read(value).ok_or_else(|| wrong(expected, value))?;
         let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$"));
-        let regex = regex.map_err(|_| wrong("under a name that is a regular expression", alpha))?;
-        found.push((regex, number));
+        let regex = regex.map_err(|_| wrong("under a name that is a regular expression", value))?;
+        found.push((regex, read));
     }
     Ok(found)
 }

@@ -54,9 +54,14 @@ pub(super) fn modules(tensors: &[TensorInfo]) -> Result<BTreeMap<String, Module<
         if !info.dtype.is_weight() {
             return Err((info, format!("is stored as {}, which no factor is", info.dtype)));
         }
+        // The base's own tensor, which PEFT's state has beside the one that takes its place.
+        if name.split('.').any(|part| part == "original_module") {
+            continue;
+        }
         if let Some((path, end)) = name.split_once(".lora_") {
             let module = modules.entry(plain(path)).or_default();
-            let place = match end {
+            let end = without_adapter_name(end);
+            let place = match end.as_str() {
                 "A.weight" => &mut module.a,
                 "B.weight" => &mut module.b,
                 "B.bias" => &mut module.bias,
@@ -78,6 +83,19 @@ pub(super) fn modules(tensors: &[TensorInfo]) -> Result<BTreeMap<String, Module<
         }
     }
     Ok(modules)
+}
+
+/// `A.default.weight` is `A.weight`: the state of a model that PEFT has made has the name of the adapter in it, files that PEFT has
+/// saved do not.
+fn without_adapter_name(end: &str) -> String {
+    let parts: Vec<&str> = end.split('.').collect();
+    match parts[..] {
+        [factor, _, last @ ("weight" | "bias")] => format!("{factor}.{last}"),
+        [factor @ ("embedding_A" | "embedding_B" | "magnitude_vector"), name] if name != "weight" => {
+            factor.to_string()
+        }
+        _ => end.to_string(),
+    }
 }
 
 /// The path without the modules that PEFT puts around those of the base.

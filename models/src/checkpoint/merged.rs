@@ -58,7 +58,12 @@ pub(super) fn changed(info: TensorInfo, change: Change) -> TensorInfo {
     // Sums with a packed weight lie on no grid any more.
     let plain = |dtype: StoredType| if dtype.is_quantized() { StoredType::F16 } else { dtype };
     let (dtype, place) = match (change, place) {
-        (Change::Replace(new), _) => (new.dtype, new.place),
+        (Change::Replace(new), _) => {
+            // Dimensions of size 1 are those of the base; rows may be more.
+            let shape = if new.elements() == shape.iter().product::<usize>() { shape } else { new.shape };
+            let (dtype, place) = (new.dtype, new.place);
+            return TensorInfo { name, stored_name, listed_name, dtype, shape, place };
+        }
         (change, super::Place::Merged(merged)) => {
             let Merged { base, mut changes } = *merged;
             changes.push(change);

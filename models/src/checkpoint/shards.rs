@@ -2,7 +2,7 @@
 
 use super::{Checkpoint, CheckpointFormat, Quantization};
 use crate::config::ConfigFields;
-use crate::error::CheckpointError;
+use crate::error::{CheckpointError, listed};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -39,11 +39,11 @@ impl WeightFiles {
     pub fn in_directory(dir: &Path) -> Result<WeightFiles, CheckpointError> {
         for (name, format) in SINGLE {
             let file = dir.join(name);
-            if file.is_file() {
+            if mlcc_files::is_file(&file)? {
                 return Ok(WeightFiles::single(file, *format));
             }
             let index = dir.join(format!("{name}.index.json"));
-            if index.is_file() {
+            if mlcc_files::is_file(&index)? {
                 return WeightFiles::indexed(&index, *format);
             }
         }
@@ -64,7 +64,7 @@ impl WeightFiles {
                 let names: Vec<String> =
                     std::iter::once(first).chain(candidates).map(|(file, _)| file_name(&file)).collect();
                 let dir = dir.display().to_string();
-                Err(CheckpointError::Ambiguous { dir, candidates: names.join(", ") })
+                Err(CheckpointError::Ambiguous { dir, candidates: listed(&names) })
             }
         }
     }
@@ -117,7 +117,13 @@ impl WeightFiles {
         let Some((base, _, count)) = split_gguf(&name) else { return Ok(whole) };
         let part = |number: u32| format!("{base}-{number:05}-of-{count:05}.gguf");
         let files: Vec<PathBuf> = (1..=count).map(|number| path.with_file_name(part(number))).collect();
-        match files.iter().find(|file| !file.is_file()) {
+        let mut absent = Vec::new();
+        for file in &files {
+            if !mlcc_files::is_file(file)? {
+                absent.push(file);
+            }
+        }
+        match absent.first() {
             Some(file) => Err(CheckpointError::MissingShard { index: whole.origin, shard: file_name(file) }),
             None => Ok(WeightFiles { files, ..whole }),
         }
@@ -147,8 +153,10 @@ impl WeightFiles {
         let mut shards: Vec<String> = weight_map.values().cloned().collect();
         shards.sort();
         shards.dedup();
-        if let Some(shard) = shards.iter().find(|shard| !dir.join(shard).is_file()) {
-            return Err(CheckpointError::MissingShard { index: origin, shard: shard.clone() });
+        for shard in &shards {
+            if !mlcc_files::is_file(&dir.join(shard))? {
+                return Err(CheckpointError::MissingShard { index: origin, shard: shard.clone() });
+            }
         }
         let files = shards.iter().map(|shard| dir.join(shard)).collect();
         let index = Some(Index { path: path.to_path_buf(), weight_map });
@@ -206,13 +214,21 @@ pub(super) fn format_of(path: &Path) -> Option<CheckpointFormat> {
 fn weight_files_of(dir: &Path) -> Result<Vec<(PathBuf, CheckpointFormat)>, CheckpointError> {
     let fail = |source| CheckpointError::Io { file: dir.display().to_string(), action: "list", source };
     let mut found = Vec::new();
+    let mut dangling = None;
     for entry in std::fs::read_dir(dir).map_err(fail)? {
         let path = entry.map_err(fail)?.path();
         // transformers' trainer leaves this one beside the weights.
-        let is_weights = path.is_file() && file_name(&path) != "training_args.bin";
-        if let Some(format) = format_of(&path).filter(|_| is_weights) {
-            found.push((path, format));
+        let Some(format) = format_of(&path).filter(|_| file_name(&path) != "training_args.bin") else {
+            continue;
+        };
+        match mlcc_files::is_file(&path) {
+            Ok(true) => found.push((path, format)),
+            Ok(false) => {}
+            Err(link) => dangling = Some(link),
         }
+    }
+    if let Some(link) = dangling.filter(|_| found.is_empty()) {
+        return Err(link.into());
     }
     found.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(found)

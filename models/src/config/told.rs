@@ -6,7 +6,8 @@
 
 use super::fields::ConfigFields;
 use super::sizes::{CONTEXT, HEAD_SIZE, HEADS, HIDDEN, KV_HEADS, VOCAB};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, TensorInfo};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::families::rwkv4::naming::rwkv4_canonical;
 use crate::families::rwkv7::naming::rwkv7_canonical;
@@ -38,6 +39,20 @@ pub(crate) fn complete(fields: &ConfigFields, checkpoint: &Checkpoint) -> Result
         false => complete = tensors.fields,
     }
     Ok(complete)
+}
+
+/// The stored name of a head that the configuration ties to the embedding table and that has other values; checkpoints have one after
+/// a training of the head, or a merge of an adapter.
+pub(crate) fn head_of_its_own(architecture: &Architecture, checkpoint: &Checkpoint) -> Option<String> {
+    let (embedding, head) = architecture.tied()?;
+    let find = |name: &str| {
+        let is_it = |info: &&TensorInfo| {
+            architecture.canonical_name(&info.listed_name) == name && info.dtype.is_weight()
+        };
+        checkpoint.tensors().iter().find(is_it)
+    };
+    let (table, head) = (find(embedding)?, find(head)?);
+    (!tensors::equal(checkpoint, &table.name, &head.name)).then(|| head.stored_name.clone())
 }
 
 /// What each family leaves to its tensors. Names are canonical for RWKV, else as stored, without what may stand before.
@@ -212,7 +227,9 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.size(&["n_inner", "intermediate_size"], "layers.0.mlp.fc11.weight", 0, 1)
         }
         "t5" | "mt5" | "umt5" => {
-            embedding(t, "shared.weight", "lm_head.weight", model_type == "t5")?;
+            let names = ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
+            let table = names.into_iter().find(|name| t.find(name).is_some()).unwrap_or(names[0]);
+            embedding(t, table, "lm_head.weight", model_type == "t5")?;
             t.size(&["d_ff"], "encoder.block.0.layer.1.DenseReluDense.wo.weight", 1, 1)
         }
         "modernbert" => {

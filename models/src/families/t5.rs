@@ -269,6 +269,14 @@ impl Transformer for T5Config {
         if self.gated { stored_name.to_string() } else { stored_name.replace(".wi_1.", ".wi.") }
     }
 
+    /// Some files (MADLAD-400) have the table of token embeddings under the names of its users alone.
+    fn stand_ins(&self, missing: &str) -> &'static [&'static str] {
+        match missing {
+            EMBEDDING => &["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"],
+            _ => &[],
+        }
+    }
+
     /// Copies of the embedding table, the head where the table is the head, and a table that no layer uses (in the files of T5 1.0).
     fn is_ignored(&self, name: &str) -> bool {
         name.ends_with(".embed_tokens.weight")

@@ -13,7 +13,7 @@ fn request(model: &Path, adapters: &[AdapterRequest]) -> ModelRequest {
 }
 
 fn open(model: &Path, adapters: &[AdapterRequest]) -> Result<Checkpoint, ModelError> {
-    resolve(&request(model, adapters)).unwrap().open_weights()
+    resolve(&request(model, adapters))?.open_weights()
 }
 
 fn adapter(directory: &Path, scale: f64) -> AdapterRequest {
@@ -352,4 +352,97 @@ fn bases_in_gguf_are_changed_as_their_checkpoints_are() {
             assert!(worst < 1e-6, "{model}, {name}: off by {worst}");
         }
     }
+}
+
+/// Shapes of the embedding table and the head of the base with `more` rows.
+fn tables(more: usize) -> [usize; 2] {
+    let shape = open(&base(), &[]).unwrap().info("model.embed_tokens.weight").unwrap().shape.clone();
+    [shape[0] + more, shape[1]]
+}
+
+#[test]
+fn tokens_that_were_added_before_training_make_the_model_larger() {
+    let (folder, shape) = (tempfile::tempdir().unwrap(), tables(4));
+    let both: [(&str, &[usize]); 2] = [
+        ("model.embed_tokens.modules_to_save.default.weight", &shape),
+        ("lm_head.modules_to_save.default.weight", &shape),
+    ];
+    written_with(folder.path(), json!({"modules_to_save": ["embed_tokens", "lm_head"]}), &both, |i| i as f32);
+    std::fs::write(folder.path().join("tokenizer_config.json"), "{}").unwrap();
+    let requests = [adapter(folder.path(), 1.0)];
+    let model = resolve(&request(&base(), &requests)).unwrap();
+    assert_eq!(model.config.architecture.vocab(), shape[0]);
+    // What was trained with more tokens has the tokenizer of these.
+    assert_eq!(model.files.tokenizer_config, Some(folder.path().join("tokenizer_config.json")));
+    assert_eq!(model.files.directories[0], folder.path());
+    let merged = model.open_weights().unwrap();
+    for name in ["model.embed_tokens.weight", "lm_head.weight"] {
+        let values = merged.read(name).unwrap().to_f32().unwrap();
+        assert_eq!(merged.info(name).unwrap().shape, shape);
+        assert_eq!(values[values.len() - 1], (values.len() - 1) as f32);
+    }
+    // A slot has no room for it, and says what has.
+    let error = mlcc_models::adapter_factors(&requests[0], |_| true).unwrap_err().to_string();
+    assert!(error.contains("mlcc build --lora"), "{error}");
+    // The table alone is half of it.
+    written(folder.path(), json!({}), &both[..1]);
+    let error = open(&base(), &requests).unwrap_err().to_string();
+    assert!(error.contains("lm_head.weight"), "{error}");
+    // Two that disagree.
+    let other = tempfile::tempdir().unwrap();
+    let less = tables(2);
+    let fewer: [(&str, &[usize]); 2] = [("model.embed_tokens.weight", &less), ("lm_head.weight", &less)];
+    written(folder.path(), json!({}), &both);
+    written(other.path(), json!({}), &fewer);
+    let two = [adapter(folder.path(), 1.0), adapter(other.path(), 1.0)];
+    assert!(open(&base(), &two).unwrap_err().to_string().contains("agree on their number"));
+}
+
+#[test]
+fn names_of_adapters_may_stand_in_the_names_of_tensors() {
+    let folder = tempfile::tempdir().unwrap();
+    let columns = open(&base(), &[]).unwrap().info(&format!("{Q}.weight")).unwrap().shape.clone();
+    let (a, b): ([usize; 2], [usize; 2]) = ([2, columns[1]], [columns[0], 2]);
+    let fields = || json!({"r": 2});
+    let merged = |a_name: &str, b_name: &str| {
+        let names = [format!("{Q}.lora_A{a_name}"), format!("{Q}.lora_B{b_name}")];
+        written(folder.path(), fields(), &[(&names[0], &a), (&names[1], &b)]);
+        open(&base(), &[adapter(folder.path(), 1.0)])
+            .map(|merged| merged.read(&format!("{Q}.weight")).unwrap().to_f32().unwrap())
+    };
+    let plain = merged(".weight", ".weight").unwrap();
+    assert_eq!(merged(".default.weight", ".default.weight").unwrap(), plain);
+    assert_eq!(merged(".mine.weight", ".mine.weight").unwrap(), plain);
+    let twice =
+        [format!("{Q}.lora_A.weight"), format!("{Q}.lora_A.default.weight"), format!("{Q}.lora_B.weight")];
+    written(folder.path(), fields(), &[(&twice[0], &a), (&twice[1], &a), (&twice[2], &b)]);
+    assert!(refusal(&base(), folder.path()).contains("under two names"));
+}
+
+#[test]
+fn ranks_are_those_that_the_file_states() {
+    let folder = tempfile::tempdir().unwrap();
+    let columns = open(&base(), &[]).unwrap().info(&format!("{Q}.weight")).unwrap().shape.clone();
+    let names = [format!("{Q}.lora_A.weight"), format!("{Q}.lora_B.weight")];
+    let tensors: [(&str, &[usize]); 2] = [(&names[0], &[2, columns[1]]), (&names[1], &[columns[0], 2])];
+    for (rank, part) in [
+        (json!(0), "1 to 1048576"),
+        (json!(-1), "1 to 1048576"),
+        (json!(1u64 << 40), "1 to 1048576"),
+        (json!(2.5), "1 to 1048576"),
+        (json!("2"), "1 to 1048576"),
+        (json!(3), "expected 2"),
+    ] {
+        written(folder.path(), json!({"r": rank}), &tensors);
+        let error = refusal(&base(), folder.path());
+        assert!(
+            error.contains("adapter_config.json") && error.contains("`r`") && error.contains(part),
+            "{error}"
+        );
+    }
+    let own = json!({"r": 8, "rank_pattern": {"q_proj": 2}});
+    written(folder.path(), own, &tensors);
+    assert!(open(&base(), &[adapter(folder.path(), 1.0)]).is_ok());
+    written(folder.path(), json!({"r": 2, "rank_pattern": {"q_proj": 4}}), &tensors);
+    assert!(refusal(&base(), folder.path()).contains("rank_pattern"));
 }

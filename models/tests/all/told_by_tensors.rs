@@ -326,3 +326,89 @@ fn a_copy_of_the_embedding_is_no_head_of_its_own() {
     std::fs::write(&path, file).unwrap();
     assert!(!has_head(&open(dir.path()).unwrap()));
 }
+
+#[test]
+fn a_head_that_differs_is_used_although_the_flag_ties_it() {
+    let sizes = json!({"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "intermediate_size": 16, "max_position_embeddings": 8});
+    let tied = json!({"tie_word_embeddings": true});
+    let head = |model: &ResolvedModel| {
+        model.config.architecture.tensors().iter().any(|(name, _)| name == "lm_head.weight")
+    };
+    for kind in ["llama", "qwen2", "qwen3", "granite", "gemma", "mistral"] {
+        let config = joined(&[&sizes, &json!({"model_type": kind})]);
+        let untied = parse(&joined(&[&config, &json!({"tie_word_embeddings": false})]));
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), &joined(&[&config, &tied]), &untied, str::to_string, |_| false);
+        let model = open(dir.path()).unwrap();
+        assert!(head(&model), "{kind}");
+        let [warning] = &model.config.warnings[..] else { panic!("{kind}: {:?}", model.config.warnings) };
+        assert!(warning.contains("lm_head.weight") && warning.contains("tie_word_embeddings"), "{warning}");
+        // The JSON in the artifact stays as it was.
+        assert_eq!(model.config.raw["tie_word_embeddings"], true);
+        // A text model inside another one, whose flag stands outside.
+        let outer = json!({"model_type": "mistral3", "tie_word_embeddings": true, "text_config": config});
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), &outer, &untied, |name| format!("language_model.{name}"), |_| false);
+        let model = open(dir.path()).unwrap();
+        assert!(head(&model) && model.config.warnings.len() == 1, "{kind} inside");
+    }
+}
+
+#[test]
+fn long_lists_of_tensors_are_cut() {
+    let config = json!({"model_type": "gpt2", "vocab_size": 4, "n_embd": 4, "n_layer": 1, "n_head": 1, "n_positions": 8});
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), &config, &parse(&config), str::to_string, |_| false);
+    let path = dir.path().join("model.safetensors");
+    let file = std::fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let mut header: Map<String, Value> = serde_json::from_slice(&file[8..8 + length]).unwrap();
+    for number in 0..5000 {
+        header.insert(format!("odd{number}"), json!({"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}));
+        header.insert(format!("odd.{number}"), json!({"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}));
+    }
+    header.insert("long".repeat(10_000), json!({"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}));
+    std::fs::write(&path, common::safetensors(&Value::Object(header).to_string(), &file[8 + length..]))
+        .unwrap();
+    let error = open(dir.path()).unwrap_err();
+    assert!(error.contains("not part of the model: odd.999 [0] (and 4999 more"), "{error}");
+    assert!(error.contains(" others"), "{error}");
+    assert!(error.len() < 5000 && error.lines().count() < 80, "{} bytes", error.len());
+}
+
+#[test]
+fn links_to_nothing_are_named_with_their_targets() {
+    let config = json!({"model_type": "gpt2", "vocab_size": 4, "n_embd": 4, "n_layer": 1, "n_head": 1, "n_positions": 8});
+    for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer_config.json"] {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), &config, &parse(&config), str::to_string, |_| false);
+        let path = dir.path().join(name);
+        let _ = std::fs::remove_file(&path);
+        std::os::unix::fs::symlink("../../blobs/cleaned", &path).unwrap();
+        let error = open(dir.path()).unwrap_err();
+        assert!(error.contains(name) && error.contains("link to ../../blobs/cleaned"), "{name}: {error}");
+    }
+}
+
+#[test]
+fn t5_may_have_its_table_under_the_names_of_its_users() {
+    let case = golden("t5");
+    let table = "shared.weight";
+    let values =
+        |dir: &Path| open(dir).unwrap().open_weights().unwrap().read(table).unwrap().to_f32().unwrap();
+    let expected = values(&case);
+    let file = std::fs::read(case.join("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header: Map<String, Value> = serde_json::from_slice(&file[8..8 + length]).unwrap();
+    for name in ["decoder.embed_tokens.weight", "encoder.embed_tokens.weight"] {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::copy(case.join("config.json"), dir.path().join("config.json")).unwrap();
+        let mut header = header.clone();
+        let entry = header.remove(table).unwrap();
+        header.insert(name.to_string(), entry);
+        let renamed = common::safetensors(&Value::Object(header).to_string(), &file[8 + length..]);
+        std::fs::write(dir.path().join("model.safetensors"), renamed).unwrap();
+        assert_eq!(values(dir.path()), expected, "{name}");
+    }
+}

@@ -4,11 +4,13 @@
 //! names that a mistyped one may stand for.
 
 pub mod json;
+mod links;
 pub mod nearest;
 pub mod read;
 mod replace;
 pub mod unfinished;
 
+pub use links::{DanglingLink, is_file};
 pub use nearest::did_you_mean;
 pub use read::{Kind, read, read_from, read_to_string};
 pub use replace::{replace_file, replace_private_file, write_file};

@@ -73,7 +73,7 @@ impl Source {
             false if architecture.has_experts() => at_most(LONG_CHUNK),
             false => CHUNK,
         });
-        let mut warnings = Vec::new();
+        let mut warnings = model.config.warnings.clone();
         let chat = text_files::chat(&model, &checkpoint, options, tokenizer.as_ref(), &mut warnings)?;
         Ok(Source { text, model, checkpoint, context, chunk, tokenizer, generation_config, chat, warnings })
     }

@@ -111,30 +111,13 @@ impl Tensors<'_> {
             // Classifiers have no head for tokens.
             (Some(_), None) if self.fields.labels()?.is_some() => Ok(()),
             (Some(_), None) => self.tell_flag(field, true, &format!("that there is no tensor `{head}`")),
-            // A head that the configuration ties is not read.
+            // A head that the configuration ties is held against the table when the model is known.
             (Some(_), Some(_)) if self.fields.get(field).is_some() => Ok(()),
             (Some(table), Some(found)) => {
-                let tied = usually && self.equal(&table, &found);
+                let tied = usually && equal(self.checkpoint, &table.name, &found.name);
                 self.tell_flag(field, tied, &found.text())
             }
         }
-    }
-
-    fn equal(&self, a: &Found, b: &Found) -> bool {
-        const PIECE: usize = 1 << 16;
-        let (Ok(a), Ok(b)) = (self.checkpoint.read(&a.name), self.checkpoint.read(&b.name)) else {
-            return false;
-        };
-        if a.info().shape != b.info().shape {
-            return false;
-        }
-        let [mut left, mut right] = [vec![0.0; PIECE], vec![0.0; PIECE]];
-        (0..a.elements()).step_by(PIECE).all(|start| {
-            let len = PIECE.min(a.elements() - start);
-            let read =
-                a.read_f32_into(start, &mut left[..len]).and(b.read_f32_into(start, &mut right[..len]));
-            read.is_ok() && left[..len] == right[..len]
-        })
     }
 
     fn contradiction(&self, field: &str, said: &Value, evidence: &str, told: String) -> ConfigError {
@@ -145,4 +128,19 @@ impl Tensors<'_> {
             what: format!("is {said}, but {evidence} means {told}"),
         }
     }
+}
+
+/// Whether two tensors have one shape and the same values.
+pub(super) fn equal(checkpoint: &Checkpoint, a: &str, b: &str) -> bool {
+    const PIECE: usize = 1 << 16;
+    let (Ok(a), Ok(b)) = (checkpoint.read(a), checkpoint.read(b)) else { return false };
+    if a.info().shape != b.info().shape {
+        return false;
+    }
+    let [mut left, mut right] = [vec![0.0; PIECE], vec![0.0; PIECE]];
+    (0..a.elements()).step_by(PIECE).all(|start| {
+        let len = PIECE.min(a.elements() - start);
+        let read = a.read_f32_into(start, &mut left[..len]).and(b.read_f32_into(start, &mut right[..len]));
+        read.is_ok() && left[..len] == right[..len]
+    })
 }
