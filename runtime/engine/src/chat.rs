@@ -54,6 +54,11 @@ pub enum ChatError {
     #[error("the chat template `{template}` is not a valid template: {reason}")]
     Syntax { template: String, reason: String },
     #[error(
+        "there is no thread for the chat template, which needs a stack of {mebibytes} MiB: {source}. Allow more memory (`ulimit -v`) \
+         or threads (`ulimit -u`)."
+    )]
+    NoThread { mebibytes: usize, source: std::io::Error },
+    #[error(
         "the chat template `{template}` failed: {reason}. Correct it, or take another one (mlcc chat --template)."
     )]
     Render { template: String, reason: String },
@@ -182,7 +187,13 @@ impl ChatTemplate {
     /// drops is an error.
     pub fn adapted(&self, messages: &[Message], extra: &Extra) -> Result<Vec<Message>, ChatError> {
         let accepted = &self.accepted[usize::from(extra.tools.is_some())];
-        let accepted = accepted.get_or_init(|| AcceptedMessages::of(self, extra.tools.is_some()));
+        let accepted = match accepted.get() {
+            Some(known) => *known,
+            None => {
+                let found = AcceptedMessages::of(self, extra.tools.is_some())?;
+                *accepted.get_or_init(|| found)
+            }
+        };
         accepted.adapted(self, messages, extra)
     }
 

@@ -9,6 +9,7 @@ mod bpe_json;
 mod companions;
 mod file;
 mod gguf;
+mod growth;
 mod hf;
 mod merge;
 mod prefix_index;
@@ -53,6 +54,17 @@ pub enum SpecialTokens {
 pub enum TokenizerError {
     #[error("cannot read the tokenizer {path}: {source}")]
     Io { path: String, source: std::io::Error },
+    #[error(transparent)]
+    Link(#[from] mlcc_files::DanglingLink),
+    #[error(
+        "the tokenizer's {step} {detail}. No published tokenizer does that: get the file again, from where it was published."
+    )]
+    Grows { step: String, detail: String },
+    #[error(
+        "a text of {bytes} bytes becomes more than {most} bytes in the steps before it is cut into tokens; that is more than a \
+         text may grow, shorten it or use the tokenizer that was published with the model"
+    )]
+    TooLong { bytes: usize, most: usize },
     #[error(
         "no tokenizer in {folder}: expected tokenizer.json, 20B_tokenizer.json, rwkv_vocab_*.txt, tokenizer.model, \
          sentencepiece.bpe.model, *.tiktoken, vocab.json with merges.txt, or vocab.txt there. Put one of them beside the weights, or name the file with \
@@ -128,6 +140,16 @@ pub enum TokenizerError {
     BeyondVocab { model_vocab: usize, count: usize, id: TokenId, token: String },
 }
 
+/// A text of a file as an error repeats it: cut, because files are as long as they like.
+fn brief(text: &str) -> String {
+    const LONGEST: usize = 120;
+    let end = text.floor_char_boundary(LONGEST);
+    match end < text.len() {
+        true => format!("{}... ({} bytes)", &text[..end], text.len()),
+        false => text.to_owned(),
+    }
+}
+
 pub struct Tokenizer {
     scheme: Scheme,
     /// Put after what [`Tokenizer::encode_prompt`] gives: see [`Tokenizer::with_decoder_start`].
@@ -192,7 +214,7 @@ impl Tokenizer {
         match &self.scheme {
             Scheme::Hf(hf) => hf.encode(text, false),
             Scheme::RwkvWorld(world) => Ok(world.encode(text.as_bytes())),
-            Scheme::SentencePiece(sp) => Ok(sp.encode(text, false)),
+            Scheme::SentencePiece(sp) => sp.encode(text, false),
             Scheme::Tiktoken(tiktoken) => tiktoken.encode(text, false),
         }
     }
@@ -203,7 +225,7 @@ impl Tokenizer {
         let mut ids = match &self.scheme {
             Scheme::Hf(hf) => hf.encode(text, true)?,
             Scheme::RwkvWorld(world) => world.encode(text.as_bytes()),
-            Scheme::SentencePiece(sp) => sp.encode(text, true),
+            Scheme::SentencePiece(sp) => sp.encode(text, true)?,
             Scheme::Tiktoken(tiktoken) => tiktoken.encode(text, true)?,
         };
         // What stands behind the start token is no source any more.
@@ -224,7 +246,7 @@ impl Tokenizer {
         match &self.scheme {
             Scheme::Hf(hf) => hf.encode_pair(first, second),
             Scheme::SentencePiece(sp) if sp.takes_pairs() => {
-                let ids = sp.encode_pair(first, second);
+                let ids = sp.encode_pair(first, second)?;
                 let types = vec![0; ids.len()];
                 Ok((ids, types))
             }

@@ -93,20 +93,31 @@ fn with_fields(message: Message, fields: Json) -> Message {
 }
 
 impl AcceptedMessages {
-    /// By rendering samples, with tools or without.
-    pub fn of(template: &ChatTemplate, tools: bool) -> AcceptedMessages {
+    /// By rendering samples, with tools or without. A template that does not end with one message of a user is an error, so that
+    /// nobody waits for it a second time.
+    pub fn of(template: &ChatTemplate, tools: bool) -> Result<AcceptedMessages, ChatError> {
         let extra = if tools { syntax::tools() } else { Extra::default() };
+        let endless = Cell::new(None);
         let ends = Cell::new(true);
         let render = |messages: &[Message]| {
+            let stopped = || ChatError::Raised { message: "it does not end".into() };
             if !ends.get() {
-                return Err(ChatError::Raised { message: "it does not end".into() });
+                return Err(stopped());
             }
-            let rendered = template.render(messages, true, &extra);
-            // One is enough of a template that runs into a limit.
-            ends.set(!matches!(rendered, Err(ChatError::TooSlow { .. } | ChatError::TooManySteps { .. })));
-            rendered
+            match template.render(messages, true, &extra) {
+                // One is enough of a template that runs into a limit.
+                Err(limit @ (ChatError::TooSlow { .. } | ChatError::TooManySteps { .. })) => {
+                    ends.set(false);
+                    endless.set(Some(limit));
+                    Err(stopped())
+                }
+                rendered => rendered,
+            }
         };
         let user = RoleContent::find(|content| render(&[message(USER, content)]));
+        if let Some(limit) = endless.take() {
+            return Err(limit);
+        }
         let form = user.or(RoleContent::Text);
         let other = || message(USER, in_form(form, OTHER.into()));
         let system = RoleContent::find(|content| render(&[message(SYSTEM, content), other()]));
@@ -126,7 +137,7 @@ impl AcceptedMessages {
         };
         let developer = template.has_word(DEVELOPER, &extra) && instruct(&[DEVELOPER]);
         let both = developer && instruct(&[SYSTEM, DEVELOPER]);
-        AcceptedMessages { system, user, assistant, tool, developer, both }
+        Ok(AcceptedMessages { system, user, assistant, tool, developer, both })
     }
 
     /// `messages` in the form that the template takes.

@@ -129,12 +129,18 @@ impl Template {
     }
 }
 
-/// Runs on a thread with a stack of `stack` bytes. A panic of the engine becomes an error.
-fn on_a_stack<T: Send>(stack: usize, run: impl FnOnce() -> T + Send) -> Result<T, String> {
+/// Runs on a thread with a stack of `stack` bytes. A panic of the engine becomes the error of the template that `wrong` makes.
+fn on_a_stack<T: Send>(
+    stack: usize,
+    run: impl FnOnce() -> Result<T, ChatError> + Send,
+    wrong: impl FnOnce(String) -> ChatError,
+) -> Result<T, ChatError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(stack).spawn_scoped(scope, run);
-        let thread = thread.map_err(|error| format!("there is no thread for it: {error}"))?;
-        thread.join().map_err(|_| "the template engine stopped at a fault of its own".to_owned())
+        let thread = thread.map_err(|source| ChatError::NoThread { mebibytes: stack >> 20, source })?;
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(wrong("the template engine stopped at a fault of its own".to_owned())))
     })
 }
 
@@ -154,7 +160,7 @@ impl JinjaTemplates {
                 return Err(wrong(format!("it has {} bytes, {LONGEST_TEMPLATE} are permitted", text.len())));
             }
             let compile = || Template::compile(name, without_generation_tags(text), &syntax);
-            compiled.push(on_a_stack(PARSER_STACK, compile).map_err(wrong)??);
+            compiled.push(on_a_stack(PARSER_STACK, compile, wrong)?);
         }
         Ok(JinjaTemplates { environment: environment(), templates: compiled, tokens })
     }
@@ -197,8 +203,7 @@ impl JinjaTemplates {
                 limit_error(name, limits::reached()).unwrap_or_else(|| render_error(name, &error))
             })
         };
-        on_a_stack(RENDER_STACK, run)
-            .unwrap_or_else(|reason| Err(ChatError::Render { template: name.to_owned(), reason }))
+        on_a_stack(RENDER_STACK, run, |reason| ChatError::Render { template: name.to_owned(), reason })
     }
 
     pub fn uses(&self, variable: &str) -> bool {

@@ -74,7 +74,11 @@ impl TokenizerFile {
 
     /// The same; `None` if the folder has none. A tokenizer of a kind that is not read is an error.
     pub fn find_in(folder: &Path) -> Result<Option<Self>, TokenizerError> {
-        let named = |name: &str| Some(folder.join(name)).filter(|path| path.is_file());
+        let named = |name: &str| -> Result<Option<PathBuf>, TokenizerError> {
+            let path = folder.join(name);
+            Ok(mlcc_files::is_file(&path)?.then_some(path))
+        };
+        let first = |names: &[&str]| names.iter().find_map(|name| named(name).transpose()).transpose();
         let matching = |begin: &str, end: &str| {
             let is_match = |path: &PathBuf| {
                 let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
@@ -84,14 +88,19 @@ impl TokenizerFile {
             // The last by name: names of World vocabularies carry a date.
             entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_match).max()
         };
-        let found = NAMES
-            .iter()
-            .find_map(|name| named(name))
-            .or_else(|| matching("rwkv_vocab_", ".txt"))
-            .or_else(|| MODELS.iter().find_map(|name| named(name)))
-            .or_else(|| matching("", ".tiktoken"))
-            .or_else(|| named("vocab.json").filter(|_| named("merges.txt").is_some()))
-            .or_else(|| named(WORD_PIECES));
+        let mut found = first(&NAMES)?.or_else(|| matching("rwkv_vocab_", ".txt"));
+        if found.is_none() {
+            found = first(&MODELS)?.or_else(|| matching("", ".tiktoken"));
+        }
+        if found.is_none() {
+            found = named("vocab.json")?;
+            if found.is_some() && named("merges.txt")?.is_none() {
+                found = None;
+            }
+        }
+        if found.is_none() {
+            found = named(WORD_PIECES)?;
+        }
         found.map(|path| Self::read(&path)).transpose()
     }
 

@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::growth::{GrowthBound, MOST_TIMES};
 use super::table::{EntryKind, TokenTable};
-use super::{MAX_ID, TokenId, TokenizerError};
+use super::{MAX_ID, TokenId, TokenizerError, brief};
 
 pub struct HfTokenizer {
     inner: tokenizers::Tokenizer,
@@ -19,11 +20,14 @@ pub struct HfTokenizer {
     /// Spaces that the decoder drops from the start of a text.
     pub(super) leading_strip: usize,
     byte_level: bool,
+    growth: GrowthBound,
 }
 
 impl HfTokenizer {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
         let stated = Stated::read(bytes)?;
+        stated.check_lengths()?;
+        let growth = stated.growth()?;
         let mut inner = contained(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(json_error)?;
         // Some published files carry the truncation and padding of their training set-up.
         inner.with_truncation(None).map_err(|e| json_error(e.to_string()))?;
@@ -34,11 +38,12 @@ impl HfTokenizer {
         let (table, specials) = token_table(&inner, &plan)?;
         stated.check_templates(&table)?;
         let DecodePlan { byte_level, leading_strip, .. } = plan;
-        Ok(HfTokenizer { inner, table, specials, leading_strip, byte_level })
+        Ok(HfTokenizer { inner, table, specials, leading_strip, byte_level, growth })
     }
 
     /// Token ids of `text`. `template` adds what the file's post-processor adds (a begin token, usually).
     pub fn encode(&self, text: &str, template: bool) -> Result<Vec<TokenId>, TokenizerError> {
+        self.growth.check(text)?;
         let encoding = contained(|| self.inner.encode_fast(text, template))
             .map_err(|reason| TokenizerError::Encode { bytes: text.len(), reason })?;
         // Ids are below MAX_ID, as the table's construction has checked.
@@ -48,6 +53,8 @@ impl HfTokenizer {
     /// Token ids of two texts as one input, with what the post-processor adds before, between and behind them; and the type that it
     /// gives each token.
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<TokenId>, Vec<u32>), TokenizerError> {
+        self.growth.check(first)?;
+        self.growth.check(second)?;
         let encoding = contained(|| self.inner.encode_fast((first, second), true))
             .map_err(|reason| TokenizerError::Encode { bytes: first.len() + second.len(), reason })?;
         let ids = encoding.get_ids().iter().map(|&id| id as TokenId).collect();
@@ -98,7 +105,7 @@ impl HfTokenizer {
 }
 
 fn json_error(reason: String) -> TokenizerError {
-    TokenizerError::Json { reason }
+    TokenizerError::Json { reason: brief(&reason) }
 }
 
 /// Runs the library, and makes an error of a panic: it has some `expect`s on what a file says.
@@ -115,8 +122,30 @@ struct Stated {
     #[serde(default)]
     added_tokens: Vec<StatedToken>,
     #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
     post_processor: Value,
+    #[serde(default)]
+    model: StatedModel,
 }
+
+/// What a model puts around every piece that it looks for.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct StatedModel {
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+}
+
+/// Bytes of an added token, and of what a model puts around pieces; published ones have less than a hundred.
+const LONGEST_ADDED: usize = 1 << 16;
+const LONGEST_AFFIX: usize = 256;
+/// Ids that a template may put around a text.
+const MOST_TEMPLATE_IDS: usize = 1024;
+/// Steps of a decoder.
+const MOST_DECODERS: usize = 100;
 
 #[derive(Deserialize)]
 struct StatedToken {
@@ -132,6 +161,31 @@ impl Stated {
         serde_json::from_str(text).map_err(|e| json_error(e.to_string()))
     }
 
+    /// Before the library reads them, which copies them several times.
+    fn check_lengths(&self) -> Result<(), TokenizerError> {
+        let grows = |step: &str, length: usize, most: usize| {
+            let detail = format!("has {length} bytes, {most} are permitted");
+            Err(TokenizerError::Grows { step: step.to_owned(), detail })
+        };
+        if let Some(token) = self.added_tokens.iter().find(|token| token.content.len() > LONGEST_ADDED) {
+            let step = format!("added token {} ({:?})", token.id, brief(&token.content));
+            return grows(&step, token.content.len(), LONGEST_ADDED);
+        }
+        let StatedModel { continuing_subword_prefix: prefix, end_of_word_suffix: suffix } = &self.model;
+        for (name, text) in [("continuing_subword_prefix", prefix), ("end_of_word_suffix", suffix)] {
+            let length = text.as_ref().map_or(0, String::len);
+            if length > LONGEST_AFFIX {
+                return grows(name, length, LONGEST_AFFIX);
+            }
+        }
+        Ok(())
+    }
+
+    fn growth(&self) -> Result<GrowthBound, TokenizerError> {
+        let added: Vec<usize> = self.added_tokens.iter().map(|token| token.content.len()).collect();
+        GrowthBound::of(&self.normalizer, &self.pre_tokenizer, &added)
+    }
+
     /// The library gives an added token whose id leaves a gap the next free id and only logs it; the model would
     /// then get a token that it never saw.
     fn check_added_ids(&self, inner: &tokenizers::Tokenizer) -> Result<(), TokenizerError> {
@@ -139,7 +193,7 @@ impl Stated {
             let found = inner.token_to_id(&token.content);
             if found != Some(token.id) {
                 return Err(TokenizerError::AddedToken {
-                    token: token.content.clone(),
+                    token: brief(&token.content),
                     stated: token.id,
                     found: found.map_or_else(|| "none".to_owned(), |id| id.to_string()),
                 });
@@ -149,8 +203,36 @@ impl Stated {
     }
 
     fn check_templates(&self, table: &TokenTable) -> Result<(), TokenizerError> {
-        check_template(&self.post_processor, table)
+        check_template(&self.post_processor, table)?;
+        let added = template_ids(&self.post_processor);
+        match added <= MOST_TEMPLATE_IDS {
+            true => Ok(()),
+            false => Err(TokenizerError::Grows {
+                step: "post_processor".to_owned(),
+                detail: format!("adds {added} ids to a text, {MOST_TEMPLATE_IDS} are permitted"),
+            }),
+        }
     }
+}
+
+/// How many ids the templates of a post-processor add at most; a text that stands in one more than once counts as too many.
+fn template_ids(processor: &Value) -> usize {
+    let inner = processor.get("processors").and_then(Value::as_array).into_iter().flatten();
+    let inner = inner.map(template_ids).fold(0usize, usize::saturating_add);
+    let ids_of = |piece: &Value| {
+        let name = piece.pointer("/SpecialToken/id")?.as_str()?;
+        Some(processor.get("special_tokens")?.get(name)?.get("ids")?.as_array()?.len())
+    };
+    let template = |key: &str| {
+        let pieces = processor.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let is_text =
+            |name: &str| pieces.iter().filter(|p| p.pointer("/Sequence/id") == Some(&name.into())).count();
+        match is_text("A") > 1 || is_text("B") > 1 {
+            true => usize::MAX,
+            false => pieces.iter().filter_map(ids_of).fold(0usize, usize::saturating_add),
+        }
+    };
+    inner.saturating_add(template("single").max(template("pair")))
 }
 
 /// A template may add any ids to a text; they have to be tokens, and each name that it uses has to have some.
@@ -164,8 +246,8 @@ fn check_template(processor: &Value, table: &TokenTable) -> Result<(), Tokenizer
             let known = id.as_i64().and_then(|id| TokenId::try_from(id).ok()).and_then(|id| table.get(id));
             if known.is_none() {
                 return Err(TokenizerError::Template {
-                    name: name.clone(),
-                    problem: format!("adds id {id}, which is no token"),
+                    name: brief(name),
+                    problem: format!("adds id {}, which is no token", brief(&id.to_string())),
                 });
             }
         }
@@ -174,7 +256,7 @@ fn check_template(processor: &Value, table: &TokenTable) -> Result<(), Tokenizer
         if let Some(name) = piece.pointer("/SpecialToken/id").and_then(Value::as_str)
             && !names.contains_key(name)
         {
-            return Err(TokenizerError::Template { name: name.to_owned(), problem: "has no ids".to_owned() });
+            return Err(TokenizerError::Template { name: brief(name), problem: "has no ids".to_owned() });
         }
     }
     Ok(())
@@ -203,7 +285,7 @@ impl DecodePlan {
     }
 
     fn add(&mut self, decoder: &Value) -> Result<(), TokenizerError> {
-        let refuse = || TokenizerError::Decoder { found: decoder.to_string() };
+        let refuse = || TokenizerError::Decoder { found: brief(&decoder.to_string()) };
         let text = |key: &str| decoder.get(key).and_then(Value::as_str);
         let number = |key: &str| decoder.get(key).and_then(Value::as_u64);
         match text("type").ok_or_else(refuse)? {
@@ -219,6 +301,10 @@ impl DecodePlan {
                 let from = decoder.pointer("/pattern/String").and_then(Value::as_str).ok_or_else(refuse)?;
                 let to = text("content").ok_or_else(refuse)?;
                 self.replace.push((from.to_owned(), to.to_owned()));
+                if self.replace.len() > MOST_DECODERS {
+                    let detail = format!("has more than {MOST_DECODERS} replacements");
+                    return Err(TokenizerError::Grows { step: "decoder".to_owned(), detail });
+                }
             }
             "Strip" if text("content") == Some(" ") && number("stop") == Some(0) => {
                 self.leading_strip += number("start").ok_or_else(refuse)? as usize;
@@ -239,25 +325,31 @@ impl DecodePlan {
     }
 
     /// The bytes of one token. `added` tokens stand for their own text, outside the byte alphabet.
-    fn bytes(&self, token: &str, added: bool) -> Vec<u8> {
+    fn bytes(&self, token: &str, added: bool) -> Result<Vec<u8>, TokenizerError> {
         if self.byte_level {
             if !added && let Some(bytes) = token.chars().map(byte_of_char).collect::<Option<Vec<u8>>>() {
-                return bytes;
+                return Ok(bytes);
             }
-            return token.as_bytes().to_vec();
+            return Ok(token.as_bytes().to_vec());
         }
         if let Some(mark) = self.word_part.as_ref().filter(|_| !added) {
             let word = || format!(" {token}");
-            return token.strip_prefix(mark.as_str()).map_or_else(word, str::to_owned).into_bytes();
+            return Ok(token.strip_prefix(mark.as_str()).map_or_else(word, str::to_owned).into_bytes());
         }
         let mut text = token.to_owned();
         for (from, to) in &self.replace {
+            let grown = text.matches(from.as_str()).count().saturating_mul(to.len());
+            if grown.saturating_add(text.len()) > token.len().saturating_mul(MOST_TIMES) + LONGEST_AFFIX {
+                let detail =
+                    format!("makes more than {MOST_TIMES} times its length of the token {:?}", brief(token));
+                return Err(TokenizerError::Grows { step: "decoder".to_owned(), detail });
+            }
             text = text.replace(from.as_str(), to);
         }
-        match fallback_byte(&text) {
+        Ok(match fallback_byte(&text) {
             Some(byte) if self.byte_fallback && !added => vec![byte],
             _ => text.into_bytes(),
-        }
+        })
     }
 }
 
@@ -306,18 +398,18 @@ fn token_table(
         return Err(TokenizerError::Empty);
     };
     if last > MAX_ID {
-        return Err(TokenizerError::HugeId { token: token.clone(), id: last, limit: MAX_ID });
+        return Err(TokenizerError::HugeId { token: brief(token), id: last, limit: MAX_ID });
     }
     let mut table = TokenTable::new(last as usize + 1);
     let mut specials = Vec::new();
     for (&id, token) in &tokens {
         match added.get(&id) {
             Some((content, true)) => {
-                table.set(id as usize, &plan.bytes(content, true), EntryKind::Special);
+                table.set(id as usize, &plan.bytes(content, true)?, EntryKind::Special);
                 specials.push(id as TokenId);
             }
-            Some((content, false)) => table.set(id as usize, &plan.bytes(content, true), EntryKind::Text),
-            None => table.set(id as usize, &plan.bytes(token, false), EntryKind::Text),
+            Some((content, false)) => table.set(id as usize, &plan.bytes(content, true)?, EntryKind::Text),
+            None => table.set(id as usize, &plan.bytes(token, false)?, EntryKind::Text),
         }
     }
     Ok((table, specials))
@@ -355,7 +447,7 @@ mod tests {
         let mut plan = DecodePlan::default();
         plan.add(&serde_json::json!({"type": "WordPiece", "prefix": "##", "cleanup": true})).unwrap();
         assert_eq!(plan.leading_strip, 1);
-        let text = |token, added| String::from_utf8(plan.bytes(token, added)).unwrap();
+        let text = |token, added| String::from_utf8(plan.bytes(token, added).unwrap()).unwrap();
         assert_eq!([text("em", false), text("##bed", false), text("[CLS]", true)], [" em", "bed", "[CLS]"]);
     }
 

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use super::added::{Extras, Part, Splitter};
 use super::prefix_index::PrefixIndex;
 use super::table::{EntryKind, TokenTable};
-use super::{MAX_ID, TokenId, TokenizerError};
+use super::{MAX_ID, TokenId, TokenizerError, growth};
 use normalizer::{Normalizer, SPACE};
 
 #[derive(Debug)]
@@ -90,7 +90,9 @@ impl SentencePieceTokenizer {
     }
 
     /// `template` adds what belongs around a prompt.
-    pub fn encode(&self, text: &str, template: bool) -> Vec<TokenId> {
+    pub fn encode(&self, text: &str, template: bool) -> Result<Vec<TokenId>, TokenizerError> {
+        let most = growth::limit(text.len());
+        let mut room = most;
         let mut out = Vec::with_capacity(text.len() / 3 + 2);
         if template {
             out.extend(&self.extras.prefix);
@@ -98,13 +100,18 @@ impl SentencePieceTokenizer {
         for (number, part) in self.splitter.split(text).into_iter().enumerate() {
             match part {
                 Part::Added(token) => out.extend(&self.added[token]),
-                Part::Text(text) => self.encode_part(text, number == 0, &mut out),
+                Part::Text(part) => {
+                    let normalized = self.normalized(part, number == 0, room);
+                    let normalized = normalized.ok_or(TokenizerError::TooLong { bytes: text.len(), most })?;
+                    room -= normalized.len();
+                    self.encode_part(&normalized, &mut out);
+                }
             }
         }
         if template {
             out.extend(&self.extras.suffix);
         }
-        out
+        Ok(out)
     }
 
     /// Tells if all that a text has becomes tokens, of which none stands for a run of any length.
@@ -118,18 +125,22 @@ impl SentencePieceTokenizer {
     }
 
     /// Two texts as one input.
-    pub fn encode_pair(&self, first: &str, second: &str) -> Vec<TokenId> {
+    pub fn encode_pair(&self, first: &str, second: &str) -> Result<Vec<TokenId>, TokenizerError> {
         let Extras { prefix, between, suffix, .. } = &self.extras;
-        let (first, second) = (self.encode(first, false), self.encode(second, false));
-        [prefix, &first, between, &second, suffix].map(Vec::as_slice).concat()
+        let (first, second) = (self.encode(first, false)?, self.encode(second, false)?);
+        Ok([prefix, &first, between, &second, suffix].map(Vec::as_slice).concat())
     }
 
-    fn encode_part(&self, text: &str, first: bool, out: &mut Vec<TokenId>) {
+    /// A part of a text as pieces match it; `None` if it is longer than `most` bytes.
+    fn normalized(&self, text: &str, first: bool, most: usize) -> Option<String> {
         let text = if self.extras.glm_spaces { Cow::Owned(glm_spaces(text)) } else { Cow::Borrowed(text) };
-        let text = self.normalizer.normalize(&text, first || !self.extras.first_part_only);
+        self.normalizer.normalize(&text, first || !self.extras.first_part_only, most)
+    }
+
+    fn encode_part(&self, text: &str, out: &mut Vec<TokenId>) {
         let found = match self.model.model_type {
-            ModelType::Unigram => encode::unigram(&self.model, &self.pieces, self.unknown, &text),
-            ModelType::Bpe => encode::bpe(&self.model, &self.ids, &self.symbols, self.unknown, &text),
+            ModelType::Unigram => encode::unigram(&self.model, &self.pieces, self.unknown, text),
+            ModelType::Bpe => encode::bpe(&self.model, &self.ids, &self.symbols, self.unknown, text),
         };
         let mut after_unknown = false;
         for (range, id) in found {

@@ -173,7 +173,7 @@ fn read_line(line: &str) -> Option<(Vec<u8>, u32)> {
 }
 
 /// Standard alphabet with padding.
-fn base64(text: &str) -> Option<Vec<u8>> {
+pub(super) fn base64(text: &str) -> Option<Vec<u8>> {
     let data = text.trim_end_matches('=');
     if !text.len().is_multiple_of(4) || text.len() - data.len() > 2 {
         return None;
@@ -211,7 +211,7 @@ fn token_table(
         for &id in &added.ids {
             let id = u32::try_from(id).unwrap_or(u32::MAX);
             if id > MAX_ID {
-                return Err(TokenizerError::HugeId { token: added.text.clone(), id, limit: MAX_ID });
+                return Err(TokenizerError::HugeId { token: super::brief(&added.text), id, limit: MAX_ID });
             }
             last = last.max(id);
         }

@@ -7,6 +7,7 @@ mod conversation;
 mod generate;
 mod gguf_names;
 mod grammar;
+mod growth;
 #[allow(dead_code, reason = "the fuzz targets use all of it")]
 mod readers;
 mod serving;

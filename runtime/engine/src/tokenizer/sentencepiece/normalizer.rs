@@ -59,8 +59,9 @@ impl Normalizer {
         (&text[..length], length)
     }
 
-    /// `dummy_prefix` says whether this part of a text may get the space before it.
-    pub fn normalize(&self, text: &str, dummy_prefix: bool) -> String {
+    /// `dummy_prefix` says whether this part of a text may get the space before it. `None` if the result is longer than `most` bytes: a
+    /// table may put any text in the place of a character.
+    pub fn normalize(&self, text: &str, dummy_prefix: bool, most: usize) -> Option<String> {
         let space = if self.escape_whitespaces { SPACE } else { " " };
         let mut rest = text;
         if self.remove_extra_whitespaces {
@@ -74,7 +75,7 @@ impl Normalizer {
         }
         let mut out = String::with_capacity(text.len() * 3 / 2 + 4);
         if rest.is_empty() {
-            return out;
+            return Some(out);
         }
         let dummy = self.add_dummy_prefix && dummy_prefix;
         if dummy && !self.suffix {
@@ -85,6 +86,10 @@ impl Normalizer {
             let (mut piece, length) = self.step(rest);
             if after_space {
                 piece = piece.trim_start_matches(' ');
+            }
+            // A space becomes three bytes.
+            if piece.len().saturating_mul(3).saturating_add(out.len()) > most.max(text.len()) {
+                return None;
             }
             if !piece.is_empty() {
                 match self.escape_whitespaces {
@@ -107,7 +112,7 @@ impl Normalizer {
         if dummy && self.suffix {
             out.push_str(space);
         }
-        out
+        (out.len() <= most).then_some(out)
     }
 }
 
