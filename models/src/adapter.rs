@@ -165,7 +165,12 @@ impl Adapter {
             return Err(missing("adapter_config.json").into());
         }
         let config = AdapterConfig::read(&path)?;
-        let file = WEIGHTS.iter().map(|name| directory.join(name)).find(|file| file.is_file());
+        let mut file = None;
+        for path in WEIGHTS.map(|name| directory.join(name)) {
+            if file.is_none() && mlcc_files::is_file(&path).map_err(ConfigError::from)? {
+                file = Some(path);
+            }
+        }
         let file = file.ok_or_else(|| missing("adapter_model.safetensors or adapter_model.bin"))?;
         let weights = Checkpoint::open(&WeightFiles::from_file(&file)?)?;
         Ok(Adapter { file: file.display().to_string(), config, weights, scale: request.scale })

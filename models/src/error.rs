@@ -37,10 +37,11 @@ pub enum AdapterError {
         "{file}: {what} is not merged; merge the adapter with PEFT (`merge_and_unload`) and build what comes of it"
     )]
     Unsupported { file: String, what: String },
-    #[error("{file}: tensor `{tensor}` {detail}")]
+    #[error("{file}: tensor `{tensor}` {detail}", tensor = brief(.tensor))]
     Tensor { file: String, tensor: String, detail: String },
     #[error(
-        "{file}: tensor `{tensor}` {detail}. The adapter was made for another base (its adapter_config.json names {base})"
+        "{file}: tensor `{tensor}` {detail}. The adapter was made for another base (its adapter_config.json names {base})",
+        tensor = brief(.tensor), base = brief(.base)
     )]
     OtherBase { file: String, tensor: String, detail: String, base: String },
 }
@@ -59,7 +60,8 @@ pub enum ConfigError {
     #[error("{file}: field `{field}` should be {expected}, found {found}")]
     Wrong { file: String, field: String, expected: String, found: String },
     #[error(
-        "{file}: model_type `{found}` is unknown: {near}`mlcc models` lists those that this version of mlcc reads"
+        "{file}: model_type `{found}` is unknown: {near}`mlcc models` lists those that this version of mlcc reads",
+        found = brief(.found)
     )]
     UnknownModelType { file: String, found: String, near: String },
     #[error("{file}: {what} is not supported yet; this version of mlcc supports {supported}")]
@@ -126,35 +128,48 @@ pub enum CheckpointError {
     #[error("{file}: {detail}")]
     Unsupported { file: String, detail: String },
     #[error(
-        "{file}: tensor `{tensor}`: {detail}. The file is damaged or was not copied completely: fetch it again"
+        "{file}: tensor `{tensor}`: {detail}. The file is damaged or was not copied completely: fetch it again",
+        tensor = brief(.tensor)
     )]
     DamagedTensor { file: String, tensor: String, detail: String },
-    #[error("{file}: tensor `{tensor}`: {detail}")]
+    #[error("{file}: tensor `{tensor}`: {detail}", tensor = brief(.tensor))]
     UnsupportedTensor { file: String, tensor: String, detail: String },
     #[error("{file}: pickle byte {offset}: {detail}")]
     Pickle { file: String, offset: usize, detail: String },
-    #[error("tensor `{tensor}` occurs twice, in {first} and in {second}; keep one of them")]
+    #[error(
+        "tensor `{tensor}` occurs twice, in {first} and in {second}; keep one of them",
+        tensor = brief(.tensor)
+    )]
     Duplicate { tensor: String, first: String, second: String },
-    #[error("{index} names the shard {shard}, which is not there; fetch all shards of the model")]
+    #[error(
+        "{index} names the shard {shard}, which is not there; fetch all shards of the model",
+        shard = brief(.shard)
+    )]
     MissingShard { index: String, shard: String },
     #[error(
-        "{index} says that tensor `{tensor}` is in {shard}, but that file does not have it; index and shards are of different versions"
+        "{index} says that tensor `{tensor}` is in {shard}, but that file does not have it; index and shards are of different versions",
+        tensor = brief(.tensor), shard = brief(.shard)
     )]
     NotInShard { index: String, tensor: String, shard: String },
     #[error("no weights in {dir}: expected {expected}")]
     NoWeights { dir: String, expected: &'static str },
     #[error("several weight files in {dir}: {candidates}; name the one to use with --model FILE")]
     Ambiguous { dir: String, candidates: String },
-    #[error("the checkpoint has no tensor `{tensor}`")]
+    #[error("the checkpoint has no tensor `{tensor}`", tensor = brief(.tensor))]
     NotFound { tensor: String },
     #[error(
-        "tensor `{tensor}` is stored as {stored}, weights have to be f32, f16 or bf16; convert the checkpoint"
+        "tensor `{tensor}` is stored as {stored}, weights have to be f32, f16 or bf16; convert the checkpoint",
+        tensor = brief(.tensor)
     )]
     NotFloat { tensor: String, stored: &'static str },
-    #[error("tensor `{tensor}`: elements {start}..{end} asked for, it has {elements}")]
+    #[error(
+        "tensor `{tensor}`: elements {start}..{end} asked for, it has {elements}",
+        tensor = brief(.tensor)
+    )]
     OutOfRange { tensor: String, start: usize, end: usize, elements: usize },
     #[error(
-        "tensor `{tensor}` holds {value} at index {index:?} (element {element}); the checkpoint is broken, or overflowed when it was converted to {stored}"
+        "tensor `{tensor}` holds {value} at index {index:?} (element {element}); the checkpoint is broken, or overflowed when it was converted to {stored}",
+        tensor = brief(.tensor)
     )]
     NotFinite { tensor: String, index: Vec<usize>, element: usize, value: f32, stored: &'static str },
 }

@@ -76,7 +76,7 @@ pub fn read(fields: &ConfigFields) -> Result<Option<Quantization>, ConfigError> 
 pub(crate) fn beside(dir: &Path) -> Result<Option<Quantization>, ConfigError> {
     for (name, method) in FILES {
         let path = dir.join(name);
-        if !path.is_file() {
+        if !mlcc_files::is_file(&path)? {
             continue;
         }
         let fields = ConfigFields::read(&path)?;

@@ -31,7 +31,7 @@ pub struct Prompts {
 /// Reads them; `None` where the directory has no modules.json.
 pub fn read(dir: &Path) -> Result<Option<Sentence>, ConfigError> {
     let path = dir.join("modules.json");
-    if !path.is_file() {
+    if !mlcc_files::is_file(&path)? {
         return Ok(None);
     }
     let label = path.display().to_string();
@@ -99,7 +99,7 @@ fn read_answer(dir: &Path) -> Result<TextHead, ConfigError> {
 /// What is passed to the chat template of a pair.
 fn read_opens_answer(dir: &Path) -> Result<bool, ConfigError> {
     let path = dir.join("sentence_bert_config.json");
-    if !path.is_file() {
+    if !mlcc_files::is_file(&path)? {
         return Ok(false);
     }
     let Some(how) = ConfigFields::read(&path)?.object("processing_kwargs")? else { return Ok(false) };
@@ -166,7 +166,7 @@ fn read_dense(dir: &Path, name: String) -> Result<Vec<Part>, ConfigError> {
 
 fn read_prompts(dir: &Path) -> Result<Prompts, ConfigError> {
     let path = dir.join("config_sentence_transformers.json");
-    if !path.is_file() {
+    if !mlcc_files::is_file(&path)? {
         return Ok(Prompts::default());
     }
     let fields = ConfigFields::read(&path)?;

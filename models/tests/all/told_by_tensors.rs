@@ -380,7 +380,14 @@ fn long_lists_of_tensors_are_cut() {
 #[test]
 fn links_to_nothing_are_named_with_their_targets() {
     let config = json!({"model_type": "gpt2", "vocab_size": 4, "n_embd": 4, "n_layer": 1, "n_head": 1, "n_positions": 8});
-    for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer_config.json"] {
+    for name in [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer_config.json",
+        "quantize_config.json",
+        "modules.json",
+    ] {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), &config, &parse(&config), str::to_string, |_| false);
         let path = dir.path().join(name);

@@ -85,7 +85,10 @@ pub enum TokenizerError {
     Section { reason: String },
     #[error("{file}, beside the tokenizer, is not as expected: {reason}")]
     Companion { file: String, reason: String },
-    #[error("tokenizer_class {class} is not supported: {detail}. Give a tokenizer.json with --tokenizer.")]
+    #[error(
+        "tokenizer_class {class} is not supported: {detail}. Give a tokenizer.json with --tokenizer.",
+        class = brief(.class)
+    )]
     UnknownClass { class: String, detail: String },
     #[error("not a sentencepiece model that can be read: {reason}")]
     SentencePiece { reason: String },
@@ -135,7 +138,8 @@ pub enum TokenizerError {
     #[error(
         "the tokenizer does not belong to this model: the model's vocabulary has {model_vocab} entries, but {count} \
          token(s) have higher ids (largest: {id}, {token:?}). Use the tokenizer of this checkpoint, or a checkpoint \
-         whose embedding covers it."
+         whose embedding covers it.",
+        token = brief(.token)
     )]
     BeyondVocab { model_vocab: usize, count: usize, id: TokenId, token: String },
 }

@@ -38,7 +38,7 @@ impl Companions {
         let read = |name: &str| -> Result<Option<String>, TokenizerError> {
             let path = folder.join(name);
             let error = |source| TokenizerError::Io { path: path.display().to_string(), source };
-            match path.is_file() {
+            match mlcc_files::is_file(&path)? {
                 true => mlcc_files::read_to_string(&path, mlcc_files::Kind::Config).map(Some).map_err(error),
                 false => Ok(None),
             }

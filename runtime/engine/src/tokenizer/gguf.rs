@@ -8,7 +8,7 @@ use super::bpe_json::{BpeAlphabet, BpeParts};
 use super::regexes::{known, pre_tokenizer};
 use super::sentencepiece::{ModelType, Piece, PieceKind, SentencePieceModel};
 use super::wordpiece_json::WordPiece;
-use super::{TokenId, TokenizerError, TokenizerFile, TokenizerKind};
+use super::{TokenId, TokenizerError, TokenizerFile, TokenizerKind, brief};
 
 /// The values of the file, named as the keys are. Ids are as they stand there.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -66,6 +66,7 @@ impl GgufVocabulary {
             }
             "rwkv" => (TokenizerKind::RwkvWorld, self.world()?.into_bytes(), Extras::default()),
             other => {
+                let other = brief(other);
                 return Err(wrong(format!(
                     "tokenizer.ggml.model is `{other}`; llama, t5, gpt2, gemma4, bert and rwkv are read. {WAY_OUT}"
                 )));
@@ -141,6 +142,7 @@ impl GgufVocabulary {
         })?;
         let setup = pre_tokenizer(pre).ok_or_else(|| {
             let near = mlcc_files::did_you_mean(pre, known());
+            let pre = brief(pre);
             wrong(format!(
                 "tokenizer.ggml.pre `{pre}` is not read: {near}docs/checkpoints-and-tokenizers.md says which are. {WAY_OUT}"
             ))
@@ -217,7 +219,7 @@ impl GgufVocabulary {
             let quoted = [format!("b'{token}'"), format!("b\"{token}\"")];
             let literal = quoted.iter().find_map(|text| Some((text, super::world::literal_length(text)?)));
             let (literal, length) = literal.ok_or_else(|| {
-                wrong(format!("token {id} of the World vocabulary is no bytes literal: {token:?}"))
+                wrong(format!("token {id} of the World vocabulary is no bytes literal: {:?}", brief(token)))
             })?;
             file.push_str(&format!("{id} {literal} {length}\n"));
         }

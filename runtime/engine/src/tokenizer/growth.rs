@@ -16,8 +16,8 @@ pub(super) const MOST_TIMES: usize = 16;
 pub(super) const MOST_BYTES: usize = 8 << 20;
 /// Steps of each kind.
 const MOST_STEPS: usize = 100;
-/// Bytes that one byte may become in one step of a table.
-const MOST_OF_TABLE: usize = 64;
+/// Bytes that one byte may become in a step whose result is not known before, and in all pre-tokenizers together.
+const MOST_OF_BYTE: usize = 64;
 /// Bytes that are given to the library at a time.
 const PIECE: usize = 1 << 16;
 
@@ -59,8 +59,8 @@ impl GrowthBound {
         }
         let cuts = flat(pre_tokenizer, "pretokenizers")?;
         let cut = cuts.into_iter().map(times_of_cut).fold(1usize, usize::saturating_mul);
-        if cut > MOST_TIMES {
-            let detail = format!("may make a text {cut} times as long, {MOST_TIMES} times are permitted");
+        if cut > MOST_OF_BYTE {
+            let detail = format!("may make a text {cut} times as long, {MOST_OF_BYTE} times are permitted");
             return Err(TokenizerError::Grows { step: "pre_tokenizer".to_owned(), detail });
         }
         Ok(GrowthBound {
@@ -196,8 +196,8 @@ fn step(value: &Value) -> Result<Step, TokenizerError> {
                 "Precompiled" => longest_of_table(text("precompiled_charsmap").unwrap_or_default()),
                 _ => 1,
             };
-            if times > MOST_OF_TABLE {
-                let detail = format!("may make {times} bytes of a character, {MOST_OF_TABLE} are permitted");
+            if times > MOST_OF_BYTE {
+                let detail = format!("may make {times} bytes of a character, {MOST_OF_BYTE} are permitted");
                 return Err(grows(detail));
             }
             let normalizer = serde_json::from_value(value.clone())

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use super::added::{Extras, Part, Splitter};
 use super::prefix_index::PrefixIndex;
 use super::table::{EntryKind, TokenTable};
-use super::{MAX_ID, TokenId, TokenizerError, growth};
+use super::{MAX_ID, TokenId, TokenizerError, brief, growth};
 use normalizer::{Normalizer, SPACE};
 
 #[derive(Debug)]
@@ -63,7 +63,10 @@ impl SentencePieceTokenizer {
         let mut ids = HashMap::new();
         for (text, id) in &matched {
             if ids.insert(text.clone().into_boxed_slice(), *id).is_some() {
-                return Err(wrong(format!("the piece {:?} occurs twice", String::from_utf8_lossy(text))));
+                return Err(wrong(format!(
+                    "the piece {:?} occurs twice",
+                    brief(&String::from_utf8_lossy(text))
+                )));
             }
         }
         let bytes = match model.byte_fallback {

@@ -110,4 +110,11 @@ fn a_tokenizer_that_is_a_link_to_nothing_is_no_absent_one() {
         let error = TokenizerFile::find_in(folder.path()).unwrap_err().to_string();
         assert!(error.contains(name) && error.contains("../../blobs/cleaned"), "{error}");
     }
+    // Nor is a file that says how a vocabulary is used.
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("vocab.txt"), "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n").unwrap();
+    TokenizerFile::find(folder.path()).unwrap();
+    std::os::unix::fs::symlink("cleaned", folder.path().join("tokenizer_config.json")).unwrap();
+    let error = TokenizerFile::find(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("tokenizer_config.json") && error.contains("cleaned"), "{error}");
 }
