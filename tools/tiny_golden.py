@@ -19,6 +19,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from varied_cases import VARIED
+
 PROMPTS = ([5], [7, 3, 11], [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 17, 42, 99])
 GREEDY = 16
 
@@ -33,6 +35,9 @@ WINDOW_PROMPTS = ([7], [3, 11, 101, 5, 64, 2, 90], [1 + (i * i * 7 + i // 3) % 1
 
 # Shorter and longer than the 32 positions that scaling starts from; the second one comes to them while it goes on.
 LONG_PROMPTS = (sequence(7), sequence(25), sequence(60))
+
+# Of one token, and longer than chunks of 8 and windows of 9.
+VARIED_PROMPTS = (sequence(1), sequence(25))
 
 
 def small(**kinds):
@@ -118,6 +123,8 @@ FAMILIES = {
         pad_token_id=None, dtype="bfloat16"),
 }
 
+FAMILIES |= VARIED
+
 # Cases with other prompts than PROMPTS.
 LONGER = ("exaone4", "mamba", "olmo-hybrid", "mistral4", "deepseek-v2-groups", "glm4-moe-groups",
           "nemotron-h-latent")
@@ -126,11 +133,14 @@ LONGER = ("exaone4", "mamba", "olmo-hybrid", "mistral4", "deepseek-v2-groups", "
 def model_of(config, seed):
     """Linear weights normal with deviation 1/sqrt(fan in), norms near one with random signs in the last."""
     torch.manual_seed(seed)
+    stored_type = stored(config)
     if config.model_type == "mistral4":
         # Not known to AutoModel: it is published inside of a model for images.
         model = transformers.Mistral4ForCausalLM(config).float().eval()
     else:
-        model = AutoModelForCausalLM.from_config(config).float().eval()
+        # Factors that a model keeps are those of float32 too, and not every attention has bounds by tanh.
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+        model.config.dtype = stored_type
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() > 1:
@@ -151,6 +161,10 @@ def model_of(config, seed):
                 p.uniform_(-3.0, 1.0)
             if stored(config) != torch.float32:
                 p.copy_(p.to(stored(config)).float())
+        for name, b in model.named_buffers():
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
+                # Below zero: what is not in a chosen group is out of the choice all the same.
+                b.copy_(torch.empty_like(b).normal_(-0.9, 0.1).to(stored(config)))
     return model
 
 
@@ -227,6 +241,7 @@ def main():
         model = model_of(FAMILIES[args.family](), seed)
         prompts = PROMPTS if model.config.vocab_size > 64 else LONG_PROMPTS
         prompts = WINDOW_PROMPTS if args.family in LONGER else prompts
+        prompts = VARIED_PROMPTS if args.family in VARIED else prompts
         results = [result_of(model, prompt) for prompt in prompts]
         lively = all(len(set(r["greedy"])) >= 4 for r in results)
         if lively and min(min(r["greedy_margin"]) for r in results) > 1e-3:

@@ -95,16 +95,25 @@ impl RopeConfig {
         context: usize,
         [full, sliding]: [RopeDefaults; 2],
     ) -> Result<[RopeConfig; 2], ConfigError> {
-        let of = |kind: &str, defaults| {
-            let raw = match parameters.object(kind)? {
-                Some(one) => one.raw,
-                None => return Err(parameters.missing(kind, "an object")),
-            };
-            let raw = [("rope_parameters".to_string(), Value::Object(raw))].into_iter().collect();
-            let fields = ConfigFields { origin: parameters.origin.clone(), raw };
-            RopeConfig::read(&fields, head_size, context, defaults)
-        };
+        let of = |kind, defaults| RopeConfig::of_kind(parameters, kind, head_size, context, defaults);
         Ok([of("full_attention", full)?, of("sliding_attention", sliding)?])
+    }
+
+    /// The same of one kind, where heads of the other have another size.
+    pub fn of_kind(
+        parameters: &ConfigFields,
+        kind: &str,
+        head_size: usize,
+        context: usize,
+        defaults: RopeDefaults,
+    ) -> Result<RopeConfig, ConfigError> {
+        let raw = match parameters.object(kind)? {
+            Some(one) => one.raw,
+            None => return Err(parameters.missing(kind, "an object")),
+        };
+        let raw = [("rope_parameters".to_string(), Value::Object(raw))].into_iter().collect();
+        let fields = ConfigFields { origin: parameters.origin.clone(), raw };
+        RopeConfig::read(&fields, head_size, context, defaults)
     }
 }
 

@@ -28,6 +28,15 @@ pub(crate) const CONTEXT: [&str; 6] = [
 impl Sizes {
     /// `default_context` is for families whose configurations do not tell it.
     pub fn read(config: &ConfigFields, default_context: Option<usize>) -> Result<Sizes, ConfigError> {
+        Sizes::read_sized(config, default_context, None)
+    }
+
+    /// With heads of `default_size` where the configuration does not tell it; `None`: all heads together are as wide as the rows.
+    pub fn read_sized(
+        config: &ConfigFields,
+        default_context: Option<usize>,
+        default_size: Option<usize>,
+    ) -> Result<Sizes, ConfigError> {
         let (hidden_field, heads_field) = (config.first(&HIDDEN), config.first(&HEADS));
         let (hidden, heads) = (config.size(hidden_field)?, config.size(heads_field)?);
         config.within(heads_field, heads, MOST_HEADS)?;
@@ -45,11 +54,12 @@ impl Sizes {
             return Err(config.wrong(kv_field, &expected, &Value::from(kv_heads)));
         }
         let size_field = config.first(&HEAD_SIZE);
-        if config.get(size_field).is_none() && !hidden.is_multiple_of(heads) {
+        let told = config.get(size_field).is_some() || default_size.is_some();
+        if !told && !hidden.is_multiple_of(heads) {
             let expected = format!("a multiple of {heads_field}, which is {heads}");
             return Err(config.wrong(hidden_field, &expected, &Value::from(hidden)));
         }
-        let head_size = config.size_or(size_field, hidden / heads)?;
+        let head_size = config.size_or(size_field, default_size.unwrap_or(hidden / heads))?;
         config.within(size_field, head_size, LARGEST_HEAD)?;
         let context_field = config.first(&CONTEXT);
         let context = match default_context {
@@ -120,6 +130,18 @@ impl ConfigFields {
             })
         };
         names.iter().map(|name| number(name).ok_or_else(wrong)).collect()
+    }
+
+    /// Per layer: experts in place of the plain feed-forward part, by `mlp_layer_types`, else by `first_k_dense_replace` and
+    /// `moe_layer_freq` of older files. `dense` first layers have none where the file says neither.
+    pub fn sparse_layers(&self, layers: usize, dense: usize) -> Result<Vec<bool>, ConfigError> {
+        if self.get("mlp_layer_types").is_some() {
+            let kinds = self.layer_kinds("mlp_layer_types", layers, &["dense", "sparse"])?;
+            return Ok(kinds.into_iter().map(|kind| kind == 1).collect());
+        }
+        let first = self.count_or("first_k_dense_replace", dense)?;
+        let step = self.size_or("moe_layer_freq", 1)?;
+        Ok((0..layers).map(|layer| layer >= first && layer.is_multiple_of(step)).collect())
     }
 
     /// Per layer: the width of its attention window, by `layer_types` where the file has it, else by `is_windowed`.

@@ -11,6 +11,7 @@ use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::families::rwkv4::naming::rwkv4_canonical;
 use crate::families::rwkv7::naming::rwkv7_canonical;
+use crate::layers::moe::FUSED_EXPERTS;
 use crate::registry;
 use serde_json::Value;
 
@@ -97,12 +98,14 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.bias("attention_bias", "layers.0.self_attn.q_proj")
         }
         "lfm2" | "lfm2_moe" => {
+            fused_experts(t, "feed_forward.experts", "w1")?;
             embedding(t, "embed_tokens.weight", "lm_head.weight", true)?;
             hybrid_heads(t, "self_attn.q_layernorm.weight")?;
             t.size(&["num_experts"], "feed_forward.gate.weight", 0, 1)?;
             t.size(&["moe_intermediate_size"], "feed_forward.experts.0.w1.weight", 0, 1)
         }
         "lfm3" => {
+            t.bias("attention_bias", "self_attn.q_proj")?;
             embedding(t, "embed_tokens.weight", "lm_head.weight", true)?;
             hybrid_heads(t, "self_attn.q_norm.weight")?;
             t.size(&["intermediate_size"], "layers.0.feed_forward.w1.weight", 0, 1)
@@ -112,12 +115,15 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.bias("attention_bias", "layers.0.self_attn.q_proj")
         }
         "kimi_linear" => {
+            t.bias("attention_bias", "self_attn.kv_a_proj_with_mqa")?;
+            fused_experts(t, "block_sparse_moe.experts", "w1")?;
             embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
             t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
             t.size(&["num_experts"], "block_sparse_moe.gate.weight", 0, 1)?;
             t.size(&["moe_intermediate_size"], "block_sparse_moe.experts.0.w1.weight", 0, 1)
         }
         "glm4_moe" => {
+            fused_experts(t, "mlp.experts", "gate_proj")?;
             embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
             separate_heads(t, None)?;
             t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
@@ -126,12 +132,15 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.bias("attention_bias", "layers.0.self_attn.q_proj")
         }
         "minimax_m2" => {
+            fused_experts(t, "block_sparse_moe.experts", "w1")?;
             embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
             separate_heads(t, None)?;
             t.size(&["intermediate_size"], "block_sparse_moe.experts.0.w1.weight", 0, 1)?;
             t.size(&["num_local_experts"], "block_sparse_moe.gate.weight", 0, 1)
         }
         "qwen3_next" | "qwen3_5" | "qwen3_5_text" | "qwen3_5_moe" | "qwen3_5_moe_text" => {
+            t.bias("attention_bias", "self_attn.q_proj")?;
+            fused_experts(t, "mlp.experts", "gate_proj")?;
             embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
             hybrid_heads(t, "self_attn.q_norm.weight")?;
             t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
@@ -143,6 +152,7 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.size(&["linear_value_head_dim"], "linear_attn.norm.weight", 0, 1)
         }
         "granitemoehybrid" => {
+            t.bias("attention_bias", "self_attn.q_proj")?;
             embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
             if let (Some(hidden), Some(heads)) = (t.known(&HIDDEN), t.known(&HEADS)) {
                 t.size(&KV_HEADS, "self_attn.k_proj.weight", 0, hidden / heads)?;
@@ -153,12 +163,16 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.size(&["mamba_n_heads"], "mamba.A_log", 0, 1)
         }
         "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe_lite" | "mistral4" => {
+            t.bias("attention_bias", "self_attn.kv_a_proj_with_mqa")?;
+            fused_experts(t, "mlp.experts", "gate_proj")?;
             embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
             t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
             t.size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)?;
             t.size(&["moe_intermediate_size"], "mlp.experts.gate_up_proj", 1, 2)
         }
         "nemotron_h" => {
+            t.bias("attention_bias", "mixer.q_proj")?;
+            fused_experts(t, "mixer.experts", "up_proj")?;
             embedding(t, "embeddings.weight", "lm_head.weight", false)?;
             let Some(heads) = t.known(&HEADS) else { return Ok(()) };
             t.size(&HEAD_SIZE, "mixer.q_proj.weight", 0, heads)?;
@@ -168,12 +182,16 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.size(&["moe_intermediate_size"], "mixer.experts.0.up_proj.weight", 0, 1)
         }
         "falcon_h1" => {
+            t.bias("attention_bias", "self_attn.q_proj")?;
             embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
             separate_heads(t, None)?;
             t.size(&["intermediate_size"], "layers.0.feed_forward.gate_proj.weight", 0, 1)
         }
         "gemma4" | "gemma4_text" => {
-            gemma(t)?;
+            // Layers without a window have other heads.
+            let types = t.fields.get("layer_types").and_then(Value::as_array);
+            let windowed = types.and_then(|types| types.iter().position(|kind| kind == "sliding_attention"));
+            gemma(t, windowed.unwrap_or(0))?;
             t.size(&["moe_intermediate_size"], "experts.gate_up_proj", 1, 2)?;
             t.size(&["num_experts"], "router.proj.weight", 0, 1)
         }
@@ -186,6 +204,7 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.bias("use_conv_bias", "layers.0.mixer.conv1d")
         }
         "olmo_hybrid" => {
+            t.bias("attention_bias", "self_attn.q_proj")?;
             embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
             t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
             if let (Some(hidden), Some(heads)) = (t.known(&HIDDEN), t.known(&HEADS)) {
@@ -208,12 +227,14 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.bias("attention_bias", "layers.0.self_attn.q_proj")
         }
         "qwen3" | "qwen3_moe" => {
+            fused_experts(t, "mlp.experts", "gate_proj")?;
             llama(t, Some("layers.0.self_attn.q_norm.weight"))?;
             t.size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)?;
             t.size(&["num_experts", "num_local_experts"], "mlp.gate.weight", 0, 1)?;
             t.bias("attention_bias", "layers.0.self_attn.q_proj")
         }
         "mixtral" => {
+            fused_experts(t, "block_sparse_moe.experts", "w1")?;
             llama(t, None)?;
             t.size(&["intermediate_size"], "block_sparse_moe.experts.0.w1.weight", 0, 1)?;
             t.size(&["num_local_experts"], "block_sparse_moe.gate.weight", 0, 1)
@@ -237,7 +258,7 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.size(&["intermediate_size"], "layers.0.mlp.Wi.weight", 0, 2)?;
             t.bias("attention_bias", "layers.0.attn.Wqkv")
         }
-        "gemma" | "gemma2" | "gemma3" | "gemma3_text" => gemma(t),
+        "gemma" | "gemma2" | "gemma3" | "gemma3_text" => gemma(t, 0),
         "stablelm" => {
             llama(t, None)?;
             t.bias("use_qkv_bias", "layers.0.self_attn.q_proj")?;
@@ -342,6 +363,19 @@ fn rwkv7(t: &mut Tensors) -> Told {
     Ok(())
 }
 
+/// Whether the experts of a layer are stored together, as `{inside}.down_proj`, or one by one, with `part` in each. Files
+/// that are no checkpoints of PyTorch say it themselves.
+fn fused_experts(t: &mut Tensors, inside: &str, part: &str) -> Told {
+    if t.fields.get(FUSED_EXPERTS).is_some() {
+        return Ok(());
+    }
+    let together = t.find(&format!("{inside}.down_proj"));
+    match together.is_some() || t.find(&format!("{inside}.0.{part}.weight")).is_some() {
+        true => t.tell_flag(FUSED_EXPERTS, together.is_some(), ""),
+        false => Ok(()),
+    }
+}
+
 /// Vocabulary and width.
 fn table(t: &mut Tensors, name: &str) -> Told {
     t.size(&VOCAB, name, 0, 1)?;
@@ -367,26 +401,31 @@ fn tied_llama(t: &mut Tensors) -> Told {
     llama(t, None)
 }
 
-fn gemma(t: &mut Tensors) -> Told {
+fn gemma(t: &mut Tensors, layer: usize) -> Told {
     embedding(t, "embed_tokens.weight", "lm_head.weight", true)?;
-    separate_heads(t, Some("layers.0.self_attn.q_norm.weight"))?;
+    let attention = format!("layers.{layer}.self_attn");
+    heads_of(t, &attention, Some(&format!("{attention}.q_norm.weight")))?;
     t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
     t.bias("attention_bias", "layers.0.self_attn.q_proj")
 }
 
 /// Heads and their size where queries and keys have matrices of their own.
 fn separate_heads(t: &mut Tensors, head_norm: Option<&str>) -> Told {
+    heads_of(t, "layers.0.self_attn", head_norm)
+}
+
+fn heads_of(t: &mut Tensors, attention: &str, head_norm: Option<&str>) -> Told {
     if let Some(norm) = head_norm {
         t.size(&HEAD_SIZE, norm, 0, 1)?;
     }
-    let query = "layers.0.self_attn.q_proj.weight";
+    let query = &format!("{attention}.q_proj.weight");
     match (t.known(&HEADS), t.known(&HEAD_SIZE)) {
         (Some(heads), _) => t.size(&HEAD_SIZE, query, 0, heads)?,
         (None, Some(size)) => t.size(&HEADS, query, 0, size)?,
         (None, None) => {}
     }
     let Some(size) = t.known(&HEAD_SIZE) else { return Ok(()) };
-    t.size(&KV_HEADS, "layers.0.self_attn.k_proj.weight", 0, size)
+    t.size(&KV_HEADS, &format!("{attention}.k_proj.weight"), 0, size)
 }
 
 /// The same in the layers that have attention. `head_norm` is a vector of one head.

@@ -1,7 +1,7 @@
 //! BERT (Devlin et al. 2019) and XLM-RoBERTa (Conneau et al. 2020); reference: `BertModel`, `XLMRobertaModel` and their
 //! `ForSequenceClassification` of transformers. Every token sees the whole text; norms behind each part; learned positions,
-//! which XLM-RoBERTa counts from behind the padding id. Token types are read by classifiers, which take pairs of texts;
-//! embeddings are of one text, whose tokens have the first type.
+//! which XLM-RoBERTa counts from behind the padding id. Tokens have types, which are those of the texts of a pair; in a text
+//! alone they have the first one.
 
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
@@ -173,7 +173,7 @@ impl Transformer for BertConfig {
     }
 
     fn token_types(&self) -> usize {
-        if self.labels.is_some() { self.types } else { 1 }
+        self.types
     }
 
     fn own_head(&self) -> Option<TextHead> {

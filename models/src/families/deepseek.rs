@@ -5,7 +5,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::latent_attention::{LatentAttention, Positions};
-use crate::layers::moe::{Experts, Glu, Groups, Routing, Scores, SharedExpert};
+use crate::layers::moe::{Experts, FUSED_EXPERTS, Glu, Groups, Routing, Scores, SharedExpert};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::query_growth::QueryGrowth;
 use crate::layers::rope::Pairs;
@@ -13,9 +13,6 @@ use crate::layers::{Activation, Rope, RopeTables, mlp};
 use crate::transformer::{Frame, Net, Sizes, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
-
-/// False where the experts of a layer are stored one by one, as GGUF files have them.
-const FUSED_EXPERTS: &str = "fused_experts";
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeepSeekConfig {
@@ -30,10 +27,8 @@ pub struct DeepSeekConfig {
     pub shared: usize,
     /// The choice of experts is corrected by a learned bias.
     pub corrected: bool,
-    /// The first layers have no experts.
-    pub dense_layers: usize,
-    /// The experts of a layer are two tensors.
-    pub packed: bool,
+    /// By layer: experts in place of the plain feed-forward part.
+    pub sparse: Vec<bool>,
     pub growth: Option<QueryGrowth>,
     pub tied: bool,
 }
@@ -97,8 +92,8 @@ impl DeepSeekConfig {
             None => return Err(fields.missing("rope_parameters", "an object")),
         };
         Ok(DeepSeekConfig {
-            dense_layers: fields.count_or("first_k_dense_replace", 0)?,
-            packed: fields.flag_or(FUSED_EXPERTS, true)?,
+            sparse: fields.sparse_layers(config.sizes.layers, 0)?,
+            experts: Experts { fused: fields.flag_or(FUSED_EXPERTS, true)?, ..config.experts },
             growth: growth.filter(|growth| growth.beta > 0.0),
             ..config
         })
@@ -109,7 +104,7 @@ impl DeepSeekConfig {
         routing: Routing,
         corrected: bool,
     ) -> Result<DeepSeekConfig, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(4096))?;
+        let mut sizes = LatentAttention::sizes(fields)?;
         let latent = LatentAttention::read(fields, sizes.heads)?;
         let interleaved = fields.flag_or("rope_interleave", true)?;
         let pairs = if interleaved { Pairs::Interleaved } else { Pairs::Half };
@@ -130,11 +125,15 @@ impl DeepSeekConfig {
             activation,
             rope: rope.rope,
             latent,
-            experts: Experts { routing, intermediate: width, glu: Glu::Plain(activation) },
+            experts: Experts {
+                routing,
+                intermediate: width,
+                glu: Glu::Plain(activation),
+                fused: fields.flag_or(FUSED_EXPERTS, false)?,
+            },
             shared: width * fields.size_or("n_shared_experts", 1)?,
             corrected,
-            dense_layers: fields.count_or("first_k_dense_replace", 1)?,
-            packed: false,
+            sparse: fields.sparse_layers(sizes.layers, 1)?,
             growth: None,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
@@ -142,10 +141,10 @@ impl DeepSeekConfig {
     }
 
     fn feed_forward(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
-        if layer < self.dense_layers {
+        if !self.sparse[layer] {
             return mlp::gated_by_name(net, x, name, self.intermediate, false, self.activation);
         }
-        let parts = (!self.packed).then_some(["gate_proj", "up_proj", "down_proj"]);
+        let parts = ["gate_proj", "up_proj", "down_proj"];
         let shared = SharedExpert { width: self.shared, activation: self.activation };
         self.experts.apply_with_shared(net, x, name, parts, self.corrected, &shared)
     }

@@ -72,9 +72,12 @@ impl GemmaConfig {
         }
         let ropes = gemma3_ropes(fields, &sizes)?;
         let config = GemmaConfig::common(fields, sizes, ropes, windows)?;
-        let attention_cap = cap(fields, "attn_logit_softcapping")?;
+        if let Some(found) = fields.get("attn_logit_softcapping") {
+            // The reference has the field and does not bound by it.
+            return Err(fields.wrong("attn_logit_softcapping", "null: scores have no bound here", found));
+        }
         let logit_cap = cap(fields, "final_logit_softcapping")?;
-        Ok(GemmaConfig { head_norms: true, both_sides, attention_cap, logit_cap, ..config })
+        Ok(GemmaConfig { head_norms: true, both_sides, logit_cap, ..config })
     }
 
     fn common(

@@ -152,12 +152,10 @@ fn ropes(
     let Some(parameters) = fields.object("rope_parameters")? else {
         return Err(fields.missing("rope_parameters", "an object"));
     };
-    let of = |size, i: usize| -> Result<Rope, ConfigError> {
-        let kinds = RopeConfig::of_kinds(&parameters, size, context, [full_defaults, sliding_defaults])?;
-        let [full, sliding] = kinds.map(|kind| kind.rope);
-        Ok(if i == 0 { full } else { sliding })
-    };
-    Ok([of(full.size, 0)?, of(sliding.size, 1)?])
+    let of = |kind, size, defaults| RopeConfig::of_kind(&parameters, kind, size, context, defaults);
+    let full = of("full_attention", full.size, full_defaults)?;
+    let sliding = of("sliding_attention", sliding.size, sliding_defaults)?;
+    Ok([full.rope, sliding.rope])
 }
 
 fn per_layer(fields: &ConfigFields, sizes: &Sizes) -> Result<Option<(usize, usize)>, ConfigError> {

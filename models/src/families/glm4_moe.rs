@@ -3,7 +3,7 @@
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::moe::{Experts, Glu, Groups, Routing, Scores, SharedExpert};
+use crate::layers::moe::{Experts, FUSED_EXPERTS, Glu, Groups, Routing, Scores, SharedExpert};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{Frame, Net, Sizes, Transformer};
@@ -21,8 +21,8 @@ pub struct Glm4MoeConfig {
     pub experts: Experts,
     /// Width of the shared expert.
     pub shared: usize,
-    /// The first layers have no experts.
-    pub dense_layers: usize,
+    /// By layer: experts in place of the plain feed-forward part.
+    pub sparse: Vec<bool>,
     pub tied: bool,
 }
 
@@ -49,21 +49,26 @@ impl Glm4MoeConfig {
             rope: rope.rope,
             qkv_bias: fields.flag_or("attention_bias", false)?,
             head_norms: fields.flag_or("use_qk_norm", false)?,
-            experts: Experts { routing, intermediate: width, glu: Glu::Plain(activation) },
+            experts: Experts {
+                routing,
+                intermediate: width,
+                glu: Glu::Plain(activation),
+                fused: fields.flag_or(FUSED_EXPERTS, false)?,
+            },
             shared: width * fields.size_or("n_shared_experts", 1)?,
-            dense_layers: fields.count_or("first_k_dense_replace", 1)?,
+            sparse: fields.sparse_layers(sizes.layers, 1)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
         })
     }
 
     fn feed_forward(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
-        if layer < self.dense_layers {
+        if !self.sparse[layer] {
             return mlp::gated_by_name(net, x, name, self.intermediate, false, self.activation);
         }
         let parts = ["gate_proj", "up_proj", "down_proj"];
         let shared = SharedExpert { width: self.shared, activation: self.activation };
-        self.experts.apply_with_shared(net, x, name, Some(parts), true, &shared)
+        self.experts.apply_with_shared(net, x, name, parts, true, &shared)
     }
 }
 

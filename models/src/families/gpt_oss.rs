@@ -23,27 +23,27 @@ pub struct GptOssConfig {
     pub tied: bool,
 }
 
-/// Slope of the sigmoid in the gate; the configuration has no field for it.
+/// Slope of the sigmoid in the gate, where the file does not say it.
 const GATE_SLOPE: f64 = 1.702;
 
 impl GptOssConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<GptOssConfig, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(131_072))?;
-        if fields.get("head_dim").is_none() {
-            sizes.head_size = 64;
-        }
+        let mut sizes = Sizes::read_sized(fields, Some(131_072), Some(64))?;
         let defaults = RopeDefaults { theta: 150_000.0, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
-        let limit = fields.float_or("swiglu_limit", 7.0)?;
-        if !(limit > 0.0 && limit.is_finite()) {
-            return Err(fields.wrong("swiglu_limit", "a positive number", &Value::from(limit)));
-        }
+        let positive = |field: &str, default: f64| match fields.float_or(field, default)? {
+            number if number > 0.0 && number.is_finite() => Ok(number),
+            other => Err(fields.wrong(field, "a positive number", &Value::from(other))),
+        };
+        let limit = positive("swiglu_limit", 7.0)?;
+        let slope = positive("swiglu_alpha", GATE_SLOPE)?;
         let routing = Routing::read(fields, &["num_local_experts"])?;
         let experts = Experts {
             routing: Routing { scores: Scores::SoftmaxOfChosen, bias: true, ..routing },
             intermediate: fields.size("intermediate_size")?,
-            glu: Glu::Clamped { limit, slope: GATE_SLOPE },
+            glu: Glu::Clamped { limit, slope },
+            fused: false,
         };
         Ok(GptOssConfig {
             eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,

@@ -3,7 +3,7 @@
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::mamba2::{GatedNorm, Mamba2};
+use crate::layers::mamba2::Mamba2;
 use crate::layers::moe::{ExpertNames, Experts, Glu, Routing, Scores, Stored};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
@@ -66,9 +66,7 @@ impl GraniteHybridConfig {
         ];
         let mixer = match attends.iter().all(|&attends| attends) {
             true => None,
-            false => {
-                Some(Mamba2 { norm: GatedNorm::After { groups: 1 }, ..Mamba2::read(fields, names, eps)? })
-            }
+            false => Some(Mamba2::read(fields, names, eps)?),
         };
         let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
         Ok(GraniteHybridConfig {
@@ -161,7 +159,7 @@ fn experts(fields: &ConfigFields, activation: Activation) -> Result<Option<Exper
     let routing = Routing::read(fields, &["num_local_experts"])?;
     let routing = Routing { scores: Scores::SoftmaxOfChosen, ..routing };
     let intermediate = fields.size("intermediate_size")?;
-    Ok(Some(Experts { routing, intermediate, glu: Glu::Plain(activation) }))
+    Ok(Some(Experts { routing, intermediate, glu: Glu::Plain(activation), fused: false }))
 }
 
 impl Transformer for GraniteHybridConfig {

@@ -7,9 +7,9 @@ use crate::error::ConfigError;
 use crate::layers::Activation;
 use crate::layers::latent_attention::{LatentAttention, Positions};
 use crate::layers::mlp;
-use crate::layers::moe::{Experts, Glu, Groups, Routing, Scores, SharedExpert};
+use crate::layers::moe::{Experts, FUSED_EXPERTS, Glu, Groups, Routing, Scores, SharedExpert};
 use crate::layers::norm::{Norm, rms_norm};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::transformer::{Frame, Net, Sizes, Transformer, hf_name};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
@@ -41,7 +41,7 @@ const ROUTER: &str = "moe_router_activation_func";
 impl KimiLinearConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<KimiLinearConfig, ConfigError> {
         fields.only("mla_use_nope", true, "latent attention with positions")?;
-        let sizes = Sizes::read(fields, Some(4096))?;
+        let sizes = LatentAttention::sizes(fields)?;
         let eps = fields.epsilon(&["rms_norm_eps"], 1e-5)?;
         let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
         let linear = fields.object(LINEAR)?;
@@ -52,9 +52,14 @@ impl KimiLinearConfig {
             attends: attends(fields, linear.as_ref(), sizes.layers)?,
             latent: LatentAttention::read(fields, sizes.heads)?,
             delta: DeltaAttention::read(fields, linear.as_ref(), eps)?,
-            experts: Experts { routing: routing(fields)?, intermediate: width, glu: Glu::Plain(activation) },
+            experts: Experts {
+                routing: routing(fields)?,
+                intermediate: width,
+                glu: Glu::Plain(activation),
+                fused: fields.flag_or(FUSED_EXPERTS, false)?,
+            },
             shared: width * fields.size_or(shared, 1)?,
-            sparse: sparse(fields, sizes.layers)?,
+            sparse: fields.sparse_layers(sizes.layers, 1)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             eps,
             activation,
@@ -70,7 +75,7 @@ impl KimiLinearConfig {
         let name = format!("{block}.block_sparse_moe");
         let parts = ["w1", "w3", "w2"];
         let shared = SharedExpert { width: self.shared, activation: self.activation };
-        self.experts.apply_with_shared(net, x, &name, Some(parts), true, &shared)
+        self.experts.apply_with_shared(net, x, &name, parts, true, &shared)
     }
 }
 
@@ -120,16 +125,6 @@ fn attends(
     (0..layers).map(of).collect()
 }
 
-/// Which layers have experts.
-fn sparse(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
-    if fields.get("mlp_layer_types").is_some() {
-        let kinds = fields.layer_kinds("mlp_layer_types", layers, &["dense", "sparse"])?;
-        return Ok(kinds.into_iter().map(|kind| kind == 1).collect());
-    }
-    let (first, step) = (fields.count_or("first_k_dense_replace", 1)?, fields.size_or("moe_layer_freq", 1)?);
-    Ok((0..layers).map(|layer| layer >= first && layer.is_multiple_of(step)).collect())
-}
-
 impl Transformer for KimiLinearConfig {
     type Shared = ();
 
@@ -159,5 +154,17 @@ impl Transformer for KimiLinearConfig {
 
     fn has_experts(&self) -> bool {
         true
+    }
+
+    /// The class of transformers has the gate of the decay as a part of its own, and experts where other layers have a
+    /// feed-forward part; what it writes has the name of the experts for both.
+    fn canonical_name(&self, stored_name: &str) -> String {
+        let name = hf_name(stored_name).replace(".self_attn.forget_gate.", ".self_attn.");
+        let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        match layer.and_then(|layer: usize| self.sparse.get(layer)) {
+            Some(true) => name.replace(".mlp.", ".block_sparse_moe."),
+            Some(false) => name.replace(".block_sparse_moe.", ".mlp."),
+            None => name,
+        }
     }
 }

@@ -4,7 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::conv::CausalConv;
-use crate::layers::moe::{ExpertNames, Experts, Glu, Routing, Scores, Stored};
+use crate::layers::moe::{ExpertNames, Experts, FUSED_EXPERTS, Glu, Routing, Scores, Stored};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
@@ -45,8 +45,9 @@ impl Lfm2Config {
             ..Routing::read(fields, &["num_experts"])?
         };
         let (intermediate, glu) = (fields.size("moe_intermediate_size")?, Glu::Plain(Activation::Silu));
+        let fused = fields.flag_or(FUSED_EXPERTS, false)?;
         Ok(Lfm2Config {
-            experts: Some(Experts { routing, intermediate, glu }),
+            experts: Some(Experts { routing, intermediate, glu, fused }),
             dense_layers: fields.count_or("num_dense_layers", 2)?,
             corrected: fields.flag_or("use_expert_bias", true)?,
             intermediate: fields.size("intermediate_size")?,

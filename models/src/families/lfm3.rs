@@ -38,10 +38,7 @@ pub enum Layer {
 
 impl Lfm3Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<Lfm3Config, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(128_000))?;
-        if fields.get("head_dim").is_none() {
-            sizes.head_size = 128;
-        }
+        let mut sizes = Sizes::read_sized(fields, Some(128_000), Some(128))?;
         let defaults = [1e6, 1e4].map(|theta| RopeDefaults { theta, share: 1.0, ..RopeDefaults::LLAMA });
         let ropes =
             RopeConfig::of_kinds(&rope_parameters(fields)?, sizes.head_size, sizes.context, defaults)?;

@@ -3,7 +3,7 @@
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::moe::{ExpertNames, Experts, Glu, Routing, Scores, Stored};
+use crate::layers::moe::{ExpertNames, Experts, FUSED_EXPERTS, Glu, Routing, Scores, Stored};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention};
 use crate::transformer::{Frame, Net, Sizes, Transformer};
@@ -53,11 +53,12 @@ impl MiniMaxM2Config {
         };
         let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
         let intermediate = fields.size("intermediate_size")?;
+        let fused = fields.flag_or(FUSED_EXPERTS, false)?;
         Ok(MiniMaxM2Config {
             eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
             rope: rope.rope,
             qk_norms: fields.flag_or("use_qk_norm", true)?,
-            experts: Experts { routing, intermediate, glu: Glu::Plain(activation) },
+            experts: Experts { routing, intermediate, glu: Glu::Plain(activation), fused },
             corrected: fields.flag_or("use_routing_bias", true)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,

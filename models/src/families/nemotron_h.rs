@@ -4,7 +4,7 @@
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::mamba2::Mamba2;
-use crate::layers::moe::{ExpertNames, Experts, Glu, Groups, Routing, Scores, Stored};
+use crate::layers::moe::{ExpertNames, Experts, FUSED_EXPERTS, Glu, Groups, Routing, Scores, Stored};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{Activation, Attention, Linear, SelfAttention, mlp};
 use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
@@ -76,10 +76,14 @@ impl NemotronHConfig {
             "ssm_state_size",
             "conv_kernel",
             "use_conv_bias",
-            "mamba_proj_bias",
+            "use_bias",
         ];
         let mixer = match parts.contains(&Part::Mamba) {
-            true => Some(Mamba2::read(fields, names, eps)?),
+            true => {
+                let conv_activation = Activation::read(fields, &["mamba_hidden_act"], Activation::Silu)?;
+                let time_steps = (shortest_time_step(fields)?, f64::INFINITY);
+                Some(Mamba2 { conv_activation, time_steps, ..Mamba2::read(fields, names, eps)? })
+            }
             false => None,
         };
         let activation = Activation::read(fields, &["mlp_hidden_act"], Activation::ReluSquared)?;
@@ -151,6 +155,20 @@ impl NemotronHConfig {
     }
 }
 
+/// `time_step_min`, below which the reference has no time step; it has no longest one, whatever `time_step_limit` says.
+fn shortest_time_step(fields: &ConfigFields) -> Result<f64, ConfigError> {
+    let (field, limit) = ("time_step_min", "time_step_limit");
+    if let Some(found) = fields.get(limit)
+        && !matches!(fields.numbers(limit)?[..], [0.0, f64::MAX])
+    {
+        return Err(fields.wrong(limit, "[0.0, Infinity]: others are not read", found));
+    }
+    match fields.float_or(field, 0.001)? {
+        step if step >= 0.0 && step.is_finite() => Ok(step),
+        step => Err(fields.wrong(field, "a number of at least 0", &Value::from(step))),
+    }
+}
+
 fn experts(fields: &ConfigFields, activation: Activation) -> Result<Experts, ConfigError> {
     let shared = fields.size_or("n_shared_experts", 1)?;
     if shared != 1 {
@@ -168,6 +186,7 @@ fn experts(fields: &ConfigFields, activation: Activation) -> Result<Experts, Con
         routing,
         intermediate: fields.size("moe_intermediate_size")?,
         glu: Glu::Ungated(activation),
+        fused: fields.flag_or(FUSED_EXPERTS, false)?,
     })
 }
 

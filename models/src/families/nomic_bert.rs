@@ -165,7 +165,7 @@ impl Transformer for NomicBertConfig {
     }
 
     fn token_types(&self) -> usize {
-        if self.labels.is_some() { self.types.max(1) } else { 1 }
+        self.types.max(1)
     }
 
     fn own_head(&self) -> Option<TextHead> {

@@ -27,10 +27,7 @@ pub struct Qwen3Config {
 
 impl Qwen3Config {
     pub fn dense(fields: &ConfigFields) -> Result<Qwen3Config, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(32768))?;
-        if fields.get("head_dim").is_none() {
-            sizes.head_size = 128;
-        }
+        let mut sizes = Sizes::read_sized(fields, Some(32768), Some(128))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
         Ok(Qwen3Config {
@@ -56,10 +53,15 @@ impl Qwen3Config {
             fields.size("moe_intermediate_size")?,
             fields.flag_or("norm_topk_prob", false)?,
         )?;
+        // Here no field says where the layers with a window begin.
+        let windows = match fields.flag_or("use_sliding_window", false)? {
+            true => fields.windows(config.sizes.layers, |_| true)?,
+            false => config.windows,
+        };
         let (step, dense) = (fields.size_or("decoder_sparse_step", 1)?, fields.token_ids("mlp_only_layers")?);
         let is_sparse = |layer: usize| !dense.contains(&(layer as u32)) && (layer + 1).is_multiple_of(step);
         let sparse = (0..config.sizes.layers).map(is_sparse).collect();
-        Ok(Qwen3Config { experts: Some(experts), sparse, ..config })
+        Ok(Qwen3Config { experts: Some(experts), sparse, windows, ..config })
     }
 }
 

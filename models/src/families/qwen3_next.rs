@@ -6,7 +6,7 @@ mod delta_net;
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::moe::{ExpertNames, Experts, Stored};
+use crate::layers::moe::{ExpertNames, Experts, FUSED_EXPERTS, Stored};
 use crate::layers::norm::{Norm, rms_norm_plus_one};
 use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{Frame, Net, Sizes, Transformer};
@@ -35,8 +35,6 @@ pub struct Mixture {
     pub experts: Experts,
     /// Width of the shared expert.
     pub shared: usize,
-    /// The experts of a layer are two tensors.
-    pub packed: bool,
     /// By layer: experts in place of the plain feed-forward part.
     pub sparse: Vec<bool>,
 }
@@ -61,22 +59,13 @@ impl Qwen3NextConfig {
     /// Qwen 3.5 with experts.
     pub fn moe(fields: &ConfigFields) -> Result<Qwen3NextConfig, ConfigError> {
         let config = Qwen3NextConfig::common(fields, Form::Joined)?;
-        let mixture = Mixture::read(
-            fields,
-            config.sizes.layers,
-            true,
-            // GGUF files have them apart.
-            fields.flag_or("fused_experts", true)?,
-        )?;
+        let mixture = Mixture::read(fields, config.sizes.layers, true, true)?;
         Ok(Qwen3NextConfig { mixture: Some(mixture), ..config })
     }
 
     fn common(fields: &ConfigFields, form: Form) -> Result<Qwen3NextConfig, ConfigError> {
         fields.only("attn_output_gate", true, "attention without an output gate")?;
-        let mut sizes = Sizes::read(fields, Some(32768))?;
-        if fields.get("head_dim").is_none() {
-            sizes.head_size = 256;
-        }
+        let mut sizes = Sizes::read_sized(fields, Some(32768), Some(256))?;
         let defaults = RopeDefaults { share: 0.25, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
@@ -143,23 +132,20 @@ impl Mixture {
         fields: &ConfigFields,
         layers: usize,
         normalised: bool,
-        packed: bool,
+        fused: bool,
     ) -> Result<Mixture, ConfigError> {
         let width = fields.size("moe_intermediate_size")?;
         let experts = Experts::read(fields, &["num_experts"], width, normalised)?;
+        let experts = Experts { fused: fields.flag_or(FUSED_EXPERTS, fused)?, ..experts };
         let (step, dense) = (fields.size_or("decoder_sparse_step", 1)?, fields.token_ids("mlp_only_layers")?);
         let is_sparse = |layer: usize| !dense.contains(&(layer as u32)) && (layer + 1).is_multiple_of(step);
         let sparse = (0..layers).map(is_sparse).collect();
-        Ok(Mixture { experts, shared: fields.size("shared_expert_intermediate_size")?, packed, sparse })
+        Ok(Mixture { experts, shared: fields.size("shared_expert_intermediate_size")?, sparse })
     }
 
     fn apply(&self, net: &mut Net, name: &str, x: ValueId, activation: Activation) -> ValueId {
         let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
-        let (gate_up, down) = (format!("{inside}.gate_up_proj"), format!("{inside}.down_proj"));
-        let stored = match self.packed {
-            true => Stored::Packed { gate_up: &gate_up, down: &down },
-            false => Stored::Single { experts: &inside, parts: ["gate_proj", "up_proj", "down_proj"] },
-        };
+        let stored = Stored::Single { experts: &inside, parts: ["gate_proj", "up_proj", "down_proj"] };
         let h = self.experts.apply(
             net,
             x,

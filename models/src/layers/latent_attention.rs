@@ -8,7 +8,7 @@ use super::norm::rms_norm;
 use super::rope::{RopeTables, part};
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::transformer::Net;
+use crate::transformer::{Net, Sizes};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
@@ -57,6 +57,13 @@ const LARGEST: usize = 65536;
 const LATENT_EPS: f64 = 1e-6;
 
 impl LatentAttention {
+    /// Sizes of a model with such heads. What of a head is turned is called its size, as newer files write it; the width
+    /// of the rows is no multiple of anything.
+    pub fn sizes(fields: &ConfigFields) -> Result<Sizes, ConfigError> {
+        let turned = fields.size("qk_rope_head_dim")?;
+        Sizes::read_sized(fields, Some(4096), Some(turned))
+    }
+
     /// From the fields of DeepSeek V2 and V3.
     pub fn read(fields: &ConfigFields, heads: usize) -> Result<LatentAttention, ConfigError> {
         let size = |field: &str| fields.within(field, fields.size(field)?, LARGEST);

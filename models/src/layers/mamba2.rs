@@ -25,6 +25,8 @@ pub struct Mamba2 {
     /// Taps of the convolution.
     pub taps: usize,
     pub conv_bias: bool,
+    /// Of what the convolution gives.
+    pub conv_activation: Activation,
     /// The projections have biases.
     pub bias: bool,
     /// Bounds of the time steps.
@@ -76,6 +78,7 @@ impl Mamba2 {
             state_size: size(state_field)?,
             taps,
             conv_bias: fields.flag_or(conv_bias, true)?,
+            conv_activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
             bias,
             output_bias: bias,
             multipliers: None,
@@ -105,7 +108,7 @@ impl Mamba2 {
             bias: self.conv_bias,
         };
         let xbc = conv.apply(net, layer, xbc);
-        let xbc = Activation::Silu.apply(net, xbc);
+        let xbc = self.conv_activation.apply(net, xbc);
         let [x, b, c] = cut(net, xbc, [inner, shared, shared]);
         let x = net.split_heads(x, self.heads);
         let [b, c] = [b, c].map(|x| net.split_heads(x, self.groups));

@@ -57,17 +57,19 @@ impl Groups {
             let expected = format!("a number of groups of at least {best} among {experts} experts");
             return Err(fields.wrong(groups_field, &expected, &Value::from(count)));
         }
-        match chosen {
-            _ if chosen > count => {
-                let expected = format!("at most {groups_field}, which is {count}");
-                Err(fields.wrong("topk_group", &expected, &Value::from(chosen)))
-            }
-            _ if chosen == count => Ok(None),
-            _ => Ok(Some(Groups { count, chosen, best })),
+        if chosen > count {
+            let expected = format!("at most {groups_field}, which is {count}");
+            return Err(fields.wrong("topk_group", &expected, &Value::from(chosen)));
         }
+        let (per_token, within) = (fields.first(&PER_TOKEN), chosen * (experts / count));
+        if fields.size(per_token)? > within {
+            let expected = format!("at most {within}, the experts of {chosen} of {count} groups");
+            return Err(fields.wrong(per_token, &expected, &fields.raw[per_token]));
+        }
+        Ok((chosen < count).then_some(Groups { count, chosen, best }))
     }
 
-    /// Scores `[n, experts]` with 0 in place of those of groups that are not chosen.
+    /// Scores `[n, experts]` with [`UNTAKEN`] in place of those of groups that are not chosen.
     fn masked(self, net: &mut Net, scores: ValueId, experts: usize) -> ValueId {
         let (n, count, size) = (net.n(), self.count, experts / self.count);
         let by_group = net.reshape(scores, [n.product(&Dim::from(count)), Dim::from(size)]);
@@ -81,8 +83,8 @@ impl Groups {
         };
         let (scores, best, least) =
             (of(net, scores, count, size), of(net, best, count, 1), of(net, least, 1, 1));
-        let none = net.constant(0.0);
-        let kept = net.select_ge(best, least, scores, none);
+        let untaken = net.constant(UNTAKEN);
+        let kept = net.select_ge(best, least, scores, untaken);
         net.reshape(kept, [n.clone(), Dim::from(experts)])
     }
 }
@@ -100,12 +102,16 @@ pub enum Scores {
 
 /// Larger than in any published model.
 const MOST_EXPERTS: usize = 1024;
+/// Lower than any score with its correction, which may be far below 0; a number, so that arithmetic with it stays one.
+const UNTAKEN: f64 = -1e30;
+/// Names of the field with the experts per token.
+const PER_TOKEN: [&str; 2] = ["num_experts_per_tok", "num_experts_per_token"];
 
 impl Routing {
     /// Softmax over all. `count` are the names of the field with the number of experts.
     pub fn read(fields: &ConfigFields, count: &[&'static str]) -> Result<Routing, ConfigError> {
         let field = fields.first(count);
-        let chosen_field = fields.first(&["num_experts_per_tok", "num_experts_per_token"]);
+        let chosen_field = fields.first(&PER_TOKEN);
         let (count, chosen) = (fields.size(field)?, fields.size(chosen_field)?);
         fields.within(field, count, MOST_EXPERTS)?;
         if chosen > count {
@@ -172,9 +178,24 @@ impl Routing {
         if let Some(groups) = self.groups {
             corrected = groups.masked(net, corrected, self.count);
         }
-        let (weights, ids) = net.top_k(corrected, self.chosen);
-        let bias = self.of_chosen(net, bias, ids);
-        (net.sub(weights, bias), ids)
+        let (_, ids) = net.top_k(corrected, self.chosen);
+        (self.scores_of(net, scores, ids), ids)
+    }
+
+    /// The scores `[n, count]` of the chosen experts as they are, `[n, chosen]`. Taking the correction away from what was
+    /// chosen by would leave the rounding of the sum, which a correction of 9 makes larger than small scores.
+    fn scores_of(&self, net: &mut Net, scores: ValueId, ids: ValueId) -> ValueId {
+        let (n, one, chosen, count) = (net.n(), Dim::from(1), Dim::from(self.chosen), Dim::from(self.count));
+        let ids = net.reshape(ids, [n.clone(), chosen.clone(), one.clone()]);
+        let scores = net.reshape(scores, [n.clone(), one.clone(), count.clone()]);
+        let numbers = net.iota(Dim::from(0), count.clone());
+        let numbers = net.reshape(numbers, [one.clone(), one, count]);
+        // Zeros but for the one whose number it is.
+        let none = net.constant(0.0);
+        let up_to = net.select_ge(ids, numbers, scores, none);
+        let own = net.select_ge(numbers, ids, up_to, none);
+        let own = net.reduce(RedOp::Sum, own, 2);
+        net.reshape(own, [n, chosen])
     }
 
     /// The numbers of the chosen experts among those of all, `f32[count]`: `[n, chosen]`.
@@ -239,7 +260,12 @@ pub struct Experts {
     /// Width inside of an expert.
     pub intermediate: usize,
     pub glu: Glu,
+    /// The experts of a layer are two tensors where [`Stored::Single`] would have them one by one.
+    pub fused: bool,
 }
+
+/// The field that says that the experts of a layer are stored together. Published files have none: the tensors tell it.
+pub(crate) const FUSED_EXPERTS: &str = "fused_experts";
 
 /// Names of a mixture's tensors.
 pub struct ExpertNames<'a> {
@@ -254,7 +280,8 @@ pub struct ExpertNames<'a> {
 /// How the matrices of the experts are stored.
 #[derive(Clone, Copy)]
 pub enum Stored<'a> {
-    /// Expert `i` is `{experts}.{i}`, with layers for gate, up and down projection.
+    /// Expert `i` is `{experts}.{i}`, with layers for gate, up and down projection; those that are fused are packed, by the
+    /// names `{experts}.gate_up_proj` (`up_proj` without a gate) and `{experts}.down_proj`.
     Single { experts: &'a str, parts: [&'a str; 3] },
     /// Tensors `[experts, 2 * intermediate, hidden]`, the gate's rows first, and `[experts, hidden, intermediate]`.
     Packed { gate_up: &'a str, down: &'a str },
@@ -300,7 +327,12 @@ impl Experts {
     ) -> Result<Experts, ConfigError> {
         let routing = Routing { normalised, ..Routing::read(fields, count)? };
         let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
-        Ok(Experts { routing, intermediate, glu: Glu::Plain(activation) })
+        Ok(Experts {
+            routing,
+            intermediate,
+            glu: Glu::Plain(activation),
+            fused: fields.flag_or(FUSED_EXPERTS, false)?,
+        })
     }
 
     /// `[n, hidden]` to `[n, hidden]`.
@@ -309,25 +341,20 @@ impl Experts {
     }
 
     /// These experts and the one beside them that sees every row, by the names of DeepSeek V3: `NAME.gate`, `NAME.experts`,
-    /// `NAME.shared_experts`; without `parts` the experts of a layer are two tensors. `corrected`: what the router chooses by
-    /// has a bias.
+    /// `NAME.shared_experts`. `corrected`: what the router chooses by has a bias.
     pub fn apply_with_shared(
         &self,
         net: &mut Net,
         x: ValueId,
         name: &str,
-        parts: Option<[&'static str; 3]>,
+        parts: [&'static str; 3],
         corrected: bool,
         shared: &SharedExpert,
     ) -> ValueId {
         let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
         let correction = format!("{router}.e_score_correction_bias");
         let correction = corrected.then_some(correction.as_str());
-        let (gate_up, down) = (format!("{inside}.gate_up_proj"), format!("{inside}.down_proj"));
-        let stored = match parts {
-            Some(parts) => Stored::Single { experts: &inside, parts },
-            None => Stored::Packed { gate_up: &gate_up, down: &down },
-        };
+        let stored = Stored::Single { experts: &inside, parts };
         let h = self.apply(net, x, &ExpertNames { router: &router, correction, expert_scale: None, stored });
         let beside = format!("{name}.shared_experts");
         let beside = mlp::gated_by_name(net, x, &beside, shared.width, false, shared.activation);
@@ -395,6 +422,20 @@ impl Experts {
     ) -> (String, ParamSource) {
         let (count, inner) = (self.routing.count, self.intermediate);
         match *stored {
+            Stored::Single { experts, .. } if self.fused => {
+                let (gate_up, down) = (format!("{experts}.gate_up_proj"), format!("{experts}.down_proj"));
+                match (self.glu, part) {
+                    (Glu::Ungated(_), Part::Up) => {
+                        let name = format!("{experts}.up_proj");
+                        let source = net.tensor(&name, &[count, out, input]);
+                        (name, source)
+                    }
+                    _ => {
+                        let packed = Stored::Packed { gate_up: &gate_up, down: &down };
+                        self.source(net, &packed, part, (out, input))
+                    }
+                }
+            }
             Stored::Single { experts, parts } => {
                 let which = parts[part as usize];
                 let one = |i| net.tensor(&format!("{experts}.{i}.{which}.weight"), &[out, input]);

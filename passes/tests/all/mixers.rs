@@ -304,7 +304,13 @@ fn routing() {
             Glu::Ungated(Activation::ReluSquared),
         ]);
         let intermediate = rng.pick(&[16, 20, 32]);
-        check(Layer::new(Part::Experts { experts: Experts { routing, intermediate, glu }, corrected }), seed);
+        check(
+            Layer::new(Part::Experts {
+                experts: Experts { routing, intermediate, glu, fused: false },
+                corrected,
+            }),
+            seed,
+        );
     }
 }
 

@@ -422,7 +422,7 @@ chatglm-6b-tiny: 14 exchanges
 chatglm2-6b-tiny: 14 exchanges
 cohere2: 18 exchanges
 deepseek-v2-lite: 21 exchanges
-deepseek-v3: 26 exchanges
+deepseek-v3: 28 exchanges
 embed-qwen3: 14 exchanges
 ernie4-5: 14 exchanges
 exaone4: 18 exchanges
@@ -434,8 +434,8 @@ gemma3-text: 18 exchanges
 gemma4-e: 46 exchanges
 gemma4-moe: 24 exchanges
 glm-hf: 14 exchanges
-glm4-moe: 18 exchanges
-glm4-moe-lite: 24 exchanges
+glm4-moe: 20 exchanges
+glm4-moe-lite: 26 exchanges
 gpt-bigcode: 10 exchanges
 gpt-neox: 14 exchanges
 gpt-oss: 22 exchanges
@@ -445,7 +445,7 @@ granite: 14 exchanges
 granite4-hybrid: 22 exchanges
 internlm: 10 exchanges
 internlm2: 10 exchanges
-kimi-linear: 31 exchanges
+kimi-linear: 34 exchanges
 lfm2: 18 exchanges
 lfm3: 30 exchanges
 llama-dynamic: 10 exchanges
@@ -454,13 +454,13 @@ llama-yarn: 10 exchanges
 llama3-gqa-tied: 14 exchanges
 mamba: 17 exchanges
 mamba2: 8 exchanges
-minimax-m2: 23 exchanges
+minimax-m2: 26 exchanges
 ministral3: 14 exchanges
 mistral-swa: 14 exchanges
 mistral4: 24 exchanges
 moss: 10 exchanges
 muse-glimmer: 18 exchanges
-nemotron-h: 18 exchanges
+nemotron-h: 20 exchanges
 olmo-hybrid: 20 exchanges
 olmo3: 26 exchanges
 phi3: 14 exchanges

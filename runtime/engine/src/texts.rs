@@ -21,6 +21,8 @@ pub enum TextError {
          checkpoint with --tokenizer"
     )]
     TokenType { index: usize, found: u32, types: usize },
+    #[error("text {index}: token {found} is not one of the {vocab} of the vocabulary")]
+    TokenId { index: usize, found: TokenId, vocab: usize },
     #[error(
         "an instruction is for rerankers that answer with a token, whose input is written by a chat template; this one reads the \
          two texts alone"
@@ -174,6 +176,14 @@ impl TextModel {
     /// The vectors of texts that are token ids already, with the special tokens that the model wants.
     pub fn embed_ids(&mut self, texts: &[Vec<TokenId>], how: &Embed<'_>) -> Result<Vectors, TextError> {
         let dim = self.dim(how)?;
+        // Numbers beyond the vocabulary are tokens of other types, which a text alone has none of.
+        let types = if let Pairs::Tokenizer { types } = self.pairs { types } else { 1 };
+        let vocab = self.texts.model().vocab() / types;
+        for (index, ids) in texts.iter().enumerate() {
+            if let Some(&found) = ids.iter().find(|&&id| id as usize >= vocab) {
+                return Err(TextError::TokenId { index, found, vocab });
+            }
+        }
         self.vectors(texts, dim)
     }
 

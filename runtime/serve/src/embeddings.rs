@@ -244,6 +244,7 @@ fn refused(field: &str, error: &TextError) -> ApiError {
         TextError::Runtime(_)
         | TextError::Tokenizer { .. }
         | TextError::TokenType { .. }
+        | TextError::TokenId { .. }
         | TextError::Chat { .. }
         | TextError::NoInstruction
         | TextError::Empty { .. } => ApiError::field(field, "invalid_value", error.to_string()),

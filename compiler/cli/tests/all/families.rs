@@ -100,6 +100,13 @@ fn every_family_equals_its_reference() {
     }
 }
 
+/// No field is guessed: by the other values of these files the logits are those of the reference too.
+#[test]
+fn varied_fields_equal_their_reference() {
+    let backend = backends().next().expect("a back end is built in");
+    cases::VARIED.iter().for_each(|case| check_case(case, "f32", backend, None, F32));
+}
+
 /// However a definition writes its attention, the pass finds it, in every layer of every entry function.
 #[test]
 fn every_attention_is_recognised() {

@@ -369,6 +369,27 @@ fn pairs_have_token_types() {
     assert!(!ok && err.contains("answer with a token"), "{err}");
 }
 
+/// An embedding is of one text, so ids of callers are those of the vocabulary; `verify` feeds the other types too.
+#[test]
+fn embeddings_know_token_types() {
+    let folder = tempfile::tempdir().unwrap();
+    let so = with_tokenizer("embed-bert", folder.path());
+    let model = load(&so, None, 1);
+    let vocab = model.vocab() / 2;
+    let mut texts = model.texts().unwrap();
+    let second = |id: i32| id + vocab as i32;
+    let plain = texts.run(&[&[2, 6, 9, 3]]).unwrap().to_vec();
+    let typed = texts.run(&[&[2, 6, second(9), second(3)]]).unwrap().to_vec();
+    assert!(worst(&typed, &plain) > 1e-3, "types change nothing");
+    assert!(texts.run(&[&[second(second(0))]]).is_err());
+    let tokenizer = mlcc_engine::carried::tokenizer(&model).unwrap();
+    let mut model = mlcc_engine::texts::TextModel::new(&model, tokenizer).unwrap();
+    let error = model
+        .embed_ids(&[vec![2, vocab as mlcc_engine::TokenId]], &mlcc_engine::texts::Embed::default())
+        .unwrap_err();
+    assert!(error.to_string().contains(&format!("token {vocab} is not one of the {vocab}")), "{error}");
+}
+
 /// A template in which each text stands at its place.
 const PAIR: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }} {% endif %}{% endfor %}\
     {{ messages[-2].content }} in {{ messages[-1].content }}{% if add_generation_prompt %} :{% endif %}";

@@ -141,9 +141,11 @@ fn nemotron_h(w: &mut Writer<'_>) -> Done {
         "ssm_state_size",
         "conv_kernel",
         "use_conv_bias",
-        "mamba_proj_bias",
+        "use_bias",
     ];
     mixer(w, names)?;
+    // llama.cpp has no shortest time step.
+    w.set("time_step_min", 0.0);
     w.copy_float("attention.layer_norm_rms_epsilon", "layer_norm_epsilon")?;
     if let Some(width) = rows(w, "ffn_up.weight") {
         w.set("intermediate_size", width);

@@ -58,7 +58,10 @@ impl Heads {
         windows: &[Option<usize>],
     ) -> Result<Option<ConfigFields>, ConfigError> {
         const PER_LAYER: &str = "per_layer_config";
-        let Some(layers) = fields.object(PER_LAYER)? else { return Ok(None) };
+        let Some(mut layers) = fields.object(PER_LAYER)? else { return Ok(None) };
+        // The numbers of the layers are written with as many digits as the last one has.
+        let plain = |number: String| number.parse().map_or(number, |layer: usize| layer.to_string());
+        layers.raw = layers.raw.into_iter().map(|(number, own)| (plain(number), own)).collect();
         let wrong = |found: &str| {
             let expected =
                 "head_dim and num_key_value_heads of layers without a window, equal in all of them";

@@ -21,6 +21,8 @@ pub struct DeltaAttention {
     pub head_size: usize,
     /// Taps of the convolution.
     pub taps: usize,
+    /// Of what the convolution gives.
+    pub conv_activation: Activation,
     pub eps: f64,
 }
 
@@ -51,6 +53,7 @@ impl DeltaAttention {
             heads: size("num_heads", "linear_num_heads", 32, LARGEST)?,
             head_size: size("head_dim", "linear_head_dim", 128, LARGEST)?,
             taps,
+            conv_activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
             eps,
         })
     }
@@ -74,7 +77,7 @@ impl DeltaAttention {
         let convs = convs.each_ref().map(String::as_str);
         let qkv =
             CausalConv { names: &convs, widths: &[], taps: self.taps, bias: false }.apply(net, layer, qkv);
-        let qkv = Activation::Silu.apply(net, qkv);
+        let qkv = self.conv_activation.apply(net, qkv);
         let [q, k, v] = [0, 1, 2].map(|part| {
             let x = net.slice(qkv, 1, Dim::from(part * width), Dim::from(width));
             net.split_heads(x, self.heads)

@@ -23,6 +23,8 @@ pub struct DeltaNet {
     pub value_size: usize,
     /// Taps of the convolution.
     pub taps: usize,
+    /// Of what the convolution gives.
+    pub conv_activation: Activation,
     pub eps: f64,
     pub form: Form,
     /// Factor of beta: 2 lets what is replaced change its sign.
@@ -68,7 +70,17 @@ impl DeltaNet {
             return Err(fields.wrong("linear_conv_kernel_dim", "from 2 to 64", &Value::from(taps)));
         }
         let (key_size, value_size) = (size("linear_key_head_dim", 128)?, size("linear_value_head_dim", 128)?);
-        Ok(DeltaNet { key_heads, value_heads, key_size, value_size, taps, eps, form, beta_scale: 1.0 })
+        Ok(DeltaNet {
+            key_heads,
+            value_heads,
+            key_size,
+            value_size,
+            taps,
+            conv_activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            eps,
+            form,
+            beta_scale: 1.0,
+        })
     }
 
     fn keys(&self) -> usize {
@@ -88,7 +100,7 @@ impl DeltaNet {
             Form::Separate => self.separate_projections(net, name, x),
         };
         let qkv = self.convolved(net, layer, name, qkv);
-        let qkv = Activation::Silu.apply(net, qkv);
+        let qkv = self.conv_activation.apply(net, qkv);
         let keys = self.keys();
         let part =
             |net: &mut Net, start: usize, len: usize| net.slice(qkv, 1, Dim::from(start), Dim::from(len));

@@ -94,6 +94,23 @@ pub const FAMILIES: [&str; 68] = [
     "nemotron-h-latent",
 ];
 
+/// Hybrids, experts and kinds of heads whose fields have other values than in published models: groups, activations, orders of
+/// layers, corrections below zero, ways to store experts (`tools/varied_cases.py`).
+pub const VARIED: [&str; 12] = [
+    "deepseek-v3-varied",
+    "glm4-moe-lite-varied",
+    "kimi-linear-varied",
+    "qwen3.5-moe-varied",
+    "qwen3-next-varied",
+    "qwen3-moe-varied",
+    "gpt-oss-varied",
+    "granite4-varied",
+    "nemotron-h-varied",
+    "mamba2-varied",
+    "olmo-hybrid-varied",
+    "gemma4-varied",
+];
+
 /// All cases that are part of the project.
 pub fn recurrent() -> impl Iterator<Item = &'static str> {
     RWKV4.into_iter().chain(MATRIX_STATES)
