@@ -4,6 +4,7 @@
 //! field of a wrong type or out of range is an error that names file and field.
 
 pub mod fields;
+pub mod published;
 pub mod quantized;
 pub mod rope;
 pub mod sizes;

@@ -1,7 +1,7 @@
 //! The list of model families that mlcc can build: one line per `model_type` of config.json.
 
-use crate::config::ConfigFields;
 use crate::config::sizes::HIDDEN;
+use crate::config::{ConfigFields, published};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::families::{
@@ -251,7 +251,10 @@ pub(crate) const TEXT_MODEL: &str = "text_config";
 pub(crate) fn architecture(fields: &ConfigFields) -> Result<(String, Architecture), ConfigError> {
     let (model_type, entry) = entry(fields)?;
     let text = text_model(fields)?;
-    let architecture = (entry.config)(text.as_ref().unwrap_or(fields))?;
+    let read = text.as_ref().unwrap_or(fields);
+    let of_text = text.as_ref().and_then(|text| text.get("model_type")?.as_str());
+    published::refuse_others(of_text.unwrap_or(entry.model_type), read)?;
+    let architecture = (entry.config)(read)?;
     let head = head_of_texts(fields, &architecture)?;
     Ok((model_type, architecture.with_texts(head)))
 }

@@ -3,6 +3,7 @@
 
 mod bad_checkpoints;
 mod common;
+mod config_fields;
 mod configurations;
 mod disagreements;
 mod gguf;

@@ -95,7 +95,7 @@ pub(in crate::families) fn refuse_tied_head(fields: &ConfigFields) -> Result<(),
         false => Ok(()),
         true => Err(ConfigError::NotSupportedYet {
             file: fields.origin.clone(),
-            what: "RWKV with tie_word_embeddings = true".to_string(),
+            what: "RWKV with `tie_word_embeddings` = true".to_string(),
             supported: "RWKV with a head of its own".to_string(),
         }),
     }
