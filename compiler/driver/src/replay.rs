@@ -26,9 +26,45 @@ pub fn tolerance(scheme: &str) -> Option<f64> {
     TOLERANCES.iter().find(|(name, _)| *name == scheme).map(|(_, t)| *t)
 }
 
+/// What the verdict of a replay is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Judged {
+    /// The results were held against the reference.
+    Model,
+    /// The kernels were held against the graph that the artifact has: a graph that is wrong itself is not seen.
+    Kernels,
+    /// There was no bar for either.
+    Nothing,
+}
+
+impl Judged {
+    /// The verdict by `kernels`, where some were checked, else by a tolerance for the distance from the reference.
+    pub fn of(tolerance: Option<f64>, kernels: Option<&KernelCheck>) -> Judged {
+        match kernels {
+            Some(kernels) if kernels.checked() > 0 => Judged::Kernels,
+            _ if tolerance.is_some() => Judged::Model,
+            _ => Judged::Nothing,
+        }
+    }
+
+    /// A line for people.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Judged::Model => "judged: the model, against the reference",
+            Judged::Kernels => {
+                "judged: the kernels alone, against the artifact's own graph. Whether that graph is the model is NOT judged: verify a build \
+                 with --quant f32 for that"
+            }
+            Judged::Nothing => "judged: nothing",
+        }
+    }
+}
+
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     pub ok: bool,
+    pub judged: Judged,
     pub format: String,
     /// `None`: the distance from the reference is reported, not judged.
     pub tolerance: Option<f64>,
@@ -87,6 +123,7 @@ where
             Some(tolerance) => worst <= tolerance && greedy_equal == greedy_expected,
             None => worst.is_finite(),
         },
+        judged: Judged::of(tolerance, None),
         format: format.into(),
         tolerance,
         worst_relative_error: worst,
@@ -121,6 +158,7 @@ where
     let unchecked = kernels.checked() == 0;
     let mut outcome = replay(model, golden, format, tolerance.filter(|_| unchecked))?;
     outcome.ok &= if unchecked { tolerance.is_some() } else { kernels.ok };
+    outcome.judged = Judged::of(outcome.tolerance, Some(&kernels));
     outcome.kernels = Some(kernels);
     Ok(outcome)
 }
@@ -305,8 +343,9 @@ impl Outcome {
             ),
         };
         out.push_str(&format!(
-            "{}\nworst relative error {worst:.3e}, {verdict}\nreference: {source}\n",
-            format::table(&rows)
+            "{}\nworst relative error {worst:.3e}, {verdict}\nreference: {source}\n{}\n",
+            format::table(&rows),
+            self.judged.text()
         ));
         out
     }

@@ -10,12 +10,13 @@ use serde::Serialize;
 
 use crate::format;
 use crate::kernel_check::{KernelCheck, PromptCheck, SEEDS, SHARP, SPREADS};
-use crate::replay::{Failure, relative_error};
+use crate::replay::{Failure, Judged, relative_error};
 use crate::stored::StoredGraph;
 
 #[derive(Clone, Debug, Serialize)]
 pub struct TextOutcome {
     pub ok: bool,
+    pub judged: Judged,
     pub format: String,
     /// `None`: the distance from the reference is reported, not judged.
     pub tolerance: Option<f64>,
@@ -88,6 +89,7 @@ pub fn judge(
     };
     Ok(TextOutcome {
         ok: right && same_alone,
+        judged: Judged::of(tolerance, kernels.as_ref()),
         format: bar.format.into(),
         tolerance,
         worst_relative_error: worst,
@@ -204,9 +206,10 @@ impl TextOutcome {
         };
         let alone = if self.same_alone { "the same bits alone" } else { "NOT the same bits alone" };
         out.push_str(&format!(
-            "{}\nworst relative error {:.3e}, {verdict}; {alone}\nreference: {source}\n",
+            "{}\nworst relative error {:.3e}, {verdict}; {alone}\nreference: {source}\n{}\n",
             format::table(&rows),
-            self.worst_relative_error
+            self.worst_relative_error,
+            self.judged.text()
         ));
         out
     }

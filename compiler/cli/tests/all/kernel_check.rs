@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::cases::{artifact, backends, golden, load, options};
 use mlcc_driver::build::BuildOptions;
 use mlcc_driver::kernel_check::SHARP;
-use mlcc_driver::replay::{Outcome, judge, tolerance};
+use mlcc_driver::replay::{Judged, Outcome, judge, tolerance};
 use mlcc_driver::stored::StoredGraph;
 use mlcc_ir::kernel::{Expr, Kernel};
 use mlcc_ir::rewrite::rewrite_exprs;
@@ -41,6 +41,10 @@ fn right_artifacts_pass() {
         assert!(outcome.ok && kernels.ok && kernels.not_checked.is_none(), "{case} in {quant}");
         assert!(kernels.prompts.iter().all(|p| p.checked == p.tokens && p.tokens > 0));
         assert!(outcome.tolerance.is_none() && outcome.greedy_expected > 0);
+        // The graph itself was not: said in words and as a field.
+        assert_eq!(outcome.judged, Judged::Kernels);
+        assert!(outcome.text("reference").contains("NOT judged"), "{case} in {quant}");
+        assert_eq!(serde_json::to_value(&outcome).unwrap()["judged"], "kernels");
         // What the format costs is no error of the kernels.
         assert!(kernels.worst_relative_error < outcome.worst_relative_error, "{case} in {quant}");
     }
@@ -114,6 +118,7 @@ fn what_is_not_checked_is_told_and_not_right() {
     assert!(!outcome.ok && outcome.text("reference").contains("NOT CHECKED: too large"));
     // The user may judge by the distance from the reference instead.
     assert!(judged(Some(0.9)).ok && !judged(Some(1e-6)).ok);
+    assert_eq!((outcome.judged, judged(Some(0.9)).judged), (Judged::Nothing, Judged::Model));
 
     // A few positions only: the first ones.
     let mut graph = StoredGraph::open(&model).unwrap();
