@@ -65,6 +65,16 @@ const TEXTS: [&str; 8] = [
     "documents.txt",
 ];
 
+/// Other files that commands read.
+const FILES: [(&str, &str); 3] = [
+    ("policy.toml", "[[rule]]\nmatch = \"*.weight\"\nformat = \"q8g32\"\n"),
+    (
+        "person.json",
+        r#"{"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}"#,
+    ),
+    ("answer.lark", "start: \"yes\" | \"no\"\n"),
+];
+
 /// Repositories that are in the cache of Hugging Face, with the cases that stand for them.
 const REPOSITORIES: [(&str, &str); 4] = [
     ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", ""),
@@ -165,7 +175,7 @@ impl Sandbox {
             "" => checkpoint(&files),
             _ => {
                 copy(&case(case_name), &files);
-                bytes(&files);
+                if case_name.starts_with("rerank") { letters(&files) } else { bytes(&files) }
             }
         }
     }
@@ -205,8 +215,7 @@ impl Sandbox {
         link(&rwkv, "RWKV-x070-World-0.4B-v2.9-20250107-ctx4096.pth");
         let text = "The sea was calm, and the wind had gone.\n".repeat(40);
         TEXTS.iter().for_each(|name| fs::write(folder.join(name), &text).unwrap());
-        fs::write(folder.join("policy.toml"), "[[rule]]\nmatch = \"*.weight\"\nformat = \"q8g32\"\n")
-            .unwrap();
+        FILES.iter().for_each(|(name, text)| fs::write(folder.join(name), text).unwrap());
         folder
     }
 
@@ -299,6 +308,38 @@ fn bytes(folder: &Path) {
     let digit = |value: usize| DIGITS[value] as char;
     let line = |byte: usize| format!("{}{}== {byte}\n", digit(byte >> 2), digit((byte & 3) << 4));
     fs::write(folder.join("bytes.tiktoken"), (0..256).map(line).collect::<String>()).unwrap();
+}
+
+/// A tokenizer that knows how two texts become one input, as those of rerankers do; its tokens are letters.
+fn letters(folder: &Path) {
+    let first = ["<s>", "<pad>", "</s>", "<unk>"].map(|name| json!([name, 0.0]));
+    let letters = ('a'..='z').chain(['\u{2581}']).map(|letter| json!([letter.to_string(), -1.0]));
+    let space =
+        json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true});
+    let (begin, end) = (
+        json!({"SpecialToken": {"id": "<s>", "type_id": 0}}),
+        json!({"SpecialToken": {"id": "</s>", "type_id": 0}}),
+    );
+    let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+    let special = |id: usize, name: &str| json!({"id": name, "ids": [id], "tokens": [name]});
+    let added = |id: usize, name: &str| {
+        json!({"id": id, "content": name, "special": true, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false})
+    };
+    let file = json!({
+        "version": "1.0",
+        "added_tokens": [added(0, "<s>"), added(1, "<pad>"), added(2, "</s>"), added(3, "<unk>")],
+        "pre_tokenizer": space,
+        "decoder": space,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [begin, text("A"), end],
+            "pair": [begin, text("A"), end, end, text("B"), end],
+            "special_tokens": {"<s>": special(0, "<s>"), "</s>": special(2, "</s>")},
+        },
+        "model": {"type": "Unigram", "unk_id": 3, "vocab": first.into_iter().chain(letters).collect::<Vec<_>>()},
+    });
+    fs::write(folder.join("tokenizer.json"), file.to_string()).unwrap();
 }
 
 fn json_of(path: &Path) -> Value {
