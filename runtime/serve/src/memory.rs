@@ -160,7 +160,7 @@ const BESIDE: u64 = USUAL_REQUESTS + crate::responses::MOST_BYTES as u64;
 pub struct ContainerMemory {
     /// In pages of the artifact's file, which can be given back, or made when the model was loaded; they count in the limit of a container.
     pub weights: u64,
-    /// What the server adds up at its start: weights, scratch memory, states and results.
+    /// The bytes that the server adds up at its start: weights, scratch memory, states, results and requests.
     pub need: u64,
     /// The same, as the server says it.
     pub sum: String,
@@ -179,7 +179,8 @@ pub fn container_memory(model: &Outline, sequences: usize, files: bool, each_ran
     // Ranks on GPUs are processes.
     let programs = if model.target == "cuda" { here.plan.ranks } else { 1 };
     let limit = all.saturating_add(PROGRAM.saturating_mul(programs)).saturating_add(BESIDE);
-    ContainerMemory { weights, need: need.total(), sum: need.to_string(), limit }
+    let sum = format!("{need}, and {} for requests and kept answers", mib(BESIDE));
+    ContainerMemory { weights, need: need.total().saturating_add(BESIDE), sum, limit }
 }
 
 /// The sum, for people.

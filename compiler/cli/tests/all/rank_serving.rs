@@ -109,7 +109,7 @@ fn ranks_without_memory_for_the_plan_do_not_serve() {
     let (less, enough) = (flags(need - 1), flags(need));
     let (outputs, _) = start(&plugin, &less.each_ref().map(String::as_str)).wait();
     let told = stderr(&outputs[0]);
-    assert!(told.contains("3 sequences of") && told.contains("--memory is"), "{told}");
+    assert!(told.contains("3 sequences of") && told.contains("--memory less"), "{told}");
     // The other one is told that there is nothing to do.
     assert_eq!([0, 1].map(|rank: usize| outputs[rank].status.code()), [Some(1), Some(0)], "{told}");
     // As threads of one process they have the same sum.
