@@ -162,7 +162,9 @@ pub struct ContainerMemory {
     pub weights: u64,
     /// The bytes that the server adds up at its start: weights, scratch memory, states, results and requests.
     pub need: u64,
-    /// The same, as the server says it.
+    /// The part of it that is for requests and kept answers.
+    pub requests: u64,
+    /// The sum of `need`, as the server says it.
     pub sum: String,
     /// The sum with all weights, and what the program needs beside.
     pub limit: u64,
@@ -180,7 +182,7 @@ pub fn container_memory(model: &Outline, sequences: usize, files: bool, each_ran
     let programs = if model.target == "cuda" { here.plan.ranks } else { 1 };
     let limit = all.saturating_add(PROGRAM.saturating_mul(programs)).saturating_add(BESIDE);
     let sum = format!("{need}, and {} for requests and kept answers", mib(BESIDE));
-    ContainerMemory { weights, need: need.total().saturating_add(BESIDE), sum, limit }
+    ContainerMemory { weights, need: need.total().saturating_add(BESIDE), requests: BESIDE, sum, limit }
 }
 
 /// The sum, for people.

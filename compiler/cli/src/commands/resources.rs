@@ -58,6 +58,7 @@ pub fn run(artifact: &Path, flags: &Flags, as_json: bool) -> Result<(), CliError
         "threads": threads,
         "weights_bytes": memory.weights,
         "need_bytes": memory.need,
+        "requests_bytes": memory.requests,
         "limit_bytes": memory.limit,
         "resources": {"requests": object(&amounts), "limits": object(&limits)},
     }))
