@@ -17,6 +17,7 @@ mod doc_commands;
 mod docs;
 mod embedding;
 mod encoder_decoder;
+mod every_target;
 mod extreme_values;
 mod families;
 mod forms;
