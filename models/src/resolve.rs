@@ -406,7 +406,7 @@ fn weights_at(path: &Path) -> Result<WeightFiles, ModelError> {
 /// The config.json beside the weights says so if another program has quantized them. GGUF files tell their types themselves.
 fn quantization(files: &WeightFiles) -> Result<Option<Quantization>, ModelError> {
     let (dir, path) = (files.directory(), files.directory().join("config.json"));
-    if files.format == CheckpointFormat::Gguf || !mlcc_files::is_file(&path).map_err(ConfigError::from)? {
+    if files.format == CheckpointFormat::Gguf || !mlcc_files::exists(&path).map_err(ConfigError::from)? {
         return Ok(None);
     }
     let fields = ConfigFields::read(&path)?;
@@ -431,7 +431,7 @@ fn config_of(dir: &Path, weights: &Weights) -> Result<ModelConfig, ModelError> {
         return Ok(ModelConfig::from_fields(fields)?);
     }
     let path = dir.join("config.json");
-    if mlcc_files::is_file(&path).map_err(ConfigError::from)? {
+    if mlcc_files::exists(&path).map_err(ConfigError::from)? {
         let fields = ConfigFields::read(&path)?;
         let Weights::Files(files) = weights else { return Ok(ModelConfig::from_fields(fields)?) };
         // Before the weights, which may be of a kind that is not read either.

@@ -10,7 +10,7 @@ pub mod read;
 mod replace;
 pub mod unfinished;
 
-pub use links::{DanglingLink, is_file};
+pub use links::{DanglingLink, exists, is_file};
 pub use nearest::did_you_mean;
 pub use read::{Kind, read, read_from, read_to_string};
 pub use replace::{replace_file, replace_private_file, write_file};

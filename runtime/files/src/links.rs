@@ -24,9 +24,14 @@ impl std::error::Error for DanglingLink {}
 
 /// Whether a file is there. A link to nothing is an error.
 pub fn is_file(path: &Path) -> Result<bool, DanglingLink> {
+    Ok(exists(path)? && path.is_file())
+}
+
+/// Whether anything is there, also what no file is: reading it then says what it is. A link to nothing is an error.
+pub fn exists(path: &Path) -> Result<bool, DanglingLink> {
     match std::fs::read_link(path) {
         Ok(target) if std::fs::metadata(path).is_err() => Err(DanglingLink { path: path.to_owned(), target }),
-        _ => Ok(path.is_file()),
+        _ => Ok(path.exists()),
     }
 }
 
@@ -46,9 +51,10 @@ mod tests {
             ["file", "good", "none"].map(|name| is_file(&path(name))),
             [Ok(true), Ok(true), Ok(false)]
         );
-        assert_eq!(is_file(folder.path()), Ok(false));
+        assert_eq!((is_file(folder.path()), exists(folder.path())), (Ok(false), Ok(true)));
+        assert_eq!(exists(&path("none")), Ok(false));
         let error = is_file(&path("bad")).unwrap_err().to_string();
         assert!(error.contains("bad is a link to gone") && error.contains("remove the link"), "{error}");
-        assert!(is_file(&path("ring")).is_err());
+        assert!(is_file(&path("ring")).is_err() && exists(&path("bad")).is_err());
     }
 }

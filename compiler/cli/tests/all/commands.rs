@@ -413,9 +413,9 @@ fn inspect_shows_machine_code_or_says_what_it_needs() {
     }
     let text = String::from_utf8(found.stdout).unwrap();
     assert!(text.contains("<gather") && text.contains("ret"), "{text}");
-    let missing = out("nothing");
+    let missing = out("gathr");
     assert_eq!(missing.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&missing.stderr).contains("gather"));
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("did you mean `gather`?"));
 }
 
 #[test]
