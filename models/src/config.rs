@@ -1,7 +1,7 @@
 //! `config.json`: the typed configuration of each supported architecture, with the raw JSON kept beside it.
 //!
-//! Sizes have to be in the file or in the shapes of the tensors; everything with one published default may be absent. A
-//! field of a wrong type or out of range is an error that names file and field.
+//! Sizes have to be in the file or in the shapes of the tensors; everything else may be absent, and then has the default of the
+//! class in transformers. A field of a wrong type or out of range is an error that names file and field.
 
 pub mod fields;
 pub mod published;

@@ -16,6 +16,7 @@ use crate::families::{
 };
 use crate::text_head::{Part, Pooling, Purpose, TextHead};
 use mlcc_files::did_you_mean;
+use serde_json::Value;
 
 /// A model type and how its configuration is read.
 pub struct Entry {
@@ -251,10 +252,15 @@ pub(crate) const TEXT_MODEL: &str = "text_config";
 pub(crate) fn architecture(fields: &ConfigFields) -> Result<(String, Architecture), ConfigError> {
     let (model_type, entry) = entry(fields)?;
     let text = text_model(fields)?;
+    let class = match &text {
+        Some(text) => text.get("model_type").and_then(Value::as_str).map(str::to_string),
+        None => Some(entry.model_type.to_string()),
+    };
+    // The text model inside of a model is a class of its own.
+    let class = class.unwrap_or_else(|| format!("{}_text", entry.model_type.trim_end_matches("_text")));
     let read = text.as_ref().unwrap_or(fields);
-    let of_text = text.as_ref().and_then(|text| text.get("model_type")?.as_str());
-    published::refuse_others(of_text.unwrap_or(entry.model_type), read)?;
-    let architecture = (entry.config)(read)?;
+    published::refuse_others(&class, read)?;
+    let architecture = (entry.config)(&published::with_defaults(&class, read))?;
     let head = head_of_texts(fields, &architecture)?;
     Ok((model_type, architecture.with_texts(head)))
 }

@@ -31,6 +31,13 @@ impl Sizes {
         Sizes::read_sized(config, default_context, None)
     }
 
+    /// With heads of an equal share of the rows, rounded down, where the configuration does not tell their size: for families whose
+    /// heads together need not be as wide as the rows.
+    pub fn read_shared(config: &ConfigFields, default_context: Option<usize>) -> Result<Sizes, ConfigError> {
+        let (hidden, heads) = (config.size(config.first(&HIDDEN))?, config.size(config.first(&HEADS))?);
+        Sizes::read_sized(config, default_context, Some((hidden / heads).max(1)))
+    }
+
     /// With heads of `default_size` where the configuration does not tell it; `None`: all heads together are as wide as the rows.
     pub fn read_sized(
         config: &ConfigFields,
@@ -66,7 +73,7 @@ impl Sizes {
             None => config.size(context_field)?,
             Some(default) => config.size_or(context_field, default)?,
         };
-        let vocab = config.size(config.first(&VOCAB))?;
+        let vocab = config.vocab()?;
         Ok(Sizes { vocab, hidden, layers, heads, kv_heads, head_size, context })
     }
 }
@@ -83,6 +90,12 @@ impl ConfigFields {
     /// The first of these fields that is there; the first of all where none is.
     pub fn first(&self, fields: &[&'static str]) -> &'static str {
         fields.iter().find(|f| self.get(f).is_some()).unwrap_or(&fields[0])
+    }
+
+    /// Rows of the table of tokens.
+    pub fn vocab(&self) -> Result<usize, ConfigError> {
+        // A file without either misses the name that most have.
+        self.size(VOCAB.iter().find(|field| self.get(field).is_some()).unwrap_or(&"vocab_size"))
     }
 
     /// The epsilon of a norm, under the first of these names that is there.

@@ -56,9 +56,8 @@ impl Multipliers {
 
 impl FalconH1Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<FalconH1Config, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(8192))?;
-        let defaults = RopeDefaults { theta: 1e5, ..RopeDefaults::LLAMA };
-        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+        let mut sizes = Sizes::read_shared(fields, Some(8192))?;
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
         let eps = fields.epsilon(&["rms_norm_eps"], 1e-5)?;
         let names = [

@@ -47,7 +47,8 @@ impl Gemma4Config {
             return Err(fields.wrong("use_bidirectional_attention", "null: attention is causal here", all));
         }
         let sizes = Sizes::read(fields, Some(131_072))?;
-        let windows = fields.windows(sizes.layers, |layer| !(layer + 1).is_multiple_of(6))?;
+        let is_local = |layer: usize| !(layer + 1).is_multiple_of(6) && layer + 1 < sizes.layers;
+        let windows = fields.windows(sizes.layers, is_local)?;
         let heads = Heads::read(fields, &sizes, &windows)?;
         let shared_layers = fields.count_or("num_kv_shared_layers", 0)?;
         let first_shared = sizes.layers.saturating_sub(shared_layers);
@@ -179,6 +180,7 @@ fn experts(fields: &ConfigFields) -> Result<Option<Experts>, ConfigError> {
         return Ok(None);
     }
     let mut renamed = fields.clone();
+    renamed.raw.insert("hidden_act".into(), "gelu_pytorch_tanh".into());
     for (here, elsewhere) in [("top_k_experts", "num_experts_per_tok"), ("hidden_activation", "hidden_act")] {
         if let Some(value) = fields.get(here) {
             renamed.raw.insert(elsewhere.to_string(), value.clone());

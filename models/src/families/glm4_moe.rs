@@ -28,7 +28,7 @@ pub struct Glm4MoeConfig {
 
 impl Glm4MoeConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<Glm4MoeConfig, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(131_072))?;
+        let mut sizes = Sizes::read_shared(fields, Some(131_072))?;
         let defaults = RopeDefaults { share: 0.5, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;

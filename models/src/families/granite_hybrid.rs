@@ -39,7 +39,7 @@ pub struct GraniteHybridConfig {
 
 impl GraniteHybridConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<GraniteHybridConfig, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(131_072))?;
+        let mut sizes = Sizes::read_shared(fields, Some(131_072))?;
         let rope = match fields.get("position_embedding_type").and_then(|kind| kind.as_str()) {
             Some("rope") => {
                 let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
@@ -53,8 +53,13 @@ impl GraniteHybridConfig {
             }
         };
         let eps = fields.epsilon(&["rms_norm_eps"], 1e-6)?;
-        let kinds = fields.layer_kinds("layer_types", sizes.layers, &["mamba", "attention"])?;
-        let attends: Vec<bool> = kinds.into_iter().map(|kind| kind == 1).collect();
+        let attends = match fields.get("layer_types") {
+            None => vec![false; sizes.layers],
+            Some(_) => {
+                let kinds = fields.layer_kinds("layer_types", sizes.layers, &["mamba", "attention"])?;
+                kinds.into_iter().map(|kind| kind == 1).collect()
+            }
+        };
         let names = [
             "mamba_n_heads",
             "mamba_d_head",
@@ -64,7 +69,7 @@ impl GraniteHybridConfig {
             "mamba_conv_bias",
             "mamba_proj_bias",
         ];
-        let mixer = match attends.iter().all(|&attends| attends) {
+        let mixer = match attends.iter().all(|&attends: &bool| attends) {
             true => None,
             false => Some(Mamba2::read(fields, names, eps)?),
         };

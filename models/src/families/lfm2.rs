@@ -32,7 +32,11 @@ pub struct Lfm2Config {
 impl Lfm2Config {
     pub fn dense(fields: &ConfigFields) -> Result<Lfm2Config, ConfigError> {
         let config = Lfm2Config::common(fields)?;
-        Ok(Lfm2Config { intermediate: intermediate(fields)?, ..config })
+        Ok(Lfm2Config {
+            intermediate: intermediate(fields)?,
+            attends: attends(fields, config.sizes.layers)?,
+            ..config
+        })
     }
 
     pub fn moe(fields: &ConfigFields) -> Result<Lfm2Config, ConfigError> {
@@ -51,12 +55,13 @@ impl Lfm2Config {
             dense_layers: fields.count_or("num_dense_layers", 2)?,
             corrected: fields.flag_or("use_expert_bias", true)?,
             intermediate: fields.size("intermediate_size")?,
+            attends: by_kind(fields, config.sizes.layers)?,
             ..config
         })
     }
 
     fn common(fields: &ConfigFields) -> Result<Lfm2Config, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(128_000))?;
+        let mut sizes = Sizes::read_shared(fields, Some(128_000))?;
         let theta = match fields.get("theta") {
             Some(_) => fields.float_or("theta", 1e6)?,
             None => 1e6,
@@ -68,7 +73,7 @@ impl Lfm2Config {
             intermediate: 0,
             eps: fields.epsilon(&["norm_eps", "block_norm_eps"], 1e-5)?,
             rope: rope.rope,
-            attends: attends(fields, sizes.layers)?,
+            attends: Vec::new(),
             conv: ShortConv::read(fields, 3)?,
             experts: None,
             dense_layers: 0,
@@ -132,14 +137,22 @@ impl ShortConv {
     }
 }
 
-/// Which layers have attention: `layer_types`, or `full_attn_idxs` of older files.
+/// Which layers have attention by `layer_types`, or by `full_attn_idxs` of older files; all, where a file has neither.
 fn attends(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
-    if fields.get("layer_types").is_some() || fields.get("full_attn_idxs").is_none() {
-        let kinds = fields.layer_kinds("layer_types", layers, &["conv", "full_attention"])?;
-        return Ok(kinds.into_iter().map(|kind| kind == 1).collect());
+    if fields.get("layer_types").is_some() {
+        return by_kind(fields, layers);
+    }
+    if fields.get("full_attn_idxs").is_none() {
+        return Ok(vec![true; layers]);
     }
     let numbers = fields.token_ids("full_attn_idxs")?;
     Ok((0..layers).map(|layer| numbers.contains(&(layer as u32))).collect())
+}
+
+/// The same by `layer_types` alone.
+fn by_kind(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
+    let kinds = fields.layer_kinds("layer_types", layers, &["conv", "full_attention"])?;
+    Ok(kinds.into_iter().map(|kind| kind == 1).collect())
 }
 
 /// Width of the feed-forward parts, which the published files let the class compute. Those that have both fields mean

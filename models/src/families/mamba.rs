@@ -2,7 +2,7 @@
 //! each layer is one mixer after a norm.
 
 use crate::config::ConfigFields;
-use crate::config::sizes::{HIDDEN, LAYERS, VOCAB};
+use crate::config::sizes::{HIDDEN, LAYERS};
 use crate::error::ConfigError;
 use crate::layers::mamba::Mamba;
 use crate::layers::mamba2::Mamba2;
@@ -55,7 +55,7 @@ impl MambaConfig {
     ) -> Result<MambaConfig, ConfigError> {
         let layers = fields.first(&LAYERS);
         let sizes = Sizes {
-            vocab: fields.size(fields.first(&VOCAB))?,
+            vocab: fields.vocab()?,
             hidden: fields.size(fields.first(&HIDDEN))?,
             layers: fields.within(layers, fields.size(layers)?, MOST_LAYERS)?,
             heads,

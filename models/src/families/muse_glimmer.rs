@@ -38,8 +38,7 @@ pub struct MuseGlimmerConfig {
 impl MuseGlimmerConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<MuseGlimmerConfig, ConfigError> {
         let mut sizes = Sizes::read(fields, Some(131_072))?;
-        let defaults = RopeDefaults { theta: 5e5, ..RopeDefaults::LLAMA };
-        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
         // Every fourth layer, counted from the last one.
         let is_local = |layer: usize| !(sizes.layers - 1 - layer).is_multiple_of(4);

@@ -54,6 +54,9 @@ impl Part {
             let kinds = fields.layer_kinds(list, layers, &Part::KINDS.map(|(_, _, name)| name))?;
             return Ok(kinds.into_iter().map(|kind| Part::KINDS[kind].0).collect());
         }
+        if fields.get(pattern).is_none() {
+            return Err(fields.missing(list, "a list of kinds of layers"));
+        }
         let letters = fields.string(pattern)?;
         let part = |letter| Part::KINDS.iter().find(|(_, known, _)| *known == letter).map(|(part, ..)| *part);
         let parts: Option<Vec<Part>> = letters.chars().map(part).collect();

@@ -26,8 +26,12 @@ pub struct Olmo2Config {
 
 impl Olmo2Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<Olmo2Config, ConfigError> {
+        Olmo2Config::read(fields, RopeDefaults::LLAMA)
+    }
+
+    fn read(fields: &ConfigFields, defaults: RopeDefaults) -> Result<Olmo2Config, ConfigError> {
         let mut sizes = Sizes::read(fields, Some(2048))?;
-        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
         Ok(Olmo2Config {
             intermediate: fields.size("intermediate_size")?,
@@ -67,14 +71,15 @@ impl Olmo2Config {
     }
 
     pub fn olmo3(fields: &ConfigFields) -> Result<Olmo2Config, ConfigError> {
+        let defaults = RopeDefaults { theta: 5e5, ..RopeDefaults::LLAMA };
         let full = RopeConfig::for_kind(fields, "full_attention")?;
-        let config = Olmo2Config::from_fields(full.as_ref().unwrap_or(fields))?;
+        let config = Olmo2Config::read(full.as_ref().unwrap_or(fields), defaults)?;
         // Rotary embedding is scaled on layers without a window only.
         let windows = fields.windows(config.sizes.layers, |layer| !(layer + 1).is_multiple_of(4))?;
         let (size, context) = (config.sizes.head_size, config.sizes.context);
         let local = match RopeConfig::for_kind(fields, "sliding_attention")? {
-            Some(fields) => RopeConfig::read(&fields, size, context, RopeDefaults::LLAMA)?,
-            None => RopeConfig::unscaled(fields, size, context, RopeDefaults::LLAMA)?,
+            Some(fields) => RopeConfig::read(&fields, size, context, defaults)?,
+            None => RopeConfig::unscaled(fields, size, context, defaults)?,
         };
         Ok(Olmo2Config { windows, local_rope: local.rope, ..config })
     }

@@ -27,7 +27,10 @@ pub struct Qwen3Config {
 
 impl Qwen3Config {
     pub fn dense(fields: &ConfigFields) -> Result<Qwen3Config, ConfigError> {
-        let mut sizes = Sizes::read_sized(fields, Some(32768), Some(128))?;
+        Qwen3Config::common(fields, Sizes::read_sized(fields, Some(32768), Some(128))?)
+    }
+
+    fn common(fields: &ConfigFields, mut sizes: Sizes) -> Result<Qwen3Config, ConfigError> {
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
         Ok(Qwen3Config {
@@ -46,7 +49,7 @@ impl Qwen3Config {
 
     /// With experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name.
     pub fn moe(fields: &ConfigFields) -> Result<Qwen3Config, ConfigError> {
-        let config = Qwen3Config::dense(fields)?;
+        let config = Qwen3Config::common(fields, Sizes::read_shared(fields, Some(32768))?)?;
         let experts = Experts::read(
             fields,
             &["num_experts", "num_local_experts"],

@@ -7,7 +7,7 @@
 //! have the same heads: so a sequence is the rows of the source, and behind them those of the target.
 
 use crate::config::ConfigFields;
-use crate::config::sizes::{HIDDEN, LARGEST_HEAD, MOST_HEADS, MOST_LAYERS, VOCAB};
+use crate::config::sizes::{HIDDEN, LARGEST_HEAD, MOST_HEADS, MOST_LAYERS};
 use crate::error::ConfigError;
 use crate::layers::attention::keep;
 use crate::layers::linear::Linear;
@@ -76,7 +76,7 @@ impl T5Config {
         let layers = fields.size_or("num_decoder_layers", encoder_layers)?;
         let heads = fields.size("num_heads")?;
         let sizes = Sizes {
-            vocab: fields.size(fields.first(&VOCAB))?,
+            vocab: fields.vocab()?,
             hidden: fields.size(fields.first(&HIDDEN))?,
             layers: fields.within("num_decoder_layers", layers, MOST_LAYERS)?,
             heads: fields.within("num_heads", heads, MOST_HEADS)?,

@@ -8,6 +8,7 @@ use super::families::family;
 use super::{Metadata, RawTensor, headers};
 use super::{encoders, hybrids, rope};
 use crate::config::ConfigFields;
+use crate::config::published::GGUF;
 use crate::error::CheckpointError;
 use serde_json::{Map, Value, json};
 
@@ -16,6 +17,7 @@ pub(in crate::checkpoint) fn fields(files: &[FileBytes]) -> Result<ConfigFields,
     let (tensors, metadata) = headers(files)?;
     let arch = metadata.architecture()?.to_string();
     let mut writer = Writer { metadata: &metadata, arch: &arch, tensors: &tensors, raw: Map::new() };
+    writer.set(GGUF, arch.as_str());
     writer.common()?;
     family(&mut writer)?;
     encoders::pooling(&mut writer)?;
