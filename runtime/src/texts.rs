@@ -86,7 +86,8 @@ impl Texts {
     }
 
     /// The vectors of `texts`, one behind the other, [`Model::text_width`] floats each. Every text has at least one token and at
-    /// most [`Model::max_text_tokens`]. If one is refused, nothing was computed.
+    /// most [`Model::max_text_tokens`]. In a model with several types of tokens (BERT) token `t` of type `k` is `t + k * vocabulary`.
+    /// If one is refused, nothing was computed.
     pub fn run(&mut self, texts: &[&[i32]]) -> Result<&[f32]> {
         self.vectors.clear();
         for (index, text) in texts.iter().enumerate() {
