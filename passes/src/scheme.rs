@@ -183,6 +183,8 @@ mod tests {
     #[test]
     fn other_names_are_errors_that_help() {
         let unknown = QuantScheme::find("q5").unwrap_err().to_string();
-        assert!(unknown.contains("`q5`") && unknown.contains("q8i8, q4i8, q0f32"), "{unknown}");
+        assert!(unknown.contains("`q5`") && unknown.contains("`mlcc quants`"), "{unknown}");
+        let near = QuantScheme::find("q4i7").unwrap_err().to_string();
+        assert!(near.contains("did you mean `q4i8`"), "{near}");
     }
 }

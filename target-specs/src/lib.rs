@@ -254,7 +254,10 @@ mod tests {
     #[test]
     fn wrong_names_say_what_is_known() {
         let text = resolve("x86-64-v9").unwrap_err().to_string();
-        assert!(text.contains("x86-64-v9") && text.contains("sm_80") && text.contains("cpu"), "{text}");
+        assert!(
+            text.contains("`x86-64-v9`: did you mean `x86-64-v") && text.contains("`mlcc targets`"),
+            "{text}"
+        );
         let mixed = resolve("x86-64-v2,sm_80").unwrap_err();
         assert_eq!(mixed, TargetError::Mixed { first: "x86-64-v2".into(), second: "sm_80".into() });
         for list in ["cuda,x86-64-v3", "x86-64-v3, cuda", "x86-64,sm_80,aarch64"] {

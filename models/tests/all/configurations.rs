@@ -74,7 +74,7 @@ fn wrong_configurations_name_file_and_field() {
 #[test]
 fn other_models_are_named_with_what_is_supported() {
     refused(r#"{"model_type":"whisper"}"#, &["`whisper` is unknown", "`mlcc models`"]);
-    refused(r#"{"model_type":"qwen_3"}"#, &["did you mean `qwen3`, `qwen2` or `qwen`? "]);
+    refused(r#"{"model_type":"qwen_3"}"#, &["did you mean `qwen3`, `qwen", "`mlcc models`"]);
     refused(r#"{"model_type":"rwkv6"}"#, &["`hidden_size` is missing"]);
     refused(&with("rwkv_version", "5.2"), &["RWKV version 5.2 is not supported yet"]);
     refused(&with("rwkv_version", "\"4\""), &["`rwkv_version` should be a number"]);
@@ -341,7 +341,7 @@ fn broken_caches_are_named() {
 fn arguments_that_lead_nowhere() {
     let dir = tempfile::tempdir().unwrap();
     for model in ["", "nothing-here", "/no/such/dir", "./x", "hf:", "hf:only-org", "a/b/c"] {
-        not_resolved(&request(model, dir.path()), &["does not exist", "rwkv-169m", "hf:org/repo"]);
+        not_resolved(&request(model, dir.path()), &["does not exist", "`mlcc models`", "hf:org/repo"]);
     }
     let text = dir.path().join("notes.txt");
     std::fs::write(&text, "x").unwrap();

@@ -95,7 +95,10 @@ fn the_class_decides_where_the_model_type_is_unknown() {
     let config =
         parse(with(json!({ "model_type": "my-llama", "architectures": ["LlamaForCausalLM"] }))).unwrap();
     assert!(config.architecture.family::<LlamaConfig>().is_some());
-    refused(json!({ "model_type": "my-llama" }), &["`my-llama` is unknown", "llama (Llama 1, 2, 3; Yi)"]);
+    refused(
+        json!({ "model_type": "my-llama" }),
+        &["`my-llama` is unknown", "did you mean `llama`?", "`mlcc models`"],
+    );
 }
 
 /// The text model of a larger one is read by its own type, and the tensors of the other parts are none of its own.
