@@ -18,8 +18,8 @@ use mlcc_passes::CacheType;
 use mlcc_passes::scheme::{ActivationType, QuantScheme};
 use serde::Serialize;
 
+use crate::distance::relative_error;
 use crate::format;
-use crate::replay::relative_error;
 
 pub type Failure = Box<dyn Error + Send + Sync>;
 

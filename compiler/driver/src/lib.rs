@@ -6,7 +6,9 @@
 compile_error!("mlcc needs a back end: enable the feature `llvm19`, `llvm22` or `cranelift`");
 
 pub mod build;
+mod distance;
 pub mod format;
+pub mod format_error;
 pub mod interpret;
 pub mod kernel_check;
 pub mod layers;

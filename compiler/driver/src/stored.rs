@@ -6,18 +6,18 @@ use mlcc_abi::{ENCODE, section};
 use mlcc_interp::graph::{GraphError, Interpreter, Piece, Ranks, States, Tensor};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::module::{Module, ParamId};
+use mlcc_ir::module::{Module, ParamId, ParamSource};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, Packing};
 use mlcc_models::Checkpoint;
 use mlcc_passes::Program;
-use mlcc_quant::dequantize;
+use mlcc_quant::{dequantize, half_steps};
 use mlcc_runtime::Model;
 
 use crate::build::graph::{ENTRY, TEXTS_ENTRY, from_section};
-use crate::weights::{matrix_shape, param_of_rank, stored_value};
+use crate::weights::{matrix_shape, param_of_rank, stored_param};
 
-/// Most weights that are read: 8 bytes of memory for each.
+/// Most weights that are read: 12 bytes of memory for each.
 const WEIGHTS: u64 = 1 << 28;
 
 /// Most weights times positions that are interpreted: minutes.
@@ -27,11 +27,30 @@ const WORK: u64 = 1 << 33;
 /// be off a part of the graph (16-bit codes in attention, blocks of 16-bit activations).
 const MOVED: f64 = 1.0 / 4096.0;
 
+/// How weights are moved before the graph is interpreted; the same way for the same seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MovedWeights {
+    /// They are what is stored.
+    Unmoved,
+    /// By up to 2^-12 of themselves.
+    Slightly(u64),
+    /// To where they may have been before they were rounded to the format that they are stored in, but at least as above.
+    WithinSteps(u64),
+}
+
+/// What is stored for a parameter.
+#[derive(Clone, Debug)]
+struct StoredParam {
+    value: Tensor,
+    /// How far each weight may have been from the value of its code; empty where weights are plain numbers.
+    steps: Vec<f32>,
+}
+
 /// The graph with its weights.
 pub struct StoredGraph {
     module: Module,
     /// By rank, then by parameter; `None` where the entry function does not read it.
-    values: Vec<Vec<Option<Tensor>>>,
+    params: Vec<Vec<Option<StoredParam>>>,
     /// Positions that may be interpreted, of all prompts together.
     pub positions: usize,
 }
@@ -41,20 +60,21 @@ impl StoredGraph {
     pub fn open(model: &Model) -> Result<StoredGraph, String> {
         let bytes = model.section(section::GRAPH).ok_or("the artifact holds no graph: build it again")?;
         let module = from_section(bytes).map_err(|e| format!("section {}: {e}", section::GRAPH))?;
-        StoredGraph::new(module, |module, id, rank| value(model, module, id, rank))
+        StoredGraph::new(module, |module, id, rank| stored(model, module, id, rank))
     }
 
     /// The graph of a program, with the weights as the weight writer would store them.
     pub fn of_program(program: &Program, checkpoint: &Checkpoint) -> Result<StoredGraph, String> {
         StoredGraph::new(program.module.clone(), |module, id, rank| {
             let param = param_of_rank(&module.params[id], rank).map_err(|e| e.to_string())?;
-            stored_value(checkpoint, &param, program.pack_options(&param.name)).map_err(|e| e.to_string())
+            let stored = stored_param(checkpoint, &param, program.pack_options(&param.name));
+            stored.map(|(value, steps)| StoredParam { value, steps }).map_err(|e| e.to_string())
         })
     }
 
     fn new(
         module: Module,
-        value: impl Fn(&Module, ParamId, usize) -> Result<Tensor, String>,
+        stored: impl Fn(&Module, ParamId, usize) -> Result<StoredParam, String>,
     ) -> Result<StoredGraph, String> {
         let entries = [(ENTRY, 1), (TEXTS_ENTRY, 2)];
         let found = entries.iter().find_map(|&(name, inputs)| Some((name, inputs, module.function(name)?.1)));
@@ -76,26 +96,42 @@ impl StoredGraph {
                  family, or judge the distance from the reference by --tolerance"
             ));
         }
-        let mut values = vec![vec![None; module.params.len()]; module.ranks()];
-        for (rank, values) in values.iter_mut().enumerate() {
+        let mut params = vec![vec![None; module.params.len()]; module.ranks()];
+        for (rank, params) in params.iter_mut().enumerate() {
             for &id in &used {
-                values[id.index()] = Some(value(&module, id, rank)?);
+                params[id.index()] = Some(stored(&module, id, rank)?);
             }
         }
         let positions = usize::try_from(WORK / weights.max(1)).unwrap_or(usize::MAX);
-        Ok(StoredGraph { module, values, positions })
+        Ok(StoredGraph { module, params, positions })
     }
 
-    /// Logits at every position of a prompt, one row after the other. A `seed` other than 0 moves all weights a little.
-    pub fn logits(&self, tokens: &[i32], seed: u64) -> Result<Vec<f32>, String> {
-        self.logits_behind(&[], tokens, seed)
+    /// True if some weights have steps of a packed format.
+    pub fn is_packed(&self) -> bool {
+        self.params.iter().flatten().flatten().any(|param| !param.steps.is_empty())
+    }
+
+    /// True of models that choose experts for each token.
+    pub fn chooses_experts(&self) -> bool {
+        let mut nodes = self.module.functions.values().flat_map(|f| f.live());
+        nodes.any(|(_, node)| matches!(node.op, Op::TopK { .. }))
+    }
+
+    /// Logits at every position of a prompt, one row after the other.
+    pub fn logits(&self, tokens: &[i32], moved: MovedWeights) -> Result<Vec<f32>, String> {
+        self.logits_behind(&[], tokens, moved)
     }
 
     /// The same behind the source text of an encoder-decoder model, if there is one.
-    pub fn logits_behind(&self, source: &[i32], tokens: &[i32], seed: u64) -> Result<Vec<f32>, String> {
+    pub fn logits_behind(
+        &self,
+        source: &[i32],
+        tokens: &[i32],
+        moved: MovedWeights,
+    ) -> Result<Vec<f32>, String> {
         let sizes = |tokens: &[i32]| SymValues::tokens(tokens.len() as i64);
         let behind = SymValues { past: source.len() as i64, ..sizes(tokens) };
-        self.run(seed, 1, |interpreter, states| {
+        self.run(moved, 1, |interpreter, states| {
             if !source.is_empty() {
                 interpreter.run_named(ENCODE, &[Tensor::ids(source)], &mut states[0], sizes(source))?;
             }
@@ -104,7 +140,7 @@ impl StoredGraph {
     }
 
     /// Vectors of texts, one after the other, by a model of texts.
-    pub fn vectors(&self, texts: &[&[i32]], seed: u64) -> Result<Vec<f32>, String> {
+    pub fn vectors(&self, texts: &[&[i32]], moved: MovedWeights) -> Result<Vec<f32>, String> {
         let tokens = texts.concat();
         let pieces: Vec<Piece> =
             texts.iter().map(|text| Piece { past: 0, rows: text.len() as i64 }).collect();
@@ -114,7 +150,7 @@ impl StoredGraph {
         });
         let mut wanted: Vec<i32> = ends.collect();
         wanted.resize(tokens.len(), 0);
-        self.run(seed, texts.len(), |interpreter, states| {
+        self.run(moved, texts.len(), |interpreter, states| {
             let (entry, _) = interpreter
                 .module()
                 .function(TEXTS_ENTRY)
@@ -127,26 +163,38 @@ impl StoredGraph {
     /// The first output of what `step` does with the states of `sequences` sequences.
     fn run(
         &self,
-        seed: u64,
+        moved: MovedWeights,
         sequences: usize,
         step: impl Fn(&Interpreter<'_>, &mut Vec<States>) -> Result<Vec<Tensor>, GraphError> + Sync,
     ) -> Result<Vec<f32>, String> {
-        let value = |(id, value): (usize, &Option<Tensor>)| {
-            let value = value.clone().unwrap_or_else(|| Tensor::f32(&[0], &[]));
-            if seed == 0 { value } else { moved(value, seed.wrapping_add((id as u64) << 40)) }
+        let value = |(id, param): (usize, &Option<StoredParam>)| match param {
+            Some(param) if is_table(&self.module.params[ParamId::from_index(id)].source) => {
+                param.value.clone()
+            }
+            Some(param) => param.moved(moved, (id as u64) << 40),
+            None => Tensor::f32(&[0], &[]),
         };
-        let values = |rank: &Vec<Option<Tensor>>| rank.iter().enumerate().map(value).collect();
-        let ranks = Ranks::new(self.values.iter().map(|rank| (&self.module, values(rank))).collect());
+        let values = |rank: &Vec<Option<StoredParam>>| rank.iter().enumerate().map(value).collect();
+        let ranks = Ranks::new(self.params.iter().map(|rank| (&self.module, values(rank))).collect());
         let states = States::new(&self.module).map_err(|e| e.to_string())?;
-        let mut states = vec![vec![states; sequences]; self.values.len()];
+        let mut states = vec![vec![states; sequences]; self.params.len()];
         // All ranks give the same.
         let first = ranks.run(&mut states, step).map_err(|e| e.to_string())?.into_iter().next();
         Ok(first.as_ref().and_then(|out| out.first()).map(Tensor::to_f32).unwrap_or_default())
     }
 }
 
+/// True of what the model's definition has computed, as numbers of heads: such numbers are no weights, and exact.
+fn is_table(source: &ParamSource) -> bool {
+    match source {
+        ParamSource::Values(_) => true,
+        ParamSource::Ranks(parts) => parts.iter().all(is_table),
+        _ => false,
+    }
+}
+
 /// What the artifact stores for a parameter of its graph.
-fn value(model: &Model, module: &Module, id: ParamId, rank: usize) -> Result<Tensor, String> {
+fn stored(model: &Model, module: &Module, id: ParamId, rank: usize) -> Result<StoredParam, String> {
     let param = &module.params[id];
     let wrong = |what: &str| format!("parameter {} of its graph {what}", param.name);
     let (n, k) = matrix_shape(param).ok_or_else(|| wrong("has no constant shape"))?;
@@ -167,19 +215,38 @@ fn value(model: &Model, module: &Module, id: ParamId, rank: usize) -> Result<Ten
     let bytes = range.and_then(|(at, len)| bytes.get(at..at.checked_add(len)?));
     let bytes = bytes.ok_or_else(|| wrong("lies outside of the weights"))?;
     let all = dequantize(dtype, packing, n, k, bytes).map_err(|e| wrong(&e.to_string()))?;
-    Ok(Tensor { dtype, dims, data: all.iter().map(|&x| f64::from(x)).collect() })
+    let steps = if dtype.is_packed() { half_steps(dtype, packing, n, k, bytes) } else { Ok(Vec::new()) };
+    let steps = steps.map_err(|e| wrong(&e.to_string()))?;
+    Ok(StoredParam {
+        value: Tensor { dtype, dims, data: all.iter().map(|&x| f64::from(x)).collect() },
+        steps,
+    })
 }
 
-/// The value with every element moved by up to [`MOVED`] of it, the same way for the same seed.
-fn moved(mut value: Tensor, seed: u64) -> Tensor {
-    let mut state = seed;
-    for x in &mut value.data {
-        // SplitMix64.
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let unit = ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 52) as f64 - 1.0;
-        *x *= 1.0 + MOVED * unit;
+impl StoredParam {
+    /// The weights, each of them moved by its own share of what is permitted. `stream` keeps parameters apart.
+    fn moved(&self, moved: MovedWeights, stream: u64) -> Tensor {
+        let mut value = self.value.clone();
+        let (seed, steps) = match moved {
+            MovedWeights::Unmoved => return value,
+            MovedWeights::Slightly(seed) => (seed, None),
+            MovedWeights::WithinSteps(seed) => (seed, Some(&self.steps)),
+        };
+        let relative = match (steps, value.dtype) {
+            (Some(_), DType::BF16) => 1.0 / 256.0,
+            (Some(_), DType::F16) => 1.0 / 2048.0,
+            _ => MOVED,
+        };
+        let mut state = seed.wrapping_add(stream);
+        for (i, x) in value.data.iter_mut().enumerate() {
+            // SplitMix64.
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            let unit = ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 52) as f64 - 1.0;
+            let step = steps.and_then(|steps| steps.get(i)).map_or(0.0, |&step| f64::from(step));
+            *x += unit * step.max(relative * x.abs());
+        }
+        value
     }
-    value
 }

@@ -8,18 +8,22 @@ use mlcc_models::golden::{GoldenText, TextGolden};
 use mlcc_runtime::Texts;
 use serde::Serialize;
 
+use crate::distance::{largest, relative_error, rms_error};
 use crate::format;
+use crate::format_error::FormatError;
 use crate::kernel_check::{KernelCheck, PromptCheck, SEEDS, SHARP, SPREADS};
-use crate::replay::{Failure, Judged, relative_error};
-use crate::stored::StoredGraph;
+use crate::replay::{Failure, Judged};
+use crate::stored::{MovedWeights, StoredGraph};
 
 #[derive(Clone, Debug, Serialize)]
 pub struct TextOutcome {
     pub ok: bool,
     pub judged: Judged,
     pub format: String,
-    /// `None`: the distance from the reference is reported, not judged.
+    /// The bar of a plain format for the distance from the reference, or the user's.
     pub tolerance: Option<f64>,
+    /// That of a packed format; where there is neither, the distance is reported, not judged.
+    pub format_error: Option<FormatError>,
     /// Distance from the reference, the error of the format included.
     pub worst_relative_error: f64,
     /// Whether each text gets the same bits alone as beside the others.
@@ -73,25 +77,30 @@ pub fn judge(
         })
         .collect();
     let worst = rows.iter().map(|row| row.error).fold(0.0, f64::max);
-    let kernels = match bar.own {
-        Some(_) => None,
-        None => Some(match graph() {
-            Ok(graph) => check_kernels(&graph, &rows, &all, &together, bar.asked)?,
-            Err(why) => KernelCheck::none(why),
-        }),
+    let (kernels, format_error) = match bar.own {
+        Some(_) => (None, None),
+        None => match graph() {
+            Ok(graph) => {
+                let (kernels, error) = check_kernels(&graph, &rows, &all, &together, bar.asked)?;
+                (Some(kernels), error.map(|error| error.at_least(bar.asked)))
+            }
+            Err(why) => (Some(KernelCheck::none(why)), None),
+        },
     };
     let checked = kernels.as_ref().is_some_and(|kernels| kernels.checked() > 0);
     let tolerance = if checked { None } else { bar.asked.or(bar.own) };
-    let right = match (&kernels, tolerance) {
-        (Some(kernels), _) if checked => kernels.ok && worst.is_finite(),
-        (_, Some(tolerance)) => worst <= tolerance,
+    let model_bar = tolerance.or(format_error.map(|error| error.permitted));
+    let right = match (&kernels, model_bar) {
+        (Some(kernels), Some(permitted)) if checked => kernels.ok && worst <= permitted,
+        (_, Some(permitted)) => worst <= permitted,
         (_, None) => false,
     };
     Ok(TextOutcome {
         ok: right && same_alone,
-        judged: Judged::of(tolerance, kernels.as_ref()),
+        judged: Judged::of(model_bar, kernels.as_ref()),
         format: bar.format.into(),
         tolerance,
+        format_error,
         worst_relative_error: worst,
         same_alone,
         texts: rows,
@@ -126,14 +135,15 @@ pub fn ids_of(
     golden.inputs.iter().enumerate().map(text).collect()
 }
 
-/// The vectors that the kernels made of the first texts, as many as may be interpreted, against those of the graph.
+/// The vectors that the kernels made of the first texts, as many as may be interpreted, against those of the graph, and how far the
+/// format may take these from the reference.
 fn check_kernels(
     graph: &StoredGraph,
     rows: &[TextError],
     all: &[&[i32]],
     made: &[f32],
     tolerance: Option<f64>,
-) -> Result<KernelCheck, String> {
+) -> Result<(KernelCheck, Option<FormatError>), String> {
     let mut left = graph.positions;
     let fits = |text: &&&[i32]| {
         let fits = text.len() <= left;
@@ -143,17 +153,29 @@ fn check_kernels(
     let count = all.iter().take_while(fits).count();
     let width = made.len() / all.len().max(1);
     let made = &made[..count * width];
-    let vectors = |seed| if count == 0 { Ok(Vec::new()) } else { graph.vectors(&all[..count], seed) };
-    let expected = vectors(0)?;
+    // The largest distance and the root of the mean square.
+    let spread_by = |moved: fn(u64) -> MovedWeights, expected: &[f32], scale: f64| {
+        let (mut most, mut rms) = (0f64, 0f64);
+        for seed in SEEDS {
+            let found = graph.vectors(&all[..count], moved(seed))?;
+            most = most.max(relative_error(&found, expected, scale));
+            rms = rms.max(rms_error(&found, expected, scale));
+        }
+        Ok::<_, String>((most, rms))
+    };
+    let expected = match count {
+        0 => Vec::new(),
+        _ => graph.vectors(&all[..count], MovedWeights::Unmoved)?,
+    };
     let scale = largest(&expected);
     let worst = relative_error(made, &expected, scale);
+    let worst_rms = rms_error(made, &expected, scale);
     let mut permitted = tolerance.unwrap_or(SHARP);
+    let mut rms_permitted = permitted;
     let mut spread = None;
     if tolerance.is_none() && worst > SHARP {
-        let mut most = 0f64;
-        for seed in SEEDS {
-            most = most.max(relative_error(&vectors(seed)?, &expected, scale));
-        }
+        let (most, rms) = spread_by(MovedWeights::Slightly, &expected, scale)?;
+        rms_permitted = SHARP.max(SPREADS * rms);
         permitted = SHARP.max(SPREADS * most);
         spread = Some(most);
     }
@@ -163,7 +185,17 @@ fn check_kernels(
         match i < count {
             true => {
                 let error = relative_error(&of(made), &of(&expected), scale);
-                PromptCheck { name, tokens, checked: tokens, error, permitted, spread }
+                let rms_error = rms_error(&of(made), &of(&expected), scale);
+                PromptCheck {
+                    name,
+                    tokens,
+                    checked: tokens,
+                    error,
+                    permitted,
+                    rms_error,
+                    rms_permitted,
+                    spread,
+                }
             }
             false => PromptCheck { name, tokens, ..PromptCheck::default() },
         }
@@ -175,17 +207,19 @@ fn check_kernels(
             all.len()
         )
     });
-    Ok(KernelCheck {
-        ok: count > 0 && worst <= permitted,
+    let format_error = match left_out {
+        Some(_) => None,
+        None if !graph.is_packed() => None,
+        None => Some(FormatError::of_vectors(spread_by(MovedWeights::WithinSteps, &expected, scale)?.0)),
+    };
+    let check = KernelCheck {
+        ok: count > 0 && worst <= permitted && worst_rms <= rms_permitted,
         worst_relative_error: worst,
         tolerance: permitted,
         prompts: rows.iter().enumerate().map(row).collect(),
         not_checked: left_out,
-    })
-}
-
-fn largest(numbers: &[f32]) -> f64 {
-    numbers.iter().fold(0f64, |most, x| most.max(f64::from(x.abs())))
+    };
+    Ok((check, format_error))
 }
 
 impl TextOutcome {
@@ -197,19 +231,23 @@ impl TextOutcome {
             self.texts.iter().map(|t| vec![t.name.clone(), t.tokens.to_string(), format!("{:.2e}", t.error)]),
         );
         let format = &self.format;
-        let verdict = match self.tolerance {
-            Some(tolerance) if self.worst_relative_error <= tolerance => {
-                format!("tolerance of {format} {tolerance:.1e}: within the tolerance")
-            }
-            Some(tolerance) => format!("tolerance of {format} {tolerance:.1e}: NOT within the tolerance"),
-            None => format!("which is the error of {format} itself, reported and not judged"),
+        let within = |bar: f64| if self.worst_relative_error <= bar { "within" } else { "NOT within" };
+        let verdict = match (self.tolerance, &self.format_error) {
+            (Some(bar), _) => format!("tolerance of {format} {bar:.1e}: {} the tolerance", within(bar)),
+            (None, Some(error)) => format!(
+                "error of {format}: {:.1e} by weights moved within its steps, permitted {:.1e}: {} what this explains",
+                error.spread,
+                error.permitted,
+                within(error.permitted)
+            ),
+            (None, None) => format!("which is the error of {format} itself, reported and not judged"),
         };
         let alone = if self.same_alone { "the same bits alone" } else { "NOT the same bits alone" };
         out.push_str(&format!(
             "{}\nworst relative error {:.3e}, {verdict}; {alone}\nreference: {source}\n{}\n",
             format::table(&rows),
             self.worst_relative_error,
-            self.judged.text()
+            self.judged.text(self.format_error.as_ref())
         ));
         out
     }

@@ -6,7 +6,7 @@ use mlcc_ir::module::{ColumnRange, Param, ParamSource, RowBlocks};
 use mlcc_ir::types::Packing;
 use mlcc_models::checkpoint::FiniteCheck;
 use mlcc_models::{Checkpoint, CheckpointError, TensorData};
-use mlcc_quant::{PackOptions, Packer, QuantError, dequantize, pack};
+use mlcc_quant::{PackOptions, Packer, QuantError, dequantize, half_steps, pack};
 use std::cell::RefCell;
 
 /// Values read at a time.
@@ -115,19 +115,30 @@ pub fn stored_value(
     param: &Param,
     options: PackOptions,
 ) -> Result<Tensor, WeightError> {
+    Ok(stored_param(checkpoint, param, options)?.0)
+}
+
+/// [`stored_value`], and how far from each value of a packed parameter its weight may have been; nothing of a plain one.
+pub fn stored_param(
+    checkpoint: &Checkpoint,
+    param: &Param,
+    options: PackOptions,
+) -> Result<(Tensor, Vec<f32>), WeightError> {
     let dims: Option<Vec<usize>> =
         param.ty.dims.iter().map(|d| d.as_const().and_then(|d| usize::try_from(d).ok())).collect();
     let dims = dims.ok_or_else(|| WeightError::Shape(param.name.clone()))?;
     let values = read_param(checkpoint, param)?;
     let dtype = param.ty.dtype;
     if !dtype.is_packed() {
-        return Ok(Tensor::new(dtype, &dims, values.into_iter().map(f64::from).collect()));
+        let value = Tensor::new(dtype, &dims, values.into_iter().map(f64::from).collect());
+        return Ok((value, Vec::new()));
     }
     let named = |source| WeightError::Pack { tensor: param.name.clone(), source };
     let (n, k) = matrix_shape(param).ok_or_else(|| WeightError::Shape(param.name.clone()))?;
     let bytes = pack(dtype, Packing::RowMajor, n, k, &values, options).map_err(named)?;
     let values = dequantize(dtype, Packing::RowMajor, n, k, &bytes).map_err(named)?;
-    Ok(Tensor { dtype, dims, data: values.into_iter().map(f64::from).collect() })
+    let steps = half_steps(dtype, Packing::RowMajor, n, k, &bytes).map_err(named)?;
+    Ok((Tensor { dtype, dims, data: values.into_iter().map(f64::from).collect() }, steps))
 }
 
 /// The parameter as a rank has it.

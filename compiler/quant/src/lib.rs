@@ -23,7 +23,7 @@ pub use fragments::Fragments;
 pub use group::{Grid, GroupSpec, ScaleSearch};
 pub use layout::{Layout, TILE, packed_bytes};
 pub use pack::{PackOptions, Packer, pack};
-pub use unpack::{dequantize, element, unpack_scalar};
+pub use unpack::{dequantize, element, half_steps, unpack_scalar};
 
 use mlcc_ir::types::{DType, Format, Packing};
 

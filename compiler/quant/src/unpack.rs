@@ -21,18 +21,26 @@ fn checked(dtype: DType, packing: Packing, n: usize, k: usize, found: usize) -> 
 fn read(layout: &Layout, bytes: &[u8], row: usize, col: usize) -> f32 {
     match &layout.region {
         Region::Plain { plain, place } => plain.read(bytes, place.at(row, col)),
-        Region::Group { spec, codes, shift, scales, zeros } => {
-            let at = codes.at(row, col);
-            let unit = if spec.format.fills_bytes() { 1 } else { 4 };
-            let unit =
-                bytes[at..at + unit].iter().rev().fold(0_u32, |word, &byte| word << 8 | u32::from(byte));
-            let shift = shift.as_ref().map_or(0, |s| s.at(row, col));
-            let code = (unit >> shift) as usize & spec.format.max_code();
-            let number = |place: &Place| spec.number().read(&bytes[place.at(row, col)..], 0);
-            let zero = zeros.as_ref().map_or(spec.empty().zero, number);
-            spec.decode(code as u8, Grid { scale: number(scales), zero })
+        Region::Group { spec, .. } => {
+            let (code, grid) = code_and_grid(layout, bytes, row, col);
+            spec.decode(code, grid)
         }
     }
+}
+
+/// The code of an element of a group format, and what its group makes of codes; those of the number 0 where the format is plain.
+fn code_and_grid(layout: &Layout, bytes: &[u8], row: usize, col: usize) -> (u8, Grid) {
+    let Region::Group { spec, codes, shift, scales, zeros } = &layout.region else {
+        return (0, Grid { scale: 0.0, zero: 0.0 });
+    };
+    let at = codes.at(row, col);
+    let unit = if spec.format.fills_bytes() { 1 } else { 4 };
+    let unit = bytes[at..at + unit].iter().rev().fold(0_u32, |word, &byte| word << 8 | u32::from(byte));
+    let shift = shift.as_ref().map_or(0, |s| s.at(row, col));
+    let code = (unit >> shift) as usize & spec.format.max_code();
+    let number = |place: &Place| spec.number().read(&bytes[place.at(row, col)..], 0);
+    let zero = zeros.as_ref().map_or(spec.empty().zero, number);
+    (code as u8, Grid { scale: number(scales), zero })
 }
 
 /// All elements, `[N, K]` row-major.
@@ -46,6 +54,42 @@ pub fn dequantize(
     let layout = checked(dtype, packing, n, k, bytes.len())?;
     let elements = (0..n).flat_map(|row| (0..k).map(move |col| (row, col)));
     Ok(elements.map(|(row, col)| read(&layout, bytes, row, col)).collect())
+}
+
+/// How far from each element the weight may have been that was rounded to it, `[N, K]` row-major: half the way to the next value of
+/// its group.
+pub fn half_steps(
+    dtype: DType,
+    packing: Packing,
+    n: usize,
+    k: usize,
+    bytes: &[u8],
+) -> Result<Vec<f32>, QuantError> {
+    let layout = checked(dtype, packing, n, k, bytes.len())?;
+    let half_step = |(row, col)| match &layout.region {
+        Region::Plain { plain, .. } => plain.rounding(read(&layout, bytes, row, col)),
+        Region::Group { spec, .. } => {
+            let (code, grid) = code_and_grid(&layout, bytes, row, col);
+            half_step(spec.format, code) * grid.scale.abs()
+        }
+    };
+    Ok((0..n).flat_map(|row| (0..k).map(move |col| (row, col))).map(half_step).collect())
+}
+
+/// Half the way from the number of a code to the next one, the further of the two.
+fn half_step(format: Format, code: u8) -> f32 {
+    // How far apart the codes of neighbours are.
+    let apart = match format.values {
+        CodeValues::Whole => return 0.5,
+        CodeValues::E2M1 => 1,
+        // The sign is in the lowest place.
+        CodeValues::E4M3 => 2,
+    };
+    let (code, count) = (usize::from(code), format.code_count());
+    let between = |a: usize, b: usize| (format.number(a as u8) - format.number(b as u8)).abs();
+    let above = if code + apart < count { between(code + apart, code) } else { 0.0 };
+    let below = if code >= apart { between(code, code - apart) } else { 0.0 };
+    0.5 * above.max(below)
 }
 
 /// One element; `row < n` and `col < k`.

@@ -5,8 +5,8 @@ use mlcc_ir::format::Zero;
 use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_quant::layout::Region;
 use mlcc_quant::{
-    Fragments, GroupSpec, Layout, PackOptions, Packer, QuantError, ScaleSearch, dequantize, element, pack,
-    packed_bytes, storage_types,
+    Fragments, GroupSpec, Layout, PackOptions, Packer, QuantError, ScaleSearch, dequantize, element,
+    half_steps, pack, packed_bytes, storage_types,
 };
 use proptest::prelude::*;
 
@@ -194,4 +194,23 @@ fn fragments_read_back() {
         "blocks are of whole groups"
     );
     assert!(!found.iter().any(|(name, _)| ["f32", "q4g32_min", "q3g40"].contains(name)));
+}
+
+/// Every weight lies within the half step of what it became, and some nearly that far from it.
+#[test]
+fn weights_lie_within_half_steps() {
+    let (n, k) = (16, 256);
+    let weight = |i: usize| ((i * i) as f64 * 0.7391).sin() as f32;
+    let weights: Vec<f32> = (0..n * k).map(weight).collect();
+    for dtype in storage_types().filter(|&dtype| dtype != DType::F32) {
+        let packing = Packing::RowMajor;
+        let options = PackOptions { scale_search: ScaleSearch::None };
+        let bytes = pack(dtype, packing, n, k, &weights, options).unwrap();
+        let stored = dequantize(dtype, packing, n, k, &bytes).unwrap();
+        let steps = half_steps(dtype, packing, n, k, &bytes).unwrap();
+        let shares = weights.iter().zip(&stored).zip(&steps).filter(|(_, step)| **step > 0.0);
+        let furthest = shares.map(|((w, v), step)| (w - v).abs() / step).fold(0.0, f32::max);
+        // Scales and minima are rounded as well.
+        assert!((0.9..1.3).contains(&furthest), "{dtype}: {furthest} of half a step");
+    }
 }

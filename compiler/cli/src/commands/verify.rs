@@ -22,7 +22,8 @@ pub(crate) mod prompt;
     after_help = "With --golden, exit code 0 if: plain formats: the largest error of a logit, relative to the largest \
     reference logit, is within the tolerance, and greedy decoding gives the same tokens up to the first step that such \
     an error could turn; packed formats: the kernels compute what the artifact's graph does on the weights that it \
-    stores (what the format costs is reported beside). Of models of texts the numbers of vectors are what is compared, and each text has \
+    stores, and its results are no further from the reference than rounding explains: weights moved within their steps of \
+    the format. Of models of texts the numbers of vectors are what is compared, and each text has \
     to get the same bits alone. With --layers, exit code 0 if every layer's output is, relative to its largest value."
 )]
 pub struct Args {

@@ -1,9 +1,9 @@
 //! `mlcc verify --golden` of packed formats: kernels are held against the artifact's own graph on the weights that it stores, and
 //! what the format costs is reported beside.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::cases::{artifact, backends, golden, load, options};
+use crate::cases::{CHUNK, artifact, backends, build_options, directory, golden, load, options, scheme};
 use mlcc_driver::build::BuildOptions;
 use mlcc_driver::kernel_check::SHARP;
 use mlcc_driver::replay::{Judged, Outcome, judge, tolerance};
@@ -41,10 +41,15 @@ fn right_artifacts_pass() {
         assert!(outcome.ok && kernels.ok && kernels.not_checked.is_none(), "{case} in {quant}");
         assert!(kernels.prompts.iter().all(|p| p.checked == p.tokens && p.tokens > 0));
         assert!(outcome.tolerance.is_none() && outcome.greedy_expected > 0);
-        // The graph itself was not: said in words and as a field.
-        assert_eq!(outcome.judged, Judged::Kernels);
-        assert!(outcome.text("reference").contains("NOT judged"), "{case} in {quant}");
-        assert_eq!(serde_json::to_value(&outcome).unwrap()["judged"], "kernels");
+        // The model as well, as far as the format's own error lets it be: said in words and as fields.
+        let error = outcome.format_error.expect("the error of the format is measured");
+        assert!(error.spread > 0.0 && outcome.judged == Judged::Model, "{case} in {quant}");
+        assert!(outcome.text("reference").contains("not told from that of the format"), "{case} in {quant}");
+        let json = serde_json::to_value(&outcome).unwrap();
+        assert_eq!(
+            (&json["judged"], &json["format_error"]["permitted"]),
+            (&"model".into(), &error.permitted.into())
+        );
         // What the format costs is no error of the kernels.
         assert!(kernels.worst_relative_error < outcome.worst_relative_error, "{case} in {quant}");
     }
@@ -127,4 +132,46 @@ fn what_is_not_checked_is_told_and_not_right() {
     let kernels = outcome.kernels.as_ref().unwrap();
     assert!(outcome.ok && kernels.checked() == 5);
     assert!(outcome.text("reference").contains("NOT CHECKED"), "{}", outcome.text("reference"));
+    // Not all prompts, so the model itself is not judged.
+    assert!(outcome.format_error.is_none() && outcome.judged == Judged::Kernels);
+    assert!(outcome.text("reference").contains("NOT judged"), "{}", outcome.text("reference"));
+    assert_eq!(serde_json::to_value(&outcome).unwrap()["judged"], "kernels");
+}
+
+/// A copy of a case with one field of its configuration changed.
+fn misread(case: &str, field: &str, value: serde_json::Value, folder: &Path) -> PathBuf {
+    let copy = folder.join(format!("{case}-{field}"));
+    std::fs::create_dir(&copy).unwrap();
+    for file in std::fs::read_dir(directory(case)).unwrap().map(|file| file.unwrap().path()) {
+        std::fs::copy(&file, copy.join(file.file_name().unwrap())).unwrap();
+    }
+    let path = copy.join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert_ne!(config[field], value, "{case}: {field} is changed");
+    config[field] = value;
+    std::fs::write(&path, serde_json::to_vec(&config).unwrap()).unwrap();
+    copy
+}
+
+/// Graph and artifact agree, and both are another model than the reference: 8 bits do not explain it.
+#[test]
+fn a_model_of_another_configuration_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    for (case, field, value) in [
+        ("qwen2", "rope_theta", 1e4.into()),
+        ("nemotron-h-varied", "norm_topk_prob", true.into()),
+        ("mamba2-varied", "hidden_act", "relu".into()),
+    ] {
+        let right = verdict(case, options(case, "q8i8"), folder.path());
+        assert!(right.ok, "{case}:\n{}", right.text("reference"));
+        let model = misread(case, field, value, folder.path());
+        let other = BuildOptions { chunk: Some(CHUNK), ..build_options(&model) };
+        for quant in ["f32", "q8i8"] {
+            let options = BuildOptions { quant: scheme(quant), quant_name: quant.into(), ..other.clone() };
+            let wrong = verdict(case, options, folder.path());
+            println!("{case} with another {field} in {quant}:\n{}", wrong.text("reference"));
+            assert!(!wrong.ok && wrong.judged == Judged::Model, "{case} with another {field} in {quant}");
+            assert!(wrong.kernels.as_ref().is_none_or(|kernels| kernels.ok), "its kernels are right");
+        }
+    }
 }

@@ -7,7 +7,7 @@ use crate::cases::{artifact, assert_close, backends, find, golden, ids, load, pr
 use crate::interpreters::memory_of_rank;
 use crate::together::{self, F32};
 use mlcc_driver::build::{Backend, BuildOptions, Source};
-use mlcc_driver::stored::StoredGraph;
+use mlcc_driver::stored::{MovedWeights, StoredGraph};
 use mlcc_interp::kernel::Options as RunOptions;
 use mlcc_interp::steps::{Call, Rank, Schedule, StepError, run_ranks, run_ranks_interleaved};
 use mlcc_ir::dim::SymValues;
@@ -360,7 +360,8 @@ fn an_artifact_has_the_weights_of_each_rank() {
     assert!(parts[0] == parts[1] && parts[0] * 100 < whole * 60, "{parts:?} of {whole}");
     assert_eq!(split.plan().ranks, 2);
     let prompt = ids(&golden(case).prompts[1])[..5].to_vec();
-    let of = |model: &Model| StoredGraph::open(model).unwrap().logits(&prompt, 0).unwrap();
+    let of =
+        |model: &Model| StoredGraph::open(model).unwrap().logits(&prompt, MovedWeights::Unmoved).unwrap();
     assert!(bits(&[of(&one)]) == bits(&[of(&split)]), "the graphs have other bits");
 }
 
