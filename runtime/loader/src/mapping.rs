@@ -5,24 +5,24 @@ use core::ops::Range;
 use crate::dynamic::{RELOCATION_BYTES, long_at};
 use crate::error::MapError;
 use crate::image::{CodeImage, EXECUTABLE};
-use crate::os::{Protection, Region, flush_instructions};
+use crate::os::{PageRegion, Protection, flush_instructions};
 
 /// The segments of a [`CodeImage`] in pages of their own: relocated, then read-only or executable. Nothing of the file is used any
 /// more, and dropping it takes the code away.
 #[derive(Debug)]
 pub struct LoadedImage {
-    region: Region,
+    region: PageRegion,
 }
 
 impl LoadedImage {
     /// Copies the segments, writes the relocations and protects every page.
     pub fn map(image: &CodeImage<'_>) -> Result<Self, MapError> {
-        let page = Region::page_bytes();
+        let page = PageRegion::page_bytes();
         let bytes = image.loads().last().map_or(0, |last| last.vaddr + last.memory_bytes);
         let span = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_next_multiple_of(page));
         let span = span.filter(|&span| span > 0).ok_or(MapError::TooLarge { bytes })?;
         let places = page_ranges(image, page)?;
-        let region = Region::reserve(span).map_err(|source| MapError::Memory { bytes: span, source })?;
+        let region = PageRegion::reserve(span).map_err(|source| MapError::Memory { bytes: span, source })?;
         let mut loaded = Self { region };
         loaded.copy(image);
         loaded.relocate(image);

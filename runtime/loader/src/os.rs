@@ -3,7 +3,7 @@
 #[cfg(unix)]
 mod unix;
 #[cfg(unix)]
-pub(crate) use unix::Region;
+pub(crate) use unix::PageRegion;
 
 /// How a part of a region may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,17 +8,17 @@ use super::Protection;
 
 /// Fresh zeroed pages of this process, writable at first.
 #[derive(Debug)]
-pub(crate) struct Region {
+pub(crate) struct PageRegion {
     start: NonNull<u8>,
     bytes: usize,
 }
 
 // SAFETY: the pages belong to the value alone; shared access only reads.
-unsafe impl Send for Region {}
+unsafe impl Send for PageRegion {}
 // SAFETY: as above.
-unsafe impl Sync for Region {}
+unsafe impl Sync for PageRegion {}
 
-impl Region {
+impl PageRegion {
     pub fn page_bytes() -> usize {
         // SAFETY: a query without arguments of memory.
         let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
@@ -42,7 +42,7 @@ impl Region {
         self.start.as_ptr()
     }
 
-    /// The pages, while all of them are writable: before the first [`Region::protect`].
+    /// The pages, while all of them are writable: before the first [`PageRegion::protect`].
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the value owns the pages, which are mapped and initialised with zeros.
         unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
@@ -71,7 +71,7 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for PageRegion {
     fn drop(&mut self) {
         // SAFETY: the value's own mapping. Whoever runs its code keeps it alive.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
