@@ -153,6 +153,10 @@ impl Sandbox {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             let mut build = mlcc();
             build.arg("build").arg("-m").arg(root.join("checkpoint")).arg("-o").arg(&path).args(flags);
+            if name == "model.so" {
+                // The model of golden.json, which is that of the adapter.
+                build.arg("--lora").arg(case("lora").join("adapter"));
+            }
             build.args(["--backend", backend]).assert().success();
         }
         sandbox
