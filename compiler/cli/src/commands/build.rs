@@ -217,7 +217,7 @@ pub(super) fn quietly(args: &Args, ui: &Ui) -> Result<(), CliError> {
     Ok(())
 }
 
-/// What has been built, in one line; with --verbose the tables.
+/// Tells of the build in one line, with --verbose in tables.
 fn tell(report: &BuildReport, ui: &Ui) {
     ui.detail(show::tables(report).trim_end());
     ui.note(show::line(report));

@@ -32,7 +32,7 @@ impl KnownForm {
 }
 
 impl TextForm {
-    /// What the flags ask for. A file that cannot be enforced is an error that names it.
+    /// The form that the flags ask for. A file that cannot be enforced is an error that names it.
     pub fn read(&self, tokenizer: &Tokenizer, vocab: usize) -> Result<Option<KnownForm>, CliError> {
         let (path, spec) = match (&self.json_schema, &self.grammar) {
             (Some(path), _) => (path, GrammarSpec::JsonSchema(json_schema(path)?)),

@@ -46,7 +46,7 @@ impl BuildBar {
         }
     }
 
-    /// What code generation tells, from its threads.
+    /// The listener to which the threads of code generation tell their progress.
     pub fn code_listener(&self) -> CodeListener {
         let bar = self.clone();
         CodeListener::new(move |done, total| {

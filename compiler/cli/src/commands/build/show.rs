@@ -6,7 +6,7 @@ use crate::ui;
 use mlcc_driver::build::BuildReport;
 use mlcc_driver::build::keep::{Kept, SMALLER};
 
-/// What was built, in one line: the model, the format and what a smaller one would take, the file, how good it is.
+/// One line about a build: the model, the format and what a smaller one would take, the file, how good it is.
 pub fn line(report: &BuildReport) -> String {
     let levels: Vec<&str> = report.levels.iter().map(|level| level.name.as_str()).collect();
     let mut out = format!("{}, {} parameters, {}", report.model, ui::count(report.parameters), report.quant);
@@ -24,7 +24,7 @@ pub fn line(report: &BuildReport) -> String {
     out
 }
 
-/// What the user may want to know at once.
+/// Notes that the user may want to see at once.
 fn more(report: &BuildReport) -> Vec<String> {
     let mut more = Vec::new();
     if let Some(chunk) = report.whole_prompts {
@@ -127,7 +127,7 @@ fn kept_text(kept: &Kept) -> String {
     format!("{what} ({types}), {size}{smaller}")
 }
 
-/// What 4 bits would take; not worth a word where little is to be saved.
+/// The size in 4 bits; not worth a word where little is to be saved.
 fn smaller_text(kept: &Kept) -> Option<String> {
     let saves = kept.smaller_bytes < kept.bytes / 10 * 9;
     saves.then(|| format!("--quant {SMALLER} would take {}", ui::bytes(kept.smaller_bytes)))
