@@ -71,13 +71,14 @@ impl Libraries {
     }
 }
 
-/// How well a reference case is met, to the last bit.
+/// How well a reference case is met, to the last bit. The bar of a format is left out: weights are moved at random in the order in which
+/// they are stored, which differs between one GPU and two.
 fn outcome(text: &str) -> Value {
     let mut outcome: Value = serde_json::from_str(text).unwrap();
     outcome
         .as_object_mut()
         .unwrap()
-        .retain(|name, _| !["artifact", "model", "path"].contains(&name.as_str()));
+        .retain(|name, _| !["artifact", "model", "path", "format_error"].contains(&name.as_str()));
     outcome
 }
 
