@@ -8,6 +8,7 @@ pub mod context;
 pub mod cse;
 pub mod dce;
 pub mod decompose;
+pub mod defer_logits;
 pub mod dynamic_shares;
 pub mod exchange_codes;
 pub mod fold;

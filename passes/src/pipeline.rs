@@ -3,8 +3,9 @@
 use crate::verify::verify_program;
 use crate::{Context, PassError, Program};
 use crate::{
-    canonicalize, cse, dce, decompose, dynamic_shares, exchange_codes, fold, fuse, fuse_attention,
-    fuse_dequantize, fuse_transpose_matmul, halve_activations, join_launches, legalize, lower,
+    canonicalize, cse, dce, decompose, defer_logits, dynamic_shares, exchange_codes, fold, fuse,
+    fuse_attention, fuse_dequantize, fuse_transpose_matmul, halve_activations, join_launches, legalize,
+    lower,
 };
 use crate::{
     merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations,
@@ -126,6 +127,12 @@ pub const PIPELINE: &[Pass] = &[
         about: "every remaining op into a kernel of its own",
         optional: false,
         run: outline::run,
+    },
+    Pass {
+        name: "defer_logits",
+        about: "what only logits need after all that states need, so that a prompt's chunk may end before it",
+        optional: false,
+        run: defer_logits::run,
     },
     Pass { name: "lower", about: "kernels as loops, per target level", optional: false, run: lower::run },
     Pass {

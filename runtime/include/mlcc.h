@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 15u
+#define MLCC_ABI_VERSION 16u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_PAGE_ROWS 64u
 #define MLCC_SECTION_ALIGN 4096u
@@ -125,7 +125,7 @@ typedef struct mlcc_ctx {
   int64_t n;              /* tokens in this call, 1..chunk; decode_batch: sequences, 1..batch; step: up to the larger */
   int64_t past;           /* tokens that the state has seen before this call */
   float *logits;          /* out: vocab floats (prefill_logits, decode_batch: n * vocab; step: n_wanted * vocab);
-                           * in for softmax_with_temperature */
+                           * in for softmax_with_temperature; NULL in prefill of a model of one rank: none are made */
   float *probs;           /* out of softmax_with_temperature: n * vocab floats; may equal logits */
   void (*barrier)(void *self, uint32_t worker); /* may be NULL with one worker */
   void *barrier_self;

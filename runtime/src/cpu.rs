@@ -203,6 +203,11 @@ impl CpuDevice {
         pages.give_ahead(call.tokens.len() as u64, growing);
     }
 
+    /// Whether the model is divided among ranks, whose logits are always made.
+    pub fn has_ranks(&self) -> bool {
+        self.ranks.is_some() || self.process.is_some()
+    }
+
     /// Where ranks are processes: tells the others of the step, and sets what differs in `ctx`.
     ///
     /// # Safety

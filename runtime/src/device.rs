@@ -79,6 +79,11 @@ pub(crate) trait DeviceSession: Send {
     /// Runs a step that eats tokens.
     fn feed(&mut self, model: &Model, step: Step, tokens: &[i32], past: u64) -> Result<()>;
 
+    /// [`DeviceSession::feed`] of tokens that others of the same prompt follow: a device may leave their logits out.
+    fn feed_without_logits(&mut self, model: &Model, tokens: &[i32], past: u64) -> Result<()> {
+        self.feed(model, Step::Prefill, tokens, past)
+    }
+
     /// [`DeviceSession::feed`] of one token to decode. Where the device finds the likeliest tokens itself, `enough` gets them; if it
     /// says true, so does this, and the logits stay where they were made.
     fn decode_likeliest(

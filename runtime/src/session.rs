@@ -129,10 +129,15 @@ impl Session {
     fn feed_pieces(&mut self, tokens: &[i32]) -> Result<()> {
         let chunk = if self.has(Step::Prefill) { self.tokens_per_call() } else { 1 };
         self.announced(tokens.len(), chunk, |session| {
-            tokens.chunks(chunk).try_for_each(|piece| {
-                let step = if piece.len() == 1 { Step::Decode } else { Step::Prefill };
-                session.step(step, piece)
-            })
+            let mut pieces = tokens.chunks(chunk).peekable();
+            while let Some(piece) = pieces.next() {
+                match piece.len() {
+                    1 => session.step(Step::Decode, piece)?,
+                    _ if pieces.peek().is_some() => session.step_without_logits(piece)?,
+                    _ => session.step(Step::Prefill, piece)?,
+                }
+            }
+            Ok(())
         })
     }
 
@@ -441,6 +446,14 @@ impl Session {
     fn step(&mut self, step: Step, tokens: &[i32]) -> Result<()> {
         self.make_room(tokens.len() as u64)?;
         self.memory.feed(&self.model, step, tokens, self.rows)?;
+        self.rows += tokens.len() as u64;
+        Ok(())
+    }
+
+    /// Feeds tokens of a prompt that others follow.
+    fn step_without_logits(&mut self, tokens: &[i32]) -> Result<()> {
+        self.make_room(tokens.len() as u64)?;
+        self.memory.feed_without_logits(&self.model, tokens, self.rows)?;
         self.rows += tokens.len() as u64;
         Ok(())
     }

@@ -101,7 +101,7 @@ pub enum Checks {
 impl Checks {
     pub fn of_step(name: &str) -> Checks {
         match plain(name) {
-            "prefill" | "decode" | "prefill_logits" | mlcc_abi::ENCODE => Checks::Tokens,
+            PREFILL | "decode" | "prefill_logits" | mlcc_abi::ENCODE => Checks::Tokens,
             BATCH_STEP => Checks::Sequences,
             RAGGED_STEP => Checks::Pieces,
             "softmax_with_temperature" | mlcc_abi::LIKELIEST_ENTRY => Checks::Rows,
@@ -111,7 +111,7 @@ impl Checks {
 }
 
 /// The entry point that does the same without adapters.
-fn plain(step: &str) -> &str {
+pub(crate) fn plain(step: &str) -> &str {
     step.strip_prefix(mlcc_abi::ADAPTED).unwrap_or(step)
 }
 
@@ -165,6 +165,8 @@ fn symbol_part(name: &str) -> String {
 
 /// Name of the function that returns the metadata; it is the same at every level.
 pub const METADATA_FUNCTION: &str = "mlcc_get_metadata";
+/// The step that reads a prompt, or a chunk of one.
+pub const PREFILL: &str = "prefill";
 /// The step that decodes a token for each of some sequences.
 pub const BATCH_STEP: &str = "decode_batch";
 /// The step that takes any number of tokens of each of some sequences.

@@ -7,7 +7,7 @@
 //! Back ends implement [`StepCode`], their instructions; what a step consists of stands here.
 
 use crate::error::Fault;
-use crate::model::{Checks, Limits};
+use crate::model::{Checks, Limits, PREFILL, plain};
 pub(crate) use crate::step_code::{Compare, IntOp, StepCode, Taken};
 use mlcc_abi::{Ctx, Sequence, status};
 use mlcc_ir::dim::{Atom, Dim, Sym};
@@ -15,6 +15,7 @@ use mlcc_ir::step::{
     Base, BufferRef, Exchange, Launch, PAGE_ROWS, Repeat, Sequences, Shares, Step, StepItem,
 };
 use std::mem::offset_of;
+use std::ops::Range;
 
 type Result<T> = std::result::Result<T, Fault>;
 
@@ -22,6 +23,26 @@ type Result<T> = std::result::Result<T, Fault>;
 pub(crate) fn emit<C: StepCode>(code: &mut C, step: &Step, limits: Limits) -> Result<()> {
     let fields = Fields::read(code)?;
     Emitter { code, fields, row: None, wanted: false, totals: Vec::new() }.run(step, limits)
+}
+
+/// The items of `prefill` that make nothing but logits: those around the launches that write them which use neither states nor pages.
+/// `None` for other entry points and for steps of several ranks, whose callers always want logits.
+fn logits_only_items(step: &Step) -> Option<Range<usize>> {
+    let ranks = step.items.iter().any(|item| matches!(item, StepItem::Exchange(_)));
+    if plain(&step.name) != PREFILL || ranks {
+        return None;
+    }
+    let uses = |item: &StepItem, bases: &[Base]| match item {
+        StepItem::Launch(launch) => launch.buffers.iter().any(|buffer| bases.contains(&buffer.base)),
+        StepItem::Exchange(_) | StepItem::Barrier => false,
+    };
+    let writes_logits = |item: &StepItem| uses(item, &[Base::Logits]);
+    let has_state = |item: &StepItem| uses(item, &[Base::State, Base::Pages]);
+    let (first, last) =
+        (step.items.iter().position(writes_logits)?, step.items.iter().rposition(writes_logits)?);
+    let start = step.items[..first].iter().rposition(has_state).map_or(0, |before| before + 1);
+    let end = step.items[last..].iter().position(has_state).map_or(step.items.len(), |after| last + after);
+    Some(start..end)
 }
 
 struct Emitter<'a, C: StepCode> {
@@ -91,7 +112,18 @@ impl<C: StepCode> Emitter<'_, C> {
     fn run(&mut self, step: &Step, limits: Limits) -> Result<()> {
         self.check(Checks::of_step(&step.name), step, limits)?;
         self.add_up_work(step)?;
+        let logits_only = logits_only_items(step).unwrap_or_default();
+        let mut without_logits = None;
         for (number, item) in step.items.iter().enumerate() {
+            if number == logits_only.start && !logits_only.is_empty() {
+                without_logits = Some(self.pass_over_logits()?);
+            }
+            if number == logits_only.end
+                && let Some(block) = without_logits.take()
+            {
+                self.code.jump(block)?;
+                self.code.enter(block);
+            }
             match item {
                 StepItem::Launch(launch) => {
                     self.repeated(launch).map_err(|f| Fault(format!("kernel {}: {f}", launch.kernel)))?;
@@ -101,7 +133,27 @@ impl<C: StepCode> Emitter<'_, C> {
             }
             self.code.tell(number as u32)?;
         }
+        if let Some(block) = without_logits {
+            self.code.jump(block)?;
+            self.code.enter(block);
+        }
         self.code.leave(status::OK)
+    }
+
+    /// Goes on only if the caller wants logits; else waits for the other workers, whose results may be read next, and goes to the block
+    /// that this gives.
+    fn pass_over_logits(&mut self) -> Result<C::Block> {
+        let this = self.code.context();
+        let address = self.code.load_int(this, offset_of!(Ctx, logits))?;
+        let one = self.code.int(1);
+        let unwanted = self.code.compare(Compare::UnsignedLess, address, one)?;
+        let [wait, wanted, after] = ["wait", "logits", "after_logits"].map(|name| self.code.block(name));
+        self.code.branch(unwanted, wait, wanted)?;
+        self.code.enter(wait);
+        self.code.wait()?;
+        self.code.jump(after)?;
+        self.code.enter(wanted);
+        Ok(after)
     }
 
     // ---- the context

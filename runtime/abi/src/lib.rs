@@ -23,7 +23,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 15;
+pub const ABI_VERSION: u32 = 16;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Rows of every cache in a page.
@@ -115,7 +115,8 @@ pub struct Ctx {
     /// Tokens that the state has seen before this call.
     pub past: i64,
     /// Out: `vocab` floats of the last position; `prefill_logits` and `decode_batch`: `n * vocab`; `step`: `n_wanted * vocab`. In for
-    /// `softmax_with_temperature`.
+    /// `softmax_with_temperature`. Null in `prefill`, of a model of one rank: no logits are made,
+    /// since further tokens of the prompt follow.
     pub logits: *mut f32,
     /// Out of `softmax_with_temperature`: `n * vocab` floats. May equal `logits`.
     pub probs: *mut f32,

@@ -44,6 +44,8 @@ struct Call<'a> {
     n: usize,
     past: u64,
     temperature: f32,
+    /// Whether logits are made.
+    logits: bool,
 }
 
 impl CpuSession {
@@ -77,6 +79,7 @@ impl CpuSession {
         let adapted = model.table().slot().is_some_and(|slot| self.state.read(slot).iter().any(|&b| b != 0));
         let step = self.device.entry(call.step, adapted).ok_or_else(|| missing(model, call.step))?;
         let logits = match (&mut self.chunk_logits, call.step) {
+            _ if !call.logits => std::ptr::null_mut(),
             (Some(all), Step::PrefillLogits) => all.as_mut_ptr(),
             _ => self.logits.as_mut_ptr(),
         };
@@ -131,7 +134,7 @@ impl DeviceSession for CpuSession {
             self.chunk_logits = Some(Buffer::floats("the logits of a chunk", floats)?);
         }
         self.own(model, past, tokens.len() as u64)?;
-        self.call(model, &Call { step, tokens, n: tokens.len(), past, temperature: 1.0 })?;
+        self.call(model, &Call { step, tokens, n: tokens.len(), past, temperature: 1.0, logits: true })?;
         if step == Step::PrefillLogits {
             let vocab = self.logits.len();
             let from = (tokens.len() - 1) * vocab;
@@ -140,6 +143,12 @@ impl DeviceSession for CpuSession {
             }
         }
         Ok(())
+    }
+
+    fn feed_without_logits(&mut self, model: &Model, tokens: &[i32], past: u64) -> Result<()> {
+        self.own(model, past, tokens.len() as u64)?;
+        let (step, n, logits) = (Step::Prefill, tokens.len(), self.device.has_ranks());
+        self.call(model, &Call { step, tokens, n, past, temperature: 1.0, logits })
     }
 
     fn join_batch(&mut self, model: &Model, past: u64, tokens: u64) -> Result<BatchMember<'_>> {
@@ -162,13 +171,13 @@ impl DeviceSession for CpuSession {
         if self.probs.is_none() {
             self.probs = Some(Buffer::floats("the probabilities", model.plan().vocab)?);
         }
-        self.call(model, &Call { step: Step::Softmax, tokens: &[], n: 1, past: 0, temperature })?;
+        self.call(model, &Call { step: Step::Softmax, tokens: &[], n: 1, past: 0, temperature, logits: true })?;
         Ok(self.probs.as_ref().map_or(&[], Buffer::as_floats))
     }
 
     fn initialise(&mut self, model: &Model, step: Step) -> Result<()> {
         if self.has(step) {
-            return self.call(model, &Call { step, tokens: &[], n: 0, past: 0, temperature: 1.0 });
+            return self.call(model, &Call { step, tokens: &[], n: 0, past: 0, temperature: 1.0, logits: true });
         }
         for piece in model.table().states.iter().filter(|p| p.cache.is_none()) {
             let fill = piece.fill.unwrap_or(0.0).to_le_bytes();
