@@ -9,13 +9,13 @@ mod parts;
 
 pub use factors::{TensorFactors, factors};
 
-use crate::checkpoint::merged::{Change, Product};
+use crate::checkpoint::merged::{AdapterChange, LoraDelta};
 use crate::checkpoint::{Checkpoint, TensorInfo, WeightFiles};
 use crate::definition::Architecture;
 use crate::error::{AdapterError, ConfigError, ModelError};
 use crate::expect::squeezed;
 use config::AdapterConfig;
-use parts::Module;
+use parts::LoraModule;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -60,7 +60,7 @@ impl AdapterRequest {
 
 /// What adapters did to a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Adapted {
+pub struct MergedAdapter {
     pub name: String,
     pub scale: f64,
     /// Tensors of the base that it changed.
@@ -80,7 +80,7 @@ pub(crate) fn grown<'a>(
     let vocab = architecture.vocab();
     let tables = architecture.tensors();
     for request in requests {
-        let adapter = Adapter::open(request)?;
+        let adapter = PeftAdapter::open(request)?;
         for (path, module) in &adapter.modules()? {
             for (end, info) in &module.replaced {
                 let name = architecture.canonical_name(&format!("{path}.{end}"));
@@ -105,7 +105,7 @@ pub fn merge(
     architecture: &Architecture,
     base_vocab: usize,
     requests: &[AdapterRequest],
-) -> Result<Vec<Adapted>, ModelError> {
+) -> Result<Vec<MergedAdapter>, ModelError> {
     let mut done = Vec::with_capacity(requests.len());
     let mut replaced: Vec<String> = Vec::new();
     // The shapes of tables that an adapter makes larger.
@@ -114,10 +114,10 @@ pub fn merge(
         architecture.tensors().into_iter().filter(|(_, shape)| shape.first() == Some(&architecture.vocab()));
     let tables: BTreeMap<String, Vec<usize>> = tables.filter(|_| grown).collect();
     for request in requests {
-        let adapter = Adapter::open(request)?;
+        let adapter = PeftAdapter::open(request)?;
         let changes = adapter.changes(checkpoint, (architecture, &tables))?;
         for (name, change) in &changes {
-            if let Change::Replace(info) = change {
+            if let AdapterChange::Replace(info) = change {
                 if changed_before(checkpoint, name) || replaced.contains(name) {
                     let what = format!(
                         "takes the place of `{name}`, which an adapter before it has changed; these do not add up"
@@ -130,7 +130,7 @@ pub fn merge(
         let mut names: Vec<&String> = changes.iter().map(|(name, _)| name).collect();
         names.sort();
         names.dedup();
-        done.push(Adapted { name: request.name(), scale: request.scale, tensors: names.len() });
+        done.push(MergedAdapter { name: request.name(), scale: request.scale, tensors: names.len() });
         checkpoint.merge(adapter.weights, changes);
     }
     Ok(done)
@@ -147,7 +147,7 @@ fn is_tied_head(architecture: &Architecture, path: &str) -> bool {
 }
 
 /// An adapter that was found and read as far as its names and shapes.
-struct Adapter {
+struct PeftAdapter {
     /// The file of its tensors, for messages.
     file: String,
     config: AdapterConfig,
@@ -155,8 +155,8 @@ struct Adapter {
     scale: f64,
 }
 
-impl Adapter {
-    fn open(request: &AdapterRequest) -> Result<Adapter, ModelError> {
+impl PeftAdapter {
+    fn open(request: &AdapterRequest) -> Result<PeftAdapter, ModelError> {
         let directory = &request.directory;
         let missing =
             |what: &'static str| AdapterError::NoAdapter { directory: directory.display().to_string(), what };
@@ -173,11 +173,11 @@ impl Adapter {
         }
         let file = file.ok_or_else(|| missing("adapter_model.safetensors or adapter_model.bin"))?;
         let weights = Checkpoint::open(&WeightFiles::from_file(&file)?)?;
-        Ok(Adapter { file: file.display().to_string(), config, weights, scale: request.scale })
+        Ok(PeftAdapter { file: file.display().to_string(), config, weights, scale: request.scale })
     }
 
     /// What it has, by the modules of the base.
-    fn modules(&self) -> Result<BTreeMap<String, Module<'_>>, AdapterError> {
+    fn modules(&self) -> Result<BTreeMap<String, LoraModule<'_>>, AdapterError> {
         let modules =
             parts::modules(self.weights.tensors()).map_err(|(info, what)| self.tensor(info, what))?;
         match modules.is_empty() {
@@ -191,7 +191,7 @@ impl Adapter {
         &self,
         base: &Checkpoint,
         (architecture, tables): (&Architecture, &BTreeMap<String, Vec<usize>>),
-    ) -> Result<Vec<(String, Change)>, ModelError> {
+    ) -> Result<Vec<(String, AdapterChange)>, ModelError> {
         let mut changes = Vec::new();
         for (path, module) in &self.modules()? {
             if self.config.keeps_ties && is_tied_head(architecture, path) {
@@ -219,7 +219,7 @@ impl Adapter {
                     }
                     .into());
                 }
-                changes.push((target.name.clone(), Change::Replace((*info).clone())));
+                changes.push((target.name.clone(), AdapterChange::Replace((*info).clone())));
             }
             self.factors(base, architecture, (path, module), &mut changes)?;
         }
@@ -232,8 +232,8 @@ impl Adapter {
         &self,
         base: &Checkpoint,
         architecture: &Architecture,
-        (path, module): (&str, &Module),
-        changes: &mut Vec<(String, Change)>,
+        (path, module): (&str, &LoraModule),
+        changes: &mut Vec<(String, AdapterChange)>,
     ) -> Result<(), ModelError> {
         let Some((a, b, transposed)) = module.factors().map_err(|(info, what)| self.tensor(info, what))?
         else {
@@ -258,17 +258,17 @@ impl Adapter {
                     format!("has shape {:?}, `{}` of the base has {:?}", term.shape, bias.name, bias.shape);
                 return Err(self.other_base(term, what).into());
             }
-            changes.push((bias.name.clone(), Change::Sum { term: term.clone(), scale }));
+            changes.push((bias.name.clone(), AdapterChange::Sum { term: term.clone(), scale }));
         }
-        let product = Product { a: a.clone(), b: b.clone(), scale, transposed, magnitude };
-        changes.push((target.name.clone(), Change::Product(Box::new(product))));
+        let product = LoraDelta { a: a.clone(), b: b.clone(), scale, transposed, magnitude };
+        changes.push((target.name.clone(), AdapterChange::Product(Box::new(product))));
         Ok(())
     }
 
     /// The lengths of the rows, where the adapter has them.
     fn magnitude(
         &self,
-        module: &Module,
+        module: &LoraModule,
         a: &TensorInfo,
         transposed: bool,
         rows: usize,
@@ -320,15 +320,15 @@ impl Adapter {
     fn untie(
         &self,
         architecture: &Architecture,
-        changes: &mut [(String, Change)],
+        changes: &mut [(String, AdapterChange)],
     ) -> Result<(), AdapterError> {
         let Some((embedding, _)) = architecture.tied().filter(|_| !self.config.keeps_ties) else {
             return Ok(());
         };
         let info = match changes.iter().find(|(name, _)| *name == embedding) {
             None => return Ok(()),
-            Some((_, Change::Replace(info) | Change::Sum { term: info, .. })) => info,
-            Some((_, Change::Product(product))) => &product.a,
+            Some((_, AdapterChange::Replace(info) | AdapterChange::Sum { term: info, .. })) => info,
+            Some((_, AdapterChange::Product(product))) => &product.a,
         };
         let what = "changes the embedding table, which is also the head of this model; whether the head changes with it the \
                     adapter does not say (`ensure_weight_tying`)";

@@ -27,7 +27,7 @@ pub use stored_type::StoredType;
 
 use crate::error::CheckpointError;
 use bytes::FileBytes;
-use data::Content;
+use data::TensorContent;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -43,7 +43,7 @@ pub struct TensorInfo {
     pub listed_name: String,
     pub dtype: StoredType,
     pub shape: Vec<usize>,
-    place: Place,
+    place: TensorStorage,
 }
 
 impl TensorInfo {
@@ -52,7 +52,7 @@ impl TensorInfo {
     }
     /// True if adapters change it.
     pub fn is_merged(&self) -> bool {
-        matches!(self.place, Place::Merged(_))
+        matches!(self.place, TensorStorage::Merged(_))
     }
     pub fn bytes(&self) -> usize {
         self.elements() / self.dtype.block().0 * self.dtype.block().1
@@ -61,40 +61,47 @@ impl TensorInfo {
 
 /// Where the elements are.
 #[derive(Clone, Debug, PartialEq)]
-enum Place {
+enum TensorStorage {
     /// Row-major elements from byte `start` of file number `file`.
     Contiguous { file: usize, start: usize },
     /// Element (i, j, ...) at byte `start + size * (i*strides[0] + j*strides[1] + ...)`.
     Strided { file: usize, start: usize, strides: Vec<usize> },
     /// Rows of a tensor of a GGUF file.
-    View(gguf::view::View),
+    View(gguf::view::GgufView),
     /// Codes, scales and zero points.
-    Packed(Box<packed::Packed>),
+    Packed(Box<packed::PackedWeight>),
     /// A tensor that adapters change.
-    Merged(Box<merged::Merged>),
+    Merged(Box<merged::MergedTensor>),
     /// Generated.
     Random(RandomTensor),
 }
 
-impl Place {
+impl TensorStorage {
     /// The same with files counted from `first` on.
-    fn moved(self, first: usize) -> Place {
+    fn moved(self, first: usize) -> TensorStorage {
         match self {
-            Place::Contiguous { file, start } => Place::Contiguous { file: file + first, start },
-            Place::Strided { file, start, strides } => Place::Strided { file: file + first, start, strides },
+            TensorStorage::Contiguous { file, start } => {
+                TensorStorage::Contiguous { file: file + first, start }
+            }
+            TensorStorage::Strided { file, start, strides } => {
+                TensorStorage::Strided { file: file + first, start, strides }
+            }
             // What adapters are not stored as.
-            place @ (Place::View(_) | Place::Packed(_) | Place::Merged(_) | Place::Random(_)) => place,
+            place @ (TensorStorage::View(_)
+            | TensorStorage::Packed(_)
+            | TensorStorage::Merged(_)
+            | TensorStorage::Random(_)) => place,
         }
     }
 
     /// The file of the elements; none of random ones.
     fn file(&self) -> Option<usize> {
         match self {
-            Place::Contiguous { file, .. } | Place::Strided { file, .. } => Some(*file),
-            Place::View(view) => Some(view.file),
-            Place::Packed(weight) => Some(weight.file()),
-            Place::Merged(merged) => merged.base.place.file(),
-            Place::Random(_) => None,
+            TensorStorage::Contiguous { file, .. } | TensorStorage::Strided { file, .. } => Some(*file),
+            TensorStorage::View(view) => Some(view.file),
+            TensorStorage::Packed(weight) => Some(weight.file()),
+            TensorStorage::Merged(merged) => merged.base.place.file(),
+            TensorStorage::Random(_) => None,
         }
     }
 }
@@ -117,7 +124,7 @@ pub struct Checkpoint {
     pub origin: String,
     pub format: CheckpointFormat,
     /// What a GGUF file says beside its tensors; empty for others.
-    pub metadata: gguf::Metadata,
+    pub metadata: gguf::GgufMetadata,
     files: Vec<FileBytes>,
     tensors: Vec<TensorInfo>,
     by_name: BTreeMap<String, usize>,
@@ -181,7 +188,7 @@ impl Checkpoint {
                 stored_name: name.clone(),
                 listed_name: name.clone(),
                 dtype: StoredType::F32,
-                place: Place::Random(RandomTensor::new(seed, &name, distribution)),
+                place: TensorStorage::Random(RandomTensor::new(seed, &name, distribution)),
                 name,
                 shape,
             })
@@ -189,7 +196,7 @@ impl Checkpoint {
         Checkpoint::with_tensors(
             format!("random weights (seed {seed})"),
             CheckpointFormat::Random,
-            gguf::Metadata::default(),
+            gguf::GgufMetadata::default(),
             Vec::new(),
             infos,
         )
@@ -213,13 +220,13 @@ impl Checkpoint {
             };
             tensors.extend(listed);
         }
-        Checkpoint::with_tensors(origin, format, gguf::Metadata::default(), files, tensors)
+        Checkpoint::with_tensors(origin, format, gguf::GgufMetadata::default(), files, tensors)
     }
 
     fn with_tensors(
         origin: String,
         format: CheckpointFormat,
-        metadata: gguf::Metadata,
+        metadata: gguf::GgufMetadata,
         files: Vec<FileBytes>,
         tensors: Vec<TensorInfo>,
     ) -> Result<Checkpoint, CheckpointError> {
@@ -264,20 +271,23 @@ impl Checkpoint {
         for tensor in self.tensors.iter_mut().filter(|t| wanted(&t.stored_name)) {
             let &[rows, columns] = tensor.shape.as_slice() else { continue };
             let (file, start, strides) = match &tensor.place {
-                Place::Contiguous { file, start } => (*file, *start, vec![1, columns]),
-                Place::Strided { file, start, strides } => {
+                TensorStorage::Contiguous { file, start } => (*file, *start, vec![1, columns]),
+                TensorStorage::Strided { file, start, strides } => {
                     (*file, *start, strides.iter().rev().copied().collect())
                 }
-                Place::View(_) | Place::Packed(_) | Place::Merged(_) | Place::Random(_) => continue,
+                TensorStorage::View(_)
+                | TensorStorage::Packed(_)
+                | TensorStorage::Merged(_)
+                | TensorStorage::Random(_) => continue,
             };
-            tensor.place = Place::Strided { file, start, strides };
+            tensor.place = TensorStorage::Strided { file, start, strides };
             tensor.shape = vec![columns, rows];
         }
     }
 
     /// Changes tensors as an adapter says, whose own tensors the changes are made of. Names are those of this checkpoint; the
     /// shapes have been compared.
-    pub fn merge(&mut self, adapter: Checkpoint, changes: Vec<(String, merged::Change)>) {
+    pub fn merge(&mut self, adapter: Checkpoint, changes: Vec<(String, merged::AdapterChange)>) {
         let first = self.files.len();
         self.files.extend(adapter.files);
         for (name, change) in changes {
@@ -313,7 +323,7 @@ impl Checkpoint {
     /// The groups of a packed weight, if a storage format of groups may hold its codes.
     pub fn stored_groups(&self, name: &str) -> Option<StoredGroups> {
         match &self.info(name)?.place {
-            Place::Packed(weight) => weight.stored_groups(&self.files, false),
+            TensorStorage::Packed(weight) => weight.stored_groups(&self.files, false),
             _ => None,
         }
     }
@@ -321,7 +331,7 @@ impl Checkpoint {
     /// The same with columns in the [order](Checkpoint::column_order) of their groups.
     pub fn sorted_groups(&self, name: &str) -> Option<StoredGroups> {
         match &self.info(name)?.place {
-            Place::Packed(weight) => weight.stored_groups(&self.files, true),
+            TensorStorage::Packed(weight) => weight.stored_groups(&self.files, true),
             _ => None,
         }
     }
@@ -330,7 +340,7 @@ impl Checkpoint {
     /// groups are not equally large.
     pub fn column_order(&self, name: &str) -> Option<Vec<usize>> {
         match &self.info(name)?.place {
-            Place::Packed(weight) => weight.column_order(&self.files),
+            TensorStorage::Packed(weight) => weight.column_order(&self.files),
             _ => None,
         }
     }
@@ -343,31 +353,33 @@ impl Checkpoint {
 
     fn open_tensor<'a>(&'a self, info: &'a TensorInfo) -> Result<TensorData<'a>, CheckpointError> {
         let content = match &info.place {
-            Place::Random(random) => Content::Random(random),
-            Place::Contiguous { file, start } => {
+            TensorStorage::Random(random) => TensorContent::Random(random),
+            TensorStorage::Contiguous { file, start } => {
                 let file = &self.files[*file];
-                Content::Mapped {
+                TensorContent::Mapped {
                     file,
                     start: *start,
                     bytes: Cow::Borrowed(file.slice(*start, info.bytes())),
                 }
             }
-            Place::Strided { file, start, strides } => {
+            TensorStorage::Strided { file, start, strides } => {
                 let file = &self.files[*file];
                 // Block formats occur only in views.
                 let gathered = data::gather(file, *start, &info.shape, strides, info.dtype.size());
-                Content::Mapped { file, start: *start, bytes: Cow::Owned(gathered) }
+                TensorContent::Mapped { file, start: *start, bytes: Cow::Owned(gathered) }
             }
-            Place::View(view) => {
+            TensorStorage::View(view) => {
                 let file = &self.files[view.file];
                 match view.transpose {
-                    Some(_) => Content::Values(view.transposed(file)),
-                    None => Content::Viewed { file, view },
+                    Some(_) => TensorContent::Values(view.transposed(file)),
+                    None => TensorContent::Viewed { file, view },
                 }
             }
-            Place::Packed(weight) => Content::Packed(packed::PackedReader::new(&self.files, weight)?),
-            Place::Merged(merged) => {
-                Content::Merged(merged::MergedReader::new(merged, |info| self.open_tensor(info))?)
+            TensorStorage::Packed(weight) => {
+                TensorContent::Packed(packed::PackedReader::new(&self.files, weight)?)
+            }
+            TensorStorage::Merged(merged) => {
+                TensorContent::Merged(merged::MergedReader::new(merged, |info| self.open_tensor(info))?)
             }
         };
         Ok(TensorData::new(info, content))

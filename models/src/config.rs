@@ -14,7 +14,7 @@ pub use fields::ConfigFields;
 pub use rope::{RopeConfig, RopeDefaults};
 
 use crate::checkpoint::Checkpoint;
-use crate::definition::{Architecture, Definition};
+use crate::definition::{Architecture, ModelDefinition};
 use crate::error::ConfigError;
 use crate::registry;
 use std::path::Path;
@@ -48,7 +48,7 @@ impl ModelConfig {
     pub fn known(
         origin: String,
         model_type: &str,
-        definition: impl Definition,
+        definition: impl ModelDefinition,
         raw: serde_json::Map<String, serde_json::Value>,
     ) -> ModelConfig {
         let architecture = Architecture::new(definition);

@@ -2,12 +2,12 @@
 
 use crate::checkpoint::Distribution;
 use crate::error::StreamError;
-use crate::text_head::TextHead;
-use mlcc_ir::dim::{Dim, Sym};
+use crate::text_head::PoolingHead;
+use mlcc_ir::dim::{Dim, SizeSymbol};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::FuncId;
-use mlcc_ir::sequences::Batching;
+use mlcc_ir::sequences::RowBatching;
 use mlcc_ir::types::{DType, TensorType};
 use std::any::Any;
 use std::fmt::Debug;
@@ -16,33 +16,33 @@ use std::sync::Arc;
 
 /// Which positions get logits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Logits {
+pub enum LogitScope {
     Last,
     All,
     /// Those whose rows the second input `i32[n]` begins with; how many is said when it is run.
     Wanted,
 }
 
-/// One entry function to build: token ids `i32[n]`, and with [`Logits::Wanted`] row numbers `i32[n]`, to logits
+/// One entry function to build: token ids `i32[n]`, and with [`LogitScope::Wanted`] row numbers `i32[n]`, to logits
 /// `f32[1 or n, vocab]`.
 #[derive(Clone, Debug)]
 pub struct EntrySpec<'a> {
     pub name: &'a str,
     /// Tokens in one call: `n`, or 1 for decoding.
     pub n: Dim,
-    pub logits: Logits,
+    pub logits: LogitScope,
     /// Positions that caches have room for; of no meaning to recurrent models.
     pub context: usize,
     /// What is seen of a sequence of any length; [`Architecture::stream`].
-    pub stream: Option<Stream>,
+    pub stream: Option<StreamingWindow>,
     /// Which sequences the tokens are of.
-    pub batching: Batching,
+    pub batching: RowBatching,
     /// Whole texts in, with no caches and states; this makes a vector of each in place of logits.
-    pub texts: Option<&'a TextHead>,
+    pub texts: Option<&'a PoolingHead>,
     /// Rows go through the adapter of their sequence too.
     pub adapters: Option<AdapterSlots>,
     /// The tokens are the whole source text of an encoder-decoder model: what the decoder looks at is kept, and there are no
-    /// logits ([`Definition::decoder_start`]).
+    /// logits ([`ModelDefinition::decoder_start`]).
     pub source: bool,
 }
 
@@ -70,30 +70,30 @@ impl EntrySpec<'_> {
     pub fn inputs(&self) -> Vec<TensorType> {
         let rows = TensorType::new(DType::I32, [&self.n]);
         match self.logits {
-            Logits::Last | Logits::All => vec![rows],
-            Logits::Wanted => vec![rows.clone(), rows],
+            LogitScope::Last | LogitScope::All => vec![rows],
+            LogitScope::Wanted => vec![rows.clone(), rows],
         }
     }
 
     /// Tokens that a sequence has seen before a call.
     pub fn past(&self) -> Dim {
-        if self.texts.is_some() || self.source { Dim::from(0) } else { Dim::sym(Sym::Past) }
+        if self.texts.is_some() || self.source { Dim::from(0) } else { Dim::sym(SizeSymbol::Past) }
     }
 
     /// Tokens of one sequence in a call.
     pub fn own_rows(&self) -> Dim {
         match self.batching {
-            Batching::Single | Batching::Ragged => self.n.clone(),
-            Batching::OneEach => Dim::from(1),
+            RowBatching::Single | RowBatching::Ragged => self.n.clone(),
+            RowBatching::OneEach => Dim::from(1),
         }
     }
 
     /// The rows of `x: [n, ..]` whose logits are asked for; `inputs` are those of the function.
     pub fn wanted_rows(&self, b: &mut GraphBuilder, x: ValueId, inputs: &[ValueId]) -> ValueId {
         match (self.logits, inputs) {
-            (Logits::Last, _) => b.slice(x, 0, self.n.sub(&Dim::from(1)), Dim::from(1)),
-            (Logits::Wanted, &[_, wanted, ..]) => b.wanted_rows(x, wanted),
-            (Logits::All | Logits::Wanted, _) => x,
+            (LogitScope::Last, _) => b.slice(x, 0, self.n.sub(&Dim::from(1)), Dim::from(1)),
+            (LogitScope::Wanted, &[_, wanted, ..]) => b.wanted_rows(x, wanted),
+            (LogitScope::All | LogitScope::Wanted, _) => x,
         }
     }
 }
@@ -102,7 +102,7 @@ impl EntrySpec<'_> {
 /// first ones, which attention needs as a place for the weight that no other token gets (Xiao et al., "Efficient Streaming
 /// Language Models with Attention Sinks", 2023). Positions are places in what is seen, so no distance reaches `window`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stream {
+pub struct StreamingWindow {
     /// Tokens that are seen together, the sinks among them.
     pub window: usize,
     /// First tokens that stay visible.
@@ -110,7 +110,7 @@ pub struct Stream {
 }
 
 /// A configured model.
-pub trait Definition: Any + Debug + Send + Sync {
+pub trait ModelDefinition: Any + Debug + Send + Sync {
     /// Adds an entry function.
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId;
 
@@ -120,7 +120,7 @@ pub trait Definition: Any + Debug + Send + Sync {
     /// Length the model was trained with.
     fn context_length(&self) -> usize;
 
-    /// False for recurrent models: they keep a state of fixed size and may go beyond [`Definition::context_length`].
+    /// False for recurrent models: they keep a state of fixed size and may go beyond [`ModelDefinition::context_length`].
     fn has_cache(&self) -> bool;
 
     /// True for prefix language models: tokens see later ones of the prompt, which has to come in one call.
@@ -177,7 +177,7 @@ pub trait Definition: Any + Debug + Send + Sync {
     }
 
     /// What is made of a text, by models that are made for texts: encoders.
-    fn own_head(&self) -> Option<TextHead> {
+    fn own_head(&self) -> Option<PoolingHead> {
         None
     }
 
@@ -187,13 +187,13 @@ pub trait Definition: Any + Debug + Send + Sync {
     }
 
     /// How many types a token of a text may have (BERT: of the first or of the second text of a pair). One of type `t` is fed as its
-    /// id plus `t` times [`Definition::vocab`].
+    /// id plus `t` times [`ModelDefinition::vocab`].
     fn token_types(&self) -> usize {
         1
     }
 
-    /// As [`Definition::tensors`], of a model that makes vectors of texts.
-    fn tensors_with(&self, head: &TextHead) -> Vec<(String, Vec<usize>)> {
+    /// As [`ModelDefinition::tensors`], of a model that makes vectors of texts.
+    fn tensors_with(&self, head: &PoolingHead) -> Vec<(String, Vec<usize>)> {
         let _ = head;
         self.tensors()
     }
@@ -204,7 +204,7 @@ pub trait Definition: Any + Debug + Send + Sync {
         false
     }
 
-    /// Width of the hidden states; 0 where [`Definition::reads_texts`] is false.
+    /// Width of the hidden states; 0 where [`ModelDefinition::reads_texts`] is false.
     fn hidden(&self) -> usize {
         0
     }
@@ -221,26 +221,26 @@ pub trait Definition: Any + Debug + Send + Sync {
 /// A configured model of any family.
 #[derive(Clone, Debug)]
 pub struct Architecture {
-    definition: Arc<dyn Definition>,
-    stream: Option<Stream>,
-    texts: Option<TextHead>,
+    definition: Arc<dyn ModelDefinition>,
+    stream: Option<StreamingWindow>,
+    texts: Option<PoolingHead>,
 }
 
 impl Architecture {
     /// Encoders make vectors of texts.
-    pub fn new(definition: impl Definition) -> Architecture {
+    pub fn new(definition: impl ModelDefinition) -> Architecture {
         let texts = definition.own_head();
         Architecture { definition: Arc::new(definition), stream: None, texts }
     }
 
     /// The model makes vectors of texts in this way. `None`: that of its own, or logits.
-    pub fn with_texts(self, head: Option<TextHead>) -> Architecture {
+    pub fn with_texts(self, head: Option<PoolingHead>) -> Architecture {
         let texts = head.or_else(|| self.definition.own_head());
         Architecture { texts, ..self }
     }
 
     /// What is made of texts; `None` for models that make logits.
-    pub fn texts(&self) -> Option<&TextHead> {
+    pub fn texts(&self) -> Option<&PoolingHead> {
         self.texts.as_ref()
     }
 
@@ -262,7 +262,7 @@ impl Architecture {
         }
     }
 
-    /// See [`Definition::stand_ins`].
+    /// See [`ModelDefinition::stand_ins`].
     pub fn stand_ins(&self, missing: &str) -> &'static [&'static str] {
         self.definition.stand_ins(missing)
     }
@@ -273,7 +273,7 @@ impl Architecture {
     }
 
     /// The configuration, if it is of this family.
-    pub fn family<T: Definition>(&self) -> Option<&T> {
+    pub fn family<T: ModelDefinition>(&self) -> Option<&T> {
         let any: &dyn Any = &*self.definition;
         any.downcast_ref()
     }
@@ -311,11 +311,11 @@ impl Architecture {
         if sinks >= window {
             return Err(StreamError::NothingLeft { sinks, window });
         }
-        Ok(Architecture { stream: Some(Stream { window, sinks }), ..self })
+        Ok(Architecture { stream: Some(StreamingWindow { window, sinks }), ..self })
     }
 
     /// What [`Architecture::with_stream`] gave the model to see.
-    pub fn stream(&self) -> Option<Stream> {
+    pub fn stream(&self) -> Option<StreamingWindow> {
         self.stream
     }
 
@@ -342,7 +342,7 @@ impl Architecture {
 }
 
 impl Deref for Architecture {
-    type Target = dyn Definition;
+    type Target = dyn ModelDefinition;
     fn deref(&self) -> &Self::Target {
         &*self.definition
     }

@@ -9,7 +9,7 @@ use std::path::Path;
 /// What an independent implementation computed from a checkpoint. Fields that only some files have are optional; those
 /// not named here are notes for people.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct Golden {
+pub struct GoldenFile {
     /// Program and version that computed the numbers.
     pub source: String,
     /// Type of the stored tensors, `float32`, `float16` or `bfloat16`.
@@ -84,18 +84,18 @@ impl GoldenPrompt {
     }
 }
 
-impl Golden {
-    pub fn read(path: &Path) -> Result<Golden, ConfigError> {
-        let golden: Golden = read_json(path, GOLDEN)?;
+impl GoldenFile {
+    pub fn read(path: &Path) -> Result<GoldenFile, ConfigError> {
+        let golden: GoldenFile = read_json(path, GOLDEN)?;
         golden.check(&path.display().to_string())
     }
 
-    pub fn parse(origin: &str, json: &[u8]) -> Result<Golden, ConfigError> {
-        let golden: Golden = parse_json(origin, json, GOLDEN)?;
+    pub fn parse(origin: &str, json: &[u8]) -> Result<GoldenFile, ConfigError> {
+        let golden: GoldenFile = parse_json(origin, json, GOLDEN)?;
         golden.check(origin)
     }
 
-    fn check(mut self, file: &str) -> Result<Golden, ConfigError> {
+    fn check(mut self, file: &str) -> Result<GoldenFile, ConfigError> {
         self.prompts.iter_mut().for_each(|p| p.input_ids.extend(p.decoder_start_token_id));
         let wrong = |field: String, expected: String, found: String| ConfigError::Wrong {
             file: file.to_string(),
@@ -126,15 +126,15 @@ impl Golden {
 
 /// What an independent implementation made of texts.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct TextGolden {
+pub struct PoolingGoldenFile {
     /// Program and version that computed the numbers.
     pub source: String,
-    pub inputs: Vec<GoldenText>,
+    pub inputs: Vec<PoolingGoldenCase>,
 }
 
 /// A text with its embedding, or a pair with its score.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct GoldenText {
+pub struct PoolingGoldenCase {
     #[serde(default)]
     pub name: Option<String>,
     /// Fed as they are, nothing added.
@@ -148,16 +148,16 @@ pub struct GoldenText {
     pub score: Option<f32>,
 }
 
-impl GoldenText {
+impl PoolingGoldenCase {
     /// The vector that is expected of the text.
     pub fn expected(&self) -> &[f32] {
         self.score.as_ref().map_or(&self.embedding, std::slice::from_ref)
     }
 }
 
-impl TextGolden {
-    pub fn read(path: &Path) -> Result<TextGolden, ConfigError> {
-        let golden: TextGolden = read_json(path, GOLDEN)?;
+impl PoolingGoldenFile {
+    pub fn read(path: &Path) -> Result<PoolingGoldenFile, ConfigError> {
+        let golden: PoolingGoldenFile = read_json(path, GOLDEN)?;
         let wrong = |field: String, expected: String, found: String| {
             Err(ConfigError::Wrong { file: path.display().to_string(), field, expected, found })
         };
@@ -182,7 +182,7 @@ impl TextGolden {
 
 /// Perplexity of a trained checkpoint on its held-out text, in several arithmetics.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct Evaluation {
+pub struct PerplexityEvaluation {
     pub source: String,
     pub protocol: String,
     pub context_length: usize,
@@ -201,8 +201,8 @@ pub struct EvaluationResult {
     pub ppl: f64,
 }
 
-impl Evaluation {
-    pub fn read(path: &Path) -> Result<Evaluation, ConfigError> {
+impl PerplexityEvaluation {
+    pub fn read(path: &Path) -> Result<PerplexityEvaluation, ConfigError> {
         read_json(path, "evaluation (eval.json)")
     }
 }
@@ -212,7 +212,7 @@ const GOLDEN: &str = "reference results (a golden.json)";
 
 fn read_json<T: DeserializeOwned>(path: &Path, what: &'static str) -> Result<T, ConfigError> {
     let origin = path.display().to_string();
-    match mlcc_files::read(path, mlcc_files::Kind::Golden) {
+    match mlcc_files::read(path, mlcc_files::FileKind::Golden) {
         Ok(json) => parse_json(&origin, &json, what),
         Err(source) => Err(ConfigError::Io { file: origin, source }),
     }

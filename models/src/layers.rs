@@ -16,10 +16,10 @@ pub mod query_growth;
 pub mod rope;
 pub mod self_attention;
 
-pub use activation::Activation;
-pub use attention::{Attention, Keys, Queries};
-pub use distance_bias::{Buckets, DistanceBias};
-pub use linear::{FusedQkv, Linear};
+pub use activation::ActivationFunction;
+pub use attention::{AttentionVariant, KeyScope, RotatedQueries};
+pub use distance_bias::{DistanceBias, DistanceBuckets};
+pub use linear::{FusedQkv, LinearLayer};
 pub use rope::{Rope, RopeTables};
 pub use self_attention::SelfAttention;
 

@@ -6,7 +6,7 @@
 //! * [`config`] and [`registry`] turn `config.json` into a typed configuration of one of the [`families`];
 //!   [`families::rwkv::infer`] does it from tensor shapes where a `.pth` comes alone;
 //! * [`checkpoint`] lists and streams the tensors of safetensors, torch and random checkpoints;
-//! * [`Definition::canonical_name`] brings them to one set of names, and [`expect`] compares them with what the model needs.
+//! * [`ModelDefinition::canonical_name`] brings them to one set of names, and [`expect`] compares them with what the model needs.
 //!
 //! Input from outside is never trusted: every reader returns a typed error that names the file and the tensor or field.
 
@@ -28,11 +28,11 @@ pub mod transformer;
 pub use adapter::{AdapterRequest, TensorFactors, factors as adapter_factors};
 pub use checkpoint::{Checkpoint, StoredType, TensorData, TensorInfo};
 pub use config::ModelConfig;
-pub use definition::{AdapterSlots, Architecture, Definition, EntrySpec, Logits, Stream};
+pub use definition::{AdapterSlots, Architecture, EntrySpec, LogitScope, ModelDefinition, StreamingWindow};
 pub use error::{
     AdapterError, CheckpointError, ConfigError, ModelError, ResolveError, StreamError, TensorMismatch,
 };
 pub use families::{Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
-pub use resolve::sentence::Prompts;
+pub use resolve::sentence::PromptPrefixes;
 pub use resolve::{DownloadEvent, DownloadListener, ModelRequest, ResolvedModel};
-pub use text_head::{Pooling, Purpose, TextHead};
+pub use text_head::{PoolingHead, PoolingMode, PoolingOutput};

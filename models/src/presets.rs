@@ -4,7 +4,7 @@
 use crate::config::sizes::{HIDDEN, LAYERS};
 use crate::config::{ConfigFields, ModelConfig};
 use crate::families::{Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
-use crate::text_head::{Pooling, TextHead};
+use crate::text_head::{PoolingHead, PoolingMode};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::sync::LazyLock;
@@ -16,18 +16,18 @@ pub struct Preset {
     pub repo: &'static str,
     pub layers: usize,
     pub hidden: usize,
-    family: Family,
+    family: PresetSource,
 }
 
 /// What a size stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Family {
+enum PresetSource {
     Rwkv4Pile,
     Rwkv5World,
     Rwkv6World,
     Rwkv7World,
     /// A configuration as it is in config.json, and how rows are pooled where the model is one of embeddings.
-    Fields(Map<String, Value>, Option<Pooling>),
+    Fields(Map<String, Value>, Option<PoolingMode>),
 }
 
 /// Tokens of the GPT-NeoX tokenizer that the Pile series was trained with.
@@ -40,28 +40,28 @@ const fn preset(
     repo: &'static str,
     layers: usize,
     hidden: usize,
-    family: Family,
+    family: PresetSource,
 ) -> Preset {
     Preset { name, repo, layers, hidden, family }
 }
 
 const RWKV: &[Preset] = &[
-    preset("rwkv-169m", "RWKV/rwkv-4-169m-pile", 12, 768, Family::Rwkv4Pile),
-    preset("rwkv-430m", "RWKV/rwkv-4-430m-pile", 24, 1024, Family::Rwkv4Pile),
-    preset("rwkv-1.5b", "RWKV/rwkv-4-1b5-pile", 24, 2048, Family::Rwkv4Pile),
-    preset("rwkv-3b", "RWKV/rwkv-4-3b-pile", 32, 2560, Family::Rwkv4Pile),
-    preset("rwkv-7b", "RWKV/rwkv-4-7b-pile", 32, 4096, Family::Rwkv4Pile),
-    preset("rwkv-14b", "RWKV/rwkv-4-14b-pile", 40, 5120, Family::Rwkv4Pile),
-    preset("rwkv5-1.5b", "RWKV/rwkv-5-world-1b5", 24, 2048, Family::Rwkv5World),
-    preset("rwkv5-3b", "RWKV/rwkv-5-world-3b", 32, 2560, Family::Rwkv5World),
-    preset("rwkv5-7b", "RWKV/v5-Eagle-7B-HF", 32, 4096, Family::Rwkv5World),
-    preset("rwkv6-1.6b", "RWKV/rwkv-6-world-1b6", 24, 2048, Family::Rwkv6World),
-    preset("rwkv6-3b", "RWKV/rwkv-6-world-3b", 32, 2560, Family::Rwkv6World),
-    preset("rwkv6-7b", "RWKV/v6-Finch-7B-HF", 32, 4096, Family::Rwkv6World),
-    preset("rwkv7-0.1b", "fla-hub/rwkv7-191M-world", 12, 768, Family::Rwkv7World),
-    preset("rwkv7-0.4b", "fla-hub/rwkv7-0.4B-world", 24, 1024, Family::Rwkv7World),
-    preset("rwkv7-1.5b", "fla-hub/rwkv7-1.5B-world", 24, 2048, Family::Rwkv7World),
-    preset("rwkv7-2.9b", "fla-hub/rwkv7-2.9B-world", 32, 2560, Family::Rwkv7World),
+    preset("rwkv-169m", "RWKV/rwkv-4-169m-pile", 12, 768, PresetSource::Rwkv4Pile),
+    preset("rwkv-430m", "RWKV/rwkv-4-430m-pile", 24, 1024, PresetSource::Rwkv4Pile),
+    preset("rwkv-1.5b", "RWKV/rwkv-4-1b5-pile", 24, 2048, PresetSource::Rwkv4Pile),
+    preset("rwkv-3b", "RWKV/rwkv-4-3b-pile", 32, 2560, PresetSource::Rwkv4Pile),
+    preset("rwkv-7b", "RWKV/rwkv-4-7b-pile", 32, 4096, PresetSource::Rwkv4Pile),
+    preset("rwkv-14b", "RWKV/rwkv-4-14b-pile", 40, 5120, PresetSource::Rwkv4Pile),
+    preset("rwkv5-1.5b", "RWKV/rwkv-5-world-1b5", 24, 2048, PresetSource::Rwkv5World),
+    preset("rwkv5-3b", "RWKV/rwkv-5-world-3b", 32, 2560, PresetSource::Rwkv5World),
+    preset("rwkv5-7b", "RWKV/v5-Eagle-7B-HF", 32, 4096, PresetSource::Rwkv5World),
+    preset("rwkv6-1.6b", "RWKV/rwkv-6-world-1b6", 24, 2048, PresetSource::Rwkv6World),
+    preset("rwkv6-3b", "RWKV/rwkv-6-world-3b", 32, 2560, PresetSource::Rwkv6World),
+    preset("rwkv6-7b", "RWKV/v6-Finch-7B-HF", 32, 4096, PresetSource::Rwkv6World),
+    preset("rwkv7-0.1b", "fla-hub/rwkv7-191M-world", 12, 768, PresetSource::Rwkv7World),
+    preset("rwkv7-0.4b", "fla-hub/rwkv7-0.4B-world", 24, 1024, PresetSource::Rwkv7World),
+    preset("rwkv7-1.5b", "fla-hub/rwkv7-1.5B-world", 24, 2048, PresetSource::Rwkv7World),
+    preset("rwkv7-2.9b", "fla-hub/rwkv7-2.9B-world", 32, 2560, PresetSource::Rwkv7World),
 ];
 
 impl Preset {
@@ -75,16 +75,16 @@ impl Preset {
         let (hidden, layers) = (self.hidden, self.layers);
         let origin = format!("preset {}", self.name);
         match &self.family {
-            Family::Fields(raw, pooling) => {
+            PresetSource::Fields(raw, pooling) => {
                 let config = ModelConfig::from_fields(ConfigFields { origin, raw: raw.clone() });
                 let config = config.expect("a test reads the configurations of all presets");
-                let head = pooling.map(TextHead::embedding);
+                let head = pooling.map(PoolingHead::embedding);
                 ModelConfig { architecture: config.architecture.with_texts(head), ..config }
             }
-            Family::Rwkv4Pile => Rwkv4Config::of_size(PILE_VOCAB, hidden, layers).into_model(origin),
-            Family::Rwkv5World => Rwkv5Config::of_size(WORLD_VOCAB, hidden, layers).into_model(origin),
-            Family::Rwkv6World => Rwkv6Config::of_size(WORLD_VOCAB, hidden, layers).into_model(origin),
-            Family::Rwkv7World => {
+            PresetSource::Rwkv4Pile => Rwkv4Config::of_size(PILE_VOCAB, hidden, layers).into_model(origin),
+            PresetSource::Rwkv5World => Rwkv5Config::of_size(WORLD_VOCAB, hidden, layers).into_model(origin),
+            PresetSource::Rwkv6World => Rwkv6Config::of_size(WORLD_VOCAB, hidden, layers).into_model(origin),
+            PresetSource::Rwkv7World => {
                 let mut config = Rwkv7Config::of_size(WORLD_VOCAB, hidden, layers);
                 if hidden == 1024 {
                     // The one published shape that departs from the rule.
@@ -98,7 +98,7 @@ impl Preset {
 
 /// One line of `transformers.json`.
 #[derive(Deserialize)]
-struct Published {
+struct PublishedPreset {
     name: &'static str,
     repo: &'static str,
     config: Map<String, Value>,
@@ -107,9 +107,9 @@ struct Published {
 }
 
 static TRANSFORMERS: LazyLock<Vec<Preset>> = LazyLock::new(|| {
-    let published: Vec<Published> =
+    let published: Vec<PublishedPreset> =
         serde_json::from_str(include_str!("presets/transformers.json")).expect("a test reads it");
-    let preset = |Published { name, repo, config, pooling }| {
+    let preset = |PublishedPreset { name, repo, config, pooling }| {
         let fields = ConfigFields { origin: name.to_string(), raw: config };
         let size = |names: &[&'static str]| fields.size(fields.first(names)).expect("a test reads all sizes");
         let (layers, hidden) = (size(&LAYERS), size(&HIDDEN));
@@ -118,7 +118,7 @@ static TRANSFORMERS: LazyLock<Vec<Preset>> = LazyLock::new(|| {
             repo,
             layers,
             hidden,
-            family: Family::Fields(fields.raw, pooling.and_then(Pooling::find)),
+            family: PresetSource::Fields(fields.raw, pooling.and_then(PoolingMode::find)),
         }
     };
     published.into_iter().map(preset).collect()

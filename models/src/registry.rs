@@ -14,12 +14,12 @@ use crate::families::{
     Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, T5Config, ernie4_5,
     qwen2, smollm3,
 };
-use crate::text_head::{Part, Pooling, Purpose, TextHead};
+use crate::text_head::{PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
 use mlcc_files::did_you_mean;
 use serde_json::Value;
 
 /// A model type and how its configuration is read.
-pub struct Entry {
+pub struct RegistryEntry {
     /// `model_type` in config.json.
     pub model_type: &'static str,
     /// Names in `architectures` of config.json that mean the same where `model_type` is absent or another.
@@ -30,18 +30,18 @@ pub struct Entry {
 }
 
 /// Reads the configuration of one family.
-type Reader = fn(&ConfigFields) -> Result<Architecture, ConfigError>;
+type ConfigReader = fn(&ConfigFields) -> Result<Architecture, ConfigError>;
 
 const fn family(
     model_type: &'static str,
     classes: &'static [&'static str],
     about: &'static str,
-    config: Reader,
-) -> Entry {
-    Entry { model_type, classes, about, config }
+    config: ConfigReader,
+) -> RegistryEntry {
+    RegistryEntry { model_type, classes, about, config }
 }
 
-pub const REGISTRY: &[Entry] = &[
+pub const REGISTRY: &[RegistryEntry] = &[
     family("rwkv", &["RwkvForCausalLM"], "RWKV-4", |f| Rwkv4Config::from_fields(f).map(Architecture::new)),
     family("rwkv5", &["Rwkv5ForCausalLM"], "RWKV-5.2", |f| {
         Rwkv5Config::from_fields(f).map(Architecture::new)
@@ -275,20 +275,20 @@ pub(crate) const DENSE: &str = "gguf.dense";
 fn head_of_texts(
     fields: &ConfigFields,
     architecture: &Architecture,
-) -> Result<Option<TextHead>, ConfigError> {
-    let classifies = architecture.texts().is_some_and(|head| head.purpose == Purpose::Scores);
+) -> Result<Option<PoolingHead>, ConfigError> {
+    let classifies = architecture.texts().is_some_and(|head| head.purpose == PoolingOutput::Scores);
     if !architecture.reads_texts() || classifies {
         return Ok(None);
     }
     if let (Some(labels), None) = (fields.labels()?, architecture.texts()) {
-        return Ok(Some(TextHead::labels(labels)));
+        return Ok(Some(PoolingHead::labels(labels)));
     }
     let Some(found) = fields.get(POOLING) else { return Ok(None) };
-    let known = found.as_str().and_then(Pooling::find);
+    let known = found.as_str().and_then(PoolingMode::find);
     let mut head =
-        TextHead::embedding(known.ok_or_else(|| fields.wrong(POOLING, "cls, mean or lasttoken", found))?);
+        PoolingHead::embedding(known.ok_or_else(|| fields.wrong(POOLING, "cls, mean or lasttoken", found))?);
     let widths = if fields.get(DENSE).is_some() { fields.numbers(DENSE)? } else { Vec::new() };
-    let dense = widths.into_iter().zip(2..).map(|(out, number): (f64, usize)| Part::Linear {
+    let dense = widths.into_iter().zip(2..).map(|(out, number): (f64, usize)| PoolingStep::Linear {
         name: format!("{number}_Dense.linear"),
         out: out as usize,
         bias: false,
@@ -313,7 +313,7 @@ pub(crate) fn text_model(fields: &ConfigFields) -> Result<Option<ConfigFields>, 
 }
 
 /// The model type as the configuration calls it, and the family.
-pub(crate) fn entry(fields: &ConfigFields) -> Result<(String, &'static Entry), ConfigError> {
+pub(crate) fn entry(fields: &ConfigFields) -> Result<(String, &'static RegistryEntry), ConfigError> {
     let class = class_name(fields);
     let by_class = REGISTRY.iter().find(|e| class.is_some_and(|c| e.classes.contains(&c)));
     let model_type = match (fields.get("model_type"), by_class) {

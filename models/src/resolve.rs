@@ -10,7 +10,7 @@ mod hub_cache;
 mod model_files;
 pub mod sentence;
 
-pub use hub_cache::{HubCache, RepoName, Snapshot};
+pub use hub_cache::{HubCache, HubSnapshot, RepoName};
 pub use model_files::ModelFiles;
 
 use crate::adapter::{self, AdapterRequest};
@@ -22,9 +22,9 @@ use crate::expect::check_tensors;
 use crate::families::rwkv::infer::infer_config;
 use crate::presets::{self, Preset};
 use crate::registry;
-use crate::text_head::{Pooling, Purpose, TextHead};
+use crate::text_head::{PoolingHead, PoolingMode, PoolingOutput};
 use mlcc_files::did_you_mean;
-use sentence::Prompts;
+use sentence::PromptPrefixes;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct ModelRequest {
     pub adapters: Vec<AdapterRequest>,
     pub cache: HubCache,
     /// `--pooling`: vectors of texts are made, in this way in place of that which the files beside the model say.
-    pub pooling: Option<Pooling>,
+    pub pooling: Option<PoolingMode>,
     /// Allows downloads, and hears of them; has an effect only with the feature `hub`.
     pub download: Option<DownloadListener>,
 }
@@ -94,7 +94,7 @@ impl ModelRequest {
 
 /// Where the weights come from.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Weights {
+pub enum WeightSource {
     Files(WeightFiles),
     Random { seed: u64 },
 }
@@ -107,19 +107,19 @@ pub struct ResolvedModel {
     pub config: ModelConfig,
     /// What the weights are for; adapters may add rows to the embedding table of it.
     base: Architecture,
-    pub weights: Weights,
+    pub weights: WeightSource,
     pub adapters: Vec<AdapterRequest>,
     /// Tokenizer and other files beside the weights or the configuration.
     pub files: ModelFiles,
     /// What sentence-transformers puts before texts and between pairs of them.
-    pub prompts: Prompts,
+    pub prompts: PromptPrefixes,
     /// The repository and commit that `--model` led to, if it led to one.
-    pub repository: Option<Repository>,
+    pub repository: Option<HubRepository>,
 }
 
 /// A repository of the Hugging Face hub at one commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Repository {
+pub struct HubRepository {
     /// `org/repo`.
     pub name: String,
     pub commit: String,
@@ -131,14 +131,14 @@ impl ResolvedModel {
         let architecture = &self.base;
         let expected = architecture.tensors();
         let mut checkpoint = match &self.weights {
-            Weights::Files(files) => {
+            WeightSource::Files(files) => {
                 let mut checkpoint = Checkpoint::open(files)?;
                 checkpoint.rename(|name| architecture.canonical_name(name))?;
                 checkpoint.stand_in(&expected, |missing| architecture.stand_ins(missing))?;
                 checkpoint.transpose(|stored| architecture.is_stored_transposed(stored));
                 checkpoint
             }
-            Weights::Random { seed } => {
+            WeightSource::Random { seed } => {
                 let tensors = expected.iter().map(|(name, shape)| {
                     let distribution = architecture.distribution(name, shape);
                     (name.clone(), shape.clone(), distribution)
@@ -155,7 +155,7 @@ impl ResolvedModel {
 }
 
 /// What `--model` turned out to be.
-enum Place {
+enum ModelLocation {
     Directory(PathBuf),
     File(PathBuf),
     Preset(&'static Preset),
@@ -163,43 +163,45 @@ enum Place {
 
 /// Finds a model. See the module's comment for the order of attempts.
 pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
-    let Located { name, place, repository } = locate(request)?;
+    let LocatedModel { name, place, repository } = locate(request)?;
     let (config_dir, weight_files) = match &place {
-        Place::Directory(dir) => (Some(dir.clone()), None),
-        Place::File(file) => {
+        ModelLocation::Directory(dir) => (Some(dir.clone()), None),
+        ModelLocation::File(file) => {
             let weights = WeightFiles::from_file(file)?;
             (Some(file.parent().unwrap_or(Path::new("")).to_path_buf()), Some(weights))
         }
-        Place::Preset(_) => (None, None),
+        ModelLocation::Preset(_) => (None, None),
     };
     let mut weights = match (request.random_weights, &request.weights) {
-        (Some(seed), _) => Weights::Random { seed },
-        (None, Some(path)) => Weights::Files(weights_at(path)?),
+        (Some(seed), _) => WeightSource::Random { seed },
+        (None, Some(path)) => WeightSource::Files(weights_at(path)?),
         (None, None) => match (weight_files.clone(), &config_dir, &place) {
-            (Some(files), _, _) => Weights::Files(files),
-            (None, Some(dir), _) => Weights::Files(WeightFiles::in_directory(dir)?),
-            (None, None, Place::Preset(preset)) => return Err(no_preset_weights(preset, request).into()),
+            (Some(files), _, _) => WeightSource::Files(files),
+            (None, Some(dir), _) => WeightSource::Files(WeightFiles::in_directory(dir)?),
+            (None, None, ModelLocation::Preset(preset)) => {
+                return Err(no_preset_weights(preset, request).into());
+            }
             (None, None, _) => return Err(no_such_model(&request.model).into()),
         },
     };
-    if let Weights::Files(files) = &mut weights {
+    if let WeightSource::Files(files) = &mut weights {
         files.quantization = quantization(files)?;
     }
     let mut config = match &place {
-        Place::Preset(preset) => preset.config(),
-        Place::Directory(dir) => config_of(dir, &weights)?,
+        ModelLocation::Preset(preset) => preset.config(),
+        ModelLocation::Directory(dir) => config_of(dir, &weights)?,
         // With --random-weights or --weights the file named still tells the shapes.
-        Place::File(_) => match (&config_dir, weight_files) {
+        ModelLocation::File(_) => match (&config_dir, weight_files) {
             (Some(dir), Some(mut files)) => {
                 files.quantization = quantization(&files)?;
-                config_of(dir, &Weights::Files(files))?
+                config_of(dir, &WeightSource::Files(files))?
             }
             _ => return Err(no_such_model(&request.model).into()),
         },
     };
     let weight_dir = match &weights {
-        Weights::Files(files) => Some(files.directory().to_path_buf()),
-        Weights::Random { .. } => None,
+        WeightSource::Files(files) => Some(files.directory().to_path_buf()),
+        WeightSource::Random { .. } => None,
     };
     let adapters = request.adapters.clone();
     let grown = adapter::grown(&config.architecture, &adapters)?;
@@ -218,15 +220,15 @@ pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
 /// Makes a model of texts of one that has files of sentence-transformers beside it, and gives its prompts.
 fn texts(
     config: &mut ModelConfig,
-    weights: &mut Weights,
+    weights: &mut WeightSource,
     files: &ModelFiles,
-    pooling: Option<Pooling>,
-) -> Result<Prompts, ModelError> {
+    pooling: Option<PoolingMode>,
+) -> Result<PromptPrefixes, ModelError> {
     let architecture = &config.architecture;
     let own = architecture.texts();
     // A head for classification says itself what it is.
-    if own.is_some_and(|head| head.purpose == Purpose::Scores) {
-        return Ok(Prompts::default());
+    if own.is_some_and(|head| head.purpose == PoolingOutput::Scores) {
+        return Ok(PromptPrefixes::default());
     }
     let read = |dir: &PathBuf| sentence::read(dir).transpose();
     let sentence = files.directories.iter().find_map(read).transpose()?;
@@ -241,12 +243,12 @@ fn texts(
         .into());
     }
     let head = match (&sentence, pooling) {
-        (None, None) => return Ok(Prompts::default()),
-        (Some(sentence), _) if sentence.head.purpose == Purpose::Scores => sentence.head.clone(),
+        (None, None) => return Ok(PromptPrefixes::default()),
+        (Some(sentence), _) if sentence.head.purpose == PoolingOutput::Scores => sentence.head.clone(),
         (Some(sentence), None) => sentence.head.clone(),
         (sentence, Some(pooling)) => {
             let head = sentence.as_ref().map(|sentence| sentence.head.clone()).or(own.cloned());
-            TextHead { pooling, ..head.unwrap_or(TextHead::embedding(pooling)) }
+            PoolingHead { pooling, ..head.unwrap_or(PoolingHead::embedding(pooling)) }
         }
     };
     if !architecture.reads_texts() {
@@ -258,8 +260,8 @@ fn texts(
         .into());
     }
     config.architecture = architecture.clone().with_texts(Some(head));
-    let Some(sentence) = sentence else { return Ok(Prompts::default()) };
-    if let Weights::Files(files) = weights {
+    let Some(sentence) = sentence else { return Ok(PromptPrefixes::default()) };
+    if let WeightSource::Files(files) = weights {
         for (prefix, dir) in sentence.weights {
             files.add_beside(prefix, &dir)?;
         }
@@ -267,57 +269,57 @@ fn texts(
     Ok(sentence.prompts)
 }
 
-struct Located {
+struct LocatedModel {
     name: String,
-    place: Place,
-    repository: Option<Repository>,
+    place: ModelLocation,
+    repository: Option<HubRepository>,
 }
 
-impl Located {
-    fn local(name: String, place: Place) -> Located {
-        Located { name, place, repository: None }
+impl LocatedModel {
+    fn local(name: String, place: ModelLocation) -> LocatedModel {
+        LocatedModel { name, place, repository: None }
     }
-    fn snapshot(name: &str, repo: &RepoName, snapshot: Snapshot) -> Located {
-        let repository = Repository { name: repo.full_name(), commit: snapshot.commit };
-        Located {
+    fn snapshot(name: &str, repo: &RepoName, snapshot: HubSnapshot) -> LocatedModel {
+        let repository = HubRepository { name: repo.full_name(), commit: snapshot.commit };
+        LocatedModel {
             name: name.into(),
-            place: Place::Directory(snapshot.directory),
+            place: ModelLocation::Directory(snapshot.directory),
             repository: Some(repository),
         }
     }
 }
 
-fn locate(request: &ModelRequest) -> Result<Located, ResolveError> {
+fn locate(request: &ModelRequest) -> Result<LocatedModel, ResolveError> {
     let model = request.model.as_str();
     if let Some(repo) = hub_prefix(model) {
         let repo = RepoName::parse(repo).ok_or_else(|| no_such_model(model))?;
         let snapshot = cached_or_download(&repo, request)?;
-        return Ok(Located::snapshot(repo.short_name(), &repo, snapshot));
+        return Ok(LocatedModel::snapshot(repo.short_name(), &repo, snapshot));
     }
     let path = Path::new(model);
     if path.is_dir() {
-        return Ok(Located::local(directory_name(path), Place::Directory(path.to_path_buf())));
+        return Ok(LocatedModel::local(directory_name(path), ModelLocation::Directory(path.to_path_buf())));
     }
     if path.exists() {
-        return Ok(Located::local(stem(path), Place::File(path.to_path_buf())));
+        return Ok(LocatedModel::local(stem(path), ModelLocation::File(path.to_path_buf())));
     }
     if let Some(preset) = Preset::find(model) {
         let wants_files = request.weights.is_none() && request.random_weights.is_none();
         let Some(repo) = RepoName::parse(preset.repo).filter(|_| wants_files) else {
-            return Ok(Located::local(preset.name.to_string(), Place::Preset(preset)));
+            return Ok(LocatedModel::local(preset.name.to_string(), ModelLocation::Preset(preset)));
         };
         return match cached_or_download(&repo, request) {
-            Ok(snapshot) => Ok(Located::snapshot(preset.name, &repo, snapshot)),
+            Ok(snapshot) => Ok(LocatedModel::snapshot(preset.name, &repo, snapshot)),
             // Not there is reported later with all ways to get the weights; broken or failed is reported as such.
             Err(ResolveError::NotCached { .. }) => {
-                Ok(Located::local(preset.name.to_string(), Place::Preset(preset)))
+                Ok(LocatedModel::local(preset.name.to_string(), ModelLocation::Preset(preset)))
             }
             Err(other) => Err(other),
         };
     }
     let Some(repo) = RepoName::parse(model) else { return Err(no_such_model(model)) };
     match request.cache.find(&repo)? {
-        Some(snapshot) => Ok(Located::snapshot(repo.short_name(), &repo, snapshot)),
+        Some(snapshot) => Ok(LocatedModel::snapshot(repo.short_name(), &repo, snapshot)),
         // `models/x` may be a mistyped path as well as a repository: say both, and ask nobody for it.
         None => Err(ResolveError::NotCached {
             repo: repo.full_name_at(),
@@ -333,7 +335,7 @@ fn hub_prefix(model: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("hf").then(|| rest.strip_prefix("//").unwrap_or(rest))
 }
 
-fn cached_or_download(repo: &RepoName, request: &ModelRequest) -> Result<Snapshot, ResolveError> {
+fn cached_or_download(repo: &RepoName, request: &ModelRequest) -> Result<HubSnapshot, ResolveError> {
     match request.cache.find(repo)? {
         Some(snapshot) => Ok(snapshot),
         None => fetch(repo, request),
@@ -341,14 +343,14 @@ fn cached_or_download(repo: &RepoName, request: &ModelRequest) -> Result<Snapsho
 }
 
 #[cfg(feature = "hub")]
-fn fetch(repo: &RepoName, request: &ModelRequest) -> Result<Snapshot, ResolveError> {
+fn fetch(repo: &RepoName, request: &ModelRequest) -> Result<HubSnapshot, ResolveError> {
     let Some(listener) = &request.download else { return Err(not_cached(repo, request)) };
     hub::download(repo, &request.cache, listener)?;
     request.cache.find(repo)?.ok_or_else(|| not_cached(repo, request))
 }
 
 #[cfg(not(feature = "hub"))]
-fn fetch(repo: &RepoName, request: &ModelRequest) -> Result<Snapshot, ResolveError> {
+fn fetch(repo: &RepoName, request: &ModelRequest) -> Result<HubSnapshot, ResolveError> {
     Err(not_cached(repo, request))
 }
 
@@ -422,9 +424,9 @@ fn quantization(files: &WeightFiles) -> Result<Option<Quantization>, ModelError>
 }
 
 /// config.json of the directory, or what the tensors tell.
-fn config_of(dir: &Path, weights: &Weights) -> Result<ModelConfig, ModelError> {
+fn config_of(dir: &Path, weights: &WeightSource) -> Result<ModelConfig, ModelError> {
     // A GGUF file tells its configuration itself; a config.json beside it may be that of another model.
-    if let Weights::Files(files) = weights
+    if let WeightSource::Files(files) = weights
         && files.format == CheckpointFormat::Gguf
         && let Some(fields) = Checkpoint::open(files)?.embedded_config()?
     {
@@ -433,14 +435,14 @@ fn config_of(dir: &Path, weights: &Weights) -> Result<ModelConfig, ModelError> {
     let path = dir.join("config.json");
     if mlcc_files::exists(&path).map_err(ConfigError::from)? {
         let fields = ConfigFields::read(&path)?;
-        let Weights::Files(files) = weights else { return Ok(ModelConfig::from_fields(fields)?) };
+        let WeightSource::Files(files) = weights else { return Ok(ModelConfig::from_fields(fields)?) };
         // Before the weights, which may be of a kind that is not read either.
         registry::entry(&fields)?;
         return Ok(ModelConfig::of_checkpoint(fields, &Checkpoint::open(files)?)?);
     }
     match weights {
-        Weights::Files(files) => Ok(infer_config(&Checkpoint::open(files)?)?),
-        Weights::Random { .. } => {
+        WeightSource::Files(files) => Ok(infer_config(&Checkpoint::open(files)?)?),
+        WeightSource::Random { .. } => {
             let expected = "config.json, which --random-weights needs";
             Err(CheckpointError::NoWeights { dir: dir.display().to_string(), expected }.into())
         }

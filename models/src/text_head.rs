@@ -1,10 +1,10 @@
 //! What a model of texts makes of the last hidden states of a text: one vector, an embedding or scores. Pooling looks at all
 //! rows of a text, the parts after it at one row for each.
 
-use crate::layers::Activation;
-use crate::layers::linear::Linear;
+use crate::layers::ActivationFunction;
+use crate::layers::linear::LinearLayer;
 use crate::layers::norm::Norm;
-use crate::transformer::{Frame, Net};
+use crate::transformer::{ModelBuilder, OuterLayers};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
@@ -13,7 +13,7 @@ use mlcc_ir::types::DType;
 
 /// How the rows of a text become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
+pub enum PoolingMode {
     /// That of the first token.
     First,
     /// The mean of all.
@@ -23,11 +23,11 @@ pub enum Pooling {
 }
 
 /// The names of the ways of pooling, as sentence-transformers spells them.
-pub const POOLINGS: [(&str, Pooling); 3] =
-    [("cls", Pooling::First), ("mean", Pooling::Mean), ("lasttoken", Pooling::Last)];
+pub const POOLINGS: [(&str, PoolingMode); 3] =
+    [("cls", PoolingMode::First), ("mean", PoolingMode::Mean), ("lasttoken", PoolingMode::Last)];
 
-impl Pooling {
-    pub fn find(name: &str) -> Option<Pooling> {
+impl PoolingMode {
+    pub fn find(name: &str) -> Option<PoolingMode> {
         POOLINGS.iter().find(|(known, _)| *known == name).map(|(_, pooling)| *pooling)
     }
 
@@ -36,20 +36,20 @@ impl Pooling {
     }
 
     /// Rows `x: [n, size]` of all texts to rows of which the last of each text is the pooled one.
-    fn apply(self, net: &mut Net, x: ValueId) -> ValueId {
-        if self == Pooling::Last {
+    fn apply(self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
+        if self == PoolingMode::Last {
             return x;
         }
         net.per_sequence(&[x], |net, rows| {
             let x = rows[0];
             let rows = net.rows();
             vec![match self {
-                Pooling::First => {
+                PoolingMode::First => {
                     let zero = net.op(Op::Constant { value: 0.0, dtype: DType::I32 }, &[]);
                     let first = net.min(rows, zero);
                     net.gather(x, first)
                 }
-                Pooling::Mean | Pooling::Last => {
+                PoolingMode::Mean | PoolingMode::Last => {
                     let sum = net.reduce(RedOp::Sum, x, 0);
                     // Once for every row, as rows are what is put together again.
                     let (n, length) = (net.n(), net.length());
@@ -65,14 +65,14 @@ impl Pooling {
 
 /// A step from the pooled row to the result.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Part {
+pub enum PoolingStep {
     /// `{name}.weight: [out, in]`, with `{name}.bias` where `bias`.
     Linear {
         name: String,
         out: usize,
         bias: bool,
     },
-    Activation(Activation),
+    Activation(ActivationFunction),
     Tanh,
     /// With `{name}.weight`.
     Norm {
@@ -91,7 +91,7 @@ pub enum Part {
 
 /// What the vector of a text is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum PoolingOutput {
     /// Compared with those of other texts.
     Embedding,
     /// One number for each label of a classification; one in all, for a reranker.
@@ -99,31 +99,31 @@ pub enum Purpose {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct TextHead {
-    pub pooling: Pooling,
-    pub parts: Vec<Part>,
-    pub purpose: Purpose,
+pub struct PoolingHead {
+    pub pooling: PoolingMode,
+    pub parts: Vec<PoolingStep>,
+    pub purpose: PoolingOutput,
 }
 
 /// Smallest length that a vector is divided by (`torch.nn.functional.normalize`).
 const LEAST_LENGTH: f64 = 1e-12;
 
-impl TextHead {
+impl PoolingHead {
     /// The pooled row, of length 1.
-    pub fn embedding(pooling: Pooling) -> TextHead {
-        TextHead { pooling, parts: vec![Part::Normalize], purpose: Purpose::Embedding }
+    pub fn embedding(pooling: PoolingMode) -> PoolingHead {
+        PoolingHead { pooling, parts: vec![PoolingStep::Normalize], purpose: PoolingOutput::Embedding }
     }
 
     /// The head of the `ForSequenceClassification` classes of decoders: `score.weight: [labels, hidden]`.
-    pub fn labels(labels: usize) -> TextHead {
-        let score = Part::Linear { name: "score".into(), out: labels, bias: false };
-        TextHead { pooling: Pooling::Last, parts: vec![score], purpose: Purpose::Scores }
+    pub fn labels(labels: usize) -> PoolingHead {
+        let score = PoolingStep::Linear { name: "score".into(), out: labels, bias: false };
+        PoolingHead { pooling: PoolingMode::Last, parts: vec![score], purpose: PoolingOutput::Scores }
     }
 
-    /// A score from what comes after the text: [`Part::Answer`].
-    pub fn answer(yes: usize, no: Option<usize>) -> TextHead {
-        let parts = vec![Part::Answer { yes, no }];
-        TextHead { pooling: Pooling::Last, parts, purpose: Purpose::Scores }
+    /// A score from what comes after the text: [`PoolingStep::Answer`].
+    pub fn answer(yes: usize, no: Option<usize>) -> PoolingHead {
+        let parts = vec![PoolingStep::Answer { yes, no }];
+        PoolingHead { pooling: PoolingMode::Last, parts, purpose: PoolingOutput::Scores }
     }
 
     /// The tokens whose logits are looked at.
@@ -131,7 +131,7 @@ impl TextHead {
         self.parts
             .iter()
             .flat_map(|part| match part {
-                Part::Answer { yes, no } => [Some(*yes), *no],
+                PoolingStep::Answer { yes, no } => [Some(*yes), *no],
                 _ => [None, None],
             })
             .flatten()
@@ -139,21 +139,30 @@ impl TextHead {
 
     /// Floats of a text's vector, where a hidden state has `hidden`.
     pub fn width(&self, hidden: usize) -> usize {
-        let width = |part: &Part| match part {
-            Part::Linear { out, .. } => Some(*out),
-            Part::Answer { .. } => Some(1),
-            Part::Activation(_) | Part::Tanh | Part::Norm { .. } | Part::Normalize => None,
+        let width = |part: &PoolingStep| match part {
+            PoolingStep::Linear { out, .. } => Some(*out),
+            PoolingStep::Answer { .. } => Some(1),
+            PoolingStep::Activation(_)
+            | PoolingStep::Tanh
+            | PoolingStep::Norm { .. }
+            | PoolingStep::Normalize => None,
         };
         self.parts.iter().rev().find_map(width).unwrap_or(hidden)
     }
 
     /// The vector of each text, `[texts, width]`, of what the layers make, `x: [n, hidden]`. `frame` is what stands around the
     /// layers of the model, which has `vocab` tokens.
-    pub(crate) fn apply(&self, net: &mut Net, x: ValueId, frame: &Frame, vocab: usize) -> ValueId {
-        let norm = |net: &mut Net, x| frame.norm.0.apply(net, x, frame.norm.1);
+    pub(crate) fn apply(
+        &self,
+        net: &mut ModelBuilder,
+        x: ValueId,
+        frame: &OuterLayers,
+        vocab: usize,
+    ) -> ValueId {
+        let norm = |net: &mut ModelBuilder, x| frame.norm.0.apply(net, x, frame.norm.1);
         let mut x = match self.pooling {
             // The norm of one row is enough.
-            Pooling::Last => {
+            PoolingMode::Last => {
                 let last = net.wanted_rows(x);
                 norm(net, last)
             }
@@ -171,21 +180,21 @@ impl TextHead {
     }
 }
 
-impl Part {
-    fn apply(&self, net: &mut Net, x: ValueId, frame: &Frame, vocab: usize) -> ValueId {
+impl PoolingStep {
+    fn apply(&self, net: &mut ModelBuilder, x: ValueId, frame: &OuterLayers, vocab: usize) -> ValueId {
         match self {
-            Part::Answer { yes, no } => {
+            PoolingStep::Answer { yes, no } => {
                 let yes = frame.logit(net, x, vocab, *yes);
                 no.map_or(yes, |no| {
                     let no = frame.logit(net, x, vocab, no);
                     net.sub(yes, no)
                 })
             }
-            Part::Linear { name, out, bias } => Linear::new(name, *out).bias(*bias).apply(net, x),
-            Part::Activation(activation) => activation.apply(net, x),
-            Part::Tanh => net.tanh(x),
-            Part::Norm { name, norm } => norm.apply(net, x, name),
-            Part::Normalize => {
+            PoolingStep::Linear { name, out, bias } => LinearLayer::new(name, *out).bias(*bias).apply(net, x),
+            PoolingStep::Activation(activation) => activation.apply(net, x),
+            PoolingStep::Tanh => net.tanh(x),
+            PoolingStep::Norm { name, norm } => norm.apply(net, x, name),
+            PoolingStep::Normalize => {
                 let squares = net.square(x);
                 let sum = net.reduce(RedOp::Sum, squares, 1);
                 let length = net.unary(mlcc_ir::kernel::UnOp::Sqrt, sum);

@@ -6,20 +6,20 @@ mod frame;
 mod source;
 
 pub use adapters::{ADAPTER_SLOT, FACTOR_A, FACTOR_B};
-pub use frame::Frame;
+pub use frame::OuterLayers;
 pub use source::SOURCE_LENGTH;
 
 use crate::checkpoint::Distribution;
-use adapters::Adapters;
+use adapters::AdapterSlotIds;
 
-use crate::definition::{Definition, EntrySpec, Logits, Stream};
-use crate::text_head::TextHead;
+use crate::definition::{EntrySpec, LogitScope, ModelDefinition, StreamingWindow};
+use crate::text_head::PoolingHead;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
 use mlcc_ir::ops::Op;
-use mlcc_ir::sequences::Batching;
+use mlcc_ir::sequences::RowBatching;
 use mlcc_ir::types::{DType, TensorType};
 use std::any::Any;
 use std::borrow::Cow;
@@ -29,7 +29,7 @@ use std::ops::{Deref, DerefMut};
 
 /// Sizes that every transformer has.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sizes {
+pub struct ModelSizes {
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -43,7 +43,7 @@ pub struct Sizes {
     pub context: usize,
 }
 
-impl Sizes {
+impl ModelSizes {
     /// Width of all query heads.
     pub fn query(&self) -> usize {
         self.heads * self.head_size
@@ -77,48 +77,48 @@ pub trait Transformer: Any + Debug + Send + Sync {
     /// What all layers use and is computed once in a call: tables of the rotary embedding, mostly.
     type Shared;
 
-    fn sizes(&self) -> &Sizes;
+    fn sizes(&self) -> &ModelSizes;
 
     /// What stands around the layers.
-    fn frame(&self) -> Frame;
+    fn frame(&self) -> OuterLayers;
 
-    fn shared(&self, net: &mut Net) -> Self::Shared;
+    fn shared(&self, net: &mut ModelBuilder) -> Self::Shared;
 
     /// Adds one layer: `x: [n, hidden]` to `[n, hidden]`.
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, shared: &Self::Shared) -> ValueId;
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, shared: &Self::Shared) -> ValueId;
 
     /// What goes into the first layer, `[n, hidden]`.
-    fn embed(&self, net: &mut Net) -> ValueId {
+    fn embed(&self, net: &mut ModelBuilder) -> ValueId {
         self.frame().embed(net, self.sizes().vocab, self.sizes().hidden)
     }
 
     /// Logits `[rows, vocab]` of what comes out of the final norm.
-    fn logits(&self, net: &mut Net, x: ValueId) -> ValueId {
+    fn logits(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         self.frame().logits(net, x, self.sizes().vocab)
     }
 
-    /// See [`Definition::has_cache`].
+    /// See [`ModelDefinition::has_cache`].
     fn has_cache(&self) -> bool {
         true
     }
 
-    /// See [`Definition::needs_whole_prompts`].
+    /// See [`ModelDefinition::needs_whole_prompts`].
     fn needs_whole_prompts(&self) -> bool {
         false
     }
 
-    /// See [`Definition::decoder_start`].
+    /// See [`ModelDefinition::decoder_start`].
     fn decoder_start(&self) -> Option<u32> {
         None
     }
 
     /// Reads the source text, the tokens of the call, of a model with [`Transformer::decoder_start`], and keeps what the decoder's
     /// layers look at.
-    fn encode(&self, net: &mut Net) {
+    fn encode(&self, net: &mut ModelBuilder) {
         let _ = net;
     }
 
-    /// See [`Definition::has_experts`].
+    /// See [`ModelDefinition::has_experts`].
     fn has_experts(&self) -> bool {
         false
     }
@@ -128,22 +128,22 @@ pub trait Transformer: Any + Debug + Send + Sync {
         None
     }
 
-    /// See [`Definition::cannot_stream`]. Positions have to be relative: rotary or ALiBi.
+    /// See [`ModelDefinition::cannot_stream`]. Positions have to be relative: rotary or ALiBi.
     fn cannot_stream(&self) -> Option<&'static str> {
         None
     }
 
-    /// See [`Definition::own_head`].
-    fn own_head(&self) -> Option<TextHead> {
+    /// See [`ModelDefinition::own_head`].
+    fn own_head(&self) -> Option<PoolingHead> {
         None
     }
 
-    /// See [`Definition::reads_texts`]. A layer may keep nothing but what [`keep`](crate::layers::attention::keep) does.
+    /// See [`ModelDefinition::reads_texts`]. A layer may keep nothing but what [`keep`](crate::layers::attention::keep) does.
     fn reads_texts(&self) -> bool {
         self.own_head().is_some()
     }
 
-    /// See [`Definition::token_types`].
+    /// See [`ModelDefinition::token_types`].
     fn token_types(&self) -> usize {
         1
     }
@@ -153,7 +153,7 @@ pub trait Transformer: Any + Debug + Send + Sync {
         hf_name(stored_name)
     }
 
-    /// See [`Definition::stand_ins`].
+    /// See [`ModelDefinition::stand_ins`].
     fn stand_ins(&self, _missing: &str) -> &'static [&'static str] {
         &[]
     }
@@ -166,8 +166,8 @@ pub trait Transformer: Any + Debug + Send + Sync {
     }
 }
 
-/// Logits of the wanted positions (see [`Net::wanted_rows`]), or vectors of texts.
-fn forward(model: &impl Transformer, net: &mut Net) -> ValueId {
+/// Logits of the wanted positions (see [`ModelBuilder::wanted_rows`]), or vectors of texts.
+fn forward(model: &impl Transformer, net: &mut ModelBuilder) -> ValueId {
     let shared = model.shared(net);
     let x = model.embed(net);
     let x = net.layers(model.sizes().layers, x, |net, layer, x| model.block(net, layer, x, &shared));
@@ -182,7 +182,7 @@ fn forward(model: &impl Transformer, net: &mut Net) -> ValueId {
     model.logits(net, x)
 }
 
-impl<T: Transformer> Definition for T {
+impl<T: Transformer> ModelDefinition for T {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
         build(self, b, entry, &mut Vec::new())
     }
@@ -219,10 +219,10 @@ impl<T: Transformer> Definition for T {
     fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         tensors(self, None)
     }
-    fn tensors_with(&self, head: &TextHead) -> Vec<(String, Vec<usize>)> {
+    fn tensors_with(&self, head: &PoolingHead) -> Vec<(String, Vec<usize>)> {
         tensors(self, Some(head))
     }
-    fn own_head(&self) -> Option<TextHead> {
+    fn own_head(&self) -> Option<PoolingHead> {
         Transformer::own_head(self)
     }
     fn reads_texts(&self) -> bool {
@@ -252,15 +252,15 @@ impl<T: Transformer> Definition for T {
 }
 
 /// What the definition asks for when it is built.
-fn tensors(model: &impl Transformer, texts: Option<&TextHead>) -> Vec<(String, Vec<usize>)> {
+fn tensors(model: &impl Transformer, texts: Option<&PoolingHead>) -> Vec<(String, Vec<usize>)> {
     let mut tensors = Vec::new();
     let entry = EntrySpec {
         name: "tensors",
         n: Dim::from(1),
-        logits: Logits::Last,
+        logits: LogitScope::Last,
         context: 1,
         stream: None,
-        batching: Batching::Single,
+        batching: RowBatching::Single,
         texts,
         adapters: None,
         source: false,
@@ -291,7 +291,7 @@ fn build(
             let state = b.state(DROPPED_ROWS, TensorType::new(DType::I32, [1]), 0.0);
             b.read(state)
         });
-        let mut net = Net {
+        let mut net = ModelBuilder {
             b,
             entry,
             inputs: inputs.to_vec(),
@@ -303,7 +303,7 @@ fn build(
             adapters: None,
         };
         net.positions = net.position_of_row(rows);
-        net.adapters = entry.adapters.map(|slots| Adapters::of_rows(&mut net, slots));
+        net.adapters = entry.adapters.map(|slots| AdapterSlotIds::of_rows(&mut net, slots));
         if entry.source {
             model.encode(&mut net);
             return Vec::new();
@@ -366,7 +366,7 @@ fn distribution(name: &str, shape: &[usize]) -> Distribution {
 }
 
 /// An entry function under construction. Dereferences to the builder of its ops.
-pub struct Net<'a> {
+pub struct ModelBuilder<'a> {
     b: &'a mut GraphBuilder,
     entry: &'a EntrySpec<'a>,
     inputs: Vec<ValueId>,
@@ -374,28 +374,28 @@ pub struct Net<'a> {
     positions: ValueId,
     /// Rows that were dropped before, `i32[1]`, where rows may be dropped.
     dropped: Option<ValueId>,
-    stream: Option<Stream>,
+    stream: Option<StreamingWindow>,
     /// Checkpoint tensors asked for so far.
     tensors: &'a mut Vec<(String, Vec<usize>)>,
     /// Which adapter each row goes through, where there are slots for them.
-    adapters: Option<Adapters>,
+    adapters: Option<AdapterSlotIds>,
 }
 
-impl Deref for Net<'_> {
+impl Deref for ModelBuilder<'_> {
     type Target = GraphBuilder;
     fn deref(&self) -> &GraphBuilder {
         self.b
     }
 }
 
-impl DerefMut for Net<'_> {
+impl DerefMut for ModelBuilder<'_> {
     fn deref_mut(&mut self) -> &mut GraphBuilder {
         self.b
     }
 }
 
-impl Net<'_> {
-    /// Tokens in this call; of one sequence, where only one is looked at ([`Net::per_sequence`]).
+impl ModelBuilder<'_> {
+    /// Tokens in this call; of one sequence, where only one is looked at ([`ModelBuilder::per_sequence`]).
     pub fn n(&self) -> Dim {
         if self.in_sequence() { self.entry.own_rows() } else { self.entry.n.clone() }
     }
@@ -406,7 +406,7 @@ impl Net<'_> {
     /// Token ids `i32[n]`.
     pub fn tokens(&mut self) -> ValueId {
         let tokens = self.inputs[0];
-        let ragged = self.entry.batching == Batching::Ragged;
+        let ragged = self.entry.batching == RowBatching::Ragged;
         if self.in_sequence() { self.op(Op::SequenceSplit { ragged }, &[tokens]) } else { tokens }
     }
     /// Everything that looks at one sequence (caches, states, positions) is added by such a `body`: it gets the rows of one
@@ -414,14 +414,14 @@ impl Net<'_> {
     pub fn per_sequence(
         &mut self,
         rows: &[ValueId],
-        body: impl FnOnce(&mut Net, &[ValueId]) -> Vec<ValueId>,
+        body: impl FnOnce(&mut ModelBuilder, &[ValueId]) -> Vec<ValueId>,
     ) -> Vec<ValueId> {
         let rows = self.split_sequences(rows);
         let values = body(self, &rows);
         self.join_sequences(&values)
     }
     /// The same where the results are used in other bodies of this kind only: they stay apart.
-    pub fn for_sequences<T>(&mut self, body: impl FnOnce(&mut Net) -> T) -> T {
+    pub fn for_sequences<T>(&mut self, body: impl FnOnce(&mut ModelBuilder) -> T) -> T {
         self.split_sequences(&[]);
         let value = body(self);
         self.join_sequences(&[]);
@@ -439,7 +439,7 @@ impl Net<'_> {
         }
     }
     /// What is seen of a sequence that is longer than the caches, if the model was given a window for that.
-    pub fn stream(&self) -> Option<Stream> {
+    pub fn stream(&self) -> Option<StreamingWindow> {
         self.stream
     }
     /// Places at which the queries `rows` count as standing for the sinks: beyond a full window they stay.
@@ -452,7 +452,7 @@ impl Net<'_> {
     /// What a layer sees: its newest tokens, `None` for all, and the first ones. `own` is the window that it was trained
     /// with. A window that is narrower than that over the newest tokens stays as it was trained, without sinks.
     pub fn view(&self, own: Option<usize>) -> (Option<usize>, usize) {
-        let Some(Stream { window, sinks }) = self.stream else {
+        let Some(StreamingWindow { window, sinks }) = self.stream else {
             return (own.filter(|&w| w < self.context()), 0);
         };
         match own.filter(|&w| w <= window - sinks) {
@@ -526,10 +526,10 @@ impl Net<'_> {
         self.gather(table, ids)
     }
 
-    /// Token ids and token types `i32[n]` of a model with `types` types ([`Definition::token_types`]).
+    /// Token ids and token types `i32[n]` of a model with `types` types ([`ModelDefinition::token_types`]).
     pub fn typed_tokens(&mut self, vocab: usize, types: usize) -> (ValueId, ValueId) {
         let tokens = self.inputs[0];
-        let number = |net: &mut Net, value: usize| {
+        let number = |net: &mut ModelBuilder, value: usize| {
             net.op(Op::Constant { value: value as f64, dtype: DType::I32 }, &[])
         };
         let (zero, one) = (number(self, 0), number(self, 1));
@@ -549,7 +549,7 @@ impl Net<'_> {
         &mut self,
         count: usize,
         mut x: ValueId,
-        mut layer: impl FnMut(&mut Net, usize, ValueId) -> ValueId,
+        mut layer: impl FnMut(&mut ModelBuilder, usize, ValueId) -> ValueId,
     ) -> ValueId {
         self.tap("embedding", x);
         for number in 0..count {

@@ -1,36 +1,36 @@
 //! One form for equal things: movements that move nothing disappear, movements of movements become one, arithmetic with
 //! neutral constants goes. In `decode` (n = 1) this turns a token shift into the plain state.
 
-use crate::pattern::{At, OpKind, Pattern, any, constant, node, op};
-use crate::rewrite::{Build, Misses, Rewrite, apply};
-use crate::{Context, PassError, Program};
+use crate::pattern::{GraphPattern, MatchSite, OpKind, any, constant, node, op};
+use crate::rewrite::{NearMisses, RewriteBuilder, RewriteRule, apply};
+use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Node, ValueId};
+use mlcc_ir::graph::{GraphNode, ValueId};
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::ops::{Op, OpError};
 use mlcc_ir::types::{DType, TensorType};
 
 const PASS: &str = "canonicalize";
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
-    let rules: Vec<Rewrite> =
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
+    let rules: Vec<RewriteRule> =
         [slices(), concats(), permutes(), reshapes(), sequences(), neutral(), activations()]
             .into_iter()
             .flatten()
             .collect();
-    apply(program, ctx, PASS, &rules, Misses::Skip)
+    apply(program, ctx, PASS, &rules, NearMisses::Skip)
 }
 
 /// True if the first operand has the result's type.
-fn keeps_type(at: &At) -> bool {
+fn keeps_type(at: &MatchSite) -> bool {
     at.operand(0) == Some(at.ty())
 }
 
-fn first_operand(b: &mut Build) -> Result<ValueId, OpError> {
+fn first_operand(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     Ok(b.operands()[0])
 }
 
-fn slices() -> Vec<Rewrite> {
+fn slices() -> Vec<RewriteRule> {
     let whole = node(OpKind::Slice).when("takes the whole axis", |at| {
         keeps_type(at) && matches!(slice_of(at.node()), Some((_, start, _)) if start.as_const() == Some(0))
     });
@@ -41,31 +41,31 @@ fn slices() -> Vec<Rewrite> {
     let of_part = op(OpKind::Slice, [node(OpKind::Concat).named("concat")])
         .when("lies within one part of the concatenation", |at| part_at(at).is_some());
     vec![
-        Rewrite { name: "slice of the whole axis", pattern: whole, build: first_operand },
-        Rewrite { name: "slice of a slice", pattern: of_slice, build: merge_slices },
-        Rewrite { name: "slice of one part of a concatenation", pattern: of_part, build: slice_part },
+        RewriteRule { name: "slice of the whole axis", pattern: whole, build: first_operand },
+        RewriteRule { name: "slice of a slice", pattern: of_slice, build: merge_slices },
+        RewriteRule { name: "slice of one part of a concatenation", pattern: of_part, build: slice_part },
     ]
 }
 
-fn operand_node<'a>(at: &At<'a>) -> Option<&'a Node> {
+fn operand_node<'a>(at: &MatchSite<'a>) -> Option<&'a GraphNode> {
     at.f.def(*at.node()?.inputs.first()?)
 }
 
-fn slice_of(node: Option<&Node>) -> Option<(usize, &Dim, &Dim)> {
+fn slice_of(node: Option<&GraphNode>) -> Option<(usize, &Dim, &Dim)> {
     match &node?.op {
         Op::Slice { axis, start, len } => Some((*axis, start, len)),
         _ => None,
     }
 }
 
-fn axis_of(node: Option<&Node>) -> Option<usize> {
+fn axis_of(node: Option<&GraphNode>) -> Option<usize> {
     match &node?.op {
         Op::Slice { axis, .. } | Op::Concat { axis } => Some(*axis),
         _ => None,
     }
 }
 
-fn merge_slices(b: &mut Build) -> Result<ValueId, OpError> {
+fn merge_slices(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     let (outer, inner) = (b.root().clone(), b.captured_op("inner").clone());
     let x = b.get("x");
     match (outer, inner) {
@@ -91,14 +91,14 @@ fn part_of(parts: &[&TensorType], axis: usize, start: &Dim, len: &Dim) -> Option
     None
 }
 
-fn part_at(at: &At) -> Option<(usize, Dim)> {
+fn part_at(at: &MatchSite) -> Option<(usize, Dim)> {
     let (axis, start, len) = slice_of(at.node())?;
     let concat = operand_node(at)?;
     let types: Vec<&TensorType> = concat.inputs.iter().map(|&v| at.f.ty(v)).collect();
     if axis_of(Some(concat)) == Some(axis) { part_of(&types, axis, start, len) } else { None }
 }
 
-fn slice_part(b: &mut Build) -> Result<ValueId, OpError> {
+fn slice_part(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     let Op::Slice { axis, start, len } = b.root().clone() else { unreachable!("the pattern matches slices") };
     let parts = b.operands_of("concat");
     let types: Vec<&TensorType> = parts.iter().map(|&v| b.f.ty(v)).collect();
@@ -107,14 +107,14 @@ fn slice_part(b: &mut Build) -> Result<ValueId, OpError> {
     b.op(Op::Slice { axis, start, len }, &[parts[part]])
 }
 
-fn concats() -> Vec<Rewrite> {
+fn concats() -> Vec<RewriteRule> {
     let single =
         node(OpKind::Concat).when("has one part", |at| at.node().is_some_and(|n| n.inputs.len() == 1));
     let empty_part = node(OpKind::Concat).when("has an empty part beside others", |at| {
         let (Some(node), Some(axis)) = (at.node(), axis_of(at.node())) else { return false };
         node.inputs.len() > 1 && node.inputs.iter().any(|&v| is_empty(at.f.ty(v), axis))
     });
-    let drop_empty = |b: &mut Build| {
+    let drop_empty = |b: &mut RewriteBuilder| {
         let Op::Concat { axis } = *b.root() else { unreachable!("the pattern matches concat") };
         let parts = b.operands();
         let mut kept: Vec<ValueId> = parts.iter().copied().filter(|&v| !is_empty(b.f.ty(v), axis)).collect();
@@ -124,8 +124,8 @@ fn concats() -> Vec<Rewrite> {
         b.op(Op::Concat { axis }, &kept)
     };
     vec![
-        Rewrite { name: "concatenation of one part", pattern: single, build: first_operand },
-        Rewrite { name: "empty part of a concatenation", pattern: empty_part, build: drop_empty },
+        RewriteRule { name: "concatenation of one part", pattern: single, build: first_operand },
+        RewriteRule { name: "empty part of a concatenation", pattern: empty_part, build: drop_empty },
     ]
 }
 
@@ -133,19 +133,19 @@ fn is_empty(ty: &TensorType, axis: usize) -> bool {
     ty.dims.get(axis).and_then(Dim::as_const) == Some(0)
 }
 
-fn perm_of(node: Option<&Node>) -> Option<&[usize]> {
+fn perm_of(node: Option<&GraphNode>) -> Option<&[usize]> {
     match &node?.op {
         Op::Permute { perm } => Some(perm),
         _ => None,
     }
 }
 
-fn permutes() -> Vec<Rewrite> {
+fn permutes() -> Vec<RewriteRule> {
     let identity = node(OpKind::Permute).when("keeps the order of axes", |at| {
         perm_of(at.node()).is_some_and(|p| p.iter().enumerate().all(|(i, &axis)| i == axis))
     });
     let of_permute = op(OpKind::Permute, [op(OpKind::Permute, [any("x")]).named("inner")]);
-    let compose = |b: &mut Build| match (b.root().clone(), b.captured_op("inner").clone()) {
+    let compose = |b: &mut RewriteBuilder| match (b.root().clone(), b.captured_op("inner").clone()) {
         (Op::Permute { perm: outer }, Op::Permute { perm: inner }) => {
             let perm = outer.iter().map(|&axis| inner[axis]).collect();
             let x = b.get("x");
@@ -158,7 +158,7 @@ fn permutes() -> Vec<Rewrite> {
         let long: Vec<usize> = perm.iter().copied().filter(|&axis| from.dims[axis] != Dim::from(1)).collect();
         long.is_sorted()
     });
-    let as_reshape = |b: &mut Build| {
+    let as_reshape = |b: &mut RewriteBuilder| {
         let Op::Permute { perm } = b.root().clone() else { unreachable!("the pattern matches permute") };
         let x = b.operands()[0];
         let dims = perm.iter().map(|&axis| b.f.ty(x).dims[axis].clone()).collect();
@@ -171,14 +171,14 @@ fn permutes() -> Vec<Rewrite> {
             long_axes(from).map(|i| &from[i]).eq(long_axes(&to.dims).map(|i| &to.dims[i]))
         });
     vec![
-        Rewrite {
+        RewriteRule {
             name: "permutations with axes of size 1 added between",
             pattern: through_reshape,
             build: permute_long,
         },
-        Rewrite { name: "permutation that moves nothing", pattern: identity, build: first_operand },
-        Rewrite { name: "permutation of a permutation", pattern: of_permute, build: compose },
-        Rewrite { name: "permutation of axes of size 1", pattern: of_ones, build: as_reshape },
+        RewriteRule { name: "permutation that moves nothing", pattern: identity, build: first_operand },
+        RewriteRule { name: "permutation of a permutation", pattern: of_permute, build: compose },
+        RewriteRule { name: "permutation of axes of size 1", pattern: of_ones, build: as_reshape },
     ]
 }
 
@@ -187,7 +187,7 @@ fn long_axes(dims: &[Dim]) -> impl Iterator<Item = usize> + '_ {
 }
 
 /// The second permutation right after the first, of the axes that are not of size 1, and the reshape last.
-fn permute_long(b: &mut Build) -> Result<ValueId, OpError> {
+fn permute_long(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     let Op::Permute { perm } = b.root().clone() else { unreachable!("the pattern matches permute") };
     let (first, reshaped) = (b.get("first"), b.operands()[0]);
     let (from, to) = (b.f.ty(first).dims.clone(), b.f.ty(reshaped).dims.clone());
@@ -198,30 +198,34 @@ fn permute_long(b: &mut Build) -> Result<ValueId, OpError> {
     b.op(Op::Reshape { dims: perm.iter().map(|&axis| to[axis].clone()).collect() }, &[moved])
 }
 
-fn reshapes() -> Vec<Rewrite> {
+fn reshapes() -> Vec<RewriteRule> {
     let same_shape = |kind| node(kind).when("keeps the type", keeps_type);
     let of_reshape = op(OpKind::Reshape, [op(OpKind::Reshape, [any("x")])]);
-    let outer = |b: &mut Build| {
+    let outer = |b: &mut RewriteBuilder| {
         let (root, x) = (b.root().clone(), b.get("x"));
         b.op(root, &[x])
     };
     vec![
-        Rewrite {
+        RewriteRule {
             name: "reshape to the same shape",
             pattern: same_shape(OpKind::Reshape),
             build: first_operand,
         },
-        Rewrite { name: "cast to the same type", pattern: same_shape(OpKind::Cast), build: first_operand },
-        Rewrite { name: "reshape of a reshape", pattern: of_reshape, build: outer },
+        RewriteRule {
+            name: "cast to the same type",
+            pattern: same_shape(OpKind::Cast),
+            build: first_operand,
+        },
+        RewriteRule { name: "reshape of a reshape", pattern: of_reshape, build: outer },
     ]
 }
 
 /// Splits move towards what is computed for all sequences, so that what is read of one row (heads of merged projections)
 /// is known in front of the kernel that reads it.
-fn sequences() -> Vec<Rewrite> {
-    let rows_stay = |at: &At| match at.operand(0).zip(operand_node(at)) {
-        Some((_, Node { op: Op::Slice { axis, .. }, .. })) => *axis > 0,
-        Some((ty, Node { op: Op::Reshape { .. }, inputs, .. })) => {
+fn sequences() -> Vec<RewriteRule> {
+    let rows_stay = |at: &MatchSite| match at.operand(0).zip(operand_node(at)) {
+        Some((_, GraphNode { op: Op::Slice { axis, .. }, .. })) => *axis > 0,
+        Some((ty, GraphNode { op: Op::Reshape { .. }, inputs, .. })) => {
             at.f.ty(inputs[0]).dims.first() == ty.dims.first()
         }
         _ => false,
@@ -229,7 +233,7 @@ fn sequences() -> Vec<Rewrite> {
     let of = |kind| {
         op(OpKind::SequenceSplit, [op(kind, [any("x")]).named("inner")]).when("keeps the rows", rows_stay)
     };
-    let split_first = |b: &mut Build| {
+    let split_first = |b: &mut RewriteBuilder| {
         let (split, inner, x) = (b.root().clone(), b.captured_op("inner").clone(), b.get("x"));
         let row = b.op(split, &[x])?;
         let rows = b.f.ty(row).dims[0].clone();
@@ -243,34 +247,34 @@ fn sequences() -> Vec<Rewrite> {
     };
     let joined = op(OpKind::SequenceSplit, [op(OpKind::SequenceJoin, [any("x")])]);
     let apart = op(OpKind::SequenceJoin, [op(OpKind::SequenceSplit, [any("x")])]);
-    let x = |b: &mut Build| Ok(b.get("x"));
+    let x = |b: &mut RewriteBuilder| Ok(b.get("x"));
     vec![
-        Rewrite { name: "split of a slice", pattern: of(OpKind::Slice), build: split_first },
-        Rewrite { name: "split of a reshape", pattern: of(OpKind::Reshape), build: split_first },
-        Rewrite { name: "split of what was joined", pattern: joined, build: x },
-        Rewrite { name: "join of what was split", pattern: apart, build: x },
+        RewriteRule { name: "split of a slice", pattern: of(OpKind::Slice), build: split_first },
+        RewriteRule { name: "split of a reshape", pattern: of(OpKind::Reshape), build: split_first },
+        RewriteRule { name: "split of what was joined", pattern: joined, build: x },
+        RewriteRule { name: "join of what was split", pattern: apart, build: x },
     ]
 }
 
 /// Arithmetic that gives one operand back. (`x + 0` turns -0 into 0, which nothing here distinguishes.)
-fn neutral() -> Vec<Rewrite> {
-    let with = |op_: BinOp, neutral: f64| -> Pattern {
+fn neutral() -> Vec<RewriteRule> {
+    let with = |op_: BinOp, neutral: f64| -> GraphPattern {
         op(OpKind::Binary(op_), [any("x"), constant(neutral)])
             .when("has the operand's type", |at| at.capture("x").is_some_and(|x| at.f.ty(x) == at.ty()))
     };
-    let x = |b: &mut Build| Ok(b.get("x"));
+    let x = |b: &mut RewriteBuilder| Ok(b.get("x"));
     let negation = OpKind::Unary(UnOp::Neg);
     vec![
-        Rewrite { name: "x * 1", pattern: with(BinOp::Mul, 1.0), build: x },
-        Rewrite { name: "x / 1", pattern: with(BinOp::Div, 1.0), build: x },
-        Rewrite { name: "x + 0", pattern: with(BinOp::Add, 0.0), build: x },
-        Rewrite { name: "x - 0", pattern: with(BinOp::Sub, 0.0), build: x },
-        Rewrite { name: "-(-x)", pattern: op(negation, [op(negation, [any("x")])]), build: x },
+        RewriteRule { name: "x * 1", pattern: with(BinOp::Mul, 1.0), build: x },
+        RewriteRule { name: "x / 1", pattern: with(BinOp::Div, 1.0), build: x },
+        RewriteRule { name: "x + 0", pattern: with(BinOp::Add, 0.0), build: x },
+        RewriteRule { name: "x - 0", pattern: with(BinOp::Sub, 0.0), build: x },
+        RewriteRule { name: "-(-x)", pattern: op(negation, [op(negation, [any("x")])]), build: x },
     ]
 }
 
 /// Forms of one function with fewer operations.
-fn activations() -> Vec<Rewrite> {
+fn activations() -> Vec<RewriteRule> {
     let half = op(OpKind::Binary(BinOp::Mul), [any("x"), constant(0.5)]);
     let tanh = op(OpKind::Unary(UnOp::Tanh), [any("u")]);
     let one_more = op(OpKind::Binary(BinOp::Add), [tanh, constant(1.0)]);
@@ -279,13 +283,17 @@ fn activations() -> Vec<Rewrite> {
             let same = |name| at.capture(name).is_some_and(|v| at.f.ty(v) == at.ty());
             at.ty().dtype == DType::F32 && same("x") && same("u")
         });
-    vec![Rewrite { name: "x / 2 * (1 + tanh(u)) as x * sigmoid(2 u)", pattern: product, build: as_sigmoid }]
+    vec![RewriteRule {
+        name: "x / 2 * (1 + tanh(u)) as x * sigmoid(2 u)",
+        pattern: product,
+        build: as_sigmoid,
+    }]
 }
 
 /// The factor 2 joins one that is there.
-fn as_sigmoid(b: &mut Build) -> Result<ValueId, OpError> {
+fn as_sigmoid(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     let (x, mut u, mut factor) = (b.get("x"), b.get("u"), 2.0);
-    if let Some(Node { op: Op::Binary(BinOp::Mul), inputs, .. }) = b.f.def(u) {
+    if let Some(GraphNode { op: Op::Binary(BinOp::Mul), inputs, .. }) = b.f.def(u) {
         let constant = |v: ValueId| match b.f.def(v).map(|n| &n.op) {
             Some(Op::Constant { value, .. }) => Some(*value),
             _ => None,

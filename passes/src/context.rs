@@ -1,6 +1,6 @@
 //! What passes are told and what they report.
 
-use crate::dynamic_shares::PieceWork;
+use crate::dynamic_shares::ChunkWork;
 use crate::policy::{PolicyError, QuantPolicy};
 use crate::quantize_cache::CacheType;
 use crate::scheme::QuantScheme;
@@ -12,7 +12,7 @@ use mlcc_target::ExchangeCost;
 
 /// Facts about the build that passes need.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct PassOptions {
     /// One per CPU level, best first; one for a GPU.
     pub levels: Vec<(String, KernelTarget)>,
     /// Most tokens in one call of `prefill`.
@@ -25,7 +25,7 @@ pub struct Options {
     /// How keys and values are stored.
     pub kv_cache: CacheType,
     /// Of launches with dynamic shares, in place of what the levels are tuned for.
-    pub pieces: Option<PieceWork>,
+    pub pieces: Option<ChunkWork>,
     /// Among how many ranks the model is split; 1: it is not.
     pub ranks: usize,
     /// How products that follow each other are split.
@@ -34,13 +34,13 @@ pub struct Options {
     pub exchange: ExchangeCost,
 }
 
-impl Options {
+impl PassOptions {
     /// Weights stay f32.
-    pub fn new(levels: Vec<(String, KernelTarget)>, chunk: i64) -> Options {
+    pub fn new(levels: Vec<(String, KernelTarget)>, chunk: i64) -> PassOptions {
         let (quant, policy) = (QuantScheme::default(), QuantPolicy::default());
         let kv_cache = CacheType::default();
         let (tp_mode, exchange) = (TpMode::Gather, ExchangeCost { latency_ns: 2000, mbytes_per_s: 10_000 });
-        Options {
+        PassOptions {
             levels,
             chunk,
             batch: 1,
@@ -56,16 +56,16 @@ impl Options {
 }
 
 /// Options in, explanations out.
-pub struct Context {
-    pub options: Options,
+pub struct PassContext {
+    pub options: PassOptions,
     /// What the running pass matched and why near matches failed, as (pass, line), in order.
     pub notes: Vec<(&'static str, String)>,
     pub(crate) pass: &'static str,
 }
 
-impl Context {
-    pub fn new(options: Options) -> Context {
-        Context { options, notes: Vec::new(), pass: "" }
+impl PassContext {
+    pub fn new(options: PassOptions) -> PassContext {
+        PassContext { options, notes: Vec::new(), pass: "" }
     }
     /// Records a line for `--explain-passes`.
     pub fn note(&mut self, line: impl Into<String>) {

@@ -2,12 +2,12 @@
 //! count as equal because a read gives the value from before the step wherever it stands.
 
 use crate::dce::has_effect;
-use crate::{Context, PassError, Program};
+use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::graph::{NodeId, ValueId};
 use mlcc_ir::module::{FuncId, Module};
 use std::collections::BTreeMap;
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let mut total = 0;
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         let merged = merge_equal(&mut program.module, id);

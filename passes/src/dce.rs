@@ -1,13 +1,13 @@
 //! Removes what nobody uses: nodes without effect, then functions that are never invoked, then parameters that no node
 //! names. States stay (they are part of what a saved session means).
 
-use crate::{Context, PassError, Program};
-use mlcc_ir::entity::{Arena, EntityId};
+use crate::{LoweredProgram, PassContext, PassError};
+use mlcc_ir::entity::{EntityArena, EntityId};
 use mlcc_ir::graph::FunctionKind;
 use mlcc_ir::module::{FuncId, Module, ParamId};
 use mlcc_ir::ops::Op;
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let module = &mut program.module;
     let mut removed = 0;
     for id in module.functions.ids().collect::<Vec<_>>() {
@@ -46,7 +46,7 @@ pub fn sweep(module: &mut Module, id: FuncId) -> usize {
 }
 
 /// Groups and bodies that nothing reachable from an entry invokes.
-fn drop_functions(module: &mut Module, ctx: &mut Context) -> usize {
+fn drop_functions(module: &mut Module, ctx: &mut PassContext) -> usize {
     let mut reached = vec![false; module.functions.len()];
     let entries = module.functions.iter().filter(|(_, f)| f.kind == FunctionKind::Entry);
     let mut open: Vec<FuncId> = entries.map(|(id, _)| id).collect();
@@ -75,7 +75,7 @@ fn callee(op: &Op) -> Option<FuncId> {
     }
 }
 
-fn drop_params(module: &mut Module, ctx: &mut Context) -> usize {
+fn drop_params(module: &mut Module, ctx: &mut PassContext) -> usize {
     let mut used = vec![false; module.params.len()];
     for f in module.functions.values() {
         for (_, node) in f.live() {
@@ -99,8 +99,11 @@ fn drop_params(module: &mut Module, ctx: &mut Context) -> usize {
 }
 
 /// The kept items, and the new id of each old one.
-fn compact<I: EntityId, T: Clone>(arena: &Arena<I, T>, keep: &[bool]) -> (Arena<I, T>, Vec<Option<I>>) {
-    let mut kept = Arena::new();
+fn compact<I: EntityId, T: Clone>(
+    arena: &EntityArena<I, T>,
+    keep: &[bool],
+) -> (EntityArena<I, T>, Vec<Option<I>>) {
+    let mut kept = EntityArena::new();
     let map = arena.iter().map(|(id, item)| keep[id.index()].then(|| kept.push(item.clone()))).collect();
     (kept, map)
 }

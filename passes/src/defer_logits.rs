@@ -3,7 +3,7 @@
 
 use crate::dce::has_effect;
 use crate::outline::entry_functions;
-use crate::{Context, PassError, Program};
+use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, NodeId};
 use mlcc_ir::module::{FuncId, Module};
@@ -12,7 +12,7 @@ use mlcc_ir::ops::Op;
 /// The entry point whose logits may be unwanted; that with adapters ends so too.
 const ENTRY: &str = "prefill";
 
-pub fn run(program: &mut Program, _: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, _: &mut PassContext) -> Result<usize, PassError> {
     let module = &mut program.module;
     let mut moved = 0;
     for id in entry_functions(module) {

@@ -4,20 +4,20 @@
 //! Shares stay the long runs of memory that they are without pieces. Who has a piece is not known before, so what such a
 //! launch touches is in order only across barriers; where one would have to be added for that, shares stay static.
 
-use crate::plan_barriers::{Touch, conflict, launches, phases, touches};
+use crate::plan_barriers::{PendingAccess, conflict, launches, phases, touches};
 use crate::plan_memory::{EntryPlan, MemoryPlan, most_rows};
-use crate::{Context, PassError, Program};
-use mlcc_ir::dim::{Dim, Sym, SymValues};
-use mlcc_ir::kernel::Access;
-use mlcc_ir::step::{Pieces, Repeat, Shares};
-use mlcc_kernels::lower::cost::{Arithmetic, Cost};
-use mlcc_kernels::lower::plan::{Entry, LoweredLaunch, Partition};
+use crate::{LoweredProgram, PassContext, PassError};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
+use mlcc_ir::kernel::ParamAccess;
+use mlcc_ir::step::{GuidedChunks, RepeatMode, WorkSchedule};
+use mlcc_kernels::lower::cost::{ComputeType, LaunchCost};
+use mlcc_kernels::lower::plan::{LoweredEntry, LoweredLaunch, Partition};
 
 const PASS: &str = "dynamic_shares";
 
-/// Least work of the smallest pieces ([`mlcc_ir::step::Pieces`]), which others are eight of: one of these is enough.
+/// Least work of the smallest pieces ([`mlcc_ir::step::GuidedChunks`]), which others are eight of: one of these is enough.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PieceWork {
+pub struct ChunkWork {
     pub bytes: i64,
     /// Operations on bytes.
     pub dots: i64,
@@ -28,17 +28,17 @@ pub struct PieceWork {
     pub times_of_cache: i64,
 }
 
-impl Default for PieceWork {
-    fn default() -> PieceWork {
-        mlcc_target::Shares::default().into()
+impl Default for ChunkWork {
+    fn default() -> ChunkWork {
+        mlcc_target::ChunkTuning::default().into()
     }
 }
 
-impl From<mlcc_target::Shares> for PieceWork {
-    fn from(shares: mlcc_target::Shares) -> PieceWork {
-        let mlcc_target::Shares { bytes, dots, flops, times_of_cache } = shares;
+impl From<mlcc_target::ChunkTuning> for ChunkWork {
+    fn from(shares: mlcc_target::ChunkTuning) -> ChunkWork {
+        let mlcc_target::ChunkTuning { bytes, dots, flops, times_of_cache } = shares;
         let [bytes, dots, flops, times_of_cache] = [bytes, dots, flops, times_of_cache].map(i64::from);
-        PieceWork { bytes, dots, flops, times_of_cache }
+        ChunkWork { bytes, dots, flops, times_of_cache }
     }
 }
 
@@ -47,12 +47,12 @@ const LEAST_PIECES: i64 = 8;
 /// More would not make the last piece any shorter, measured by the whole.
 const MOST_PIECES: i64 = 2048;
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let plan = program.memory.as_ref().ok_or_else(|| PassError::internal(PASS, "memory is not planned"))?;
     let mut changed = 0;
     for (number, level) in program.levels.iter_mut().enumerate() {
         let planned = plan.of_level(PASS, number)?;
-        let of_level = || PieceWork::from(level.target.tune.shares);
+        let of_level = || ChunkWork::from(level.target.tune.shares);
         let work = ctx.options.pieces.unwrap_or_else(of_level);
         let lowered = &mut level.lowered;
         for (entry, of_entry) in lowered.entries.iter_mut().zip(&planned.entries) {
@@ -75,18 +75,18 @@ fn longest(n: i64, context: Option<u64>) -> SymValues {
 
 /// Marks launches of one entry point; gives how many.
 fn share_out(
-    entry: &mut Entry,
+    entry: &mut LoweredEntry,
     plan: &EntryPlan,
     memory: &MemoryPlan,
     pieces: impl Fn(&LoweredLaunch) -> Option<Dim>,
 ) -> usize {
     let phases = phases(entry, plan, memory);
-    let mut accesses: Vec<Vec<Touch>> =
+    let mut accesses: Vec<Vec<PendingAccess>> =
         launches(entry, plan).map(|launch| touches(launch, plan, memory)).collect();
     let mut marked = 0;
     for i in 0..entry.launches.len() {
         let Some(pieces) = pieces(&entry.launches[i]) else { continue };
-        let shares = Shares::Dynamic { pieces };
+        let shares = WorkSchedule::Dynamic { pieces };
         let dynamic = LoweredLaunch { shares: shares.clone(), ..entry.launches[i].clone() };
         let dynamic = touches(&dynamic, plan, memory);
         let first = phases.partition_point(|&p| p < phases[i]);
@@ -104,28 +104,28 @@ fn share_out(
 
 /// How many pieces the work of a launch is worth with `sizes.n` rows, by the length of the sequence; `None` if it always
 /// stays whole.
-fn pieces(launch: &LoweredLaunch, costs: &[Cost], sizes: &SymValues, work: PieceWork) -> Option<Dim> {
-    let written = || launch.args.iter().filter(|a| a.access != Access::In);
+fn pieces(launch: &LoweredLaunch, costs: &[LaunchCost], sizes: &SymValues, work: ChunkWork) -> Option<Dim> {
+    let written = || launch.args.iter().filter(|a| a.access != ParamAccess::In);
     let single = written().any(|a| a.partition.as_ref().is_some_and(Partition::is_single));
-    let once = matches!(launch.repeat, Repeat::Once | Repeat::Wanted);
+    let once = matches!(launch.repeat, RepeatMode::Once | RepeatMode::Wanted);
     if !once || launch.grid.is_some() || single {
         return None;
     }
     let cost = costs.get(launch.kernel()?)?;
     let n = Dim::from(sizes.n);
-    let with_rows = |d: &Dim| d.substitute(Sym::N, &n).substitute(Sym::B, &n);
+    let with_rows = |d: &Dim| d.substitute(SizeSymbol::N, &n).substitute(SizeSymbol::B, &n);
     let bytes = cost.bytes.iter().fold(Dim::from(0), |sum, b| sum.add(&with_rows(b)));
     let ops = match cost.arithmetic {
-        Arithmetic::I8 | Arithmetic::I4 => work.dots,
-        Arithmetic::BF16 => 2 * work.flops,
-        Arithmetic::F32 => work.flops,
+        ComputeType::I8 | ComputeType::I4 => work.dots,
+        ComputeType::BF16 => 2 * work.flops,
+        ComputeType::F32 => work.flops,
     };
     let one_matrix = cost.matrices == Dim::from(1);
     // Where parts are few, as the slices of a cache, small pieces are mostly empty; a piece of a product with chosen experts sorts
     // the choices first.
     let times = match (cost.parts, one_matrix) {
         (Some(_), _) => work.times_of_cache,
-        (None, false) => Pieces::SMALLEST as i64,
+        (None, false) => GuidedChunks::SMALLEST as i64,
         (None, true) => 1,
     };
     // A piece has its part of every matrix: with few rows the runs of reading would be short.

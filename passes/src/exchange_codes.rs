@@ -11,11 +11,11 @@
 
 use crate::outline::entry_functions;
 use crate::shard::TpMode;
-use crate::{Context, PassError, Program};
+use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::graph::{Function, Node, NodeId, ValueId};
+use mlcc_ir::graph::{Function, GraphNode, NodeId, ValueId};
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::{Op, OpError, max_code};
@@ -29,7 +29,7 @@ const BITS: usize = 8;
 /// stand for; with it they are above, and are held to it. It is far less than the distance from a code to where the next one begins.
 const ABOVE: f64 = 1.0 / (1 << 20) as f64;
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     if ctx.options.tp_mode != TpMode::Codes || program.module.ranks() < 2 {
         return Ok(0);
     }
@@ -74,7 +74,7 @@ fn row_bytes(f: &Function) -> i64 {
 
 /// How the readers of a gather quantize it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Gather {
+struct QuantizedGather {
     /// Columns of a scale.
     group: usize,
     /// Columns of a sum; those of a group are a multiple.
@@ -82,24 +82,24 @@ struct Gather {
 }
 
 /// The exchanges of several rows that nothing but 8-bit quantizers read, where the part of a rank is whole groups.
-fn gathers(f: &Function) -> BTreeMap<NodeId, Gather> {
-    let mut readers: Vec<Vec<&Node>> = vec![Vec::new(); f.values.len()];
+fn gathers(f: &Function) -> BTreeMap<NodeId, QuantizedGather> {
+    let mut readers: Vec<Vec<&GraphNode>> = vec![Vec::new(); f.values.len()];
     for (_, node) in f.live() {
         node.inputs.iter().for_each(|v| readers[v.index()].push(node));
     }
-    let quantized = |node: &Node| {
+    let quantized = |node: &GraphNode| {
         let all = node.outputs[0];
         if f.outputs.contains(&all) {
             return None;
         }
         let mut ways = readers[all.index()].iter().map(|reader| match reader.op {
-            Op::QuantizeRows { group, bits: BITS, part, .. } => Some(Gather { group, part }),
+            Op::QuantizeRows { group, bits: BITS, part, .. } => Some(QuantizedGather { group, part }),
             _ => None,
         });
         let first = ways.next()??;
         ways.all(|way| way.is_some_and(|way| way.group == first.group)).then_some(first)
     };
-    let fits = |ty: &TensorType, gather: Gather| {
+    let fits = |ty: &TensorType, gather: QuantizedGather| {
         let Some((columns, rows)) = ty.dims.split_last() else { return false };
         let whole = columns.as_const().is_some_and(|columns| columns % gather.group as i64 == 0);
         ty.dtype == DType::F32 && whole && rows.iter().any(|rows| rows.as_const().is_none())
@@ -113,12 +113,12 @@ fn gathers(f: &Function) -> BTreeMap<NodeId, Gather> {
 }
 
 /// Builds a function.
-struct Emit<'a> {
+struct NodeEmitter<'a> {
     module: &'a Module,
     out: &'a mut Function,
 }
 
-impl Emit<'_> {
+impl NodeEmitter<'_> {
     fn op(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, OpError> {
         Ok(self.out.append(self.module, op, inputs)?[0])
     }
@@ -148,10 +148,10 @@ fn of_codes(
     out: &mut Function,
     x: ValueId,
     ranks: usize,
-    Gather { group, part }: Gather,
+    QuantizedGather { group, part }: QuantizedGather,
 ) -> Result<ValueId, OpError> {
     let dims = out.ty(x).dims.clone();
-    let mut emit = Emit { module, out };
+    let mut emit = NodeEmitter { module, out };
     let (rows, own) = match dims.split_last() {
         Some((own, rows)) => (rows, own.as_const().unwrap_or(0)),
         None => return emit.op(Op::Exchange { ranks }, &[x]),

@@ -1,8 +1,8 @@
 //! Constant folding: elementwise ops on constants are computed by the interpreter now. Results that are not finite stay
 //! computations, so that they show where they arise.
 
-use crate::{Context, PassError, Program};
-use mlcc_interp::graph::{Interpreter, States, Tensor};
+use crate::{LoweredProgram, PassContext, PassError};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::module::Module;
@@ -11,7 +11,7 @@ use mlcc_ir::types::DType;
 
 const PASS: &str = "fold";
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let mut total = 0;
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         let f = &program.module.functions[id];
@@ -51,7 +51,7 @@ fn evaluate(op: &Op, operands: &[(f64, DType)]) -> Option<(f64, DType)> {
         .collect();
     f.outputs = f.append(&module, op.clone(), &inputs.ok()?).ok()?;
     let id = module.functions.push(f);
-    let mut states = States::new(&module).ok()?;
+    let mut states = StateValues::new(&module).ok()?;
     let interpreter = Interpreter::new(&module, |_| Tensor::f32(&[], &[0.0]));
     let result = interpreter.run(id, &[], &mut states, SymValues::tokens(1)).ok()?;
     let value = *result.first()?.data.first()?;

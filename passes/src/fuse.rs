@@ -16,10 +16,10 @@ mod around;
 use crate::dce::sweep;
 use crate::outline::{self, entry_functions, is_top_level};
 use crate::rewrite::{count, times};
-use crate::{Context, PassError, Program};
+use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::graph::{Function, Node, NodeId, ValueId};
+use mlcc_ir::graph::{Function, GraphNode, NodeId, ValueId};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
@@ -31,14 +31,14 @@ use petgraph::algo::has_path_connecting;
 use petgraph::visit::{GraphBase, GraphRef, IntoNeighbors, NodeFiltered, Visitable};
 use std::collections::HashSet;
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let mut fused = 0;
     let target = ctx.options.levels.first().map(|(_, target)| target.clone());
     for id in entry_functions(&program.module) {
         // What nobody uses would belong to no group.
         sweep(&mut program.module, id);
         let f = &program.module.functions[id];
-        let mut fusion = Fusion::new(&program.module, f, target.as_ref());
+        let mut fusion = FunctionFusion::new(&program.module, f, target.as_ref());
         for (node, _) in f.live() {
             fusion.visit(node);
         }
@@ -54,7 +54,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Class {
+enum FusionClass {
     Structural,
     Lazy,
     Contraction,
@@ -63,9 +63,9 @@ enum Class {
     Closed,
 }
 
-struct Group {
+struct FusionGroup {
     /// What may join: `Closed` takes nobody.
-    class: Class,
+    class: FusionClass,
     /// Leading axes of row groups, all axes of a contraction's result and of a scan's stacked values.
     shape: Vec<Dim>,
     nodes: Vec<NodeId>,
@@ -73,27 +73,27 @@ struct Group {
     copied: Vec<NodeId>,
 }
 
-struct Fusion<'a> {
+struct FunctionFusion<'a> {
     module: &'a Module,
     f: &'a Function,
     /// What products of a single row are compiled for, if that joins what is around them.
     target: Option<&'a KernelTarget>,
-    class: Vec<Class>,
+    class: Vec<FusionClass>,
     /// Nodes that only attention or a concatenation of columns reads, through nodes of the same kind.
     attended: Vec<bool>,
     group_of: Vec<Option<usize>>,
-    groups: Vec<Group>,
+    groups: Vec<FusionGroup>,
     /// What was not fused and why, with the number of places, in order of the first.
     misses: Vec<(String, usize)>,
 }
 
-impl<'a> Fusion<'a> {
+impl<'a> FunctionFusion<'a> {
     fn new(module: &'a Module, f: &'a Function, target: Option<&'a KernelTarget>) -> Self {
-        let mut fusion = Fusion {
+        let mut fusion = FunctionFusion {
             module,
             f,
             target,
-            class: vec![Class::Structural; f.nodes.len()],
+            class: vec![FusionClass::Structural; f.nodes.len()],
             attended: attended(f),
             group_of: vec![None; f.nodes.len()],
             groups: vec![],
@@ -101,83 +101,83 @@ impl<'a> Fusion<'a> {
         };
         for (id, node) in f.live() {
             fusion.class[id.index()] = match fusion.attended[id.index()] {
-                true => Class::Lazy,
+                true => FusionClass::Lazy,
                 false => fusion.classify(node),
             };
         }
         fusion
     }
 
-    fn classify(&self, node: &Node) -> Class {
+    fn classify(&self, node: &GraphNode) -> FusionClass {
         let f = self.f;
         let constant = |v: &ValueId| match f.def_id(*v) {
             None => false,
             Some(d) => match &f.nodes[d].op {
                 Op::Param(_) => !f.ty(*v).dtype.is_packed() && f.ty(*v).rank() < 2,
                 Op::Reshape { .. } => false,
-                _ => self.class[d.index()] == Class::Lazy,
+                _ => self.class[d.index()] == FusionClass::Lazy,
             },
         };
         match &node.op {
-            op if is_top_level(op) => Class::Structural,
+            op if is_top_level(op) => FusionClass::Structural,
             Op::Constant { .. }
             | Op::Iota { .. }
             | Op::Slice { .. }
             | Op::Concat { .. }
-            | Op::Permute { .. } => Class::Lazy,
+            | Op::Permute { .. } => FusionClass::Lazy,
             op if op.is_elementwise() && node.inputs.iter().all(constant) && !self.is_of_parts(node) => {
-                Class::Lazy
+                FusionClass::Lazy
             }
-            op if op.is_elementwise() => Class::Row,
-            Op::Reduce { axis, .. } if axis + 1 == f.ty(node.inputs[0]).rank() => Class::Row,
+            op if op.is_elementwise() => FusionClass::Row,
+            Op::Reduce { axis, .. } if axis + 1 == f.ty(node.inputs[0]).rank() => FusionClass::Row,
             Op::QuantizeRows { .. }
                 if f.ty(node.inputs[0]).dims.last().is_some_and(|k| k.as_const().is_some()) =>
             {
-                Class::Row
+                FusionClass::Row
             }
-            op if is_contraction(f, op, &node.inputs) => Class::Contraction,
+            op if is_contraction(f, op, &node.inputs) => FusionClass::Contraction,
             Op::Scan { body, carries, .. }
                 if node.outputs.len() > *carries && is_channelwise(&self.module.functions[*body]) =>
             {
-                Class::Scan
+                FusionClass::Scan
             }
-            _ => Class::Closed,
+            _ => FusionClass::Closed,
         }
     }
 
     fn visit(&mut self, id: NodeId) {
         let node = &self.f.nodes[id];
         match self.class[id.index()] {
-            Class::Structural | Class::Lazy => {}
-            Class::Closed => self.open(id, Class::Closed, vec![]),
-            Class::Contraction => {
+            FusionClass::Structural | FusionClass::Lazy => {}
+            FusionClass::Closed => self.open(id, FusionClass::Closed, vec![]),
+            FusionClass::Contraction => {
                 let shape = self.f.ty(node.outputs[0]).dims.clone();
-                self.open(id, Class::Contraction, shape);
+                self.open(id, FusionClass::Contraction, shape);
             }
-            Class::Scan => {
+            FusionClass::Scan => {
                 let stacked = node.outputs.last().map(|&v| self.f.ty(v).dims.clone());
-                self.open(id, Class::Scan, stacked.unwrap_or_default());
+                self.open(id, FusionClass::Scan, stacked.unwrap_or_default());
             }
-            Class::Row => match self.find_group(node) {
+            FusionClass::Row => match self.find_group(node) {
                 Some(group) => {
                     self.groups[group].nodes.push(id);
                     self.group_of[id.index()] = Some(group);
                 }
                 None => {
                     let shape = row_shape(self.f, node);
-                    self.open(id, Class::Row, shape);
+                    self.open(id, FusionClass::Row, shape);
                 }
             },
         }
     }
 
-    fn open(&mut self, id: NodeId, class: Class, shape: Vec<Dim>) {
+    fn open(&mut self, id: NodeId, class: FusionClass, shape: Vec<Dim>) {
         self.group_of[id.index()] = Some(self.groups.len());
-        self.groups.push(Group { class, shape, nodes: vec![id], copied: vec![] });
+        self.groups.push(FusionGroup { class, shape, nodes: vec![id], copied: vec![] });
     }
 
     /// Groups that a node reads from directly, latest first.
-    fn find_group(&mut self, node: &Node) -> Option<usize> {
+    fn find_group(&mut self, node: &GraphNode) -> Option<usize> {
         let mut candidates: Vec<usize> =
             node.inputs.iter().filter_map(|&v| self.group_of[self.f.def_id(v)?.index()]).collect();
         candidates.sort_unstable();
@@ -194,30 +194,32 @@ impl<'a> Fusion<'a> {
     }
 
     /// Why a node cannot join a group.
-    fn obstacle(&self, node: &Node, group: usize) -> Option<&'static str> {
+    fn obstacle(&self, node: &GraphNode, group: usize) -> Option<&'static str> {
         let g = &self.groups[group];
         let out = self.f.ty(node.outputs[0]);
         match g.class {
-            Class::Contraction | Class::Scan if !node.op.is_elementwise() => {
+            FusionClass::Contraction | FusionClass::Scan if !node.op.is_elementwise() => {
                 return Some("a reduction is no epilogue");
             }
-            Class::Contraction if out.dims != g.shape => return Some("another shape than the product"),
-            Class::Scan if out.dims != g.shape => return Some("another shape than the stacked values"),
-            Class::Contraction | Class::Scan if self.is_of_reduction(node) => {
+            FusionClass::Contraction if out.dims != g.shape => return Some("another shape than the product"),
+            FusionClass::Scan if out.dims != g.shape => return Some("another shape than the stacked values"),
+            FusionClass::Contraction | FusionClass::Scan if self.is_of_reduction(node) => {
                 return Some("its reduction computes it");
             }
-            Class::Contraction | Class::Scan if node.inputs.iter().any(|&v| self.is_moved(v)) => {
+            FusionClass::Contraction | FusionClass::Scan if node.inputs.iter().any(|&v| self.is_moved(v)) => {
                 return Some("an epilogue moves no elements");
             }
-            Class::Row if row_shape(self.f, node) != g.shape => return Some("other rows"),
-            Class::Contraction | Class::Row | Class::Scan => {}
-            Class::Closed if self.rounds_attention(node, g) => return None,
-            Class::Structural | Class::Lazy | Class::Closed => return Some("the group takes no others"),
+            FusionClass::Row if row_shape(self.f, node) != g.shape => return Some("other rows"),
+            FusionClass::Contraction | FusionClass::Row | FusionClass::Scan => {}
+            FusionClass::Closed if self.rounds_attention(node, g) => return None,
+            FusionClass::Structural | FusionClass::Lazy | FusionClass::Closed => {
+                return Some("the group takes no others");
+            }
         }
         for &v in &node.inputs {
             let direct = self.producer_group(v) == Some(group);
             let aligned = match g.class {
-                Class::Contraction | Class::Scan => self.f.ty(v).dims == g.shape,
+                FusionClass::Contraction | FusionClass::Scan => self.f.ty(v).dims == g.shape,
                 _ => leading(&self.f.ty(v).dims) == g.shape.as_slice(),
             };
             if direct && !aligned {
@@ -234,7 +236,7 @@ impl<'a> Fusion<'a> {
     }
 
     /// True for a cast of what an attention alone computes: on a GPU it stores its results so.
-    fn rounds_attention(&self, node: &Node, group: &Group) -> bool {
+    fn rounds_attention(&self, node: &GraphNode, group: &FusionGroup) -> bool {
         let &[only] = &group.nodes[..] else { return false };
         let attention = &self.f.nodes[only];
         let uses = |v: &ValueId| self.f.use_counts()[v.index()];
@@ -251,10 +253,10 @@ impl<'a> Fusion<'a> {
 
     /// True if `v` is a lazy value that is computed from the group's results by lazy nodes alone.
     fn reaches_through_lazy(&self, v: ValueId, group: usize) -> bool {
-        let is_lazy = |n: NodeId| self.class[n.index()] == Class::Lazy;
+        let is_lazy = |n: NodeId| self.class[n.index()] == FusionClass::Lazy;
         let first = self.groups[group].nodes[0];
         let Some(def) = self.f.def_id(v).filter(|&def| is_lazy(def)) else { return false };
-        let lazy = NodeFiltered::from_fn(Reads(self), |n| n == first || is_lazy(n));
+        let lazy = NodeFiltered::from_fn(GroupReads(self), |n| n == first || is_lazy(n));
         has_path_connecting(&lazy, def, first, None)
     }
 
@@ -262,7 +264,7 @@ impl<'a> Fusion<'a> {
     fn is_moved(&self, v: ValueId) -> bool {
         let (mut next, mut seen) = (vec![v], HashSet::new());
         while let Some(v) = next.pop() {
-            let lazy = |def: &NodeId| self.class[def.index()] == Class::Lazy;
+            let lazy = |def: &NodeId| self.class[def.index()] == FusionClass::Lazy;
             let Some(def) = self.f.def_id(v).filter(lazy) else { continue };
             let node = &self.f.nodes[def];
             if !node.op.is_elementwise() {
@@ -278,16 +280,16 @@ impl<'a> Fusion<'a> {
     /// True if computing `v` needs the group to have run.
     fn depends(&self, v: ValueId, group: usize) -> bool {
         let Some(def) = self.f.def_id(v) else { return false };
-        let reads = Reads(self);
+        let reads = GroupReads(self);
         has_path_connecting(reads, reads.kernel(def), self.groups[group].nodes[0], None)
     }
 
     /// Adds the lazy nodes that each group reads, and groups of their own for lazy values needed in memory.
-    fn finish(mut self) -> Vec<outline::Group> {
+    fn finish(mut self) -> Vec<outline::KernelGroup> {
         let f = self.f;
         let needed: Vec<NodeId> = self.lazy_in_memory();
         for id in needed {
-            self.open(id, Class::Closed, vec![]);
+            self.open(id, FusionClass::Closed, vec![]);
         }
         let mut groups = Vec::new();
         for group in self.groups.iter().filter(|group| !group.nodes.is_empty()) {
@@ -308,20 +310,20 @@ impl<'a> Fusion<'a> {
             let position = |n: &NodeId| f.body.iter().position(|b| b == n);
             nodes.sort_by_key(position);
             let copied = nodes.iter().copied().filter(|n| !group.nodes.contains(n)).collect();
-            groups.push(outline::Group { nodes, copied });
+            groups.push(outline::KernelGroup { nodes, copied });
         }
         groups
     }
 
     /// True if `user` recomputes the lazy node `def` instead of reading it from memory.
     fn inlined(&self, user: NodeId, def: NodeId) -> bool {
-        if self.class[def.index()] != Class::Lazy {
+        if self.class[def.index()] != FusionClass::Lazy {
             return false;
         }
         let reads_memory = match self.class[user.index()] {
-            Class::Row | Class::Lazy => false,
-            Class::Closed => !is_attention(&self.f.nodes[user]),
-            Class::Contraction | Class::Scan | Class::Structural => true,
+            FusionClass::Row | FusionClass::Lazy => false,
+            FusionClass::Closed => !is_attention(&self.f.nodes[user]),
+            FusionClass::Contraction | FusionClass::Scan | FusionClass::Structural => true,
         };
         !reads_memory
     }
@@ -331,13 +333,14 @@ impl<'a> Fusion<'a> {
         let mut needed = vec![false; self.f.nodes.len()];
         let mut need = |v: ValueId| {
             if let Some(def) = self.f.def_id(v)
-                && self.class[def.index()] == Class::Lazy
+                && self.class[def.index()] == FusionClass::Lazy
             {
                 needed[def.index()] = true;
             }
         };
         for (id, node) in self.f.live() {
-            if !matches!(self.class[id.index()], Class::Row | Class::Lazy) && !is_attention(node) {
+            if !matches!(self.class[id.index()], FusionClass::Row | FusionClass::Lazy) && !is_attention(node)
+            {
                 node.inputs.iter().for_each(|&v| need(v));
             }
         }
@@ -349,22 +352,22 @@ impl<'a> Fusion<'a> {
 /// The graph of kernels as far as they are known: an edge leads from a node to each that it reads. A group is its first
 /// node, which reads what any of its nodes reads.
 #[derive(Clone, Copy)]
-struct Reads<'a>(&'a Fusion<'a>);
+struct GroupReads<'a>(&'a FunctionFusion<'a>);
 
-impl Reads<'_> {
+impl GroupReads<'_> {
     fn kernel(self, node: NodeId) -> NodeId {
         self.0.group_of[node.index()].map_or(node, |g| self.0.groups[g].nodes[0])
     }
 }
 
-impl GraphBase for Reads<'_> {
+impl GraphBase for GroupReads<'_> {
     type NodeId = NodeId;
     type EdgeId = ();
 }
 
-impl GraphRef for Reads<'_> {}
+impl GraphRef for GroupReads<'_> {}
 
-impl Visitable for Reads<'_> {
+impl Visitable for GroupReads<'_> {
     type Map = HashSet<NodeId>;
     fn visit_map(&self) -> HashSet<NodeId> {
         HashSet::new()
@@ -374,7 +377,7 @@ impl Visitable for Reads<'_> {
     }
 }
 
-impl IntoNeighbors for Reads<'_> {
+impl IntoNeighbors for GroupReads<'_> {
     type Neighbors = std::vec::IntoIter<NodeId>;
     fn neighbors(self, node: NodeId) -> Self::Neighbors {
         let alone = [node];
@@ -388,7 +391,7 @@ impl IntoNeighbors for Reads<'_> {
     }
 }
 
-fn is_attention(node: &Node) -> bool {
+fn is_attention(node: &GraphNode) -> bool {
     matches!(node.op, Op::Attention(_))
 }
 
@@ -407,7 +410,7 @@ fn attended(f: &Function) -> Vec<bool> {
         let only = |v: &ValueId| {
             let users = &users[v.index()];
             let joins = |u: &NodeId| match f.nodes[*u] {
-                Node { op: Op::Concat { axis }, ref outputs, .. } => {
+                GraphNode { op: Op::Concat { axis }, ref outputs, .. } => {
                     axis + 1 == f.ty(outputs[0]).rank() && users_of(&outputs[0]) == 1
                 }
                 _ => false,
@@ -425,6 +428,6 @@ fn leading(dims: &[Dim]) -> &[Dim] {
 }
 
 /// Leading axes of the rows that a row node works on.
-fn row_shape(f: &Function, node: &Node) -> Vec<Dim> {
+fn row_shape(f: &Function, node: &GraphNode) -> Vec<Dim> {
     leading(&f.ty(node.outputs[0]).dims).to_vec()
 }

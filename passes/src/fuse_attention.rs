@@ -18,24 +18,24 @@ mod sinks;
 use crate::dce::sweep;
 use crate::outline::entry_functions;
 use crate::rewrite::{count, times};
-use crate::{Context, PassError, Program, canonicalize};
-use distances::Terms;
-use layout::{Chain, constant};
+use crate::{LoweredProgram, PassContext, PassError, canonicalize};
+use distances::ScoreBias;
+use layout::{LayoutChain, constant};
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::module::Module;
-use mlcc_ir::ops::{Attention, Op, OpError, Span};
+use mlcc_ir::ops::{AttentionOp, KeySpan, Op, OpError};
 use mlcc_ir::types::{DType, TensorType};
-use positions::{Position, Reader};
-use sinks::Sinks;
+use positions::{PositionForm, PositionReader};
+use sinks::AttentionSinks;
 
 const PASS: &str = "fuse_attention";
 /// Numbers at least this large stand for infinity: the largest f16 is 65504.
 const HUGE: f64 = 6e4;
 const OTHER_SCORES: &str = "the prefix sees other scores";
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let mut total = 0;
     for id in entry_functions(&program.module) {
         let f = &program.module.functions[id];
@@ -80,32 +80,32 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
 }
 
 /// Why something is not an attention: `None` if it does not look like one at all.
-type Miss = Option<String>;
+type MissReason = Option<String>;
 
-fn miss<T>(why: impl Into<String>) -> Result<T, Miss> {
+fn miss<T>(why: impl Into<String>) -> Result<T, MissReason> {
     Err(Some(why.into()))
 }
 
 /// What was found, in values of the function.
-struct Found {
-    op: Attention,
+struct AttentionMatch {
+    op: AttentionOp,
     /// `[n, heads, size]`, `[t, kv, size]` and `[t, kv, value size]` after a reshape.
     inputs: [(ValueId, TensorType); 3],
     slopes: Option<(ValueId, f64)>,
     /// What counts the keys of a prefix or a span.
     count: Option<ValueId>,
     /// Terms by distance.
-    terms: Option<Terms>,
+    terms: Option<ScoreBias>,
     /// Queries for sinks, `[n, heads, size]` after a reshape.
     sink_queries: Option<ValueId>,
     /// `[heads]` after a reshape.
     null_logits: Option<ValueId>,
     /// Sizes of the axes before `n` in the result, with their role.
-    axes: Vec<(Dim, Role)>,
+    axes: Vec<(Dim, AxisRole)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum AxisRole {
     Kv,
     Group,
     /// Size 1.
@@ -114,30 +114,30 @@ enum Role {
 
 /// What stands between the product and the softmax.
 #[derive(Default)]
-struct Scores<'f> {
+struct ScoreTransform<'f> {
     scale: f64,
     softcap: f64,
     /// How many later keys a mask shows.
     ahead: Option<usize>,
     window: usize,
     /// Slopes with the distance that they are factors of.
-    slopes: Option<(ValueId, Position)>,
+    slopes: Option<(ValueId, PositionForm)>,
     prefix: Option<ValueId>,
     /// Which keys a count leaves.
-    span: Option<(Span, ValueId)>,
-    terms: Option<Terms>,
-    sinks: Option<Sinks<'f>>,
+    span: Option<(KeySpan, ValueId)>,
+    terms: Option<ScoreBias>,
+    sinks: Option<AttentionSinks<'f>>,
     /// Logits that join the sum of the softmax.
     null_logits: Option<ValueId>,
     /// What a prefix selection takes for keys of the prefix: the scores before other masks.
     unmasked: Option<ValueId>,
 }
 
-fn find(f: &Function, node: &Node) -> Result<Found, Miss> {
+fn find(f: &Function, node: &GraphNode) -> Result<AttentionMatch, MissReason> {
     let Op::MatMul { transpose_b } = node.op else { return Err(None) };
     let softmax = skip_casts(f, node.inputs[0]);
     let (input, null_logits) = match f.def(softmax) {
-        Some(Node { op: Op::Softmax, inputs, .. }) => (inputs[0], None),
+        Some(GraphNode { op: Op::Softmax, inputs, .. }) => (inputs[0], None),
         Some(_) => null::read(f, softmax).map(|(scores, logits)| (scores, Some(logits))).ok_or(None)?,
         None => return Err(None),
     };
@@ -146,8 +146,8 @@ fn find(f: &Function, node: &Node) -> Result<Found, Miss> {
         return miss("the softmax has no axis of queries");
     }
     let (n, t) = (&dims[dims.len() - 2], &dims[dims.len() - 1]);
-    let reader = Reader { f, n, t };
-    let mut scores = Scores { scale: 1.0, null_logits, ..Scores::default() };
+    let reader = PositionReader { f, n, t };
+    let mut scores = ScoreTransform { scale: 1.0, null_logits, ..ScoreTransform::default() };
     let product = scores.peel(&reader, input)?;
     if n.as_const() == Some(1) {
         // No key comes after that of the last query.
@@ -164,7 +164,7 @@ fn find(f: &Function, node: &Node) -> Result<Found, Miss> {
 }
 
 fn skip_casts(f: &Function, mut v: ValueId) -> ValueId {
-    while let Some(Node { op: Op::Cast(dtype), inputs, .. }) = f.def(v) {
+    while let Some(GraphNode { op: Op::Cast(dtype), inputs, .. }) = f.def(v) {
         if !dtype.is_float() || !f.ty(inputs[0]).dtype.is_float() {
             break;
         }
@@ -173,9 +173,9 @@ fn skip_casts(f: &Function, mut v: ValueId) -> ValueId {
     v
 }
 
-impl<'f> Scores<'f> {
+impl<'f> ScoreTransform<'f> {
     /// Reads what stands between the softmax's input and the product; returns the product.
-    fn peel(&mut self, r: &Reader<'f>, mut v: ValueId) -> Result<&'f Node, Miss> {
+    fn peel(&mut self, r: &PositionReader<'f>, mut v: ValueId) -> Result<&'f GraphNode, MissReason> {
         loop {
             v = skip_casts(r.f, v);
             let Some(node) = r.f.def(v) else { return miss("the scores are an input of the function") };
@@ -207,7 +207,7 @@ impl<'f> Scores<'f> {
     }
 
     /// True for values that are masks or biases of full shape (decode has no others).
-    fn is_bias(&self, r: &Reader<'f>, v: ValueId) -> bool {
+    fn is_bias(&self, r: &PositionReader<'f>, v: ValueId) -> bool {
         let Some(node) = r.f.def(v) else { return false };
         match &node.op {
             Op::SelectGe => node.inputs[2..].iter().all(|&x| constant(r.f, x).is_some()),
@@ -222,7 +222,7 @@ impl<'f> Scores<'f> {
     }
 
     /// `a >= b ? x : y` with scores on one side; returns the scores.
-    fn selection(&mut self, r: &Reader<'f>, inputs: &[ValueId]) -> Result<ValueId, Miss> {
+    fn selection(&mut self, r: &PositionReader<'f>, inputs: &[ValueId]) -> Result<ValueId, MissReason> {
         let &[a, b, x, y] = inputs else { return Err(None) };
         let form = self.condition(r, a, b)?;
         let hidden = |v: ValueId| constant(r.f, v).is_some_and(|c| c <= -1e4);
@@ -239,20 +239,20 @@ impl<'f> Scores<'f> {
                 Ok(y)
             }
             (false, false) if self.sinks.is_none() => {
-                self.sinks = Some(Sinks::read(r, y)?);
+                self.sinks = Some(AttentionSinks::read(r, y)?);
                 self.mask(form, x)
             }
             _ => miss("a selection is no mask"),
         }
     }
 
-    fn condition(&self, r: &Reader, a: ValueId, b: ValueId) -> Result<Position, Miss> {
+    fn condition(&self, r: &PositionReader, a: ValueId, b: ValueId) -> Result<PositionForm, MissReason> {
         let form = r.read(a).zip(r.read(b)).and_then(|(a, b)| a.sub(b));
         form.ok_or_else(|| Some("a condition is not linear in the positions".into()))
     }
 
     /// Keys are seen where `form >= 0`.
-    fn mask<T>(&mut self, form: Position, rest: T) -> Result<T, Miss> {
+    fn mask<T>(&mut self, form: PositionForm, rest: T) -> Result<T, MissReason> {
         if self.softcap != 0.0 {
             return miss("a mask stands before the soft cap");
         }
@@ -266,8 +266,12 @@ impl<'f> Scores<'f> {
                 self.window = c as usize + 1;
             }
             // j < count, j >= count
-            (0.0, -1.0, 1.0, -1.0) if self.span.is_none() => self.span = form.count.map(|n| (Span::First, n)),
-            (0.0, 1.0, -1.0, 0.0) if self.span.is_none() => self.span = form.count.map(|n| (Span::Rest, n)),
+            (0.0, -1.0, 1.0, -1.0) if self.span.is_none() => {
+                self.span = form.count.map(|n| (KeySpan::First, n))
+            }
+            (0.0, 1.0, -1.0, 0.0) if self.span.is_none() => {
+                self.span = form.count.map(|n| (KeySpan::Rest, n))
+            }
             (p, j, prefix, c) => {
                 return miss(format!(
                     "a mask shows keys where {p} p + {j} j + {prefix} prefix + {c} >= 0, for query p and key j"
@@ -278,7 +282,13 @@ impl<'f> Scores<'f> {
     }
 
     /// `x op other` where `x` are the scores; returns what is left of them.
-    fn binary(&mut self, r: &Reader, op: BinOp, x: ValueId, other: ValueId) -> Result<ValueId, Miss> {
+    fn binary(
+        &mut self,
+        r: &PositionReader,
+        op: BinOp,
+        x: ValueId,
+        other: ValueId,
+    ) -> Result<ValueId, MissReason> {
         match (op, constant(r.f, other)) {
             (BinOp::Max, Some(c)) if c <= -HUGE => Ok(x),
             (BinOp::Min, Some(c)) if c >= HUGE => Ok(x),
@@ -292,7 +302,7 @@ impl<'f> Scores<'f> {
     }
 
     /// An added value: a mask of zeros and huge negative numbers, ALiBi, or the sum of both.
-    fn bias(&mut self, r: &Reader, v: ValueId) -> Result<(), Miss> {
+    fn bias(&mut self, r: &PositionReader, v: ValueId) -> Result<(), MissReason> {
         let v = skip_casts(r.f, v);
         let Some(node) = r.f.def(v) else { return miss("an input of the function is added to the scores") };
         match &node.op {
@@ -322,7 +332,7 @@ impl<'f> Scores<'f> {
                 if self.terms.is_some() || self.scale != 1.0 || self.softcap != 0.0 {
                     return miss("a second or scaled bias");
                 }
-                self.terms = Some(Terms::read(r, v)?);
+                self.terms = Some(ScoreBias::read(r, v)?);
                 Ok(())
             }
             other => miss(format!("{} is added to the scores", other.name())),
@@ -330,9 +340,9 @@ impl<'f> Scores<'f> {
     }
 
     /// `seen` (between the bounds) or a huge negative number, by a condition.
-    fn select_bias(&mut self, r: &Reader, v: ValueId, low: f64, high: f64) -> Result<(), Miss> {
+    fn select_bias(&mut self, r: &PositionReader, v: ValueId, low: f64, high: f64) -> Result<(), MissReason> {
         let v = skip_casts(r.f, v);
-        let Some(Node { op: Op::SelectGe, inputs, .. }) = r.f.def(v) else {
+        let Some(GraphNode { op: Op::SelectGe, inputs, .. }) = r.f.def(v) else {
             return miss("something that is no mask is joined with the scores");
         };
         let form = self.condition(r, inputs[0], inputs[1])?;
@@ -345,12 +355,12 @@ impl<'f> Scores<'f> {
     }
 
     /// A factor of the scores, or the outer part of `cap * tanh(x / cap)`.
-    fn factor(&mut self, r: &Reader, x: ValueId, c: f64) -> Result<ValueId, Miss> {
+    fn factor(&mut self, r: &PositionReader, x: ValueId, c: f64) -> Result<ValueId, MissReason> {
         if self.unmasked.is_some() {
             return miss(OTHER_SCORES);
         }
         let inner = skip_casts(r.f, x);
-        let Some(Node { op: Op::Unary(UnOp::Tanh), inputs, .. }) = r.f.def(inner) else {
+        let Some(GraphNode { op: Op::Unary(UnOp::Tanh), inputs, .. }) = r.f.def(inner) else {
             self.scale *= c;
             return Ok(x);
         };
@@ -367,9 +377,9 @@ impl<'f> Scores<'f> {
         self,
         f: &Function,
         (n, t): (&Dim, &Dim),
-        product: &Node,
-        (mixed, values_transposed): (&Node, bool),
-    ) -> Result<Found, Miss> {
+        product: &GraphNode,
+        (mixed, values_transposed): (&GraphNode, bool),
+    ) -> Result<AttentionMatch, MissReason> {
         let Op::MatMul { transpose_b } = product.op else { return Err(None) };
         let (q, k, v) = (product.inputs[0], product.inputs[1], mixed.inputs[1]);
         let lead = f.ty(product.outputs[0]).dims[..f.ty(product.outputs[0]).rank() - 2].to_vec();
@@ -386,25 +396,25 @@ impl<'f> Scores<'f> {
         if roles != self::roles(&lead, vt)? {
             return miss("keys and values have other heads");
         }
-        let axes: Vec<(Dim, Role)> = lead.into_iter().zip(roles).collect();
-        let size = |role: Role| -> Option<i64> {
+        let axes: Vec<(Dim, AxisRole)> = lead.into_iter().zip(roles).collect();
+        let size = |role: AxisRole| -> Option<i64> {
             axes.iter().filter(|(_, r)| *r == role).try_fold(1, |p, (d, _)| Some(p * d.as_const()?))
         };
-        let (Some(kv), Some(group)) = (size(Role::Kv), size(Role::Group)) else {
+        let (Some(kv), Some(group)) = (size(AxisRole::Kv), size(AxisRole::Group)) else {
             return miss("the number of heads is not constant");
         };
         let width =
             |ty: &TensorType, transposed: bool| ty.dims[ty.rank() - if transposed { 2 } else { 1 }].clone();
         let (key_size, value_size) = (width(kt, !transpose_b), width(vt, values_transposed));
 
-        let of = |role: Role| axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
+        let of = |role: AxisRole| axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
         let Some((query, query_scale)) = queries_first(f, q, &axes) else {
             return miss("the queries' rows are moved apart");
         };
         let (key, key_scale) = rows_first(f, k, &axes, !transpose_b, true)?;
         let (value, _) = rows_first(f, v, &axes, values_transposed, false)?;
         for (name, v) in [("slopes", self.slopes.map(|(slopes, _)| slopes)), ("logits", self.null_logits)] {
-            let ordered = of(Role::Kv).chain(of(Role::Group)).is_sorted();
+            let ordered = of(AxisRole::Kv).chain(of(AxisRole::Group)).is_sorted();
             let Some(ty) = v.map(|v| f.ty(v)) else { continue };
             if !ordered || ty.dtype != DType::F32 || ty.elements().as_const() != Some(kv * group) {
                 return miss(format!("{name} {ty} are not one per head"));
@@ -415,15 +425,15 @@ impl<'f> Scores<'f> {
             Some(sinks) => Some(sinks.queries(f, &self, (product, query_scale), &axes)?),
             None => None,
         };
-        let op = Attention {
+        let op = AttentionOp {
             scale: self.scale * query_scale * key_scale,
             softcap: self.softcap,
             window: self.window,
-            ahead: self.ahead.unwrap_or(Attention::ALL),
+            ahead: self.ahead.unwrap_or(AttentionOp::ALL),
             sinks: self.sinks.as_ref().map_or(0, |s| s.count),
             alibi: self.slopes.is_some(),
             prefix: self.prefix.is_some(),
-            span: self.span.map_or(Span::All, |(span, _)| span),
+            span: self.span.map_or(KeySpan::All, |(span, _)| span),
             terms: terms.map(|terms| terms.behind),
             null_logits: self.null_logits.is_some(),
             codes: false,
@@ -442,41 +452,45 @@ impl<'f> Scores<'f> {
         let slopes = self.slopes.map(|(slopes, distance)| (slopes, distance.key));
         let null_logits = self.null_logits;
         let count = self.prefix.or(self.span.map(|(_, count)| count));
-        Ok(Found { op, inputs, slopes, count, terms, sink_queries, null_logits, axes })
+        Ok(AttentionMatch { op, inputs, slopes, count, terms, sink_queries, null_logits, axes })
     }
 }
 
 /// Visible where `form < 0`, of integers.
-fn negated(form: Position) -> Position {
+fn negated(form: PositionForm) -> PositionForm {
     let mut form = form.scale(-1.0);
     form.constant -= 1.0;
     form
 }
 
 /// Which of the scores' leading axes an operand has.
-fn roles(lead: &[Dim], operand: &TensorType) -> Result<Vec<Role>, Miss> {
+fn roles(lead: &[Dim], operand: &TensorType) -> Result<Vec<AxisRole>, MissReason> {
     let own = &operand.dims[..operand.rank() - 2];
     if own.len() > lead.len() {
         return miss("keys or values have more axes than the scores");
     }
     let missing = lead.len() - own.len();
     let role = |(i, size): (usize, &Dim)| match i.checked_sub(missing).map(|i| &own[i]) {
-        _ if size.as_const() == Some(1) => Ok(Role::None),
-        None => Ok(Role::Group),
-        Some(d) if d.as_const() == Some(1) => Ok(Role::Group),
-        Some(d) if d == size => Ok(Role::Kv),
+        _ if size.as_const() == Some(1) => Ok(AxisRole::None),
+        None => Ok(AxisRole::Group),
+        Some(d) if d.as_const() == Some(1) => Ok(AxisRole::Group),
+        Some(d) if d == size => Ok(AxisRole::Kv),
         Some(_) => miss("keys or values have other heads than the scores"),
     };
     lead.iter().enumerate().map(role).collect()
 }
 
 /// The value that holds queries as `[n, heads, size]`, with its scale.
-fn queries_first(f: &Function, q: ValueId, axes: &[(Dim, Role)]) -> Option<(ValueId, f64)> {
-    let chain = Chain::of(f, q, true);
+fn queries_first(f: &Function, q: ValueId, axes: &[(Dim, AxisRole)]) -> Option<(ValueId, f64)> {
+    let chain = LayoutChain::of(f, q, true);
     let lists = &chain.axes;
-    let of = |role: Role| axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
-    let order =
-        [vec![lists.len() - 2], of(Role::Kv).collect(), of(Role::Group).collect(), vec![lists.len() - 1]];
+    let of = |role: AxisRole| axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
+    let order = [
+        vec![lists.len() - 2],
+        of(AxisRole::Kv).collect(),
+        of(AxisRole::Group).collect(),
+        vec![lists.len() - 1],
+    ];
     let order: Vec<usize> = order.concat().iter().flat_map(|&i| lists[i].clone()).collect();
     chain.in_order(&order)
 }
@@ -485,24 +499,24 @@ fn queries_first(f: &Function, q: ValueId, axes: &[(Dim, Role)]) -> Option<(Valu
 fn rows_first(
     f: &Function,
     v: ValueId,
-    axes: &[(Dim, Role)],
+    axes: &[(Dim, AxisRole)],
     transposed: bool,
     scaled: bool,
-) -> Result<(ValueId, f64), Miss> {
-    let chain = Chain::of(f, v, scaled);
+) -> Result<(ValueId, f64), MissReason> {
+    let chain = LayoutChain::of(f, v, scaled);
     let lists = &chain.axes;
     let missing = axes.len() - (lists.len() - 2);
     let (t, size) = match transposed {
         true => (lists.len() - 1, lists.len() - 2),
         false => (lists.len() - 2, lists.len() - 1),
     };
-    let heads = axes.iter().enumerate().filter(|(_, a)| a.1 == Role::Kv).map(|(i, _)| i - missing);
+    let heads = axes.iter().enumerate().filter(|(_, a)| a.1 == AxisRole::Kv).map(|(i, _)| i - missing);
     let order: Vec<usize> = std::iter::once(t).chain(heads).chain([size]).collect();
     let order: Vec<usize> = order.iter().flat_map(|&i| lists[i].clone()).collect();
     chain.in_order(&order).ok_or_else(|| Some("keys or values have no rows by position".into()))
 }
 
-impl Found {
+impl AttentionMatch {
     /// Appends the op and what brings its result into the order of `old`.
     fn emit(&self, module: &Module, f: &mut Function, old: ValueId) -> Result<ValueId, OpError> {
         let TensorType { dtype, dims } = f.ty(old).clone();
@@ -541,13 +555,13 @@ impl Found {
         let rows = append(Op::Cast(dtype), &[rows])?;
         // [n, heads, size] -> [n, kv axes, group axes, size] -> the old order.
         let with =
-            |role: Role| self.axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
-        let order: Vec<usize> = with(Role::Kv).chain(with(Role::Group)).collect();
+            |role: AxisRole| self.axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
+        let order: Vec<usize> = with(AxisRole::Kv).chain(with(AxisRole::Group)).collect();
         let (n, size) = (self.inputs[0].1.dims[0].clone(), self.inputs[2].1.dims[2].clone());
         let split = order.iter().map(|&i| self.axes[i].0.clone());
         let split = std::iter::once(n).chain(split).chain([size]).collect();
         let rows = append(Op::Reshape { dims: split }, &[rows])?;
-        let long: Vec<usize> = (0..self.axes.len()).filter(|i| self.axes[*i].1 != Role::None).collect();
+        let long: Vec<usize> = (0..self.axes.len()).filter(|i| self.axes[*i].1 != AxisRole::None).collect();
         let place = |axis: &usize| 1 + order.iter().position(|o| o == axis).unwrap_or(0);
         let perm = long.iter().map(place).chain([0, 1 + order.len()]).collect();
         let moved = append(Op::Permute { perm }, &[rows])?;

@@ -2,17 +2,17 @@
 //! the rows that are gathered are dequantized.
 
 use crate::pattern::{OpKind, any, op};
-use crate::rewrite::{Misses, Rewrite, apply};
-use crate::{Context, PassError, Program};
+use crate::rewrite::{NearMisses, RewriteRule, apply};
+use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 
 const PASS: &str = "fuse_dequantize";
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let stored = |name| op(OpKind::Dequantize, [any(name)]);
     let rewrites = [
-        Rewrite {
+        RewriteRule {
             name: "product that reads the stored weight",
             pattern: op(OpKind::MatMul, [any("x"), stored("w")]),
             build: |b| {
@@ -20,7 +20,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
                 b.op(b.root().clone(), &inputs)
             },
         },
-        Rewrite {
+        RewriteRule {
             name: "product with chosen experts that reads the stored weight",
             pattern: op(OpKind::MatMulExperts, [any("x"), stored("w"), any("ids")]),
             build: |b| {
@@ -28,7 +28,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
                 b.op(b.root().clone(), &inputs)
             },
         },
-        Rewrite {
+        RewriteRule {
             name: "gather that reads the stored table",
             pattern: op(OpKind::Gather, [stored("table"), any("ids")]),
             build: |b| {
@@ -41,5 +41,5 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
             },
         },
     ];
-    apply(program, ctx, PASS, &rewrites, Misses::Tell)
+    apply(program, ctx, PASS, &rewrites, NearMisses::Tell)
 }

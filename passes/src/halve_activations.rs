@@ -5,11 +5,11 @@
 //! f16 ends at 65504. Norms and what is bounded like them stay below; other activations are held there; squares, which go beyond it
 //! (RWKV), become bf16.
 
-use crate::pattern::{At, OpKind, any, op};
-use crate::rewrite::{Build, Misses, Rewrite, apply};
-use crate::{Context, PassError, Program, cse};
-use mlcc_ir::format::{Format, Zero};
-use mlcc_ir::graph::{Function, Node, ValueId};
+use crate::pattern::{MatchSite, OpKind, any, op};
+use crate::rewrite::{NearMisses, RewriteBuilder, RewriteRule, apply};
+use crate::{LoweredProgram, PassContext, PassError, cse};
+use mlcc_ir::format::{QuantFormat, ZeroPoint};
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::module::StateId;
 use mlcc_ir::ops::{Op, OpError};
@@ -21,7 +21,7 @@ const PASS: &str = "halve_activations";
 /// The largest f16.
 const LARGEST: f64 = 65504.0;
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let on_gpu = ctx.options.levels.iter().any(|(_, target)| target.arch == Arch::Nvptx);
     if !on_gpu || !ctx.options.quant.has_half_activations() {
         return Ok(0);
@@ -31,7 +31,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
         halved("product on activations of f16", "has activations of a norm or alike", is_bounded, to_f16),
         halved("product on activations of f16, held in range", "has activations made here", is_made, to_held),
     ];
-    let count = apply(program, ctx, PASS, &rewrites, Misses::Skip)?;
+    let count = apply(program, ctx, PASS, &rewrites, NearMisses::Skip)?;
     // What products read in common is rounded once.
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         cse::merge_equal(&mut program.module, id);
@@ -42,9 +42,9 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
 fn halved(
     name: &'static str,
     asks: &'static str,
-    holds: fn(&At) -> bool,
-    build: fn(&mut Build) -> Result<ValueId, OpError>,
-) -> Rewrite {
+    holds: fn(&MatchSite) -> bool,
+    build: fn(&mut RewriteBuilder) -> Result<ValueId, OpError>,
+) -> RewriteRule {
     let weight = op(OpKind::Dequantize, [any("w").when("is exact as f16", |at| is_half(at.ty().dtype))]);
     let pattern = op(OpKind::MatMul, [any("x"), weight])
         .when("has a transposed weight", |at| {
@@ -54,12 +54,13 @@ fn halved(
             at.operand(0).is_some_and(|x| x.dtype == DType::F32 && x.rank() == 2)
         })
         .when(asks, holds);
-    Rewrite { name, pattern, build }
+    RewriteRule { name, pattern, build }
 }
 
 /// Whether tensor cores multiply such weights as f16 without rounding them.
 fn is_half(weight: DType) -> bool {
-    let exact = |format: Format| matches!(format.bits, 4 | 8) && matches!(format.zero, Zero::Constant(_));
+    let exact =
+        |format: QuantFormat| matches!(format.bits, 4 | 8) && matches!(format.zero, ZeroPoint::Constant(_));
     match weight {
         DType::F16 => true,
         DType::Packed(format) => exact(format),
@@ -84,7 +85,7 @@ fn is_movement(op: &Op) -> bool {
 
 /// How large values become.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Range {
+enum MagnitudeClass {
     /// As those of norms: parameters times some ten.
     Bounded,
     /// As results of products.
@@ -94,36 +95,36 @@ enum Range {
 }
 
 /// `states`: those that are looked at already.
-fn range(f: &Function, v: ValueId, states: &mut Vec<StateId>) -> Range {
-    let Some(node) = f.def(v) else { return Range::Open };
+fn range(f: &Function, v: ValueId, states: &mut Vec<StateId>) -> MagnitudeClass {
+    let Some(node) = f.def(v) else { return MagnitudeClass::Open };
     match node.op {
         Op::Param(_) | Op::Constant { .. } | Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => {
-            Range::Bounded
+            MagnitudeClass::Bounded
         }
         // Averages of values, which caches in f16 hold as well.
-        Op::Attention(_) => Range::Bounded,
-        Op::Unary(UnOp::Tanh | UnOp::Sigmoid | UnOp::Erf | UnOp::Sin | UnOp::Cos) => Range::Bounded,
-        Op::Binary(BinOp::Mul) if node.inputs[0] == node.inputs[1] => Range::Squared,
+        Op::Attention(_) => MagnitudeClass::Bounded,
+        Op::Unary(UnOp::Tanh | UnOp::Sigmoid | UnOp::Erf | UnOp::Sin | UnOp::Cos) => MagnitudeClass::Bounded,
+        Op::Binary(BinOp::Mul) if node.inputs[0] == node.inputs[1] => MagnitudeClass::Squared,
         Op::StateRead(state) if !states.contains(&state) => {
             states.push(state);
-            let writes = |n: &Node| n.op == Op::StateWrite(state);
+            let writes = |n: &GraphNode| n.op == Op::StateWrite(state);
             let written = f.live().find(|(_, n)| writes(n)).map(|(_, n)| n.inputs[0]);
-            written.map_or(Range::Open, |v| range(f, v, states))
+            written.map_or(MagnitudeClass::Open, |v| range(f, v, states))
         }
         Op::Slice { .. } | Op::Concat { .. } | Op::Permute { .. } | Op::SequenceSplit { .. } => {
             most(f, node, states)
         }
         ref op if op.is_elementwise() || is_movement(op) => most(f, node, states),
-        _ => Range::Open,
+        _ => MagnitudeClass::Open,
     }
 }
 
-fn most(f: &Function, node: &Node, states: &mut Vec<StateId>) -> Range {
+fn most(f: &Function, node: &GraphNode, states: &mut Vec<StateId>) -> MagnitudeClass {
     let ranges = node.inputs.iter().map(|&v| range(f, v, states));
-    ranges.max().unwrap_or(Range::Bounded)
+    ranges.max().unwrap_or(MagnitudeClass::Bounded)
 }
 
-fn range_at(at: &At) -> Option<Range> {
+fn range_at(at: &MatchSite) -> Option<MagnitudeClass> {
     let x = unmoved(at.f, at.node()?.inputs[0]);
     // The kernel that makes them rounds them, too.
     let node = at.f.def(x)?;
@@ -136,32 +137,32 @@ fn range_at(at: &At) -> Option<Range> {
     rounds.then(|| range(at.f, x, &mut Vec::new()))
 }
 
-fn is_square(at: &At) -> bool {
-    range_at(at) == Some(Range::Squared)
+fn is_square(at: &MatchSite) -> bool {
+    range_at(at) == Some(MagnitudeClass::Squared)
 }
 
-fn is_bounded(at: &At) -> bool {
-    range_at(at) == Some(Range::Bounded)
+fn is_bounded(at: &MatchSite) -> bool {
+    range_at(at) == Some(MagnitudeClass::Bounded)
 }
 
-fn is_made(at: &At) -> bool {
-    range_at(at) == Some(Range::Open)
+fn is_made(at: &MatchSite) -> bool {
+    range_at(at) == Some(MagnitudeClass::Open)
 }
 
 // ---- what takes their place
 
-fn to_bf16(b: &mut Build) -> Result<ValueId, OpError> {
+fn to_bf16(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     with(b, |b, x| b.op(Op::Cast(DType::BF16), &[x]))
 }
 
-fn to_f16(b: &mut Build) -> Result<ValueId, OpError> {
+fn to_f16(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     with(b, |b, x| b.op(Op::Cast(DType::F16), &[x]))
 }
 
 /// What is no number, or infinite, becomes none: nothing holds that a model computes on.
-fn to_held(b: &mut Build) -> Result<ValueId, OpError> {
+fn to_held(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     with(b, |b, x| {
-        let number = |b: &mut Build, value| b.op(Op::Constant { value, dtype: DType::F32 }, &[]);
+        let number = |b: &mut RewriteBuilder, value| b.op(Op::Constant { value, dtype: DType::F32 }, &[]);
         let [least, most, zero] = [number(b, -LARGEST)?, number(b, LARGEST)?, number(b, 0.0)?];
         let held = b.op(Op::Binary(BinOp::Min), &[x, most])?;
         let held = b.op(Op::Binary(BinOp::Max), &[held, least])?;
@@ -174,8 +175,8 @@ fn to_held(b: &mut Build) -> Result<ValueId, OpError> {
 
 /// The product on what becomes of its activations, rounded before they are moved.
 fn with(
-    b: &mut Build,
-    round: impl Fn(&mut Build, ValueId) -> Result<ValueId, OpError>,
+    b: &mut RewriteBuilder,
+    round: impl Fn(&mut RewriteBuilder, ValueId) -> Result<ValueId, OpError>,
 ) -> Result<ValueId, OpError> {
     let mut operands = b.operands();
     let (mut x, mut moves) = (operands[0], Vec::new());

@@ -5,16 +5,18 @@
 //! In the order of the step every launch goes to the first place behind all that it waits for where it may stand beside another.
 
 use crate::plan_memory::state_is_free;
-use crate::{Context, LevelCode, PassError, Program};
-use mlcc_ir::beside::{Layout, Part, beside, meets_in_threads};
-use mlcc_ir::dim::{Dim, Sym};
-use mlcc_ir::kernel::{Access, Kernel, Space};
+use crate::{LevelCode, LoweredProgram, PassContext, PassError};
+use mlcc_ir::beside::{FusedGrid, GridMember, beside, meets_in_threads};
+use mlcc_ir::dim::{Dim, SizeSymbol};
+use mlcc_ir::kernel::{Kernel, MemorySpace, ParamAccess};
 use mlcc_ir::module::StateId;
-use mlcc_ir::step::Grid;
-use mlcc_kernels::lower::cost::Cost;
-use mlcc_kernels::lower::kernel::Made;
-use mlcc_kernels::lower::plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Work};
-use mlcc_kernels::lower::{Lowered, only_launched};
+use mlcc_ir::step::LaunchGrid;
+use mlcc_kernels::lower::cost::LaunchCost;
+use mlcc_kernels::lower::kernel::KernelExplanation;
+use mlcc_kernels::lower::plan::{
+    BufferArg, BufferId, BufferKind, LaunchWork, LoweredBuffer, LoweredEntry, LoweredLaunch,
+};
+use mlcc_kernels::lower::{LoweredModule, only_launched};
 use std::collections::BTreeMap;
 
 const PASS: &str = "join_launches";
@@ -28,10 +30,10 @@ const SMALL_BYTES: i64 = 64 << 10;
 /// all the same.
 const FEW_BLOCKS: i64 = 64;
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let mut fewer = 0;
     for level in &mut program.levels {
-        let mut joined = Joined::default();
+        let mut joined = JoinedKernels::default();
         for number in 0..level.lowered.entries.len() {
             if on_gpu(&level.lowered.entries[number]) {
                 fewer += join(level, number, &mut joined, ctx)?;
@@ -51,8 +53,8 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
 fn join(
     level: &mut LevelCode,
     number: usize,
-    joined: &mut Joined,
-    ctx: &mut Context,
+    joined: &mut JoinedKernels,
+    ctx: &mut PassContext,
 ) -> Result<usize, PassError> {
     let entry = &mut level.lowered.entries[number];
     new_states_last(entry);
@@ -70,13 +72,13 @@ fn join(
     Ok(before - groups.len())
 }
 
-fn on_gpu(entry: &Entry) -> bool {
+fn on_gpu(entry: &LoweredEntry) -> bool {
     entry.launches.iter().any(|launch| launch.grid.is_some())
 }
 
 /// What makes nothing but new states goes behind the last reader of the old ones, so that it may write where these lie: to the end here, from
 /// where it comes beside the first launch behind that reader that has a place for it.
-fn new_states_last(entry: &mut Entry) {
+fn new_states_last(entry: &mut LoweredEntry) {
     let mut last = Vec::new();
     for number in (0..entry.launches.len()).rev() {
         if waits_for_old_states(entry, number) {
@@ -87,41 +89,42 @@ fn new_states_last(entry: &mut Entry) {
 }
 
 /// Whether a launch makes new values of states alone, which nothing else reads, before the old ones have been read.
-fn waits_for_old_states(entry: &Entry, number: usize) -> bool {
+fn waits_for_old_states(entry: &LoweredEntry, number: usize) -> bool {
     let launch = &entry.launches[number];
     let mut old = Vec::new();
     for arg in &launch.args {
-        let Buffer { memory, ref bytes, .. } = entry.buffers[arg.buffer];
+        let LoweredBuffer { memory, ref bytes, .. } = entry.buffers[arg.buffer];
         // What it reads stays until then.
         let small = bytes.as_const().is_some_and(|bytes| bytes <= SMALL_BYTES);
         let updated = entry.updates.iter().find(|(_, value)| *value == arg.buffer).map(|(state, _)| *state);
         match (arg.access, memory) {
-            (Access::Out, Memory::Temp) if small => match updated {
-                Some(state) => old.push(Memory::State(state)),
+            (ParamAccess::Out, BufferKind::Temp) if small => match updated {
+                Some(state) => old.push(BufferKind::State(state)),
                 None => return false,
             },
-            (Access::In, Memory::Temp) if small && updated.is_none() => {}
-            (Access::In, Memory::Param(_)) => {}
+            (ParamAccess::In, BufferKind::Temp) if small && updated.is_none() => {}
+            (ParamAccess::In, BufferKind::Param(_)) => {}
             _ => return false,
         }
     }
-    let made =
-        |arg: &Arg| launch.args.iter().any(|own| own.access == Access::Out && own.buffer == arg.buffer);
-    let is_old = |arg: &Arg| old.contains(&entry.buffers[arg.buffer].memory);
+    let made = |arg: &BufferArg| {
+        launch.args.iter().any(|own| own.access == ParamAccess::Out && own.buffer == arg.buffer)
+    };
+    let is_old = |arg: &BufferArg| old.contains(&entry.buffers[arg.buffer].memory);
     let later = || entry.launches[number + 1..].iter().flat_map(|launch| &launch.args);
     later().any(is_old) && !later().any(made)
 }
 
 /// Copies of new states that cannot be made where the old ones are become launches: these may stand beside others.
-fn copies_as_launches(entry: &mut Entry) {
+fn copies_as_launches(entry: &mut LoweredEntry) {
     let (updates, copies) = (std::mem::take(&mut entry.updates), std::mem::take(&mut entry.copies));
     let mut later = Vec::new();
     let mut seen = Vec::new();
     for ((state, value), copy) in updates.into_iter().zip(copies) {
-        let old = entry.buffers.iter().find(|(_, b)| b.memory == Memory::State(state)).map(|(id, _)| id);
+        let old = entry.buffers.iter().find(|(_, b)| b.memory == BufferKind::State(state)).map(|(id, _)| id);
         let in_place = old.is_some_and(|old| !seen.contains(&value) && state_is_free(entry, old, value));
         // One state that becomes another's old value: `plan_memory` refuses it.
-        let exchanged = matches!(entry.buffers[value].memory, Memory::State(_)) && old != Some(value);
+        let exchanged = matches!(entry.buffers[value].memory, BufferKind::State(_)) && old != Some(value);
         seen.push(value);
         if in_place || exchanged || copy.grid.is_none() {
             entry.updates.push((state, value));
@@ -134,13 +137,13 @@ fn copies_as_launches(entry: &mut Entry) {
 }
 
 /// Which launches of an entry are to be one, in the order in which they are to run.
-fn groups(lowered: &Lowered, entry: &Entry) -> Vec<Vec<usize>> {
+fn groups(lowered: &LoweredModule, entry: &LoweredEntry) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
-    let mut last: BTreeMap<Place, Touched> = BTreeMap::new();
+    let mut last: BTreeMap<OrderedMemory, AccessFrontier> = BTreeMap::new();
     for (number, launch) in entry.launches.iter().enumerate() {
-        let places = || launch.args.iter().map(|arg| (Place::of(entry, arg.buffer), arg.access));
+        let places = || launch.args.iter().map(|arg| (OrderedMemory::of(entry, arg.buffer), arg.access));
         // Behind whoever wrote what it touches, and whoever read what it writes.
-        let after = |(place, access): (Place, Access)| {
+        let after = |(place, access): (OrderedMemory, ParamAccess)| {
             let touched = last.get(&place).copied().unwrap_or_default();
             if access.writes() { touched.write.max(touched.read) } else { touched.write }
         };
@@ -170,19 +173,19 @@ fn groups(lowered: &Lowered, entry: &Entry) -> Vec<Vec<usize>> {
 
 /// What launches touch, as far as their order counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
+enum OrderedMemory {
     Buffer(BufferId),
     /// A state: its old and its new value, or all rows of a cache and the new ones.
     State(StateId),
 }
 
-impl Place {
-    fn of(entry: &Entry, buffer: BufferId) -> Place {
+impl OrderedMemory {
+    fn of(entry: &LoweredEntry, buffer: BufferId) -> OrderedMemory {
         match entry.buffers[buffer].memory {
-            Memory::State(state) | Memory::NewRows(state) => Place::State(state),
+            BufferKind::State(state) | BufferKind::NewRows(state) => OrderedMemory::State(state),
             _ => match entry.updates.iter().find(|(_, value)| *value == buffer) {
-                Some((state, _)) => Place::State(*state),
-                None => Place::Buffer(buffer),
+                Some((state, _)) => OrderedMemory::State(*state),
+                None => OrderedMemory::Buffer(buffer),
             },
         }
     }
@@ -190,13 +193,13 @@ impl Place {
 
 /// The first groups that may come after the last one which reads a place, and after the last one which writes to it.
 #[derive(Clone, Copy, Default)]
-struct Touched {
+struct AccessFrontier {
     read: usize,
     write: usize,
 }
 
-fn may_be_one(lowered: &Lowered, entry: &Entry, launches: &[&LoweredLaunch]) -> bool {
-    let shapes = launches.iter().map(|launch| Shape::of(lowered, launch)).collect::<Option<Vec<_>>>();
+fn may_be_one(lowered: &LoweredModule, entry: &LoweredEntry, launches: &[&LoweredLaunch]) -> bool {
+    let shapes = launches.iter().map(|launch| LaunchShape::of(lowered, launch)).collect::<Option<Vec<_>>>();
     let Some(shapes) = shapes else { return false };
     let args: usize = shapes.iter().map(|shape| shape.kernel.params.len()).sum();
     let grids: Vec<&[Dim; 3]> = shapes.iter().map(|shape| &shape.grid.blocks).collect();
@@ -207,37 +210,37 @@ fn may_be_one(lowered: &Lowered, entry: &Entry, launches: &[&LoweredLaunch]) -> 
         && args <= MOST_ARGS
         && launches.windows(2).all(|pair| alike(pair[0], pair[1]))
         && sizes(lowered, launches).is_some()
-        && Layout::of(&grids).is_some()
+        && FusedGrid::of(&grids).is_some()
         && shapes.iter().all(|shape| shapes.iter().all(|other| shape.fits(other)))
 }
 
 /// Products stand beside products alone: `ptxas` orders the loads of a loop less well where anything else is in the kernel, and a loop over
 /// weights is where the time goes (with a copy beside it a product of 2560 x 10240 was predicted to take 1.45 times as long).
-fn reads_weights(entry: &Entry, launch: &LoweredLaunch) -> bool {
+fn reads_weights(entry: &LoweredEntry, launch: &LoweredLaunch) -> bool {
     const MATRIX_BYTES: i64 = 128 << 10;
     launch.args.iter().map(|arg| &entry.buffers[arg.buffer]).any(|buffer| {
         let matrix = buffer.bytes.as_const().is_some_and(|bytes| bytes >= MATRIX_BYTES);
-        matrix && matches!(buffer.memory, Memory::Param(_))
+        matrix && matches!(buffer.memory, BufferKind::Param(_))
     })
 }
 
 /// What a launch takes of a GPU.
-struct Shape<'a> {
+struct LaunchShape<'a> {
     kernel: &'a Kernel,
-    grid: &'a Grid,
+    grid: &'a LaunchGrid,
     shared_bytes: i64,
 }
 
-impl<'a> Shape<'a> {
-    fn of(lowered: &'a Lowered, launch: &'a LoweredLaunch) -> Option<Shape<'a>> {
+impl<'a> LaunchShape<'a> {
+    fn of(lowered: &'a LoweredModule, launch: &'a LoweredLaunch) -> Option<LaunchShape<'a>> {
         let kernel = &lowered.kernels[launch.kernel()?];
-        let shared = kernel.bufs.values().filter(|buf| buf.space == Space::Shared);
+        let shared = kernel.bufs.values().filter(|buf| buf.space == MemorySpace::Shared);
         let bytes = shared.map(|buf| buf.len.as_const().unwrap_or(0) * buf.dtype.bytes().unwrap_or(1) as i64);
-        Some(Shape { kernel, grid: launch.grid.as_ref()?, shared_bytes: bytes.sum() })
+        Some(LaunchShape { kernel, grid: launch.grid.as_ref()?, shared_bytes: bytes.sum() })
     }
 
     /// Whether blocks as large as those of the other kernel do no harm to this one.
-    fn fits(&self, other: &Shape) -> bool {
+    fn fits(&self, other: &LaunchShape) -> bool {
         let no_wider = (0..3).all(|axis| other.grid.threads[axis] <= self.grid.threads[axis]);
         let few = self.grid.blocks.iter().try_fold(1, |product, blocks| Some(product * blocks.as_const()?));
         let harmless = no_wider && other.shared_bytes <= self.shared_bytes;
@@ -246,8 +249,8 @@ impl<'a> Shape<'a> {
 }
 
 /// The sizes that kernels take together: of each symbol one. `None` if two take different ones by the same name.
-fn sizes(lowered: &Lowered, group: &[&LoweredLaunch]) -> Option<Vec<(Sym, Dim)>> {
-    let mut sizes: Vec<(Sym, Dim)> = Vec::new();
+fn sizes(lowered: &LoweredModule, group: &[&LoweredLaunch]) -> Option<Vec<(SizeSymbol, Dim)>> {
+    let mut sizes: Vec<(SizeSymbol, Dim)> = Vec::new();
     for launch in group {
         let kernel = &lowered.kernels[launch.kernel()?];
         for (&(sym, _), dim) in kernel.dims.iter().zip(&launch.dims) {
@@ -263,24 +266,25 @@ fn sizes(lowered: &Lowered, group: &[&LoweredLaunch]) -> Option<Vec<(Sym, Dim)>>
 
 /// Kernels that were made of several, by their numbers.
 #[derive(Default)]
-struct Joined {
+struct JoinedKernels {
     kernels: BTreeMap<Vec<usize>, usize>,
 }
 
-impl Joined {
+impl JoinedKernels {
     /// One launch of all. `None` if kernels are none that can stand beside each other.
-    fn launch(&mut self, lowered: &mut Lowered, group: Vec<LoweredLaunch>) -> Option<LoweredLaunch> {
+    fn launch(&mut self, lowered: &mut LoweredModule, group: Vec<LoweredLaunch>) -> Option<LoweredLaunch> {
         if let [one] = &group[..] {
             return Some(one.clone());
         }
         let members: Vec<&LoweredLaunch> = group.iter().collect();
         let sizes = sizes(lowered, &members)?;
         let numbers: Vec<usize> = members.iter().map(|launch| launch.kernel()).collect::<Option<_>>()?;
-        let grids: Vec<&Grid> = members.iter().map(|launch| launch.grid.as_ref()).collect::<Option<_>>()?;
+        let grids: Vec<&LaunchGrid> =
+            members.iter().map(|launch| launch.grid.as_ref()).collect::<Option<_>>()?;
         let blocks: Vec<&[Dim; 3]> = grids.iter().map(|grid| &grid.blocks).collect();
-        let layout = Layout::of(&blocks)?;
+        let layout = FusedGrid::of(&blocks)?;
         let threads = [0, 1, 2].map(|axis| grids.iter().map(|grid| grid.threads[axis]).max().unwrap_or(1));
-        let grid = Grid { blocks: layout.blocks.clone(), threads };
+        let grid = LaunchGrid { blocks: layout.blocks.clone(), threads };
         let kernel = match self.kernels.get(&numbers) {
             Some(known) => *known,
             None => {
@@ -294,7 +298,7 @@ impl Joined {
             .iter()
             .map(|(sym, _)| sizes.iter().find(|(known, _)| known == sym).map(|(_, dim)| dim.clone()));
         Some(LoweredLaunch {
-            work: Work::Kernel(kernel),
+            work: LaunchWork::Kernel(kernel),
             args: arguments(&group),
             dims: dims.collect::<Option<_>>()?,
             grid: Some(grid),
@@ -304,8 +308,8 @@ impl Joined {
     }
 }
 
-fn arguments(group: &[LoweredLaunch]) -> Vec<Arg> {
-    let mut args: Vec<Arg> = Vec::new();
+fn arguments(group: &[LoweredLaunch]) -> Vec<BufferArg> {
+    let mut args: Vec<BufferArg> = Vec::new();
     for launch in group {
         let before = args.len();
         args.extend(launch.args.iter().cloned().map(|mut arg| {
@@ -317,24 +321,30 @@ fn arguments(group: &[LoweredLaunch]) -> Vec<Arg> {
 }
 
 /// Adds the kernel of several.
-fn make(lowered: &mut Lowered, numbers: &[usize], blocks: &[&[Dim; 3]], layout: &Layout) -> Option<usize> {
+fn make(
+    lowered: &mut LoweredModule,
+    numbers: &[usize],
+    blocks: &[&[Dim; 3]],
+    layout: &FusedGrid,
+) -> Option<usize> {
     let kernels = numbers.iter().map(|&number| &lowered.kernels[number]);
-    let parts: Vec<Part> = kernels.zip(blocks).map(|(kernel, blocks)| Part { kernel, blocks }).collect();
+    let parts: Vec<GridMember> =
+        kernels.zip(blocks).map(|(kernel, blocks)| GridMember { kernel, blocks }).collect();
     let kernel = beside(&name(lowered, numbers), &parts, layout)?;
     if lowered.costs.len() == lowered.kernels.len() {
-        let costs: Vec<&Cost> = numbers.iter().map(|&number| &lowered.costs[number]).collect();
-        lowered.costs.push(Cost::together(&costs));
+        let costs: Vec<&LaunchCost> = numbers.iter().map(|&number| &lowered.costs[number]).collect();
+        lowered.costs.push(LaunchCost::together(&costs));
     }
     if lowered.made.len() == lowered.kernels.len() {
-        let made: Vec<&Made> = numbers.iter().map(|&number| &lowered.made[number]).collect();
-        lowered.made.push(Made::together(&made));
+        let made: Vec<&KernelExplanation> = numbers.iter().map(|&number| &lowered.made[number]).collect();
+        lowered.made.push(KernelExplanation::together(&made));
     }
     lowered.kernels.push(kernel);
     Some(lowered.kernels.len() - 1)
 }
 
 /// `keys_x2_beside_gate`: which kernels there are, and how many of each that follow one another; the first ones of many.
-fn name(lowered: &Lowered, numbers: &[usize]) -> String {
+fn name(lowered: &LoweredModule, numbers: &[usize]) -> String {
     const NAMED: usize = 2;
     let runs: Vec<&[usize]> = numbers.chunk_by(|a, b| a == b).collect();
     let named = runs.iter().take(NAMED).map(|run| {

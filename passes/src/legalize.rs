@@ -1,9 +1,9 @@
 //! What lowering needs and models need not give: products of matrices have rank 2, a new state value is not another
 //! state's or a parameter's memory. What no kernel can do is refused here, by name.
 
-use crate::pattern::{At, OpKind, any, op};
-use crate::rewrite::{Build, Misses, Rewrite, apply};
-use crate::{Context, PassError, Program};
+use crate::pattern::{MatchSite, OpKind, any, op};
+use crate::rewrite::{NearMisses, RewriteBuilder, RewriteRule, apply};
+use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, FunctionKind, ValueId};
 use mlcc_ir::module::{Module, StateId};
@@ -14,9 +14,9 @@ use mlcc_kernels::scan::{is_channelwise, shape_of};
 
 const PASS: &str = "legalize";
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     check(&program.module)?;
-    let flatten = Rewrite {
+    let flatten = RewriteRule {
         name: "product of batched rows as one matrix",
         pattern: op(OpKind::MatMul, [any("x"), any("w")])
             .when("has a transposed weight of rank 2", |at| {
@@ -28,7 +28,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
             }),
         build: flatten,
     };
-    let mut changes = apply(program, ctx, PASS, &[flatten], Misses::Tell)?;
+    let mut changes = apply(program, ctx, PASS, &[flatten], NearMisses::Tell)?;
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         let f = &program.module.functions[id];
         let (rebuilt, n) = own_states(&program.module, f).map_err(PassError::op(PASS))?;
@@ -66,7 +66,7 @@ fn check(module: &Module) -> Result<(), PassError> {
 }
 
 /// All leading axes of the first operand as one.
-fn rows_of(at: &At) -> Option<Dim> {
+fn rows_of(at: &MatchSite) -> Option<Dim> {
     let x = at.operand(0)?;
     leading(&x.dims)
 }
@@ -75,7 +75,7 @@ fn leading(dims: &[Dim]) -> Option<Dim> {
     dims[..dims.len().checked_sub(1)?].iter().try_fold(Dim::from(1), |a, d| a.mul(d))
 }
 
-fn flatten(b: &mut Build) -> Result<ValueId, OpError> {
+fn flatten(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     let (x, w) = (b.get("x"), b.get("w"));
     let mut dims = b.f.ty(x).dims.clone();
     let k = dims.last().cloned().unwrap_or(Dim::from(1));
@@ -89,18 +89,18 @@ fn flatten(b: &mut Build) -> Result<ValueId, OpError> {
 }
 
 /// Where a value's memory comes from, if no kernel makes it.
-enum Origin {
+enum ValueOrigin {
     State(StateId),
     Other,
 }
 
-fn origin(f: &Function, mut v: ValueId) -> Option<Origin> {
+fn origin(f: &Function, mut v: ValueId) -> Option<ValueOrigin> {
     loop {
         match f.def(v).map(|n| (&n.op, &n.inputs)) {
-            None => return Some(Origin::Other),
+            None => return Some(ValueOrigin::Other),
             Some((Op::Reshape { .. }, inputs)) => v = inputs[0],
-            Some((Op::StateRead(s), _)) => return Some(Origin::State(*s)),
-            Some((Op::Param(_), _)) => return Some(Origin::Other),
+            Some((Op::StateRead(s), _)) => return Some(ValueOrigin::State(*s)),
+            Some((Op::Param(_), _)) => return Some(ValueOrigin::Other),
             Some(_) => return None,
         }
     }
@@ -117,7 +117,7 @@ fn own_states(module: &Module, f: &Function) -> Result<(Function, usize), OpErro
         let Op::StateWrite(state) = op else { return Ok(None) };
         match origin(out, inputs[0]) {
             None => return Ok(None),
-            Some(Origin::State(s)) if s == *state => {}
+            Some(ValueOrigin::State(s)) if s == *state => {}
             Some(_) => {
                 // A cast to the same type is a copy: `canonicalize`, which removes such casts, has run.
                 let copy = out.append(module, Op::Cast(out.ty(inputs[0]).dtype), inputs)?;

@@ -1,6 +1,6 @@
 //! The passes of mlcc and their order ([`pipeline::PIPELINE`]).
 //!
-//! A pass is one function over a [`Program`]: no I/O, no environment. Optimizing passes may be switched off and the
+//! A pass is one function over a [`LoweredProgram`]: no I/O, no environment. Optimizing passes may be switched off and the
 //! result is still right, only slower.
 
 pub mod canonicalize;
@@ -39,8 +39,8 @@ pub mod shard;
 pub mod text;
 pub mod verify;
 
-pub use context::{Context, Options, PassError};
-pub use dynamic_shares::PieceWork;
+pub use context::{PassContext, PassError, PassOptions};
+pub use dynamic_shares::ChunkWork;
 pub use pipeline::{PIPELINE, Pass, run_pass, run_passes, run_pipeline};
 pub use policy::QuantPolicy;
 pub use quantize_cache::CacheType;
@@ -48,8 +48,8 @@ pub use scheme::QuantScheme;
 pub use shard::{ShardError, TpMode};
 
 use mlcc_ir::module::Module;
-use mlcc_ir::step::Step;
-use mlcc_kernels::lower::Lowered;
+use mlcc_ir::step::StepProgram;
+use mlcc_kernels::lower::LoweredModule;
 use mlcc_kernels::params::KernelTarget;
 use mlcc_quant::PackOptions;
 use plan_memory::MemoryPlan;
@@ -57,7 +57,7 @@ use std::collections::BTreeMap;
 
 /// The module being compiled, and what lowering made of it for each CPU level (or for the one GPU).
 #[derive(Clone)]
-pub struct Program {
+pub struct LoweredProgram {
     pub module: Module,
     pub levels: Vec<LevelCode>,
     pub memory: Option<MemoryPlan>,
@@ -72,13 +72,19 @@ pub struct Program {
 pub struct LevelCode {
     pub name: String,
     pub target: KernelTarget,
-    pub lowered: Lowered,
-    pub steps: Vec<Step>,
+    pub lowered: LoweredModule,
+    pub steps: Vec<StepProgram>,
 }
 
-impl Program {
-    pub fn new(module: Module) -> Program {
-        Program { module, levels: Vec::new(), memory: None, pack_options: BTreeMap::new(), after: None }
+impl LoweredProgram {
+    pub fn new(module: Module) -> LoweredProgram {
+        LoweredProgram {
+            module,
+            levels: Vec::new(),
+            memory: None,
+            pack_options: BTreeMap::new(),
+            after: None,
+        }
     }
     /// How the weight writer packs a parameter.
     pub fn pack_options(&self, param: &str) -> PackOptions {

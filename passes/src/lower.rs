@@ -1,11 +1,11 @@
 //! Graph level to kernel level, once per level of the target; all levels read the same packed weights.
 
-use crate::{Context, LevelCode, PassError, Program};
+use crate::{LevelCode, LoweredProgram, PassContext, PassError};
 use mlcc_kernels::lower::{choose_packings, lower};
 
 const PASS: &str = "lower";
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let levels = ctx.options.levels.clone();
     let (_, best) = levels.first().ok_or_else(|| PassError::internal(PASS, "no target level"))?;
     program.levels.clear();

@@ -5,13 +5,13 @@
 //! Parameters are shared by the entry functions, so a set is merged only if every function that reads one of them reads
 //! all of them in this way.
 
-use crate::pattern::{At, OpKind, any, op};
-use crate::rewrite::{Build, Misses, Rewrite, apply};
-use crate::{Context, PassError, Program};
+use crate::pattern::{MatchSite, OpKind, any, op};
+use crate::rewrite::{NearMisses, RewriteBuilder, RewriteRule, apply};
+use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, NodeId, ValueId};
 use mlcc_ir::kernel::BinOp;
-use mlcc_ir::module::{Module, Param, ParamId, ParamSource};
+use mlcc_ir::module::{ModelParam, Module, ParamId, ParamSource};
 use mlcc_ir::ops::{Op, OpError};
 use mlcc_ir::types::{DType, TensorType};
 use petgraph::Direction::Outgoing;
@@ -20,19 +20,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const PASS: &str = "merge_projections";
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let merged: Vec<Vec<ParamId>> = agreed_sets(program);
-    let mut joined: Vec<Joined> = Vec::new();
+    let mut joined: Vec<FusedProjection> = Vec::new();
     for set in merged.iter().cloned() {
         let biases = agreed_biases(&program.module, &set);
         let weight = join(program, &set);
         let bias = biases.map(|set| join(program, &set));
         ctx.note(format!("{} as one", program.module.params[weight].name));
-        joined.push(Joined { set, weight, bias });
+        joined.push(FusedProjection { set, weight, bias });
     }
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         let f = &program.module.functions[id];
-        let merges: Vec<Merge> = joined.iter().filter_map(|joined| Merge::new(f, joined)).collect();
+        let merges: Vec<ProjectionSite> =
+            joined.iter().filter_map(|joined| ProjectionSite::new(f, joined)).collect();
         if !merges.is_empty() {
             let rebuilt = rebuild(&program.module, f, &merges).map_err(PassError::op(PASS))?;
             program.module.functions[id] = rebuilt;
@@ -42,14 +43,14 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
         let split = op(OpKind::Reshape, [op(OpKind::Slice, [any("x")]).named("slice")])
             .when("divides the columns of a slice into whole heads", |at| heads_of(at).is_some());
         let rewrite =
-            Rewrite { name: "heads of a slice as a slice of heads", pattern: split, build: slice_heads };
-        apply(program, ctx, PASS, &[rewrite], Misses::Skip)?;
+            RewriteRule { name: "heads of a slice as a slice of heads", pattern: split, build: slice_heads };
+        apply(program, ctx, PASS, &[rewrite], NearMisses::Skip)?;
     }
     Ok(merged.len())
 }
 
 /// Columns of a head, where a slice of columns becomes `[.., heads, size]` and starts with a whole head.
-fn heads_of(at: &At) -> Option<i64> {
+fn heads_of(at: &MatchSite) -> Option<i64> {
     let slice = at.f.def(at.node()?.inputs[0])?;
     let Op::Slice { axis, start, .. } = &slice.op else { return None };
     let (x, out) = (at.f.ty(slice.inputs[0]), at.ty());
@@ -60,7 +61,7 @@ fn heads_of(at: &At) -> Option<i64> {
 }
 
 /// The reshape is a view of the product, so that users read the slice where they need it.
-fn slice_heads(b: &mut Build) -> Result<ValueId, OpError> {
+fn slice_heads(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     let (Op::Slice { axis, start, .. }, Op::Reshape { dims }) =
         (b.captured_op("slice").clone(), b.root().clone())
     else {
@@ -95,7 +96,7 @@ fn product_of(f: &Function, param: ParamId) -> Option<NodeId> {
 }
 
 /// Sets of at least two parameters that every function agrees on, each in order of declaration.
-fn agreed_sets(program: &Program) -> Vec<Vec<ParamId>> {
+fn agreed_sets(program: &LoweredProgram) -> Vec<Vec<ParamId>> {
     // Looked at once: a model of 100 layers has hundreds of sets in thousands of nodes.
     let functions = program.module.functions.values();
     let functions: Vec<_> = functions
@@ -121,7 +122,7 @@ fn param_uses(f: &Function) -> BTreeMap<ParamId, usize> {
 }
 
 /// Weights of products with equal op and inputs, stored and packed alike.
-fn sets_of(program: &Program, f: &Function) -> Vec<Vec<ParamId>> {
+fn sets_of(program: &LoweredProgram, f: &Function) -> Vec<Vec<ParamId>> {
     type Key = (String, Vec<ValueId>, DType, String);
     let mut found: BTreeMap<Key, Vec<ParamId>> = BTreeMap::new();
     for (id, _) in f.live() {
@@ -174,11 +175,11 @@ fn agreed_biases(module: &Module, set: &[ParamId]) -> Option<Vec<ParamId>> {
 }
 
 /// Declares the parameter that joins a set.
-fn join(program: &mut Program, set: &[ParamId]) -> ParamId {
-    let parts: Vec<&Param> = set.iter().map(|&p| &program.module.params[p]).collect();
+fn join(program: &mut LoweredProgram, set: &[ParamId]) -> ParamId {
+    let parts: Vec<&ModelParam> = set.iter().map(|&p| &program.module.params[p]).collect();
     let rows = parts.iter().fold(Dim::from(0), |sum, p| sum.add(&p.ty.dims[0]));
     let names: Vec<&str> = parts.iter().map(|p| p.name.as_str()).collect();
-    let joined = Param {
+    let joined = ModelParam {
         name: names.join("+"),
         ty: TensorType::new(
             parts[0].ty.dtype,
@@ -194,9 +195,9 @@ fn join(program: &mut Program, set: &[ParamId]) -> ParamId {
 }
 
 /// The sources one behind the other; where one has parts of ranks, those of each rank.
-fn joined_source(params: &[&Param]) -> ParamSource {
+fn joined_source(params: &[&ModelParam]) -> ParamSource {
     let of_rank = |rank| params.iter().filter_map(|p| p.source.of_rank(rank).cloned()).collect();
-    let ranks = |param: &&Param| match &param.source {
+    let ranks = |param: &&ModelParam| match &param.source {
         ParamSource::Ranks(parts) => Some(parts.len()),
         _ => None,
     };
@@ -209,29 +210,29 @@ fn joined_source(params: &[&Param]) -> ParamSource {
 }
 
 /// A set of parameters, and those that take its place.
-struct Joined {
+struct FusedProjection {
     set: Vec<ParamId>,
     weight: ParamId,
     bias: Option<ParamId>,
 }
 
 /// A set in a function: its products, in the order of the joined rows, and what adds their biases, if those are joined.
-struct Merge<'a> {
-    joined: &'a Joined,
+struct ProjectionSite<'a> {
+    joined: &'a FusedProjection,
     products: Vec<NodeId>,
     biased: Vec<NodeId>,
 }
 
-impl<'a> Merge<'a> {
+impl<'a> ProjectionSite<'a> {
     /// `None` where the function does not read the parameters.
-    fn new(f: &Function, joined: &'a Joined) -> Option<Merge<'a>> {
+    fn new(f: &Function, joined: &'a FusedProjection) -> Option<ProjectionSite<'a>> {
         let products: Option<Vec<NodeId>> = joined.set.iter().map(|&p| product_of(f, p)).collect();
         let products = products?;
         let biased = match joined.bias {
             Some(_) => products.iter().filter_map(|&n| bias_of(f, n).map(|(add, _)| add)).collect(),
             None => vec![],
         };
-        Some(Merge { joined, products, biased })
+        Some(ProjectionSite { joined, products, biased })
     }
 
     /// The slices of the one product that takes the place of all, each for a product.
@@ -266,8 +267,8 @@ impl<'a> Merge<'a> {
 }
 
 /// Replaces products, and what adds their biases, by slices of joined ones: of all sets at once, because a deep model has hundreds.
-fn rebuild(module: &Module, f: &Function, merges: &[Merge<'_>]) -> Result<Function, OpError> {
-    let places = |nodes: fn(&Merge<'_>) -> Vec<NodeId>| -> BTreeMap<NodeId, (usize, usize)> {
+fn rebuild(module: &Module, f: &Function, merges: &[ProjectionSite<'_>]) -> Result<Function, OpError> {
+    let places = |nodes: fn(&ProjectionSite<'_>) -> Vec<NodeId>| -> BTreeMap<NodeId, (usize, usize)> {
         let of_merge = |(m, merge)| nodes(merge).into_iter().enumerate().map(move |(i, n)| (n, (m, i)));
         merges.iter().enumerate().flat_map(of_merge).collect()
     };

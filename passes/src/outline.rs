@@ -3,9 +3,9 @@
 //! node at a time.
 
 use crate::dce::sweep;
-use crate::{Context, PassError, Program};
+use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::graph::{Function, FunctionKind, Node, NodeId, ValueId};
+use mlcc_ir::graph::{Function, FunctionKind, GraphNode, NodeId, ValueId};
 use mlcc_ir::module::{FuncId, Module};
 use mlcc_ir::ops::Op;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,13 +27,13 @@ pub fn is_top_level(op: &Op) -> bool {
     )
 }
 
-pub fn run(program: &mut Program, _: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, _: &mut PassContext) -> Result<usize, PassError> {
     let mut count = 0;
     for id in entry_functions(&program.module) {
         sweep(&mut program.module, id);
         let f = &program.module.functions[id];
-        let single = |(id, _)| Group { nodes: vec![id], copied: vec![] };
-        let groups: Vec<Group> = f.live().filter(|(_, n)| !is_top_level(&n.op)).map(single).collect();
+        let single = |(id, _)| KernelGroup { nodes: vec![id], copied: vec![] };
+        let groups: Vec<KernelGroup> = f.live().filter(|(_, n)| !is_top_level(&n.op)).map(single).collect();
         count += groups.len();
         outline(&mut program.module, id, &groups);
     }
@@ -46,7 +46,7 @@ pub fn entry_functions(module: &Module) -> Vec<FuncId> {
 
 /// What one kernel computes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Group {
+pub struct KernelGroup {
     /// In execution order.
     pub nodes: Vec<NodeId>,
     /// Those of them that are computed here for this group alone: others who need the value compute it too, or get it
@@ -56,9 +56,9 @@ pub struct Group {
 
 /// Replaces each group by a call. Every node that is not top-level belongs to exactly one group, or is copied into
 /// all that use it. Groups must not depend on each other in a circle.
-pub fn outline(module: &mut Module, id: FuncId, groups: &[Group]) {
+pub fn outline(module: &mut Module, id: FuncId, groups: &[KernelGroup]) {
     let f = module.functions[id].clone();
-    let mut outliner = Outliner::new(&f, groups);
+    let mut outliner = GroupOutliner::new(&f, groups);
     outliner.find_outputs();
     for &node in &f.body {
         outliner.emit(module, node);
@@ -68,9 +68,9 @@ pub fn outline(module: &mut Module, id: FuncId, groups: &[Group]) {
     module.functions[id] = new;
 }
 
-struct Outliner<'a> {
+struct GroupOutliner<'a> {
     f: &'a Function,
-    groups: &'a [Group],
+    groups: &'a [KernelGroup],
     /// The group that provides a node's outputs to others.
     home: BTreeMap<NodeId, usize>,
     /// Reshapes that are part of groups, and stand nowhere else.
@@ -81,8 +81,8 @@ struct Outliner<'a> {
     map: BTreeMap<ValueId, ValueId>,
 }
 
-impl<'a> Outliner<'a> {
-    fn new(f: &'a Function, groups: &'a [Group]) -> Self {
+impl<'a> GroupOutliner<'a> {
+    fn new(f: &'a Function, groups: &'a [KernelGroup]) -> Self {
         let mut home = BTreeMap::new();
         for (g, group) in groups.iter().enumerate() {
             for node in group.nodes.iter().filter(|n| !group.copied.contains(n)) {
@@ -95,13 +95,13 @@ impl<'a> Outliner<'a> {
         let outputs = vec![Vec::new(); groups.len()];
         let reshapes = groups.iter().flat_map(|group| &group.copied).copied();
         let inside = reshapes.filter(|n| is_top_level(&f.nodes[*n].op)).collect();
-        Outliner { f, groups, home, inside, outputs, done_groups: vec![false; groups.len()], new, map }
+        GroupOutliner { f, groups, home, inside, outputs, done_groups: vec![false; groups.len()], new, map }
     }
 
     /// Values that are used outside of the groups that compute them.
     fn find_outputs(&mut self) {
         let mut needed: Vec<bool> = vec![false; self.f.values.len()];
-        let stays = |(id, node): &(NodeId, &Node)| is_top_level(&node.op) && !self.inside.contains(id);
+        let stays = |(id, node): &(NodeId, &GraphNode)| is_top_level(&node.op) && !self.inside.contains(id);
         for (_, node) in self.f.live().filter(stays) {
             node.inputs.iter().for_each(|v| needed[v.index()] = true);
         }
@@ -252,10 +252,11 @@ fn describe(module: &Module, g: &Function) -> String {
         Op::Unary(_) | Op::Binary(_) | Op::SelectGe => 1,
         _ => 0,
     };
-    let main = g.live().map(|(_, n)| n).fold(None, |best: Option<&mlcc_ir::graph::Node>, n| match best {
-        Some(b) if rank(&b.op) >= rank(&n.op) => Some(b),
-        _ => Some(n),
-    });
+    let main =
+        g.live().map(|(_, n)| n).fold(None, |best: Option<&mlcc_ir::graph::GraphNode>, n| match best {
+            Some(b) if rank(&b.op) >= rank(&n.op) => Some(b),
+            _ => Some(n),
+        });
     let Some(main) = main else { return "empty".into() };
     let what = match &main.op {
         Op::Scan { body, .. } => format!("scan_{}", module.functions[*body].name),

@@ -1,11 +1,11 @@
 //! Patterns are values: `op(MatMul, [any("x"), op(Permute, [any("w")]).when("swaps the last two axes", |at| ..)])`.
 //!
 //! A pattern is held against the value that a node defines and follows operands towards the inputs. It gives named
-//! captures, or a [`Miss`] that says whether the root's op was right and what did not fit then: the first reason, for
+//! captures, or a [`MatchFailure`] that says whether the root's op was right and what did not fit then: the first reason, for
 //! `--explain-passes`.
 
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::graph::{Function, Node, NodeId, ValueId};
+use mlcc_ir::graph::{Function, GraphNode, NodeId, ValueId};
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
@@ -102,18 +102,18 @@ impl OpKind {
 }
 
 /// What a guard may look at.
-pub struct At<'a> {
+pub struct MatchSite<'a> {
     pub module: &'a Module,
     pub f: &'a Function,
     /// The value that the guarded part of the pattern has matched.
     pub value: ValueId,
-    captures: &'a Captures,
+    captures: &'a MatchCaptures,
     uses: &'a [u32],
 }
 
-impl<'a> At<'a> {
+impl<'a> MatchSite<'a> {
     /// The node that the guarded part has matched; `None` for a function's input.
-    pub fn node(&self) -> Option<&'a Node> {
+    pub fn node(&self) -> Option<&'a GraphNode> {
         self.f.def(self.value)
     }
     pub fn ty(&self) -> &'a TensorType {
@@ -135,89 +135,93 @@ impl<'a> At<'a> {
 
 /// A condition with the words that say what it asks for.
 #[derive(Clone, Copy)]
-struct Guard {
+struct PatternGuard {
     asks: &'static str,
-    holds: fn(&At) -> bool,
+    holds: fn(&MatchSite) -> bool,
 }
 
 #[derive(Clone)]
-enum What {
+enum PatternKind {
     Any,
     /// A constant, of that value if given.
     Constant(Option<f64>),
     /// The value that an earlier part has captured under the pattern's name.
     Same,
     /// An op with these operands; `None` stands for any.
-    Op(OpKind, Option<Vec<Pattern>>),
+    Op(OpKind, Option<Vec<GraphPattern>>),
 }
 
 /// See the module's head.
 #[derive(Clone)]
-pub struct Pattern {
-    what: What,
+pub struct GraphPattern {
+    what: PatternKind,
     name: Option<&'static str>,
-    guards: Vec<Guard>,
+    guards: Vec<PatternGuard>,
 }
 
 /// Any value, captured.
-pub fn any(name: &'static str) -> Pattern {
-    Pattern { what: What::Any, name: Some(name), guards: vec![] }
+pub fn any(name: &'static str) -> GraphPattern {
+    GraphPattern { what: PatternKind::Any, name: Some(name), guards: vec![] }
 }
 /// The value that an earlier part (operands are matched left to right) has captured under this name.
-pub fn same(name: &'static str) -> Pattern {
-    Pattern { what: What::Same, name: Some(name), guards: vec![] }
+pub fn same(name: &'static str) -> GraphPattern {
+    GraphPattern { what: PatternKind::Same, name: Some(name), guards: vec![] }
 }
 /// A constant of this value.
-pub fn constant(value: f64) -> Pattern {
-    Pattern { what: What::Constant(Some(value)), name: None, guards: vec![] }
+pub fn constant(value: f64) -> GraphPattern {
+    GraphPattern { what: PatternKind::Constant(Some(value)), name: None, guards: vec![] }
 }
 /// Any constant, captured.
-pub fn any_constant(name: &'static str) -> Pattern {
-    Pattern { what: What::Constant(None), name: Some(name), guards: vec![] }
+pub fn any_constant(name: &'static str) -> GraphPattern {
+    GraphPattern { what: PatternKind::Constant(None), name: Some(name), guards: vec![] }
 }
 /// An op with exactly these operands; those of commutative ops match in either order.
-pub fn op(kind: OpKind, operands: impl IntoIterator<Item = Pattern>) -> Pattern {
-    Pattern { what: What::Op(kind, Some(operands.into_iter().collect())), name: None, guards: vec![] }
+pub fn op(kind: OpKind, operands: impl IntoIterator<Item = GraphPattern>) -> GraphPattern {
+    GraphPattern {
+        what: PatternKind::Op(kind, Some(operands.into_iter().collect())),
+        name: None,
+        guards: vec![],
+    }
 }
 /// An op with any operands.
-pub fn node(kind: OpKind) -> Pattern {
-    Pattern { what: What::Op(kind, None), name: None, guards: vec![] }
+pub fn node(kind: OpKind) -> GraphPattern {
+    GraphPattern { what: PatternKind::Op(kind, None), name: None, guards: vec![] }
 }
 
-impl Pattern {
+impl GraphPattern {
     /// Captures the matched value.
-    pub fn named(mut self, name: &'static str) -> Pattern {
+    pub fn named(mut self, name: &'static str) -> GraphPattern {
         self.name = Some(name);
         self
     }
     /// Adds a condition; `asks` completes the sentence "this is not one that ...", e.g. "swaps the last two axes".
-    pub fn when(mut self, asks: &'static str, holds: fn(&At) -> bool) -> Pattern {
-        self.guards.push(Guard { asks, holds });
+    pub fn when(mut self, asks: &'static str, holds: fn(&MatchSite) -> bool) -> GraphPattern {
+        self.guards.push(PatternGuard { asks, holds });
         self
     }
 
     /// Kind of the root, if the pattern is of an op.
     pub fn root(&self) -> Option<OpKind> {
         match self.what {
-            What::Op(kind, _) => Some(kind),
-            What::Any | What::Same | What::Constant(_) => None,
+            PatternKind::Op(kind, _) => Some(kind),
+            PatternKind::Any | PatternKind::Same | PatternKind::Constant(_) => None,
         }
     }
 }
 
 /// Matched values by name; the root is always there under "".
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Captures {
+pub struct MatchCaptures {
     values: BTreeMap<&'static str, ValueId>,
 }
 
-impl Captures {
+impl MatchCaptures {
     pub fn get(&self, name: &str) -> Option<ValueId> {
         self.values.get(name).copied()
     }
 }
 
-impl std::ops::Index<&str> for Captures {
+impl std::ops::Index<&str> for MatchCaptures {
     type Output = ValueId;
     /// A name that the pattern captures.
     fn index(&self, name: &str) -> &ValueId {
@@ -227,7 +231,7 @@ impl std::ops::Index<&str> for Captures {
 
 /// Why a pattern does not match.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Miss {
+pub enum MatchFailure {
     /// The root is another op: not worth a word.
     Other,
     /// The root's op is right; the first thing that is not.
@@ -235,41 +239,41 @@ pub enum Miss {
 }
 
 /// Holds patterns against the nodes of one function.
-pub struct Matcher<'a> {
+pub struct PatternMatcher<'a> {
     module: &'a Module,
     f: &'a Function,
     uses: Vec<u32>,
 }
 
-impl<'a> Matcher<'a> {
-    pub fn new(module: &'a Module, f: &'a Function) -> Matcher<'a> {
-        Matcher { module, f, uses: f.use_counts() }
+impl<'a> PatternMatcher<'a> {
+    pub fn new(module: &'a Module, f: &'a Function) -> PatternMatcher<'a> {
+        PatternMatcher { module, f, uses: f.use_counts() }
     }
 
     /// Matches the (only) output of a node.
-    pub fn node(&self, pattern: &Pattern, id: NodeId) -> Result<Captures, Miss> {
+    pub fn node(&self, pattern: &GraphPattern, id: NodeId) -> Result<MatchCaptures, MatchFailure> {
         let node = &self.f.nodes[id];
-        let &[root] = node.outputs.as_slice() else { return Err(Miss::Other) };
+        let &[root] = node.outputs.as_slice() else { return Err(MatchFailure::Other) };
         if pattern.root().is_some_and(|kind| kind != OpKind::of(&node.op)) {
-            return Err(Miss::Other);
+            return Err(MatchFailure::Other);
         }
-        let mut captures = Captures::default();
+        let mut captures = MatchCaptures::default();
         captures.values.insert("", root);
-        self.value(pattern, root, &mut captures).map_err(Miss::Near)?;
+        self.value(pattern, root, &mut captures).map_err(MatchFailure::Near)?;
         Ok(captures)
     }
 
-    fn value(&self, pattern: &Pattern, v: ValueId, captures: &mut Captures) -> Result<(), String> {
+    fn value(&self, pattern: &GraphPattern, v: ValueId, captures: &mut MatchCaptures) -> Result<(), String> {
         let found = self.f.def(v);
         match &pattern.what {
-            What::Any => {}
-            What::Same => {
+            PatternKind::Any => {}
+            PatternKind::Same => {
                 let name = pattern.name.unwrap_or_default();
                 if captures.get(name) != Some(v) {
                     return Err(format!("{} is not the same value as {name}", self.describe(v)));
                 }
             }
-            What::Constant(wanted) => {
+            PatternKind::Constant(wanted) => {
                 let Some(Op::Constant { value, .. }) = found.map(|n| &n.op) else {
                     return Err(format!("{} is not a constant", self.describe(v)));
                 };
@@ -277,7 +281,7 @@ impl<'a> Matcher<'a> {
                     return Err(format!("the constant is {value}"));
                 }
             }
-            What::Op(kind, operands) => {
+            PatternKind::Op(kind, operands) => {
                 let Some(node) = found.filter(|n| OpKind::of(&n.op) == *kind) else {
                     return Err(format!("{} is not a {kind:?}", self.describe(v)));
                 };
@@ -286,11 +290,11 @@ impl<'a> Matcher<'a> {
                 }
             }
         }
-        if let (Some(name), false) = (pattern.name, matches!(pattern.what, What::Same)) {
+        if let (Some(name), false) = (pattern.name, matches!(pattern.what, PatternKind::Same)) {
             captures.values.insert(name, v);
         }
         for guard in &pattern.guards {
-            let at = At { module: self.module, f: self.f, value: v, captures, uses: &self.uses };
+            let at = MatchSite { module: self.module, f: self.f, value: v, captures, uses: &self.uses };
             if !(guard.holds)(&at) {
                 return Err(format!("{} is not one that {}", self.describe(v), guard.asks));
             }
@@ -302,9 +306,9 @@ impl<'a> Matcher<'a> {
     fn operands(
         &self,
         kind: OpKind,
-        patterns: &[Pattern],
-        node: &Node,
-        captures: &mut Captures,
+        patterns: &[GraphPattern],
+        node: &GraphNode,
+        captures: &mut MatchCaptures,
     ) -> Result<(), String> {
         if patterns.len() != node.inputs.len() {
             return Err(format!("{} has {} operands", node.op.name(), node.inputs.len()));
@@ -355,9 +359,9 @@ mod tests {
         OpKind::Binary(op)
     }
 
-    fn at_root(pattern: &Pattern) -> Result<Captures, Miss> {
+    fn at_root(pattern: &GraphPattern) -> Result<MatchCaptures, MatchFailure> {
         let (module, f) = example();
-        Matcher::new(&module, &f).node(pattern, f.def_id(f.outputs[0]).unwrap())
+        PatternMatcher::new(&module, &f).node(pattern, f.def_id(f.outputs[0]).unwrap())
     }
 
     #[test]
@@ -376,11 +380,11 @@ mod tests {
 
     #[test]
     fn misses_say_why() {
-        let near = |p: Pattern| match at_root(&p) {
-            Err(Miss::Near(why)) => why,
+        let near = |p: GraphPattern| match at_root(&p) {
+            Err(MatchFailure::Near(why)) => why,
             other => panic!("{other:?}"),
         };
-        assert_eq!(at_root(&node(OpKind::MatMul)), Err(Miss::Other));
+        assert_eq!(at_root(&node(OpKind::MatMul)), Err(MatchFailure::Other));
         let two = op(bin(BinOp::Add), [any("x"), constant(2.0)]);
         assert_eq!(near(op(bin(BinOp::Mul), [two, any("r")])), "the constant is 1");
         let exp = node(OpKind::Unary(UnOp::Exp));
@@ -394,7 +398,7 @@ mod tests {
 
     #[test]
     fn guards_see_uses_and_captures() {
-        let used_once = |at: &At| at.uses() == 1 && at.capture("x").is_some();
+        let used_once = |at: &MatchSite| at.uses() == 1 && at.capture("x").is_some();
         let sum = op(bin(BinOp::Add), [any("x"), constant(1.0)]).when("is used once", used_once);
         assert!(at_root(&op(bin(BinOp::Mul), [sum, any("r")])).is_ok());
         let shared = any("x").when("is used once", |at| at.uses() == 1);

@@ -1,7 +1,7 @@
 //! The list of passes.
 
 use crate::verify::verify_program;
-use crate::{Context, PassError, Program};
+use crate::{LoweredProgram, PassContext, PassError};
 use crate::{
     canonicalize, cse, dce, decompose, defer_logits, dynamic_shares, exchange_codes, fold, fuse,
     fuse_attention, fuse_dequantize, fuse_transpose_matmul, halve_activations, join_launches, legalize,
@@ -23,7 +23,7 @@ pub struct Pass {
     /// True if the result is right without it.
     pub optional: bool,
     /// Returns how many places it changed.
-    pub run: fn(&mut Program, &mut Context) -> Result<usize, PassError>,
+    pub run: fn(&mut LoweredProgram, &mut PassContext) -> Result<usize, PassError>,
 }
 
 /// The order of compilation.
@@ -168,21 +168,21 @@ pub const PIPELINE: &[Pass] = &[
 ];
 
 /// Sees the program after each pass, with the pass's number of changes.
-pub type Watcher<'a> = dyn FnMut(&Pass, &Program, usize) + 'a;
+pub type PassObserver<'a> = dyn FnMut(&Pass, &LoweredProgram, usize) + 'a;
 
 /// Which passes run, and who watches.
 #[derive(Default)]
-pub struct Control<'a> {
+pub struct PipelineControl<'a> {
     /// Names of passes that are skipped.
     pub disabled: Vec<String>,
     /// The last pass to run.
     pub stop_after: Option<String>,
     /// Checks the module after each pass (always done in debug builds).
     pub verify: bool,
-    /// Only the passes after the one that ran last ([`Program::after`]).
+    /// Only the passes after the one that ran last ([`LoweredProgram::after`]).
     pub resume: bool,
     /// Called after each pass with its number of changes.
-    pub after: Option<&'a mut Watcher<'a>>,
+    pub after: Option<&'a mut PassObserver<'a>>,
 }
 
 /// The pass of that name.
@@ -205,7 +205,7 @@ pub fn changes_numbers(pass: &str) -> bool {
 }
 
 /// Runs one pass by name.
-pub fn run_pass(name: &str, program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run_pass(name: &str, program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let pass = find(name)?;
     let changes = run_one(pass, program, ctx)?;
     // Graph passes may be tried in any order; what was lowered stands at its place in the pipeline.
@@ -216,27 +216,31 @@ pub fn run_pass(name: &str, program: &mut Program, ctx: &mut Context) -> Result<
 }
 
 /// How many of the passes a program has behind it.
-pub fn passes_done(passes: &[Pass], program: &Program) -> usize {
+pub fn passes_done(passes: &[Pass], program: &LoweredProgram) -> usize {
     program.after.and_then(|after| passes.iter().position(|p| p.name == after)).map_or(0, |at| at + 1)
 }
 
 /// Runs one pass.
-pub fn run_one(pass: &Pass, program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run_one(pass: &Pass, program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     ctx.pass = pass.name;
     (pass.run)(program, ctx)
 }
 
 /// Runs the pipeline.
-pub fn run_pipeline(program: &mut Program, ctx: &mut Context, control: Control) -> Result<(), PassError> {
+pub fn run_pipeline(
+    program: &mut LoweredProgram,
+    ctx: &mut PassContext,
+    control: PipelineControl,
+) -> Result<(), PassError> {
     run_passes(PIPELINE, program, ctx, control)
 }
 
 /// Runs a list of passes, which is [`PIPELINE`] or a variant of it.
 pub fn run_passes(
     passes: &[Pass],
-    program: &mut Program,
-    ctx: &mut Context,
-    mut control: Control,
+    program: &mut LoweredProgram,
+    ctx: &mut PassContext,
+    mut control: PipelineControl,
 ) -> Result<(), PassError> {
     for name in control.disabled.iter().chain(&control.stop_after) {
         find_in(passes, name)?;

@@ -2,17 +2,20 @@
 //! (or still reads) since the last barrier. Accesses whose partitions agree stay with one worker and need none.
 
 use crate::plan_memory::{EntryPlan, LevelPlan, MemoryPlan};
-use crate::{Context, LevelCode, PassError, Program};
-use mlcc_ir::dim::{Dim, Sym};
+use crate::{LevelCode, LoweredProgram, PassContext, PassError};
+use mlcc_ir::dim::{Dim, SizeSymbol};
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::kernel::Access;
-use mlcc_ir::sequences::{Batching, Scope};
-use mlcc_ir::step::{Base, BufferRef, Exchange, Launch, Repeat, Sequences, Shares, Step, StepItem};
-use mlcc_kernels::lower::plan::{Arg, Entry, LoweredLaunch, Partition, Work};
+use mlcc_ir::kernel::ParamAccess;
+use mlcc_ir::sequences::{RowBatching, RowScope};
+use mlcc_ir::step::{
+    AllGather, BufferRef, LaunchItem, MemoryBase, RepeatMode, SequenceFilter, StepItem, StepProgram,
+    WorkSchedule,
+};
+use mlcc_kernels::lower::plan::{BufferArg, LaunchWork, LoweredEntry, LoweredLaunch, Partition};
 
 const PASS: &str = "plan_barriers";
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let plan = program.memory.clone().ok_or_else(|| PassError::internal(PASS, "memory is not planned"))?;
     let mut barriers = 0;
     for (number, level) in program.levels.iter_mut().enumerate() {
@@ -30,7 +33,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     Ok(barriers)
 }
 
-fn steps(level: &LevelCode, planned: &LevelPlan, plan: &MemoryPlan) -> Result<Vec<Step>, PassError> {
+fn steps(level: &LevelCode, planned: &LevelPlan, plan: &MemoryPlan) -> Result<Vec<StepProgram>, PassError> {
     let entries = &level.lowered.entries;
     if entries.len() != planned.entries.len() {
         let what = format!("memory is not planned for the entry points of level {}", level.name);
@@ -40,20 +43,25 @@ fn steps(level: &LevelCode, planned: &LevelPlan, plan: &MemoryPlan) -> Result<Ve
 }
 
 /// An access since the last barrier.
-pub(crate) struct Touch {
+pub(crate) struct PendingAccess {
     place: BufferRef,
     /// After the last byte that it may reach: new rows of a cache lie anywhere in its state.
     end: u64,
     write: bool,
     partition: Option<Partition>,
     /// The rows that slices are of.
-    scope: Scope,
+    scope: RowScope,
     /// Of slices of the rows of each sequence, the work by which they are shared.
     work: Option<Dim>,
-    sequences: Option<Sequences>,
+    sequences: Option<SequenceFilter>,
 }
 
-fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan) -> Result<Step, PassError> {
+fn step(
+    level: &LevelCode,
+    entry: &LoweredEntry,
+    plan: &EntryPlan,
+    memory: &MemoryPlan,
+) -> Result<StepProgram, PassError> {
     if entry.buffers.len() != plan.buffers.len() {
         let what = format!("memory is not planned for the buffers of {} of level {}", entry.name, level.name);
         return Err(PassError::internal(PASS, what));
@@ -67,11 +75,14 @@ fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan)
         before = phase;
         items.push(addressed(level, entry, launch, plan)?);
     }
-    Ok(Step { name: entry.name.clone(), items, arena_bytes: plan.arena_bytes })
+    Ok(StepProgram { name: entry.name.clone(), items, arena_bytes: plan.arena_bytes })
 }
 
 /// Launches in the order of the step: what the model computes, then copies of new states.
-pub(crate) fn launches<'a>(entry: &'a Entry, plan: &'a EntryPlan) -> impl Iterator<Item = &'a LoweredLaunch> {
+pub(crate) fn launches<'a>(
+    entry: &'a LoweredEntry,
+    plan: &'a EntryPlan,
+) -> impl Iterator<Item = &'a LoweredLaunch> {
     entry.launches.iter().chain(plan.copies.iter().map(|&c| &entry.copies[c]))
 }
 
@@ -81,8 +92,8 @@ fn on_gpu(launch: &LoweredLaunch) -> bool {
 }
 
 /// By launch: how many barriers stand before it. On a GPU every launch is a phase of its own, without a barrier.
-pub(crate) fn phases(entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan) -> Vec<usize> {
-    let mut open: Vec<Touch> = Vec::new();
+pub(crate) fn phases(entry: &LoweredEntry, plan: &EntryPlan, memory: &MemoryPlan) -> Vec<usize> {
+    let mut open: Vec<PendingAccess> = Vec::new();
     let mut phase = 0;
     let phase_of = |launch: &LoweredLaunch| {
         let accesses = touches(launch, plan, memory);
@@ -98,33 +109,43 @@ pub(crate) fn phases(entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan) -> Ve
 }
 
 /// What a launch reads and writes.
-pub(crate) fn touches(launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryPlan) -> Vec<Touch> {
+pub(crate) fn touches(launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryPlan) -> Vec<PendingAccess> {
     launch.args.iter().filter_map(|arg| access(arg, launch, plan, memory)).collect()
 }
 
 /// Weights and tokens are never written and need no watch, and nobody sees another worker's copies.
-fn access(arg: &Arg, launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryPlan) -> Option<Touch> {
+fn access(
+    arg: &BufferArg,
+    launch: &LoweredLaunch,
+    plan: &EntryPlan,
+    memory: &MemoryPlan,
+) -> Option<PendingAccess> {
     let place = plan.buffers[arg.buffer.index()].clone();
-    let write = arg.access != Access::In;
+    let write = arg.access != ParamAccess::In;
     let constant = matches!(
         place.base,
-        Base::Weights | Base::Adapters | Base::PageTable | Base::Tokens | Base::Wanted | Base::Temperature
+        MemoryBase::Weights
+            | MemoryBase::Adapters
+            | MemoryBase::PageTable
+            | MemoryBase::Tokens
+            | MemoryBase::Wanted
+            | MemoryBase::Temperature
     );
     let watched = !constant && place.per_worker == 0;
     let dense = place.per_past > 0 && place.per_page == 0;
     let state = memory.states.iter().filter(|_| dense).find(|(offset, _)| *offset == place.offset);
     let end = state.map_or(place.end(), |(offset, bytes)| offset + bytes);
     let scope = match &launch.repeat {
-        Repeat::Once | Repeat::EachWorker => Scope::All,
-        Repeat::EachSequence { work, of: Sequences::All } if is_of_all(work, arg) => Scope::All,
-        Repeat::EachSequence { .. } => Scope::Sequence,
-        Repeat::Wanted => Scope::Wanted,
+        RepeatMode::Once | RepeatMode::EachWorker => RowScope::All,
+        RepeatMode::EachSequence { work, of: SequenceFilter::All } if is_of_all(work, arg) => RowScope::All,
+        RepeatMode::EachSequence { .. } => RowScope::Sequence,
+        RepeatMode::Wanted => RowScope::Wanted,
     };
-    let work = launch.repeat.work_of_sequence().filter(|_| scope == Scope::Sequence).cloned();
+    let work = launch.repeat.work_of_sequence().filter(|_| scope == RowScope::Sequence).cloned();
     // Any worker may have any piece.
-    let known = launch.repeat != Repeat::EachWorker && launch.shares == Shares::Static;
+    let known = launch.repeat != RepeatMode::EachWorker && launch.shares == WorkSchedule::Static;
     let partition = arg.partition.clone().filter(|_| known);
-    watched.then_some(Touch {
+    watched.then_some(PendingAccess {
         place,
         end,
         write,
@@ -136,13 +157,13 @@ fn access(arg: &Arg, launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryPl
 }
 
 /// Whether the rows of sequences that a worker has are those that it has of all: whole sequences, or shares of the line of all rows.
-fn is_of_all(work: &Dim, arg: &Arg) -> bool {
-    let of_rows = arg.partition == Some(Partition::Rows(Dim::sym(Sym::N)));
-    work.as_const() == Some(1) || *work == Dim::sym(Sym::N) && of_rows
+fn is_of_all(work: &Dim, arg: &BufferArg) -> bool {
+    let of_rows = arg.partition == Some(Partition::Rows(Dim::sym(SizeSymbol::N)));
+    work.as_const() == Some(1) || *work == Dim::sym(SizeSymbol::N) && of_rows
 }
 
 /// Whether a barrier has to stand between two accesses of different launches.
-pub(crate) fn conflict(old: &Touch, new: &Touch) -> bool {
+pub(crate) fn conflict(old: &PendingAccess, new: &PendingAccess) -> bool {
     let (a, b) = (&old.place, &new.place);
     let overlap = a.base == b.base && a.offset < new.end && b.offset < old.end;
     if !overlap || !(old.write || new.write) {
@@ -172,22 +193,22 @@ pub(crate) fn conflict(old: &Touch, new: &Touch) -> bool {
 
 fn addressed(
     level: &LevelCode,
-    entry: &Entry,
+    entry: &LoweredEntry,
     launch: &LoweredLaunch,
     plan: &EntryPlan,
 ) -> Result<StepItem, PassError> {
     let mut buffers: Vec<BufferRef> = launch.args.iter().map(|a| place(entry, a, plan)).collect();
     let kernel = match &launch.work {
-        Work::Kernel(kernel) => level.lowered.kernels[*kernel].name.clone(),
-        Work::Exchange(parts) => {
+        LaunchWork::Kernel(kernel) => level.lowered.kernels[*kernel].name.clone(),
+        LaunchWork::Exchange(parts) => {
             let (Some(all), Some(part)) = (buffers.pop(), buffers.pop()) else {
                 return Err(PassError::internal(PASS, "an exchange has two buffers"));
             };
-            let (parts, wanted) = (parts.clone(), launch.repeat == Repeat::Wanted);
-            return Ok(StepItem::Exchange(Exchange { part, all, parts, wanted }));
+            let (parts, wanted) = (parts.clone(), launch.repeat == RepeatMode::Wanted);
+            return Ok(StepItem::Exchange(AllGather { part, all, parts, wanted }));
         }
     };
-    Ok(StepItem::Launch(Launch {
+    Ok(StepItem::Launch(LaunchItem {
         kernel,
         buffers,
         dims: launch.dims.clone(),
@@ -199,16 +220,16 @@ fn addressed(
 
 /// Values of each sequence lie one after another, except in their states. `bytes` stays that of all of them where a sequence may
 /// have any number of rows.
-fn place(entry: &Entry, arg: &Arg, plan: &EntryPlan) -> BufferRef {
+fn place(entry: &LoweredEntry, arg: &BufferArg, plan: &EntryPlan) -> BufferRef {
     let whole = plan.buffers[arg.buffer.index()].clone();
     let (per_row, per_sequence) = (arg.row_bytes, arg.sequence_bytes);
-    let of_state = matches!(whole.base, Base::State | Base::Pages | Base::PageTable);
+    let of_state = matches!(whole.base, MemoryBase::State | MemoryBase::Pages | MemoryBase::PageTable);
     if of_state || per_row == 0 && per_sequence == 0 {
         return whole;
     }
     let bytes = match entry.batching {
-        Batching::OneEach => per_row.min(whole.bytes),
-        Batching::Single | Batching::Ragged => whole.bytes,
+        RowBatching::OneEach => per_row.min(whole.bytes),
+        RowBatching::Single | RowBatching::Ragged => whole.bytes,
     };
     BufferRef { bytes, per_row, per_sequence, ..whole }
 }

@@ -5,15 +5,15 @@
 //! lie before them, at the same places on every level.
 
 use crate::plan_barriers::phases;
-use crate::{Context, PassError, Program};
-use mlcc_ir::dim::{Bounds, Dim, Sym};
+use crate::{LoweredProgram, PassContext, PassError};
+use mlcc_ir::dim::{Dim, SizeBounds, SizeSymbol};
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::kernel::Access;
+use mlcc_ir::kernel::ParamAccess;
 use mlcc_ir::module::{Module, StateId};
-use mlcc_ir::sequences::{Batching, mentions};
-use mlcc_ir::step::{Base, BufferRef, PAGE_ROWS, Repeat};
+use mlcc_ir::sequences::{RowBatching, mentions};
+use mlcc_ir::step::{BufferRef, MemoryBase, PAGE_ROWS, RepeatMode};
 use mlcc_kernels::lower::operands::value_bytes;
-use mlcc_kernels::lower::plan::{BufferId, Entry, Memory};
+use mlcc_kernels::lower::plan::{BufferId, BufferKind, LoweredEntry};
 use mlcc_kernels::pages::PageLayout;
 use petgraph::unionfind::UnionFind;
 
@@ -64,7 +64,7 @@ pub struct EntryPlan {
     /// By `BufferId`.
     pub buffers: Vec<BufferRef>,
     pub arena_bytes: u64,
-    /// Updates that need a copy at the end of the step (indices into `Entry::copies`).
+    /// Updates that need a copy at the end of the step (indices into `LoweredEntry::copies`).
     pub copies: Vec<usize>,
 }
 
@@ -86,7 +86,7 @@ impl MemoryPlan {
     }
 
     /// Bytes of a page, and of everything that a sequence has, on all ranks of `program`.
-    pub fn on_all_ranks(&self, program: &Program) -> (u64, u64) {
+    pub fn on_all_ranks(&self, program: &LoweredProgram) -> (u64, u64) {
         let ranks = program.module.ranks() as u64;
         let launches = program.levels.iter().flat_map(|l| &l.lowered.entries).flat_map(|e| &e.launches);
         let of_gpu = launches.into_iter().any(|launch| launch.grid.is_some());
@@ -130,13 +130,13 @@ impl MemoryPlan {
     }
 }
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let module = &program.module;
     if program.levels.is_empty() {
         return Err(PassError::internal(PASS, "nothing was lowered"));
     }
     let context = module.context();
-    let bounds = Bounds { chunk: ctx.options.chunk, batch: ctx.options.batch, context };
+    let bounds = SizeBounds { chunk: ctx.options.chunk, batch: ctx.options.batch, context };
     let sized = |bytes: Dim| worst(&bytes, &bounds);
     let (mut end, mut adapters) = (0, 0);
     let mut params = Vec::new();
@@ -147,7 +147,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     }
     let (weights_bytes, adapter_bytes) = (end, adapters);
     end = 0;
-    let in_pages = |e: &Entry| e.buffers.values().any(|b| b.memory == Memory::PageTable);
+    let in_pages = |e: &LoweredEntry| e.buffers.values().any(|b| b.memory == BufferKind::PageTable);
     let arch = ctx.options.levels.first().map_or(mlcc_target::Arch::X86_64, |(_, target)| target.arch);
     let layout = PageLayout::of(module, arch)
         .filter(|_| program.levels.iter().flat_map(|l| &l.lowered.entries).any(in_pages));
@@ -185,7 +185,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
         let mut entries = Vec::new();
         for entry in &level.lowered.entries {
             let chunk = most_rows(entry.batching, chunk, batch);
-            let planned = EntryPlanner::new(module, entry, &plan, &Bounds { chunk, ..bounds })?.run()?;
+            let planned = EntryPlanner::new(module, entry, &plan, &SizeBounds { chunk, ..bounds })?.run()?;
             ctx.note(format!("{} {}: arena {} bytes", level.name, planned.name, planned.arena_bytes));
             entries.push(planned);
         }
@@ -202,23 +202,23 @@ fn rows(module: &Module, state: StateId) -> i64 {
 }
 
 /// Most rows in one call of an entry.
-pub(crate) fn most_rows(batching: Batching, chunk: i64, batch: i64) -> i64 {
+pub(crate) fn most_rows(batching: RowBatching, chunk: i64, batch: i64) -> i64 {
     match batching {
-        Batching::Single => chunk,
-        Batching::OneEach => batch,
+        RowBatching::Single => chunk,
+        RowBatching::OneEach => batch,
         // So that all sequences may have one.
-        Batching::Ragged => chunk.max(batch),
+        RowBatching::Ragged => chunk.max(batch),
     }
 }
 
 /// What is known of sizes of all rows: those of several sequences may be more than one sequence can have.
-pub(crate) fn of_all_rows(batching: Batching, size: &Dim, bounds: &Bounds) -> Bounds {
-    let apart = batching.is_batched() && !mentions(size, Sym::Past);
-    Bounds { context: bounds.context.filter(|_| !apart), ..*bounds }
+pub(crate) fn of_all_rows(batching: RowBatching, size: &Dim, bounds: &SizeBounds) -> SizeBounds {
+    let apart = batching.is_batched() && !mentions(size, SizeSymbol::Past);
+    SizeBounds { context: bounds.context.filter(|_| !apart), ..*bounds }
 }
 
 /// The most bytes that a buffer may need.
-fn worst(bytes: &Dim, bounds: &Bounds) -> Result<u64, PassError> {
+fn worst(bytes: &Dim, bounds: &SizeBounds) -> Result<u64, PassError> {
     let most = bytes.range(bounds).and_then(|(_, most)| u64::try_from(most).ok());
     most.ok_or_else(|| PassError::Unsupported {
         what: format!("a buffer of {bytes} bytes"),
@@ -247,22 +247,22 @@ fn place(end: &mut u64, bytes: u64) -> u64 {
 }
 
 /// Whether the kernel that makes the new value of a state may write it where the old one lies.
-pub(crate) fn state_is_free(entry: &Entry, old: BufferId, value: BufferId) -> bool {
+pub(crate) fn state_is_free(entry: &LoweredEntry, old: BufferId, value: BufferId) -> bool {
     let buffer = &entry.buffers[value];
     // Rows of all sequences lie together, their states do not.
     let apart = !entry.batching.is_batched() || buffer.apart;
-    if buffer.memory != Memory::Temp || !apart {
+    if buffer.memory != BufferKind::Temp || !apart {
         return false;
     }
     let launches = &entry.launches;
     let Some(producer) =
-        launches.iter().position(|l| l.args.iter().any(|a| a.buffer == value && a.access != Access::In))
+        launches.iter().position(|l| l.args.iter().any(|a| a.buffer == value && a.access != ParamAccess::In))
     else {
         return false;
     };
     let reads_later = launches[producer + 1..].iter().any(|l| l.args.iter().any(|a| a.buffer == old));
     let args = &launches[producer].args;
-    let Some(output) = args.iter().find(|a| a.buffer == value && a.access != Access::In) else {
+    let Some(output) = args.iter().find(|a| a.buffer == value && a.access != ParamAccess::In) else {
         return false;
     };
     let permitted = args.iter().enumerate().all(|(i, a)| a.buffer != old || output.in_place.contains(&i));
@@ -297,7 +297,7 @@ impl SharedPlaces {
 
 struct EntryPlanner<'a> {
     module: &'a Module,
-    entry: &'a Entry,
+    entry: &'a LoweredEntry,
     plan: &'a MemoryPlan,
     /// Most bytes of each buffer.
     bytes: Vec<u64>,
@@ -309,16 +309,16 @@ struct EntryPlanner<'a> {
 impl<'a> EntryPlanner<'a> {
     fn new(
         module: &'a Module,
-        entry: &'a Entry,
+        entry: &'a LoweredEntry,
         plan: &'a MemoryPlan,
-        bounds: &Bounds,
+        bounds: &SizeBounds,
     ) -> Result<Self, PassError> {
         let n = entry.buffers.len();
         let most = |bytes: &Dim| worst(bytes, &of_all_rows(entry.batching, bytes, bounds));
         let bytes = entry.buffers.values().map(|b| most(&b.bytes)).collect::<Result<_, _>>()?;
         let mut copied = vec![false; n];
-        for launch in entry.launches.iter().filter(|l| l.repeat == Repeat::EachWorker) {
-            for written in launch.args.iter().filter(|a| a.access != Access::In) {
+        for launch in entry.launches.iter().filter(|l| l.repeat == RepeatMode::EachWorker) {
+            for written in launch.args.iter().filter(|a| a.access != ParamAccess::In) {
                 copied[written.buffer.index()] = true;
             }
         }
@@ -361,10 +361,10 @@ impl<'a> EntryPlanner<'a> {
     fn place_updates(&mut self) -> Result<Vec<usize>, PassError> {
         let mut copies = Vec::new();
         for (i, &(state, value)) in self.entry.updates.iter().enumerate() {
-            let target = Memory::State(state);
+            let target = BufferKind::State(state);
             let old = self.entry.buffers.iter().find(|(_, b)| b.memory == target).map(|(id, _)| id);
             let Some(old) = old else { return Err(PassError::internal(PASS, "a state without a buffer")) };
-            if matches!(self.entry.buffers[value].memory, Memory::State(_)) && value != old {
+            if matches!(self.entry.buffers[value].memory, BufferKind::State(_)) && value != old {
                 return Err(PassError::internal(PASS, "one state becomes another's old value"));
             }
             match self.state_is_free(old, value) {
@@ -400,7 +400,7 @@ impl<'a> EntryPlanner<'a> {
     fn merge_in_place(&mut self, copies: &[usize]) {
         let mut life = self.lifetimes(copies);
         for (i, launch) in self.entry.launches.iter().enumerate() {
-            for output in launch.args.iter().filter(|a| a.access == Access::Out) {
+            for output in launch.args.iter().filter(|a| a.access == ParamAccess::Out) {
                 if !self.is_own_temp(output.buffer) {
                     continue;
                 }
@@ -427,7 +427,7 @@ impl<'a> EntryPlanner<'a> {
     }
 
     fn is_own_temp(&self, id: BufferId) -> bool {
-        self.entry.buffers[id].memory == Memory::Temp && self.root(id) == id
+        self.entry.buffers[id].memory == BufferKind::Temp && self.root(id) == id
     }
 
     /// The number of an output behind the first: it stays in the arena until the step has ended, for debuggers to read.
@@ -437,7 +437,7 @@ impl<'a> EntryPlanner<'a> {
 
     /// Bytes of the outputs before output `i`, in as many rows as a call has at most.
     fn before_output(&self, i: u32) -> u64 {
-        let before = |memory| matches!(memory, Memory::Output(other) if other < i);
+        let before = |memory| matches!(memory, BufferKind::Output(other) if other < i);
         let ids = self.entry.buffers.iter().filter(|(_, b)| before(b.memory)).map(|(id, _)| id);
         ids.map(|id| self.bytes(id)).sum()
     }
@@ -509,31 +509,37 @@ impl<'a> EntryPlanner<'a> {
     fn fixed(&self, id: BufferId) -> BufferRef {
         let bytes = self.bytes(id);
         let of_logits = reads_logits(&self.entry.name);
-        if let Memory::State(s) | Memory::NewRows(s) = self.entry.buffers[id].memory {
+        if let BufferKind::State(s) | BufferKind::NewRows(s) = self.entry.buffers[id].memory {
             let (offset, of_page) = self.plan.states[s.index()];
-            let new = matches!(self.entry.buffers[id].memory, Memory::NewRows(_));
+            let new = matches!(self.entry.buffers[id].memory, BufferKind::NewRows(_));
             let per_past = if new { self.plan.row_bytes[s.index()] } else { 0 };
             if !self.plan.is_paged(s) {
-                return BufferRef { per_past, ..BufferRef::fixed(Base::State, offset, bytes) };
+                return BufferRef { per_past, ..BufferRef::fixed(MemoryBase::State, offset, bytes) };
             }
             let (bytes, per_page) = (if new { bytes } else { of_page }, self.plan.page_bytes);
-            return BufferRef { per_past, per_page, ..BufferRef::fixed(Base::Pages, offset, bytes) };
+            return BufferRef { per_past, per_page, ..BufferRef::fixed(MemoryBase::Pages, offset, bytes) };
         }
         let (base, offset) = match self.entry.buffers[id].memory {
-            Memory::Param(p) => {
-                let base = if self.module.params[p].is_adapter() { Base::Adapters } else { Base::Weights };
+            BufferKind::Param(p) => {
+                let base = if self.module.params[p].is_adapter() {
+                    MemoryBase::Adapters
+                } else {
+                    MemoryBase::Weights
+                };
                 (base, self.plan.params[p.index()].0)
             }
-            Memory::State(s) | Memory::NewRows(s) => (Base::State, self.plan.states[s.index()].0),
-            Memory::PageTable => (Base::PageTable, 0),
-            Memory::Temp => (Base::Arena, 0),
-            Memory::Input(0) if of_logits => (Base::Logits, 0),
-            Memory::Input(0) => (Base::Tokens, 0),
-            Memory::Input(_) if self.entry.batching == Batching::Ragged => (Base::Wanted, 0),
-            Memory::Input(_) => (Base::Temperature, 0),
-            Memory::Output(i) if of_logits => (Base::Probs, self.before_output(i)),
-            Memory::Output(0) => (Base::Logits, 0),
-            Memory::Output(_) => (Base::Arena, 0),
+            BufferKind::State(s) | BufferKind::NewRows(s) => {
+                (MemoryBase::State, self.plan.states[s.index()].0)
+            }
+            BufferKind::PageTable => (MemoryBase::PageTable, 0),
+            BufferKind::Temp => (MemoryBase::Arena, 0),
+            BufferKind::Input(0) if of_logits => (MemoryBase::Logits, 0),
+            BufferKind::Input(0) => (MemoryBase::Tokens, 0),
+            BufferKind::Input(_) if self.entry.batching == RowBatching::Ragged => (MemoryBase::Wanted, 0),
+            BufferKind::Input(_) => (MemoryBase::Temperature, 0),
+            BufferKind::Output(i) if of_logits => (MemoryBase::Probs, self.before_output(i)),
+            BufferKind::Output(0) => (MemoryBase::Logits, 0),
+            BufferKind::Output(_) => (MemoryBase::Arena, 0),
         };
         BufferRef::fixed(base, offset, bytes)
     }
@@ -545,9 +551,9 @@ pub const SOFTMAX: &str = "softmax_with_temperature";
 pub const LIKELIEST: &str = "likeliest";
 
 /// The number of an output behind the first, which has a place in the arena that nothing else uses.
-pub(crate) fn tap(entry: &Entry, id: BufferId) -> Option<u32> {
+pub(crate) fn tap(entry: &LoweredEntry, id: BufferId) -> Option<u32> {
     match entry.buffers[id].memory {
-        Memory::Output(number) if number > 0 && !reads_logits(&entry.name) => Some(number),
+        BufferKind::Output(number) if number > 0 && !reads_logits(&entry.name) => Some(number),
         _ => None,
     }
 }

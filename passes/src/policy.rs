@@ -10,7 +10,7 @@
 //! The first rule that matches a parameter's name decides. Vectors (norms, biases, time constants) always stay f32.
 
 use crate::scheme::QuantScheme;
-use mlcc_ir::module::{Param, ParamRole};
+use mlcc_ir::module::{ModelParam, ParamRole};
 use mlcc_ir::types::DType;
 use mlcc_quant::{PackOptions, ScaleSearch, storage_types};
 use serde::Deserialize;
@@ -23,11 +23,11 @@ const SHADOWED: &str =
 pub struct QuantPolicy {
     /// Name of the file for messages; empty where there is none.
     pub file: String,
-    pub rules: Vec<Rule>,
+    pub rules: Vec<PolicyRule>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Rule {
+pub struct PolicyRule {
     /// Place in the file, from 1; `None` for a rule that no user wrote, which may be without effect.
     pub number: Option<usize>,
     /// Glob over the whole parameter name.
@@ -73,7 +73,7 @@ impl QuantPolicy {
     pub fn parse(toml: &str) -> Result<QuantPolicy, PolicyError> {
         let file: PolicyFile =
             toml::from_str(toml).map_err(|e| PolicyError::Syntax { message: e.to_string() })?;
-        let rules = file.rule.into_iter().enumerate().map(|(i, rule)| Rule::read(i + 1, rule));
+        let rules = file.rule.into_iter().enumerate().map(|(i, rule)| PolicyRule::read(i + 1, rule));
         Ok(QuantPolicy { file: String::new(), rules: rules.collect::<Result<_, _>>()? })
     }
 
@@ -85,7 +85,7 @@ impl QuantPolicy {
     /// Text that parses to this policy.
     pub fn to_toml(&self) -> String {
         let quoted = |text: &str| toml::Value::from(text).to_string();
-        let rule = |rule: &Rule| {
+        let rule = |rule: &PolicyRule| {
             let format = rule.format.map_or(String::new(), |f| format!("format = \"{}\"\n", f.name()));
             let search = match rule.scale_search {
                 ScaleSearch::None => "none",
@@ -97,12 +97,12 @@ impl QuantPolicy {
     }
 
     /// The rule that decides about a parameter.
-    pub fn rule(&self, name: &str) -> Option<&Rule> {
+    pub fn rule(&self, name: &str) -> Option<&PolicyRule> {
         self.rules.iter().find(|rule| glob_matches(&rule.glob, name))
     }
 
     /// Storage type and packing options of a parameter.
-    pub fn choose(&self, scheme: &QuantScheme, param: &Param) -> (DType, PackOptions) {
+    pub fn choose(&self, scheme: &QuantScheme, param: &ModelParam) -> (DType, PackOptions) {
         if param.is_adapter() {
             // The runtime fills it with numbers as they are.
             return (DType::F32, PackOptions::default());
@@ -124,7 +124,7 @@ impl QuantPolicy {
     pub fn check<'a>(
         &self,
         scheme: &QuantScheme,
-        params: impl Iterator<Item = &'a Param> + Clone,
+        params: impl Iterator<Item = &'a ModelParam> + Clone,
     ) -> Result<(), PolicyError> {
         let file = if self.file.is_empty() { "(no file)" } else { &self.file };
         for (i, rule) in self.rules.iter().enumerate() {
@@ -136,7 +136,8 @@ impl QuantPolicy {
                 let near = mlcc_files::did_you_mean(&glob, params.clone().map(|p| p.name.as_str()));
                 return Err(PolicyError::NoMatch { file, number, glob, near, example });
             }
-            let earlier = |p: &Param| self.rules[..i].iter().any(|rule| glob_matches(&rule.glob, &p.name));
+            let earlier =
+                |p: &ModelParam| self.rules[..i].iter().any(|rule| glob_matches(&rule.glob, &p.name));
             let why = if matched.clone().all(earlier) {
                 Some(SHADOWED.into())
             } else {
@@ -151,8 +152,8 @@ impl QuantPolicy {
     }
 }
 
-impl Rule {
-    fn read(number: usize, file: RuleFile) -> Result<Rule, PolicyError> {
+impl PolicyRule {
+    fn read(number: usize, file: RuleFile) -> Result<PolicyRule, PolicyError> {
         let format = match file.format {
             None => None,
             Some(name) => {
@@ -170,11 +171,11 @@ impl Rule {
                 return Err(PolicyError::Value { number, key: "scale_search", found, expected });
             }
         };
-        Ok(Rule { number: Some(number), glob: file.glob, format, scale_search })
+        Ok(PolicyRule { number: Some(number), glob: file.glob, format, scale_search })
     }
 
     /// Why it does nothing for the parameters that it matches, which it would have stored so.
-    fn without_effect(&self, stored: &[(&Param, DType)]) -> Option<String> {
+    fn without_effect(&self, stored: &[(&ModelParam, DType)]) -> Option<String> {
         let (example, dtype) = stored.first()?;
         let name = &example.name;
         if let Some(format) = self.format.filter(|format| stored.iter().all(|(_, dtype)| dtype != format)) {
@@ -230,7 +231,7 @@ fn glob_matches(glob: &str, name: &str) -> bool {
 mod tests {
     use super::*;
     use mlcc_ir::module::ParamSource;
-    use mlcc_ir::types::Format;
+    use mlcc_ir::types::QuantFormat;
     use mlcc_ir::types::TensorType;
 
     #[test]
@@ -256,9 +257,9 @@ mod tests {
         assert!(glob_matches("", "") && glob_matches("*", ""));
     }
 
-    fn param(name: &str, role: ParamRole, dims: &[usize]) -> Param {
+    fn param(name: &str, role: ParamRole, dims: &[usize]) -> ModelParam {
         let ty = TensorType::new(DType::F32, dims.iter().copied());
-        Param { name: name.into(), ty, role, source: ParamSource::Tensor(name.into()), packing: None }
+        ModelParam { name: name.into(), ty, role, source: ParamSource::Tensor(name.into()), packing: None }
     }
 
     #[test]
@@ -278,7 +279,7 @@ mod tests {
         let policy = QuantPolicy::parse(text).unwrap();
         let (scheme, _) = QuantScheme::find("q4f16_1").unwrap();
         let chosen = |name, role, dims: &[usize]| policy.choose(&scheme, &param(name, role, dims));
-        let q8 = DType::Packed(Format::Q8G32);
+        let q8 = DType::Packed(QuantFormat::Q8G32);
         assert_eq!(chosen("a.0.w", ParamRole::Linear, &[4, 4]), (q8, PackOptions::default()));
         let mse = PackOptions { scale_search: ScaleSearch::Mse };
         assert_eq!(chosen("a.1.w", ParamRole::Head, &[4, 4]), (DType::F16, mse));

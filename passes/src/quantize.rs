@@ -2,7 +2,7 @@
 //! puts `dequantize` after each use of one that is no longer f32. Numbers change here (that is the point), and only
 //! here: later passes work on the same stored weights.
 
-use crate::{Context, PassError, Program};
+use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::module::ParamRole;
 use mlcc_ir::ops::{Op, OpError};
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 const PASS: &str = "quantize";
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let (scheme, policy) = (ctx.options.quant, ctx.options.policy.clone());
     policy.check(&scheme, program.module.params.values())?;
     let mut changed = vec![false; program.module.params.len()];

@@ -4,10 +4,10 @@
 //!
 //! Where the scheme asks for it, activations of products with bf16 weights are rounded to bf16, also once for all products.
 
-use crate::pattern::{At, OpKind, any, op};
-use crate::rewrite::{Build, Misses, Rewrite, apply};
+use crate::pattern::{MatchSite, OpKind, any, op};
+use crate::rewrite::{NearMisses, RewriteBuilder, RewriteRule, apply};
 use crate::scheme::ActivationType;
-use crate::{Context, PassError, Program, cse};
+use crate::{LoweredProgram, PassContext, PassError, cse};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::ops::{Op, OpError};
 use mlcc_ir::types::{DType, TensorType};
@@ -20,7 +20,7 @@ const PASS: &str = "quantize_activations";
 /// Columns per scale of the activations. Smaller groups cost a multiplication per group and result, larger ones accuracy.
 const GROUP: usize = 128;
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let scheme = ctx.options.quant;
     let bits_8 = scheme.activation == ActivationType::I8;
     let mut targets = ctx.options.levels.iter().map(|(_, target)| target);
@@ -34,10 +34,10 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     let bits_16 = !ctx.options.levels.is_empty() && targets.all(|t| t.int_dot() != IntDot::Widen);
     let mut count = 0;
     if scheme.activation == ActivationType::BF16 {
-        count += apply(program, ctx, PASS, &on_bf16(), Misses::Tell)?;
+        count += apply(program, ctx, PASS, &on_bf16(), NearMisses::Tell)?;
     }
     if bits_8 || bits_16 {
-        let misses = if bits_8 { Misses::Tell } else { Misses::Skip };
+        let misses = if bits_8 { NearMisses::Tell } else { NearMisses::Skip };
         count += apply(program, ctx, PASS, &on_integers(bits_8), misses)?;
     }
     // What is made of the same activations is computed once.
@@ -47,19 +47,19 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     Ok(count)
 }
 
-fn on_integers(bits_8: bool) -> [Rewrite; 2] {
+fn on_integers(bits_8: bool) -> [RewriteRule; 2] {
     let weight = op(OpKind::Dequantize, [any("w").when("is packed for integer products", has_integers)]);
-    let build: fn(&mut Build) -> Result<ValueId, OpError> =
+    let build: fn(&mut RewriteBuilder) -> Result<ValueId, OpError> =
         if bits_8 { |b| on_codes(b, 8) } else { |b| on_codes(b, 16) };
     [
-        Rewrite {
+        RewriteRule {
             name: "product with a packed weight on integer activations",
             pattern: op(OpKind::MatMul, [any("x"), weight.clone()])
                 .when("has a transposed weight", transposed)
                 .when("has f32 activations of rank 2", |at| at.operand(0).is_some_and(|x| is_f32(x, 2))),
             build,
         },
-        Rewrite {
+        RewriteRule {
             name: "product with chosen experts on integer activations",
             pattern: op(OpKind::MatMulExperts, [any("x"), weight, any("ids")])
                 .when("has experts of whole tiles", |at| at.node().is_some_and(|n| is_tiled(at.f, n)))
@@ -69,23 +69,23 @@ fn on_integers(bits_8: bool) -> [Rewrite; 2] {
     ]
 }
 
-fn on_bf16() -> [Rewrite; 2] {
+fn on_bf16() -> [RewriteRule; 2] {
     let weight =
         op(OpKind::Dequantize, [any("w").when("is stored as bf16", |at| at.ty().dtype == DType::BF16)]);
-    let build: fn(&mut Build) -> Result<ValueId, OpError> = |b| {
+    let build: fn(&mut RewriteBuilder) -> Result<ValueId, OpError> = |b| {
         let mut operands = b.operands();
         operands[0] = b.op(Op::Cast(DType::BF16), &operands[..1])?;
         b.op(b.root().clone(), &operands)
     };
     [
-        Rewrite {
+        RewriteRule {
             name: "product with a bf16 weight on bf16 activations",
             pattern: op(OpKind::MatMul, [any("x"), weight.clone()])
                 .when("has a transposed weight", transposed)
                 .when("has f32 activations", |at| at.operand(0).is_some_and(|x| x.dtype == DType::F32)),
             build,
         },
-        Rewrite {
+        RewriteRule {
             name: "product with chosen experts of bf16 on bf16 activations",
             pattern: op(OpKind::MatMulExperts, [any("x"), weight, any("ids")])
                 .when("has f32 activations", |at| at.operand(0).is_some_and(|x| x.dtype == DType::F32)),
@@ -94,11 +94,11 @@ fn on_bf16() -> [Rewrite; 2] {
     ]
 }
 
-fn has_integers(at: &At) -> bool {
+fn has_integers(at: &MatchSite) -> bool {
     matches!(at.ty().dtype, DType::Packed(format) if format.has_integer_products())
 }
 
-fn transposed(at: &At) -> bool {
+fn transposed(at: &MatchSite) -> bool {
     at.node().is_some_and(|n| n.op == Op::MatMul { transpose_b: true })
 }
 
@@ -106,7 +106,7 @@ fn is_f32(ty: &TensorType, rank: usize) -> bool {
     ty.dtype == DType::F32 && ty.rank() == rank
 }
 
-fn on_codes(b: &mut Build, bits: usize) -> Result<ValueId, OpError> {
+fn on_codes(b: &mut RewriteBuilder, bits: usize) -> Result<ValueId, OpError> {
     let (x, w) = (b.get("x"), b.get("w"));
     let format = match b.f.ty(w).dtype {
         DType::Packed(format) => format,

@@ -2,12 +2,12 @@
 //! (`Attention::codes`), and that of one query as well where rows are to have the same bits alone and together. For CPUs.
 
 use crate::scheme::ActivationType;
-use crate::{Context, PassError, Program};
-use mlcc_ir::graph::Node;
+use crate::{LoweredProgram, PassContext, PassError};
+use mlcc_ir::graph::GraphNode;
 use mlcc_ir::ops::Op;
 use mlcc_target::Arch;
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let on_gpu = ctx.options.levels.iter().any(|(_, target)| target.arch == Arch::Nvptx);
     if on_gpu || ctx.options.quant.activation != ActivationType::I8 {
         return Ok(0);
@@ -16,7 +16,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     let mut count = 0;
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         let f = &mut program.module.functions[id];
-        let of_several = |node: &Node| match node.op {
+        let of_several = |node: &GraphNode| match node.op {
             Op::Attention(_) => of_one || f.ty(node.inputs[0]).dims[0].as_const() != Some(1),
             _ => false,
         };

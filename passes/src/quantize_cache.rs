@@ -2,11 +2,11 @@
 //! that attention reads half-precision rows itself and unpacks codes itself (fusion copies the arithmetic into it).
 //! Numbers change here, as in `quantize`.
 
-use crate::{Context, PassError, Program};
+use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, ValueId};
 use mlcc_ir::kernel::BinOp;
-use mlcc_ir::module::{Module, State, StateId};
+use mlcc_ir::module::{ModelState, Module, StateId};
 use mlcc_ir::ops::{Op, OpError};
 use mlcc_ir::types::{DType, TensorType};
 use std::collections::BTreeMap;
@@ -44,7 +44,7 @@ impl CacheType {
     }
 }
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let wanted = ctx.options.kv_cache;
     let module = &mut program.module;
     let mut scales: BTreeMap<StateId, Option<StateId>> = BTreeMap::new();
@@ -62,7 +62,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
             let scale = (wanted == CacheType::I8).then(|| {
                 let dims = state.ty.dims[..2].to_vec();
                 let name = format!("{}.scale", state.name);
-                State { name, ty: TensorType { dtype: DType::F32, dims }, init: 0.0 }
+                ModelState { name, ty: TensorType { dtype: DType::F32, dims }, init: 0.0 }
             });
             module.states[id].ty.dtype = wanted.dtype();
             scales.insert(id, scale.map(|s| module.states.push(s)));
@@ -136,7 +136,7 @@ fn append_codes(
     let code = op(Op::CacheAppend(codes), &[code])?;
     let scale = op(Op::CacheAppend(scales), &[scale])?;
     let code = op(Op::Cast(DType::F32), &[code])?;
-    let all = Dim::sym(mlcc_ir::dim::Sym::Past).add(n);
+    let all = Dim::sym(mlcc_ir::dim::SizeSymbol::Past).add(n);
     let scale = op(Op::Reshape { dims: vec![all, heads.clone(), Dim::from(1)] }, &[scale])?;
     op(Op::Binary(BinOp::Mul), &[code, scale])
 }

@@ -2,8 +2,8 @@
 //! `exp(b - top)`. One of the two is always exp(0) = 1 and the other exp(-|a - b|), so one exponential and two selections
 //! do, with the same results to the bit.
 
-use crate::pattern::{Matcher, Miss, OpKind, any, op, same};
-use crate::{Context, PassError, Program};
+use crate::pattern::{MatchFailure, OpKind, PatternMatcher, any, op, same};
+use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::graph::{Function, FunctionKind, NodeId, ValueId};
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::module::{FuncId, Module};
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 const PASS: &str = "recognize_scan";
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let mut total = 0;
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         if program.module.functions[id].kind == FunctionKind::Body {
@@ -32,20 +32,22 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
 }
 
 /// The exponentials of each maximum that has both.
-fn stabilised_pairs(module: &Module, id: FuncId, ctx: &mut Context) -> BTreeMap<ValueId, Vec<NodeId>> {
+fn stabilised_pairs(module: &Module, id: FuncId, ctx: &mut PassContext) -> BTreeMap<ValueId, Vec<NodeId>> {
     let f = &module.functions[id];
     let top = op(OpKind::Binary(BinOp::Max), [same("x"), any("other")]).named("top");
     let below_top = op(OpKind::Binary(BinOp::Sub), [any("x"), top])
         .when("keeps the shape of the maximum", |at| at.operand(1) == Some(at.ty()))
         .when("has f32 elements", |at| at.ty().dtype == DType::F32);
     let pattern = op(OpKind::Unary(UnOp::Exp), [below_top]);
-    let matcher = Matcher::new(module, f);
+    let matcher = PatternMatcher::new(module, f);
     let mut found: BTreeMap<ValueId, Vec<(NodeId, ValueId)>> = BTreeMap::new();
     for (node, _) in f.live() {
         match matcher.node(&pattern, node) {
             Ok(captures) => found.entry(captures["top"]).or_default().push((node, captures["x"])),
-            Err(Miss::Near(why)) => ctx.note(format!("@{}: not a stabilised exponential: {why}", f.name)),
-            Err(Miss::Other) => {}
+            Err(MatchFailure::Near(why)) => {
+                ctx.note(format!("@{}: not a stabilised exponential: {why}", f.name))
+            }
+            Err(MatchFailure::Other) => {}
         }
     }
     let both = |top: ValueId, found: &[(NodeId, ValueId)]| {

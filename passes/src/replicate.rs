@@ -4,21 +4,21 @@
 //! The others would wait for such a kernel anyway, so to repeat it costs no time; what it reads comes into the cache of
 //! each core, where the product after it would have fetched the results.
 
-use crate::{Context, LevelCode, PassError, Program};
-use mlcc_ir::kernel::Access;
-use mlcc_ir::step::Repeat;
-use mlcc_kernels::lower::plan::{Entry, LoweredLaunch, Memory, Partition};
+use crate::{LevelCode, LoweredProgram, PassContext, PassError};
+use mlcc_ir::kernel::ParamAccess;
+use mlcc_ir::step::RepeatMode;
+use mlcc_kernels::lower::plan::{BufferKind, LoweredEntry, LoweredLaunch, Partition};
 
 /// Kernels that read and write more bytes stay with one worker: workers that read the same from memory hinder each other.
 const MOST_BYTES: i64 = 256 << 10;
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let mut changed = 0;
     for level in &mut program.levels {
         for entry in 0..level.lowered.entries.len() {
             for launch in 0..level.lowered.entries[entry].launches.len() {
                 if is_replicable(level, entry, launch) {
-                    level.lowered.entries[entry].launches[launch].repeat = Repeat::EachWorker;
+                    level.lowered.entries[entry].launches[launch].repeat = RepeatMode::EachWorker;
                     changed += 1;
                 }
             }
@@ -31,16 +31,16 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
 fn is_replicable(level: &LevelCode, entry: usize, launch: usize) -> bool {
     let entry = &level.lowered.entries[entry];
     let launch = &entry.launches[launch];
-    let plain = !entry.batching.is_batched() && launch.grid.is_none() && launch.repeat == Repeat::Once;
+    let plain = !entry.batching.is_batched() && launch.grid.is_none() && launch.repeat == RepeatMode::Once;
     plain && writes_alone(entry, launch) && bytes(level, launch).is_some_and(|bytes| bytes <= MOST_BYTES)
 }
 
 /// One worker computes all results, and nothing outlives the step.
-fn writes_alone(entry: &Entry, launch: &LoweredLaunch) -> bool {
-    launch.args.iter().filter(|a| a.access != Access::In).all(|a| {
+fn writes_alone(entry: &LoweredEntry, launch: &LoweredLaunch) -> bool {
+    launch.args.iter().filter(|a| a.access != ParamAccess::In).all(|a| {
         let buffer = &entry.buffers[a.buffer];
         let single = a.partition.as_ref().is_some_and(Partition::is_single);
-        single && a.access == Access::Out && buffer.memory == Memory::Temp && !buffer.apart
+        single && a.access == ParamAccess::Out && buffer.memory == BufferKind::Temp && !buffer.apart
     })
 }
 

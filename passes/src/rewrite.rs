@@ -2,8 +2,8 @@
 //! the module to a fixed point, with a record of what matched and of the first reason of each near miss.
 
 use crate::dce::sweep;
-use crate::pattern::{Captures, Matcher, Miss, OpKind, Pattern};
-use crate::{Context, PassError, Program};
+use crate::pattern::{GraphPattern, MatchCaptures, MatchFailure, OpKind, PatternMatcher};
+use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, NodeId, ValueId};
 use mlcc_ir::module::Module;
@@ -14,25 +14,25 @@ use std::collections::{BTreeMap, BTreeSet};
 const MOST_SWEEPS: usize = 1000;
 
 /// One replacement rule.
-pub struct Rewrite {
+pub struct RewriteRule {
     /// What it does, for `--explain-passes`.
     pub name: &'static str,
-    pub pattern: Pattern,
+    pub pattern: GraphPattern,
     /// Emits the replacement.
-    pub build: fn(&mut Build) -> Result<ValueId, OpError>,
+    pub build: fn(&mut RewriteBuilder) -> Result<ValueId, OpError>,
 }
 
 /// What a builder works with: the function being rebuilt, and the match in terms of its values.
-pub struct Build<'a> {
+pub struct RewriteBuilder<'a> {
     pub module: &'a Module,
-    /// Type-checked appending goes through [`Build::op`].
+    /// Type-checked appending goes through [`RewriteBuilder::op`].
     pub f: &'a mut Function,
     old: &'a Function,
     map: &'a [Option<ValueId>],
-    captures: Captures,
+    captures: MatchCaptures,
 }
 
-impl Build<'_> {
+impl RewriteBuilder<'_> {
     /// A captured value.
     pub fn get(&self, name: &str) -> ValueId {
         self.mapped(self.captures[name])
@@ -65,7 +65,7 @@ impl Build<'_> {
 
 /// What is told about near misses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Misses {
+pub enum NearMisses {
     Tell,
     /// For rules that most places are not meant for.
     Skip,
@@ -73,15 +73,15 @@ pub enum Misses {
 
 /// Applies rewrites to all functions until nothing matches. Returns the number of replacements.
 pub fn apply(
-    program: &mut Program,
-    ctx: &mut Context,
+    program: &mut LoweredProgram,
+    ctx: &mut PassContext,
     pass: &'static str,
-    rewrites: &[Rewrite],
-    misses: Misses,
+    rewrites: &[RewriteRule],
+    misses: NearMisses,
 ) -> Result<usize, PassError> {
     let mut total = 0;
     for id in program.module.functions.ids().collect::<Vec<_>>() {
-        let mut record = Record::default();
+        let mut record = RewriteRecord::default();
         let mut sweeps = 0;
         let mut made = BTreeSet::new();
         loop {
@@ -104,7 +104,7 @@ pub fn apply(
 
 /// Replacements and near misses in one function.
 #[derive(Default)]
-struct Record {
+struct RewriteRecord {
     /// By rewrite, in order of first match.
     replaced: Vec<(usize, usize)>,
     /// Misses of the last sweep (what stayed), by rewrite and reason.
@@ -123,12 +123,12 @@ pub(crate) fn times(n: usize) -> String {
     if n == 1 { "once".into() } else { format!("{n} times") }
 }
 
-impl Record {
-    fn report(&self, ctx: &mut Context, function: &str, rewrites: &[Rewrite], misses: Misses) {
+impl RewriteRecord {
+    fn report(&self, ctx: &mut PassContext, function: &str, rewrites: &[RewriteRule], misses: NearMisses) {
         for (rewrite, n) in &self.replaced {
             ctx.note(format!("@{function}: {} ({})", rewrites[*rewrite].name, times(*n)));
         }
-        if misses == Misses::Skip {
+        if misses == NearMisses::Skip {
             return;
         }
         for ((rewrite, why), n) in &self.missed {
@@ -139,7 +139,7 @@ impl Record {
 }
 
 /// A function after some of its nodes were replaced.
-struct Rebuilt {
+struct RebuiltFunction {
     function: Function,
     /// Nodes that rewrites have emitted, in this sweep or in one before.
     made: BTreeSet<NodeId>,
@@ -150,13 +150,13 @@ struct Rebuilt {
 fn sweep_once(
     module: &Module,
     f: &Function,
-    rewrites: &[Rewrite],
+    rewrites: &[RewriteRule],
     made: &BTreeSet<NodeId>,
-    record: &mut Record,
-) -> Result<Option<Rebuilt>, OpError> {
+    record: &mut RewriteRecord,
+) -> Result<Option<RebuiltFunction>, OpError> {
     record.missed.clear();
-    let matcher = Matcher::new(module, f);
-    let mut found: BTreeMap<NodeId, (usize, Captures)> = BTreeMap::new();
+    let matcher = PatternMatcher::new(module, f);
+    let mut found: BTreeMap<NodeId, (usize, MatchCaptures)> = BTreeMap::new();
     for (id, node) in f.live() {
         let kind = OpKind::of(&node.op);
         for (i, rewrite) in rewrites.iter().enumerate() {
@@ -169,8 +169,8 @@ fn sweep_once(
                     count(&mut record.replaced, i);
                     break;
                 }
-                Err(Miss::Near(why)) if !made.contains(&id) => count(&mut record.missed, (i, why)),
-                Err(Miss::Near(_) | Miss::Other) => {}
+                Err(MatchFailure::Near(why)) if !made.contains(&id) => count(&mut record.missed, (i, why)),
+                Err(MatchFailure::Near(_) | MatchFailure::Other) => {}
             }
         }
     }
@@ -182,10 +182,10 @@ fn sweep_once(
 fn rebuild(
     module: &Module,
     f: &Function,
-    rewrites: &[Rewrite],
-    mut found: BTreeMap<NodeId, (usize, Captures)>,
+    rewrites: &[RewriteRule],
+    mut found: BTreeMap<NodeId, (usize, MatchCaptures)>,
     made: &BTreeSet<NodeId>,
-) -> Result<Rebuilt, OpError> {
+) -> Result<RebuiltFunction, OpError> {
     let mut made_now = BTreeSet::new();
     let mut out = Function::new(f.name.clone(), f.kind);
     let mut map: Vec<Option<ValueId>> = vec![None; f.values.len()];
@@ -198,7 +198,7 @@ fn rebuild(
         let is_made = replaced.is_some() || made.contains(&id);
         let outputs = match replaced {
             Some((i, captures)) => {
-                let mut build = Build { module, f: &mut out, old: f, map: &map, captures };
+                let mut build = RewriteBuilder { module, f: &mut out, old: f, map: &map, captures };
                 let new = (rewrites[i].build)(&mut build)?;
                 debug_assert_eq!(out.ty(new), f.ty(node.outputs[0]), "{}", rewrites[i].name);
                 vec![new]
@@ -218,5 +218,5 @@ fn rebuild(
         }
     }
     out.outputs = f.outputs.iter().map(|v| map[v.index()].expect("outputs are defined")).collect();
-    Ok(Rebuilt { function: out, made: made_now })
+    Ok(RebuiltFunction { function: out, made: made_now })
 }

@@ -5,7 +5,7 @@
 
 use mlcc_files::did_you_mean;
 use mlcc_ir::module::ParamRole;
-use mlcc_ir::types::{DType, Format};
+use mlcc_ir::types::{DType, QuantFormat};
 
 /// What plain `q4f16` stands for: the variant that MLC's documentation advises for RWKV.
 pub const Q4F16: &str = "q4f16_2";
@@ -31,8 +31,8 @@ pub struct QuantScheme {
     pub activation: ActivationType,
 }
 
-const Q4: DType = DType::Packed(Format::Q4G32);
-const Q8: DType = DType::Packed(Format::Q8G32);
+const Q4: DType = DType::Packed(QuantFormat::Q4G32);
+const Q8: DType = DType::Packed(QuantFormat::Q8G32);
 
 /// The same type for all matrices.
 const fn uniform(name: &'static str, about: &'static str, dtype: DType) -> QuantScheme {
@@ -42,7 +42,7 @@ const fn uniform(name: &'static str, about: &'static str, dtype: DType) -> Quant
 
 /// The same packed format for all matrices.
 const fn packed(name: &'static str, about: &'static str, format: &str) -> QuantScheme {
-    uniform(name, about, DType::Packed(Format::named(format)))
+    uniform(name, about, DType::Packed(QuantFormat::named(format)))
 }
 
 /// Every scheme that works, in the order of help texts.
@@ -77,7 +77,7 @@ pub const SCHEMES: &[QuantScheme] = &[
         about: "4-bit weights in groups of 128, each with a zero point, embedding and head in f16",
         embedding: DType::F16,
         head: DType::F16,
-        linear: DType::Packed(Format::named("q4g128_zero")),
+        linear: DType::Packed(QuantFormat::named("q4g128_zero")),
         activation: ActivationType::F32,
     },
     QuantScheme {

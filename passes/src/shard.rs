@@ -1,18 +1,18 @@
 //! Splits a model among ranks: every product by rows of its weight, attention and scans by heads, embedding and head by
 //! vocabulary. What one rank has and all need is gathered by an `exchange`.
 //!
-//! A value is held whole by every rank, or each rank holds one of parts along an axis that are equally long ([`Cut`]). Functions are
+//! A value is held whole by every rank, or each rank holds one of parts along an axis that are equally long ([`ShardSpec`]). Functions are
 //! rebuilt in order, and each op says what it makes of the parts that it gets (`ops`); where it can do nothing with them,
 //! they are gathered first. What parameters and constants make is computed where it is needed, whole or in parts (`held`).
 //! So no sum crosses ranks, and each rank computes elements of the whole model with their bits.
 //!
-//! That is [`TpMode::Gather`]. With [`TpMode::Reduce`] a product of values that are held in parts is split by columns of its
+//! That is [`TpMode::QuantizedGather`]. With [`TpMode::Reduce`] a product of values that are held in parts is split by columns of its
 //! weight: each rank has a term of a sum, which all ranks add in their order (`terms`), so its bits depend on the number of ranks.
 //!
 //! All ranks run the same functions. What differs lies in parameters alone, whose source has a part for each rank.
 //!
 //! How states are held, and products that are not split like others (keys of fewer heads than ranks), is found out on the
-//! way: then the pass begins again with what it has learned ([`Plan`]).
+//! way: then the pass begins again with what it has learned ([`ShardPlan`]).
 
 mod adapters;
 mod cut;
@@ -26,12 +26,12 @@ mod terms;
 
 pub use mode::TpMode;
 
-use crate::{Context, Options, PassError, Program, dce};
-use cut::{Cut, Parts, RowCut, Segments, cut_type};
-use held::Split;
+use crate::{LoweredProgram, PassContext, PassError, PassOptions, dce};
+use cut::{AxisParts, AxisSegments, RowShardSpec, ShardSpec, cut_type};
+use held::FunctionSharder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, FunctionKind};
-use mlcc_ir::module::{ColumnRange, FuncId, Module, Param, ParamId, ParamRole, ParamSource, StateId};
+use mlcc_ir::module::{ColumnRange, FuncId, ModelParam, Module, ParamId, ParamRole, ParamSource, StateId};
 use mlcc_ir::ops::OpError;
 use mlcc_ir::types::{DType, TensorType};
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,16 +47,16 @@ const ROUNDS: usize = 100;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShardError {
     #[error("{what} cannot be divided among {ranks} ranks{works}")]
-    Divide { what: String, ranks: usize, works: Works },
+    Divide { what: String, ranks: usize, works: PossibleRanks },
     #[error("{what} cannot be split among {ranks} ranks: {why}; compile the model for one rank")]
     Unsupported { what: String, ranks: usize, why: String },
 }
 
 /// Numbers of ranks that a model can be split among.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Works(pub Vec<usize>);
+pub struct PossibleRanks(pub Vec<usize>);
 
-impl std::fmt::Display for Works {
+impl std::fmt::Display for PossibleRanks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let numbers: Vec<String> = self.0.iter().map(ToString::to_string).collect();
         match numbers.is_empty() {
@@ -67,7 +67,7 @@ impl std::fmt::Display for Works {
 }
 
 /// Why a function cannot be rebuilt now.
-enum Stop {
+enum Unshardable {
     /// Something was learned: begin again.
     Again,
     /// A scan's body would need an exchange.
@@ -76,73 +76,73 @@ enum Stop {
     Op(OpError),
 }
 
-impl From<OpError> for Stop {
-    fn from(error: OpError) -> Stop {
-        Stop::Op(error)
+impl From<OpError> for Unshardable {
+    fn from(error: OpError) -> Unshardable {
+        Unshardable::Op(error)
     }
 }
 
 /// What is known before the functions are rebuilt.
-struct Plan {
+struct ShardPlan {
     ranks: usize,
     /// Whether products of parts are split by columns.
     sums: bool,
     /// How the rows of products are split, where it is not by the rule for all.
-    products: BTreeMap<ParamId, Parts>,
+    products: BTreeMap<ParamId, AxisParts>,
     /// Products whose parts attention has chosen.
     chosen: BTreeSet<ParamId>,
     /// What the rows of products join that are read apart.
-    segments: BTreeMap<ParamId, Segments>,
+    segments: BTreeMap<ParamId, AxisSegments>,
     /// How states are held that a round was wrong about; `None`: whole.
-    states: BTreeMap<StateId, Option<Cut>>,
+    states: BTreeMap<StateId, Option<ShardSpec>>,
     /// How often the cut of a state was wrong.
     wrong: BTreeMap<StateId, usize>,
 }
 
-impl Plan {
-    fn divide(&self, what: String) -> Stop {
-        Stop::Fails(ShardError::Divide { what, ranks: self.ranks, works: Works::default() })
+impl ShardPlan {
+    fn divide(&self, what: String) -> Unshardable {
+        Unshardable::Fails(ShardError::Divide { what, ranks: self.ranks, works: PossibleRanks::default() })
     }
-    fn unsupported(&self, what: String, why: impl Into<String>) -> Stop {
-        Stop::Fails(ShardError::Unsupported { what, ranks: self.ranks, why: why.into() })
+    fn unsupported(&self, what: String, why: impl Into<String>) -> Unshardable {
+        Unshardable::Fails(ShardError::Unsupported { what, ranks: self.ranks, why: why.into() })
     }
 }
 
 /// A module while it is split.
-struct Splitter<'a> {
+struct ModuleSharder<'a> {
     old: &'a Module,
     new: Module,
-    plan: &'a mut Plan,
+    plan: &'a mut ShardPlan,
     /// Parameters that have taken the place of others, and what they are made of, in order of declaration.
-    params: BTreeMap<(ParamId, RowCut), ParamId>,
+    params: BTreeMap<(ParamId, RowShardSpec), ParamId>,
     /// The same of parameters that have some of the columns, as many parts as ranks.
     columns: BTreeMap<ParamId, ParamId>,
     /// New bodies of scans, with the cuts of their outputs, by the old body and the cuts of the inputs.
-    bodies: BTreeMap<(FuncId, Vec<Option<Cut>>), Body>,
+    bodies: BTreeMap<(FuncId, Vec<Option<ShardSpec>>), ShardedBody>,
     /// Old bodies whose place a new one has taken.
     replaced: BTreeSet<FuncId>,
     /// How states are held; `None`: whole. Of a state that is not listed nothing is known yet.
-    states: BTreeMap<StateId, Option<Cut>>,
+    states: BTreeMap<StateId, Option<ShardSpec>>,
     /// Something was learned: the rest of the function only looks for more of it, and its result is thrown away.
     again: bool,
     exchanges: usize,
 }
 
 #[derive(Clone)]
-struct Body {
+struct ShardedBody {
     id: FuncId,
-    outputs: Vec<Option<Cut>>,
+    outputs: Vec<Option<ShardSpec>>,
 }
 
 /// The result of the pass.
-struct Sharded {
+struct ShardedModule {
     module: Module,
     /// New parameters with the names of those whose rows they have.
     parts: Vec<(String, String)>,
     exchanges: usize,
 }
 
-pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let ranks = ctx.options.ranks;
     if ranks <= 1 || program.module.ranks() > 1 {
         return Ok(0);
@@ -152,7 +152,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
         Ok(sharded) => sharded,
         Err(ShardError::Divide { what, ranks, .. }) => {
             let works = |&n: &usize| n != ranks && matches!(mode::shard(module, n, options), Ok(Ok(_)));
-            let works = Works(TRIED.filter(works).collect());
+            let works = PossibleRanks(TRIED.filter(works).collect());
             return Err(ShardError::Divide { what, ranks, works }.into());
         }
         Err(error) => return Err(error.into()),
@@ -167,29 +167,31 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     ctx.note(format!("{ranks} ranks: {parts} parameters in parts, {exchanges} exchanges in all functions"));
     program.module = sharded.module;
     // Whole parameters whose parts are read would be packed for nobody.
-    dce::run(program, &mut Context::new(Options::new(vec![], 1)))?;
+    dce::run(program, &mut PassContext::new(PassOptions::new(vec![], 1)))?;
     Ok(parts)
 }
 
 /// The module for a number of ranks, with sums over ranks or without.
-fn shard(module: &Module, ranks: usize, sums: bool) -> Result<Result<Sharded, ShardError>, PassError> {
+fn shard(module: &Module, ranks: usize, sums: bool) -> Result<Result<ShardedModule, ShardError>, PassError> {
     let (products, segments, states) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     let (chosen, wrong) = (BTreeSet::new(), BTreeMap::new());
-    let mut plan = Plan { ranks, sums, products, chosen, segments, states, wrong };
+    let mut plan = ShardPlan { ranks, sums, products, chosen, segments, states, wrong };
     for _ in 0..ROUNDS {
-        match Splitter::new(module, &mut plan).run() {
+        match ModuleSharder::new(module, &mut plan).run() {
             Ok(sharded) => return Ok(Ok(sharded)),
-            Err(Stop::Again) => {}
-            Err(Stop::Fails(error)) => return Ok(Err(error)),
-            Err(Stop::Gathers) => return Err(PassError::internal("shard", "an entry function may exchange")),
-            Err(Stop::Op(error)) => return Err(PassError::op("shard")(error)),
+            Err(Unshardable::Again) => {}
+            Err(Unshardable::Fails(error)) => return Ok(Err(error)),
+            Err(Unshardable::Gathers) => {
+                return Err(PassError::internal("shard", "an entry function may exchange"));
+            }
+            Err(Unshardable::Op(error)) => return Err(PassError::op("shard")(error)),
         }
     }
     Err(PassError::internal("shard", format!("no plan after {ROUNDS} rounds")))
 }
 
-impl<'a> Splitter<'a> {
-    fn new(old: &'a Module, plan: &'a mut Plan) -> Splitter<'a> {
+impl<'a> ModuleSharder<'a> {
+    fn new(old: &'a Module, plan: &'a mut ShardPlan) -> ModuleSharder<'a> {
         let mut new = old.clone();
         for (&state, cut) in &plan.states {
             cut_type(&mut new.states[state].ty, *cut);
@@ -197,16 +199,27 @@ impl<'a> Splitter<'a> {
         let (params, columns) = (BTreeMap::new(), BTreeMap::new());
         let (bodies, replaced) = (BTreeMap::new(), BTreeSet::new());
         let states = plan.states.clone();
-        Splitter { old, new, plan, params, columns, bodies, replaced, states, again: false, exchanges: 0 }
+        ModuleSharder {
+            old,
+            new,
+            plan,
+            params,
+            columns,
+            bodies,
+            replaced,
+            states,
+            again: false,
+            exchanges: 0,
+        }
     }
 
-    fn run(mut self) -> Result<Sharded, Stop> {
+    fn run(mut self) -> Result<ShardedModule, Unshardable> {
         let old = self.old;
         for (id, f) in old.functions.iter().filter(|(_, f)| f.kind == FunctionKind::Entry) {
             let inputs = vec![None; f.inputs.len()];
             let made = self.function(f, &inputs);
             if self.again {
-                return Err(Stop::Again);
+                return Err(Unshardable::Again);
             }
             self.new.functions[id] = made?.0;
         }
@@ -214,16 +227,16 @@ impl<'a> Splitter<'a> {
         let parts = self.params.iter().map(|(&(whole, _), &part)| (whole, part));
         let parts = parts.chain(self.columns.iter().map(|(&whole, &part)| (whole, part)));
         let parts = parts.map(|(whole, part)| (name(part), name(whole))).collect();
-        Ok(Sharded { parts, exchanges: self.exchanges, module: self.new })
+        Ok(ShardedModule { parts, exchanges: self.exchanges, module: self.new })
     }
 
     /// A function whose inputs are held in some way, and how its outputs are. Those of an entry function are whole.
     fn function(
         &mut self,
         f: &'a Function,
-        inputs: &[Option<Cut>],
-    ) -> Result<(Function, Vec<Option<Cut>>), Stop> {
-        let mut split = Split::new(self, f, inputs);
+        inputs: &[Option<ShardSpec>],
+    ) -> Result<(Function, Vec<Option<ShardSpec>>), Unshardable> {
+        let mut split = FunctionSharder::new(self, f, inputs);
         for (id, node) in f.live() {
             split.node(id, node)?;
         }
@@ -232,7 +245,7 @@ impl<'a> Splitter<'a> {
     }
 
     /// The body of a scan for inputs that are held in some way.
-    fn body(&mut self, id: FuncId, inputs: &[Option<Cut>]) -> Result<Body, Stop> {
+    fn body(&mut self, id: FuncId, inputs: &[Option<ShardSpec>]) -> Result<ShardedBody, Unshardable> {
         let key = (id, inputs.to_vec());
         if let Some(body) = self.bodies.get(&key) {
             return Ok(body.clone());
@@ -249,13 +262,13 @@ impl<'a> Splitter<'a> {
                 self.new.functions.push(function)
             }
         };
-        let body = Body { id: new, outputs };
+        let body = ShardedBody { id: new, outputs };
         self.bodies.insert(key, body.clone());
         Ok(body)
     }
 
     /// The cut of a state, which is fixed now if it was not known.
-    fn state_cut(&mut self, state: StateId, wanted: Option<Cut>) -> Option<Cut> {
+    fn state_cut(&mut self, state: StateId, wanted: Option<ShardSpec>) -> Option<ShardSpec> {
         if let Some(&cut) = self.states.get(&state) {
             return cut;
         }
@@ -266,7 +279,7 @@ impl<'a> Splitter<'a> {
 
     /// The cut of a state is wrong: takes another in the next round. What a round finds that has learned something is not
     /// to be trusted.
-    fn correct(&mut self, state: StateId, cut: Option<Cut>) {
+    fn correct(&mut self, state: StateId, cut: Option<ShardSpec>) {
         if !std::mem::replace(&mut self.again, true) {
             let wrong = self.plan.wrong.entry(state).or_default();
             *wrong += 1;
@@ -275,7 +288,7 @@ impl<'a> Splitter<'a> {
     }
 
     /// The parameter that has the rank's rows of another.
-    fn part_of(&mut self, whole: ParamId, cut: RowCut) -> ParamId {
+    fn part_of(&mut self, whole: ParamId, cut: RowShardSpec) -> ParamId {
         if let Some(&part) = self.params.get(&(whole, cut)) {
             return part;
         }
@@ -293,7 +306,7 @@ impl<'a> Splitter<'a> {
             name.push_str(".segments");
         }
         let name = self.unused(name);
-        let part = self.new.params.push(Param { name, ty, source, ..param.clone() });
+        let part = self.new.params.push(ModelParam { name, ty, source, ..param.clone() });
         self.params.insert((whole, cut), part);
         part
     }
@@ -305,7 +318,7 @@ impl<'a> Splitter<'a> {
         }
         let (param, ranks) = (&self.old.params[whole], self.plan.ranks);
         let mut ty = param.ty.clone();
-        cut_type(&mut ty, Some(Cut::new(1, ranks)));
+        cut_type(&mut ty, Some(ShardSpec::new(1, ranks)));
         let of = param.ty.dims[1].as_const().unwrap_or(0) as usize;
         let len = of / ranks;
         let of_rank = |rank: usize| {
@@ -314,20 +327,20 @@ impl<'a> Splitter<'a> {
         };
         let source = ParamSource::Ranks((0..ranks).map(of_rank).collect());
         let name = self.unused(format!("{}.columns", param.name));
-        let part = self.new.params.push(Param { name, ty, source, ..param.clone() });
+        let part = self.new.params.push(ModelParam { name, ty, source, ..param.clone() });
         self.columns.insert(whole, part);
         part
     }
 
     /// Whether the columns of a matrix are rows of what it is made of.
     fn is_transposed(&self, param: ParamId) -> bool {
-        let Param { source, ty, .. } = &self.old.params[param];
+        let ModelParam { source, ty, .. } = &self.old.params[param];
         matches!(source, ParamSource::Transpose(_)) && ty.rank() == 2
     }
 
     /// The parameter that has the rank's columns of a transpose, by a cut of its axis 1.
-    fn columns_by(&mut self, whole: ParamId, cut: Cut) -> ParamId {
-        let rows = RowCut { outer: 0, parts: cut.parts, segments: cut.segments };
+    fn columns_by(&mut self, whole: ParamId, cut: ShardSpec) -> ParamId {
+        let rows = RowShardSpec { outer: 0, parts: cut.parts, segments: cut.segments };
         if let Some(&part) = self.params.get(&(whole, rows)) {
             return part;
         }
@@ -339,11 +352,11 @@ impl<'a> Splitter<'a> {
             ParamSource::Transpose(stored) => stored,
             other => other,
         };
-        let by_rows = RowCut { outer: 1, ..rows };
+        let by_rows = RowShardSpec { outer: 1, ..rows };
         let of_rank = |rank| ParamSource::Transpose(Box::new(by_rows.source(stored, columns, rank, ranks)));
         let source = ParamSource::Ranks((0..ranks).map(of_rank).collect());
         let name = self.unused(format!("{}.part", param.name));
-        let part = self.new.params.push(Param { name, ty, source, ..param.clone() });
+        let part = self.new.params.push(ModelParam { name, ty, source, ..param.clone() });
         self.params.insert((whole, rows), part);
         part
     }
@@ -361,7 +374,7 @@ impl<'a> Splitter<'a> {
     fn numbers(&mut self, name: &str, values: Vec<Vec<f32>>) -> ParamId {
         let size = values.first().map_or(0, Vec::len);
         let source: Vec<_> = values.into_iter().map(ParamSource::Values).collect();
-        let equal = |p: &Param| matches!(&p.source, ParamSource::Ranks(of) if *of == source);
+        let equal = |p: &ModelParam| matches!(&p.source, ParamSource::Ranks(of) if *of == source);
         if let Some((known, _)) = self.new.params.iter().find(|(_, p)| equal(p)) {
             return known;
         }
@@ -370,7 +383,7 @@ impl<'a> Splitter<'a> {
     }
 
     fn vector(&mut self, name: String, by_rank: Vec<ParamSource>, size: usize) -> ParamId {
-        self.new.params.push(Param {
+        self.new.params.push(ModelParam {
             name,
             ty: TensorType::new(DType::F32, [size]),
             role: ParamRole::Vector,

@@ -1,29 +1,31 @@
 //! What holds of a program beyond its module: launches fit their kernels, places lie in their memory, levels agree.
 
 use crate::plan_memory::{ALIGN, EntryPlan, LevelPlan, MAX_WORKERS, MemoryPlan, most_rows, of_all_rows, tap};
-use crate::{LevelCode, Program};
-use mlcc_ir::dim::Bounds;
+use crate::{LevelCode, LoweredProgram};
+use mlcc_ir::dim::SizeBounds;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::module::Module;
-use mlcc_ir::sequences::Batching;
-use mlcc_ir::step::{Base, BufferRef, Exchange, Launch, PAGE_ROWS, Sequences, Step, StepItem};
+use mlcc_ir::sequences::RowBatching;
+use mlcc_ir::step::{
+    AllGather, BufferRef, LaunchItem, MemoryBase, PAGE_ROWS, SequenceFilter, StepItem, StepProgram,
+};
 use mlcc_ir::types::{Packing, TensorType};
 use mlcc_ir::verify::{VerifyError, verify_kernel, verify_module, verify_step};
 use mlcc_kernels::lower::operands::value_bytes;
-use mlcc_kernels::lower::plan::{Entry, LoweredLaunch, Work};
+use mlcc_kernels::lower::plan::{LaunchWork, LoweredEntry, LoweredLaunch};
 
 /// Memory that a plan may leave unused between two things, so that a wrong figure asks for no absurd amount.
 const MOST_GAP: u64 = 1 << 20;
 
-type Check = Result<(), VerifyError>;
+type VerifyResult = Result<(), VerifyError>;
 
-fn wrong(subject: impl Into<String>, message: impl Into<String>) -> Check {
+fn wrong(subject: impl Into<String>, message: impl Into<String>) -> VerifyResult {
     Err(VerifyError::new(subject, message))
 }
 
 /// The module, and everything that the passes hold beside it.
-pub fn verify_program(program: &Program) -> Check {
+pub fn verify_program(program: &LoweredProgram) -> VerifyResult {
     verify_module(&program.module)?;
     if let Some(first) = program.levels.first() {
         program.levels.iter().try_for_each(|level| verify_level(level, first))?;
@@ -61,7 +63,7 @@ pub fn verify_program(program: &Program) -> Check {
 
 /// Where debuggers find outputs, whichever level runs: entry, number of the output, offset.
 fn taps(level: &LevelCode, of_level: &LevelPlan) -> Vec<(String, u32, u64)> {
-    let of_entry = |(entry, plan): (&Entry, &EntryPlan)| {
+    let of_entry = |(entry, plan): (&LoweredEntry, &EntryPlan)| {
         let places = entry.buffers.ids().zip(plan.buffers.clone());
         let taps = places.filter_map(|(id, place)| Some((entry.name.clone(), tap(entry, id)?, place.offset)));
         taps.collect::<Vec<_>>()
@@ -71,7 +73,7 @@ fn taps(level: &LevelCode, of_level: &LevelPlan) -> Vec<(String, u32, u64)> {
     all
 }
 
-fn verify_level(level: &LevelCode, first: &LevelCode) -> Check {
+fn verify_level(level: &LevelCode, first: &LevelCode) -> VerifyResult {
     let subject = format!("level @{}", level.name);
     if !(64..=4096).contains(&level.target.vector_bits) {
         return wrong(subject, format!("vectors of {} bits", level.target.vector_bits));
@@ -82,7 +84,7 @@ fn verify_level(level: &LevelCode, first: &LevelCode) -> Check {
     let lowered = &level.lowered;
     lowered.kernels.iter().try_for_each(verify_kernel)?;
     // Kernels, and so launches and buffers, are each level's own.
-    let shape = |e: &Entry| (e.name.clone(), e.batching);
+    let shape = |e: &LoweredEntry| (e.name.clone(), e.batching);
     if !lowered.entries.iter().map(shape).eq(first.lowered.entries.iter().map(shape)) {
         return wrong(subject, format!("has other entries than level @{}", first.name));
     }
@@ -99,9 +101,9 @@ fn verify_level(level: &LevelCode, first: &LevelCode) -> Check {
 /// Names the kernel and what is wrong.
 fn verify_launch(kernels: &[Kernel], launch: &LoweredLaunch) -> Result<(), (String, String)> {
     let number = match &launch.work {
-        Work::Kernel(kernel) => *kernel,
-        Work::Exchange(_) if launch.args.len() == 2 && launch.grid.is_none() => return Ok(()),
-        Work::Exchange(_) => {
+        LaunchWork::Kernel(kernel) => *kernel,
+        LaunchWork::Exchange(_) if launch.args.len() == 2 && launch.grid.is_none() => return Ok(()),
+        LaunchWork::Exchange(_) => {
             return Err(("exchange".into(), "takes two buffers and has no launch shape".into()));
         }
     };
@@ -133,7 +135,7 @@ fn constant_bytes(ty: &TensorType, packing: Option<Packing>) -> Option<u64> {
     value_bytes(ty, packing).ok()?.as_const().and_then(|bytes| u64::try_from(bytes).ok())
 }
 
-fn verify_weights(module: &Module, plan: &MemoryPlan) -> Check {
+fn verify_weights(module: &Module, plan: &MemoryPlan) -> VerifyResult {
     if plan.params.len() != module.params.len() {
         return wrong("memory", "has not as many places as the module has parameters");
     }
@@ -146,7 +148,7 @@ fn verify_weights(module: &Module, plan: &MemoryPlan) -> Check {
     Ok(())
 }
 
-fn verify_states(module: &Module, plan: &MemoryPlan) -> Check {
+fn verify_states(module: &Module, plan: &MemoryPlan) -> VerifyResult {
     let states = module.states.len();
     if plan.row_bytes.len() != states || plan.states.len() != states {
         return wrong("memory", "has not as many rows or places as the module has states");
@@ -176,7 +178,7 @@ fn verify_places(
     wanted: Vec<(&String, Option<u64>)>,
     places: &[(u64, u64)],
     total: u64,
-) -> Check {
+) -> VerifyResult {
     if wanted.len() != places.len() {
         return wrong("memory", format!("has not as many places as the module has {what}s"));
     }
@@ -203,7 +205,12 @@ fn verify_places(
     }
 }
 
-fn verify_entry_plan(entry: &Entry, of_entry: &EntryPlan, plan: &MemoryPlan, level: &str) -> Check {
+fn verify_entry_plan(
+    entry: &LoweredEntry,
+    of_entry: &EntryPlan,
+    plan: &MemoryPlan,
+    level: &str,
+) -> VerifyResult {
     let subject = || format!("memory, level @{level}, entry @{}", of_entry.name);
     if entry.name != of_entry.name || entry.buffers.len() != of_entry.buffers.len() {
         let found = format!("{} buffers", of_entry.buffers.len());
@@ -223,22 +230,31 @@ fn verify_entry_plan(entry: &Entry, of_entry: &EntryPlan, plan: &MemoryPlan, lev
 }
 
 /// Every byte that a place may stand for lies in its memory.
-fn verify_place(place: &BufferRef, plan: &MemoryPlan, arena: u64, batching: Batching) -> Result<(), String> {
+fn verify_place(
+    place: &BufferRef,
+    plan: &MemoryPlan,
+    arena: u64,
+    batching: RowBatching,
+) -> Result<(), String> {
     let limit = match place.base {
-        Base::Weights => plan.weights_bytes,
-        Base::Adapters => plan.adapter_bytes,
-        Base::State => plan.state_bytes,
-        Base::Pages => plan.page_bytes,
-        Base::PageTable => plan.context.unwrap_or(0).div_ceil(PAGE_ROWS) * 4,
-        Base::Arena => arena,
+        MemoryBase::Weights => plan.weights_bytes,
+        MemoryBase::Adapters => plan.adapter_bytes,
+        MemoryBase::State => plan.state_bytes,
+        MemoryBase::Pages => plan.page_bytes,
+        MemoryBase::PageTable => plan.context.unwrap_or(0).div_ceil(PAGE_ROWS) * 4,
+        MemoryBase::Arena => arena,
         // The caller's, of the size of the call.
-        Base::Tokens | Base::Wanted | Base::Logits | Base::Probs | Base::Temperature => u64::MAX,
+        MemoryBase::Tokens
+        | MemoryBase::Wanted
+        | MemoryBase::Logits
+        | MemoryBase::Probs
+        | MemoryBase::Temperature => u64::MAX,
     };
     let context = plan.context.unwrap_or(0);
     let reach = match place.per_past {
         // Its bytes are those of all sequences, and every one of them has a state of its own.
         _ if place.per_page > 0 => place.end().checked_sub(place.offset),
-        0 if batching.is_batched() && place.base == Base::State => Some(0),
+        0 if batching.is_batched() && place.base == MemoryBase::State => Some(0),
         0 => Some(place.bytes),
         per_past => per_past.checked_mul(context),
     };
@@ -250,7 +266,7 @@ fn verify_place(place: &BufferRef, plan: &MemoryPlan, arena: u64, batching: Batc
     }
 }
 
-fn verify_steps(level: &LevelCode, of_level: &LevelPlan, plan: &MemoryPlan) -> Check {
+fn verify_steps(level: &LevelCode, of_level: &LevelPlan, plan: &MemoryPlan) -> VerifyResult {
     let subject = format!("level @{}", level.name);
     if level.steps.is_empty() {
         return Ok(());
@@ -269,21 +285,26 @@ fn verify_steps(level: &LevelCode, of_level: &LevelPlan, plan: &MemoryPlan) -> C
 }
 
 /// Buffers lie in their memory and are as long as the kernels think.
-fn verify_buffers(level: &LevelCode, step: &Step, plan: &MemoryPlan, batching: Batching) -> Check {
+fn verify_buffers(
+    level: &LevelCode,
+    step: &StepProgram,
+    plan: &MemoryPlan,
+    batching: RowBatching,
+) -> VerifyResult {
     let rows = most_rows(batching, plan.chunk, plan.batch);
     let context = plan.context.and_then(|c| i64::try_from(c).ok());
     for item in &step.items {
         if let StepItem::Exchange(exchange) = item {
-            let bounds = Bounds { chunk: rows, batch: plan.batch, context };
+            let bounds = SizeBounds { chunk: rows, batch: plan.batch, context };
             verify_exchange(exchange, plan, step, batching, &bounds).or_else(|message| {
                 wrong(format!("level @{}, step @{}, exchange", level.name, step.name), message)
             })?;
         }
         let StepItem::Launch(launch) = item else { continue };
         let Some(kernel) = level.lowered.kernels.iter().find(|k| k.name == launch.kernel) else { continue };
-        let one = launch.repeat.sequences() == Some(Sequences::OneRow)
-            || batching == Batching::OneEach && launch.repeat.is_for_sequences();
-        let bounds = Bounds { chunk: if one { 1 } else { rows }, batch: plan.batch, context };
+        let one = launch.repeat.sequences() == Some(SequenceFilter::OneRow)
+            || batching == RowBatching::OneEach && launch.repeat.is_for_sequences();
+        let bounds = SizeBounds { chunk: if one { 1 } else { rows }, batch: plan.batch, context };
         for (i, place) in launch.buffers.iter().enumerate() {
             let bounds = match launch.repeat.is_for_sequences() {
                 true => bounds,
@@ -303,30 +324,37 @@ fn verify_buffers(level: &LevelCode, step: &Step, plan: &MemoryPlan, batching: B
 
 /// Its rows lie in their memory, however many there are.
 fn verify_exchange(
-    exchange: &Exchange,
+    exchange: &AllGather,
     plan: &MemoryPlan,
-    step: &Step,
-    batching: Batching,
-    bounds: &Bounds,
+    step: &StepProgram,
+    batching: RowBatching,
+    bounds: &SizeBounds,
 ) -> Result<(), String> {
-    let Exchange { part, all, parts, .. } = exchange;
+    let AllGather { part, all, parts, .. } = exchange;
     let bounds = of_all_rows(batching, &parts.rows, bounds);
     let rows = parts.rows.range(&bounds).and_then(|(_, most)| u64::try_from(most).ok());
     let rows = rows.ok_or_else(|| format!("{} rows have no limit", parts.rows))?;
     for (place, ranks) in [(part, 1), (all, parts.ranks as u64)] {
         verify_place(place, plan, step.arena_bytes, batching)?;
         let bytes = parts.row_bytes.saturating_mul(ranks).saturating_mul(rows);
-        if bytes > place.bytes && place.base != Base::Logits {
+        if bytes > place.bytes && place.base != MemoryBase::Logits {
             return Err(format!("has {} bytes for up to {rows} rows of {ranks} parts", place.bytes));
         }
     }
     Ok(())
 }
 
-fn long_enough(kernel: &Kernel, launch: &Launch, buffer: usize, bounds: &Bounds) -> Result<(), String> {
+fn long_enough(
+    kernel: &Kernel,
+    launch: &LaunchItem,
+    buffer: usize,
+    bounds: &SizeBounds,
+) -> Result<(), String> {
     let place = &launch.buffers[buffer];
-    let own = matches!(place.base, Base::Weights | Base::Adapters | Base::State | Base::Arena)
-        && place.per_past == 0;
+    let own = matches!(
+        place.base,
+        MemoryBase::Weights | MemoryBase::Adapters | MemoryBase::State | MemoryBase::Arena
+    ) && place.per_past == 0;
     if !own || launch.repeat.has_whole_sequences() {
         return Ok(());
     }

@@ -13,11 +13,11 @@ use thiserror::Error;
 use crate::errors::{self, adapter as refused};
 
 /// An adapter that is asked for: the name that texts choose it by, its folder, and what multiplies it.
-pub type Wanted = (String, PathBuf, f64);
+pub type AdapterSpec = (String, PathBuf, f64);
 
 /// Why an adapter is in no slot.
 #[derive(Debug, Error)]
-pub enum Fault {
+pub enum AdapterFault {
     #[error("`{0}` is no name of an adapter: it has at least one character, and no /")]
     Name(String),
     #[error("the scale of the adapter {name} is {scale}, expected a finite number")]
@@ -30,23 +30,23 @@ pub enum Fault {
     Model(#[from] mlcc_runtime::Error),
 }
 
-impl From<Fault> for PyErr {
-    fn from(fault: Fault) -> PyErr {
+impl From<AdapterFault> for PyErr {
+    fn from(fault: AdapterFault) -> PyErr {
         match fault {
-            Fault::Model(error) => errors::runtime(error),
-            Fault::Missing { .. } => PyFileNotFoundError::new_err(fault.to_string()),
-            Fault::Name(_) | Fault::Scale { .. } | Fault::Files(_) => refused(fault.to_string()),
+            AdapterFault::Model(error) => errors::runtime(error),
+            AdapterFault::Missing { .. } => PyFileNotFoundError::new_err(fault.to_string()),
+            AdapterFault::Name(_) | AdapterFault::Scale { .. } | AdapterFault::Files(_) => refused(fault.to_string()),
         }
     }
 }
 
 /// Puts an adapter into a free slot of a model.
-pub fn read(model: &Model, (name, folder, scale): &Wanted) -> Result<TextAdapter, Fault> {
+pub fn read(model: &Model, (name, folder, scale): &AdapterSpec) -> Result<TextAdapter, AdapterFault> {
     if name.is_empty() || name.contains('/') {
-        return Err(Fault::Name(name.clone()));
+        return Err(AdapterFault::Name(name.clone()));
     }
     if !scale.is_finite() {
-        return Err(Fault::Scale { name: name.clone(), scale: *scale });
+        return Err(AdapterFault::Scale { name: name.clone(), scale: *scale });
     }
     let put = |factors: &[Factors]| Ok(TextAdapter::new(name, model.load_adapter(name, factors)?));
     // Before its tensors are looked for in slots that are not there.
@@ -54,7 +54,7 @@ pub fn read(model: &Model, (name, folder, scale): &Wanted) -> Result<TextAdapter
         return put(&[]);
     }
     if !folder.is_dir() {
-        return Err(Fault::Missing { name: name.clone(), folder: folder.clone() });
+        return Err(AdapterFault::Missing { name: name.clone(), folder: folder.clone() });
     }
     let slots: BTreeSet<&str> = model.adapter_tensors().collect();
     let request = AdapterRequest { directory: folder.clone(), scale: *scale };

@@ -12,25 +12,25 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tokio::runtime::Runtime;
 
-use crate::adapters::{self, Wanted};
+use crate::adapters::{self, AdapterSpec};
 use crate::errors::{self, closed, detached, invalid, kinds};
 use crate::exchange::{self, Answer, Exchange};
 use crate::floats::Floats;
 use crate::inspect::inspect;
-use crate::load::{Loaded, Settings, load, seconds};
+use crate::load::{LoadedModels, LoadSettings, load, seconds};
 use crate::mailbox::{Mailbox, Pending};
 use crate::options;
-use crate::process::Owned;
+use crate::process::ProcessOwned;
 use crate::session::Session;
 use crate::stream::{self, Stream, lock};
 
-struct Inner {
-    loaded: Loaded,
+struct CoreInner {
+    loaded: LoadedModels,
     /// Of requests in the form of HTTP; started by the first one.
     runtime: OnceLock<Runtime>,
 }
 
-impl Inner {
+impl CoreInner {
     fn runtime(&self) -> PyResult<&Runtime> {
         if let Some(runtime) = self.runtime.get() {
             return Ok(runtime);
@@ -67,7 +67,7 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for CoreInner {
     fn drop(&mut self) {
         self.loaded.application.drain(Duration::ZERO);
         if let Some(runtime) = self.runtime.take() {
@@ -79,11 +79,11 @@ impl Drop for Inner {
 /// One or several loaded models; requests that name none mean the first.
 #[pyclass(frozen, module = "mlcc._mlcc")]
 pub struct Core {
-    inner: Owned<Mutex<Option<Arc<Inner>>>>,
+    inner: ProcessOwned<Mutex<Option<Arc<CoreInner>>>>,
 }
 
 impl Core {
-    fn inner(&self) -> PyResult<Arc<Inner>> {
+    fn inner(&self) -> PyResult<Arc<CoreInner>> {
         lock(self.inner.check()?).clone().ok_or_else(|| closed("model"))
     }
 
@@ -151,7 +151,7 @@ impl Core {
     fn new(
         py: Python<'_>,
         paths: Vec<(String, PathBuf)>,
-        adapters: Vec<Wanted>,
+        adapters: Vec<AdapterSpec>,
         threads: Option<i64>,
         cpu_level: Option<String>,
         template: Option<String>,
@@ -177,10 +177,10 @@ impl Core {
             ..ServeOptions::default()
         };
         let threads = count("threads", threads, 1024)?;
-        let settings = Settings { threads, cpu_level, template, adapters, serve };
+        let settings = LoadSettings { threads, cpu_level, template, adapters, serve };
         let loaded = detached(py, || load(&paths, &settings))?;
-        let inner = Arc::new(Inner { loaded, runtime: OnceLock::new() });
-        Ok(Core { inner: Owned::new(Mutex::new(Some(inner))) })
+        let inner = Arc::new(CoreInner { loaded, runtime: OnceLock::new() });
+        Ok(Core { inner: ProcessOwned::new(Mutex::new(Some(inner))) })
     }
 
     /// The pieces of a text.

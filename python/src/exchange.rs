@@ -17,8 +17,8 @@ use tokio::task::AbortHandle;
 use tower::ServiceExt;
 
 use crate::errors::{detached, invalid, kinds};
-use crate::mailbox::{Item, Sender};
-use crate::process::Owned;
+use crate::mailbox::{MailboxItem, MailboxSender};
+use crate::process::ProcessOwned;
 use crate::stream::lock;
 
 /// Pieces of an answer that may wait for a slow reader; then its texts wait in the server, which gives them up at last.
@@ -26,10 +26,10 @@ const AHEAD: usize = 16;
 /// How often signals are looked for.
 const LOOK: Duration = Duration::from_millis(20);
 
-type Headers = Vec<(Vec<u8>, Vec<u8>)>;
+type HeaderList = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A request as Python gives it. Its body is whole.
-pub fn request(method: &str, target: &str, headers: &Headers, body: Vec<u8>) -> PyResult<Request<Body>> {
+pub fn request(method: &str, target: &str, headers: &HeaderList, body: Vec<u8>) -> PyResult<Request<Body>> {
     let bad = |what: &str| invalid(format!("{what} of the request is no HTTP"));
     let mut request = Request::new(Body::from(body));
     *request.method_mut() = Method::from_bytes(method.as_bytes()).map_err(|_| bad("the method"))?;
@@ -43,29 +43,29 @@ pub fn request(method: &str, target: &str, headers: &Headers, body: Vec<u8>) -> 
 }
 
 /// Where an answer goes.
-trait Outlet: Send + 'static {
-    fn send(&mut self, item: Item);
+trait AnswerSink: Send + 'static {
+    fn send(&mut self, item: MailboxItem);
 }
 
-impl Outlet for Sender {
-    fn send(&mut self, item: Item) {
-        Sender::send(self, item);
+impl AnswerSink for MailboxSender {
+    fn send(&mut self, item: MailboxItem) {
+        MailboxSender::send(self, item);
     }
 }
 
-impl Outlet for mpsc::Sender<Item> {
-    fn send(&mut self, item: Item) {
+impl AnswerSink for mpsc::Sender<MailboxItem> {
+    fn send(&mut self, item: MailboxItem) {
         // Who has closed the answer wants no more of it.
         let _ = mpsc::Sender::send(self, item);
     }
 }
 
 /// Answers a request: its head, its body piece by piece, its end.
-async fn answer(router: Router, request: Request<Body>, mut outlet: impl Outlet, ahead: Arc<Semaphore>) {
+async fn answer(router: Router, request: Request<Body>, mut outlet: impl AnswerSink, ahead: Arc<Semaphore>) {
     let Ok(response) = router.oneshot(request).await;
     let (head, mut body) = response.into_parts();
     let pair = |(name, value): (&HeaderName, &HeaderValue)| (name.as_str().into(), value.as_bytes().into());
-    outlet.send(Item::Head(head.status.as_u16(), head.headers.iter().map(pair).collect()));
+    outlet.send(MailboxItem::Head(head.status.as_u16(), head.headers.iter().map(pair).collect()));
     while let Some(frame) = body.frame().await {
         // A body that breaks is one that was lost.
         let Ok(frame) = frame else { return };
@@ -74,16 +74,16 @@ async fn answer(router: Router, request: Request<Body>, mut outlet: impl Outlet,
             Ok(permit) => permit.forget(),
             Err(_) => return,
         }
-        outlet.send(Item::Body(data));
+        outlet.send(MailboxItem::Body(data));
     }
-    outlet.send(Item::End);
+    outlet.send(MailboxItem::End);
 }
 
 fn start(
     runtime: &Runtime,
     router: Router,
     request: Request<Body>,
-    outlet: impl Outlet,
+    outlet: impl AnswerSink,
 ) -> (AbortHandle, Arc<Semaphore>) {
     let ahead = Arc::new(Semaphore::new(AHEAD));
     let task = runtime.spawn(answer(router, request, outlet, Arc::clone(&ahead)));
@@ -98,7 +98,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    pub fn start(runtime: &Runtime, router: Router, request: Request<Body>, sender: Sender) -> Exchange {
+    pub fn start(runtime: &Runtime, router: Router, request: Request<Body>, sender: MailboxSender) -> Exchange {
         let (task, ahead) = start(runtime, router, request, sender);
         Exchange { task, ahead }
     }
@@ -121,7 +121,7 @@ impl Exchange {
 #[pyclass(frozen, module = "mlcc._mlcc")]
 pub struct Answer {
     status: AtomicU16,
-    items: Owned<Mutex<Option<mpsc::Receiver<Item>>>>,
+    items: ProcessOwned<Mutex<Option<mpsc::Receiver<MailboxItem>>>>,
     task: AbortHandle,
     ahead: Arc<Semaphore>,
 }
@@ -136,16 +136,16 @@ impl Answer {
     ) -> PyResult<Answer> {
         let (sender, items) = mpsc::channel();
         let (task, ahead) = start(runtime, router, request, sender);
-        let (status, items) = (AtomicU16::new(0), Owned::new(Mutex::new(Some(items))));
+        let (status, items) = (AtomicU16::new(0), ProcessOwned::new(Mutex::new(Some(items))));
         let answer = Answer { status, items, task, ahead };
         match answer.next(py)? {
-            Some(Item::Head(status, _)) => answer.status.store(status, Ordering::Relaxed),
+            Some(MailboxItem::Head(status, _)) => answer.status.store(status, Ordering::Relaxed),
             _ => return Err(kinds::InternalError::new_err("the server gave no answer")),
         }
         Ok(answer)
     }
 
-    fn next(&self, py: Python<'_>) -> PyResult<Option<Item>> {
+    fn next(&self, py: Python<'_>) -> PyResult<Option<MailboxItem>> {
         let items = self.items.check()?;
         loop {
             let found = detached(py, || Ok(lock(items).as_ref().map(|items| items.recv_timeout(LOOK))))?;
@@ -180,7 +180,7 @@ impl Answer {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         match self.next(py)? {
-            Some(Item::Body(bytes)) => {
+            Some(MailboxItem::Body(bytes)) => {
                 self.ahead.add_permits(1);
                 Ok(Some(bytes_of(py, &bytes)))
             }

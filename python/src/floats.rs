@@ -10,7 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-enum Held {
+enum FloatStorage {
     Logits(Logits),
     Many(Vec<f32>),
 }
@@ -19,17 +19,17 @@ enum Held {
 /// nothing. They stay as they are while the session goes on.
 #[pyclass(frozen, module = "mlcc", sequence)]
 pub struct Floats {
-    held: Arc<Held>,
+    held: Arc<FloatStorage>,
     rows: Option<usize>,
 }
 
 impl Floats {
     pub fn logits(logits: Logits) -> Floats {
-        Floats { held: Arc::new(Held::Logits(logits)), rows: None }
+        Floats { held: Arc::new(FloatStorage::Logits(logits)), rows: None }
     }
 
     pub fn many(values: Vec<f32>, rows: Option<usize>) -> Floats {
-        Floats { held: Arc::new(Held::Many(values)), rows }
+        Floats { held: Arc::new(FloatStorage::Many(values)), rows }
     }
 
     /// The same numbers once more.
@@ -40,7 +40,7 @@ impl Floats {
     /// The logits, if nobody else has them.
     pub fn into_spare(self) -> Result<Logits, Floats> {
         match Arc::try_unwrap(self.held) {
-            Ok(Held::Logits(logits)) => Ok(logits),
+            Ok(FloatStorage::Logits(logits)) => Ok(logits),
             Ok(other) => Err(Floats { held: Arc::new(other), rows: self.rows }),
             Err(held) => Err(Floats { held, rows: self.rows }),
         }
@@ -48,8 +48,8 @@ impl Floats {
 
     pub fn values(&self) -> &[f32] {
         match self.held.as_ref() {
-            Held::Logits(logits) => logits,
-            Held::Many(values) => values,
+            FloatStorage::Logits(logits) => logits,
+            FloatStorage::Many(values) => values,
         }
     }
 
@@ -59,7 +59,7 @@ impl Floats {
 }
 
 /// Sizes and steps of a view, which live as long as it.
-struct Layout {
+struct ViewLayout {
     shape: [ffi::Py_ssize_t; 2],
     strides: [ffi::Py_ssize_t; 2],
 }
@@ -130,8 +130,8 @@ impl Floats {
         let size = size_of::<f32>() as ffi::Py_ssize_t;
         let (rows, width) = (this.rows.unwrap_or(0) as ffi::Py_ssize_t, this.width() as ffi::Py_ssize_t);
         let layout = match this.rows {
-            None => Layout { shape: [width, 0], strides: [size, 0] },
-            Some(_) => Layout { shape: [rows, width], strides: [width * size, size] },
+            None => ViewLayout { shape: [width, 0], strides: [size, 0] },
+            Some(_) => ViewLayout { shape: [rows, width], strides: [width * size, size] },
         };
         let layout = Box::into_raw(Box::new(layout));
         let with = |flag: c_int| flags & flag == flag;
@@ -157,6 +157,6 @@ impl Floats {
     /// SAFETY: `view` was filled by `__getbuffer__`.
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
         // SAFETY: `internal` is the box that was leaked there, and nobody reads the layout any more.
-        drop(unsafe { Box::from_raw((*view).internal.cast::<Layout>()) });
+        drop(unsafe { Box::from_raw((*view).internal.cast::<ViewLayout>()) });
     }
 }

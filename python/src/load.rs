@@ -11,29 +11,29 @@ use mlcc_serve::{Application, NoLibrary, ReadAdapter, Ready, ServeOptions, Serve
 use pyo3::prelude::*;
 use serde_json::Value;
 
-use crate::adapters::{self, Wanted};
+use crate::adapters::{self, AdapterSpec};
 use crate::errors::{self, invalid};
 
 /// What the constructor of a model takes.
 #[derive(Clone)]
-pub struct Settings {
+pub struct LoadSettings {
     pub threads: Option<usize>,
     pub cpu_level: Option<String>,
     /// Name of a chat template, `plain`, or Jinja text.
     pub template: Option<String>,
     /// Of the first model.
-    pub adapters: Vec<Wanted>,
+    pub adapters: Vec<AdapterSpec>,
     pub serve: ServeOptions,
 }
 
-pub struct Loaded {
+pub struct LoadedModels {
     /// The first one.
     pub model: Model,
     pub application: Application,
 }
 
 /// Loads `paths`, by the names that requests call them.
-pub fn load(paths: &[(String, PathBuf)], settings: &Settings) -> PyResult<Loaded> {
+pub fn load(paths: &[(String, PathBuf)], settings: &LoadSettings) -> PyResult<LoadedModels> {
     let (mut models, mut texts, mut committed) = (Vec::new(), Vec::new(), 0);
     let mut first: Option<Model> = None;
     check_names(paths, &settings.adapters)?;
@@ -69,11 +69,11 @@ pub fn load(paths: &[(String, PathBuf)], settings: &Settings) -> PyResult<Loaded
     }
     let model = first.ok_or_else(|| invalid("no model was given"))?;
     let application = Application::start(models, texts, Box::new(NoLibrary), &settings.serve);
-    Ok(Loaded { model, application: application.map_err(errors::serve)? })
+    Ok(LoadedModels { model, application: application.map_err(errors::serve)? })
 }
 
 /// Names of adapters are names of models.
-fn check_names(paths: &[(String, PathBuf)], adapters: &[Wanted]) -> PyResult<()> {
+fn check_names(paths: &[(String, PathBuf)], adapters: &[AdapterSpec]) -> PyResult<()> {
     let mut names: Vec<&str> = paths.iter().map(|(name, _)| name.as_str()).collect();
     for (name, _, _) in adapters {
         if names.contains(&name.as_str()) {
@@ -95,7 +95,7 @@ fn reader(model: &Model) -> ReadAdapter {
     })
 }
 
-fn open(path: &PathBuf, settings: &Settings, workers: Option<Workers>) -> PyResult<Model> {
+fn open(path: &PathBuf, settings: &LoadSettings, workers: Option<Workers>) -> PyResult<Model> {
     let options = LoadOptions {
         threads: settings.threads,
         cpu_level: settings.cpu_level.clone(),

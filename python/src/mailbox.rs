@@ -15,11 +15,11 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::errors::{failure, kinds};
 use crate::pieces::{Finished, Piece};
-use crate::process::Owned;
+use crate::process::ProcessOwned;
 use crate::stream::lock;
 
 /// Something about the text or request of a number.
-pub enum Item {
+pub enum MailboxItem {
     Event(Event),
     /// Status and headers of an answer.
     Head(u16, Vec<(Vec<u8>, Vec<u8>)>),
@@ -29,8 +29,8 @@ pub enum Item {
     Lost,
 }
 
-struct Inner {
-    items: Mutex<Vec<(u64, Item)>>,
+struct MailboxInner {
+    items: Mutex<Vec<(u64, MailboxItem)>>,
     reader: PipeReader,
     writer: PipeWriter,
 }
@@ -38,19 +38,19 @@ struct Inner {
 /// For one event loop.
 #[pyclass(frozen, module = "mlcc._mlcc")]
 pub struct Mailbox {
-    inner: Owned<Arc<Inner>>,
+    inner: ProcessOwned<Arc<MailboxInner>>,
 }
 
 /// One who writes to a mailbox, under its number.
-pub struct Sender {
-    inner: Arc<Inner>,
+pub struct MailboxSender {
+    inner: Arc<MailboxInner>,
     key: u64,
     over: bool,
 }
 
-impl Sender {
-    pub fn send(&mut self, item: Item) {
-        self.over |= matches!(&item, Item::End | Item::Event(Event::Finished(_) | Event::Failed(_)));
+impl MailboxSender {
+    pub fn send(&mut self, item: MailboxItem) {
+        self.over |= matches!(&item, MailboxItem::End | MailboxItem::Event(Event::Finished(_) | Event::Failed(_)));
         let mut items = lock(&self.inner.items);
         items.push((self.key, item));
         if items.len() == 1 {
@@ -62,23 +62,23 @@ impl Sender {
     /// Sends the events of a text.
     pub fn into_sink(mut self) -> Sink {
         Box::new(move |event| {
-            self.send(Item::Event(event));
+            self.send(MailboxItem::Event(event));
             ControlFlow::Continue(())
         })
     }
 }
 
-impl Drop for Sender {
+impl Drop for MailboxSender {
     fn drop(&mut self) {
         if !self.over {
-            self.send(Item::Lost);
+            self.send(MailboxItem::Lost);
         }
     }
 }
 
 impl Mailbox {
-    pub fn sender(&self, key: u64) -> PyResult<Sender> {
-        Ok(Sender { inner: Arc::clone(self.inner.check()?), key, over: false })
+    pub fn sender(&self, key: u64) -> PyResult<MailboxSender> {
+        Ok(MailboxSender { inner: Arc::clone(self.inner.check()?), key, over: false })
     }
 }
 
@@ -87,8 +87,8 @@ impl Mailbox {
     #[new]
     fn new() -> PyResult<Mailbox> {
         let (reader, writer) = std::io::pipe()?;
-        let inner = Arc::new(Inner { items: Mutex::new(Vec::new()), reader, writer });
-        Ok(Mailbox { inner: Owned::new(inner) })
+        let inner = Arc::new(MailboxInner { items: Mutex::new(Vec::new()), reader, writer });
+        Ok(Mailbox { inner: ProcessOwned::new(inner) })
     }
 
     /// Readable while there are items.
@@ -116,20 +116,20 @@ impl Mailbox {
 }
 
 /// A piece, an end, an exception, the head of an answer, or bytes of it; `None` where an answer ends.
-fn told(py: Python<'_>, item: Item) -> PyResult<Bound<'_, PyAny>> {
+fn told(py: Python<'_>, item: MailboxItem) -> PyResult<Bound<'_, PyAny>> {
     Ok(match item {
-        Item::Event(Event::Prompt(_)) => py.NotImplemented().into_bound(py),
-        Item::Event(Event::Piece(piece)) => Bound::new(py, Piece::new(piece))?.into_any(),
-        Item::Event(Event::Finished(finished)) => Bound::new(py, Finished::from(&finished))?.into_any(),
-        Item::Event(Event::Failed(why)) => failure(&why).into_value(py).into_bound(py).into_any(),
-        Item::Head(status, headers) => {
+        MailboxItem::Event(Event::Prompt(_)) => py.NotImplemented().into_bound(py),
+        MailboxItem::Event(Event::Piece(piece)) => Bound::new(py, Piece::new(piece))?.into_any(),
+        MailboxItem::Event(Event::Finished(finished)) => Bound::new(py, Finished::from(&finished))?.into_any(),
+        MailboxItem::Event(Event::Failed(why)) => failure(&why).into_value(py).into_bound(py).into_any(),
+        MailboxItem::Head(status, headers) => {
             let pair = |(name, value): &(Vec<u8>, Vec<u8>)| (PyBytes::new(py, name), PyBytes::new(py, value));
             let headers: Vec<_> = headers.iter().map(pair).collect();
             (status, headers).into_pyobject(py)?.into_any()
         }
-        Item::Body(bytes) => PyBytes::new(py, &bytes).into_any(),
-        Item::End => py.None().into_bound(py),
-        Item::Lost => {
+        MailboxItem::Body(bytes) => PyBytes::new(py, &bytes).into_any(),
+        MailboxItem::End => py.None().into_bound(py),
+        MailboxItem::Lost => {
             let error = kinds::Closed::new_err("the model was closed while the text was written");
             error.into_value(py).into_bound(py).into_any()
         }

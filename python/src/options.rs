@@ -13,28 +13,28 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 use crate::errors::{detached, grammar, invalid};
 
 /// A text, or token ids.
-pub enum Prompt {
+pub enum PythonPrompt {
     Text(String),
     Ids(Vec<TokenId>),
 }
 
-impl Prompt {
-    pub fn take(prompt: &Bound<'_, PyAny>) -> PyResult<Prompt> {
+impl PythonPrompt {
+    pub fn take(prompt: &Bound<'_, PyAny>) -> PyResult<PythonPrompt> {
         if let Ok(text) = prompt.cast::<PyString>() {
-            return Ok(Prompt::Text(text.to_cow()?.into_owned()));
+            return Ok(PythonPrompt::Text(text.to_cow()?.into_owned()));
         }
         if prompt.is_instance_of::<PyBytes>() {
             return Err(PyTypeError::new_err(
                 "prompt is bytes, expected a string, or a sequence of token ids",
             ));
         }
-        Ok(Prompt::Ids(value(prompt, "prompt", "a string, or a sequence of token ids")?))
+        Ok(PythonPrompt::Ids(value(prompt, "prompt", "a string, or a sequence of token ids")?))
     }
 
     pub fn ids(self, hosted: &Hosted) -> PyResult<Vec<TokenId>> {
         match self {
-            Prompt::Ids(ids) => Ok(hosted.tokenizer.as_prompt(ids)),
-            Prompt::Text(text) => {
+            PythonPrompt::Ids(ids) => Ok(hosted.tokenizer.as_prompt(ids)),
+            PythonPrompt::Text(text) => {
                 hosted.tokenizer.encode_prompt(&text).map_err(|error| invalid(error.to_string()))
             }
         }
@@ -59,12 +59,12 @@ pub fn value<'py, T: FromPyObjectOwned<'py>>(
 }
 
 /// A dict of options whose values are taken one by one.
-struct Options<'a, 'py> {
+struct OptionReader<'a, 'py> {
     dict: &'a Bound<'py, PyDict>,
     known: Vec<&'static str>,
 }
 
-impl<'py> Options<'_, 'py> {
+impl<'py> OptionReader<'_, 'py> {
     /// `None` and what is not there are the same.
     fn take<T: FromPyObjectOwned<'py>>(&mut self, name: &'static str, expected: &str) -> PyResult<Option<T>> {
         self.known.push(name);
@@ -99,7 +99,7 @@ fn stops(found: Option<Bound<'_, PyAny>>) -> PyResult<Vec<String>> {
     }
 }
 
-fn sampling(options: &mut Options<'_, '_>) -> PyResult<SamplingOverrides> {
+fn sampling(options: &mut OptionReader<'_, '_>) -> PyResult<SamplingOverrides> {
     Ok(SamplingOverrides {
         temperature: options.take("temperature", NUMBER)?,
         top_k: options.take("top_k", COUNT)?,
@@ -114,7 +114,7 @@ fn sampling(options: &mut Options<'_, '_>) -> PyResult<SamplingOverrides> {
     })
 }
 
-fn constraint(options: &mut Options<'_, '_>) -> PyResult<Option<GrammarSpec>> {
+fn constraint(options: &mut OptionReader<'_, '_>) -> PyResult<Option<GrammarSpec>> {
     let text = "a string";
     let schema: Option<String> = options.take("json_schema", "a JSON schema")?;
     let schema =
@@ -145,7 +145,7 @@ const ADAPTER: &str = "adapter";
 
 /// The name of the adapter that a text is written with.
 pub fn adapter(options: &Bound<'_, PyDict>) -> PyResult<Option<String>> {
-    Options { dict: options, known: Vec::new() }.take(ADAPTER, "the name of an adapter")
+    OptionReader { dict: options, known: Vec::new() }.take(ADAPTER, "the name of an adapter")
 }
 
 /// The request of a text. Tokenizing and compiling a grammar are done without the GIL.
@@ -155,8 +155,8 @@ pub fn request(
     prompt: &Bound<'_, PyAny>,
     options: &Bound<'_, PyDict>,
 ) -> PyResult<TextRequest> {
-    let prompt = Prompt::take(prompt)?;
-    let mut options = Options { dict: options, known: Vec::new() };
+    let prompt = PythonPrompt::take(prompt)?;
+    let mut options = OptionReader { dict: options, known: Vec::new() };
     let sampling = hosted.sampling.clone().with(&sampling(&mut options)?);
     let spec = constraint(&mut options)?;
     let bias: Option<std::collections::BTreeMap<TokenId, f32>> =

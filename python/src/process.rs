@@ -8,14 +8,14 @@ use pyo3::prelude::*;
 use crate::errors::kinds::Forked;
 
 /// Something with threads behind it. In a child process that was forked after it was made it can neither be used nor given back.
-pub struct Owned<T> {
+pub struct ProcessOwned<T> {
     value: ManuallyDrop<T>,
     process: u32,
 }
 
-impl<T> Owned<T> {
-    pub fn new(value: T) -> Owned<T> {
-        Owned { value: ManuallyDrop::new(value), process: std::process::id() }
+impl<T> ProcessOwned<T> {
+    pub fn new(value: T) -> ProcessOwned<T> {
+        ProcessOwned { value: ManuallyDrop::new(value), process: std::process::id() }
     }
 
     pub fn check(&self) -> PyResult<&T> {
@@ -29,7 +29,7 @@ impl<T> Owned<T> {
     }
 }
 
-impl<T> Deref for Owned<T> {
+impl<T> Deref for ProcessOwned<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -37,7 +37,7 @@ impl<T> Deref for Owned<T> {
     }
 }
 
-impl<T> Drop for Owned<T> {
+impl<T> Drop for ProcessOwned<T> {
     fn drop(&mut self) {
         // Elsewhere it would wait for threads that are not there.
         if self.process == std::process::id() {

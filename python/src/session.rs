@@ -10,13 +10,13 @@ use pyo3::prelude::*;
 use crate::errors::{closed, detached, invalid, runtime};
 use crate::floats::Floats;
 use crate::options::value;
-use crate::process::Owned;
+use crate::process::ProcessOwned;
 use crate::stream::lock;
 
 /// Logits that were given out and may come back, beside the last ones.
 const OLD: usize = 2;
 
-struct State {
+struct SessionState {
     session: mlcc_runtime::Session,
     /// Of the last position, if tokens were fed.
     last: Option<Floats>,
@@ -24,9 +24,9 @@ struct State {
     old: Vec<Floats>,
 }
 
-impl State {
-    fn new(session: mlcc_runtime::Session, last: Option<Floats>) -> State {
-        State { session, last, old: Vec::new() }
+impl SessionState {
+    fn new(session: mlcc_runtime::Session, last: Option<Floats>) -> SessionState {
+        SessionState { session, last, old: Vec::new() }
     }
 
     /// The logits of the step that has just been done.
@@ -60,25 +60,25 @@ impl State {
 /// A sequence: tokens go in, logits come out. Calls of several threads wait for each other.
 #[pyclass(frozen, module = "mlcc")]
 pub struct Session {
-    state: Owned<Mutex<Option<State>>>,
+    state: ProcessOwned<Mutex<Option<SessionState>>>,
 }
 
 impl Session {
     pub fn new(model: &Model, adapter: Option<&Adapter>) -> PyResult<Session> {
         let mut session = model.session().map_err(runtime)?;
         session.set_adapter(adapter).map_err(runtime)?;
-        Ok(Self::of(State::new(session, None)))
+        Ok(Self::of(SessionState::new(session, None)))
     }
 
-    fn of(state: State) -> Session {
-        Session { state: Owned::new(Mutex::new(Some(state))) }
+    fn of(state: SessionState) -> Session {
+        Session { state: ProcessOwned::new(Mutex::new(Some(state))) }
     }
 
     /// Works on the state without the GIL.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut State) -> PyResult<T> + Send,
+        work: impl FnOnce(&mut SessionState) -> PyResult<T> + Send,
     ) -> PyResult<T> {
         let state = self.state.check()?;
         detached(py, || work(lock(state).as_mut().ok_or_else(|| closed("session"))?))
@@ -154,7 +154,7 @@ impl Session {
     fn fork(&self, py: Python<'_>) -> PyResult<Session> {
         self.with(py, |state| {
             let twin = state.session.fork().map_err(runtime)?;
-            Ok(Session::of(State::new(twin, state.last.as_ref().map(Floats::share))))
+            Ok(Session::of(SessionState::new(twin, state.last.as_ref().map(Floats::share))))
         })
     }
 

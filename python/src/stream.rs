@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::errors::{detached, failure, kinds};
 use crate::pieces::{Finished, Piece};
-use crate::process::Owned;
+use crate::process::ProcessOwned;
 
 /// How often signals are looked for while a text lets wait for itself.
 const LOOK: Duration = Duration::from_millis(20);
@@ -24,11 +24,11 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The pieces of a text. It ends when it is closed, dropped, or its iteration is left by an exception.
 #[pyclass(frozen, module = "mlcc")]
 pub struct Stream {
-    running: Owned<Mutex<Option<Running>>>,
+    running: ProcessOwned<Mutex<Option<RunningText>>>,
     finished: Mutex<Option<Py<Finished>>>,
 }
 
-struct Running {
+struct RunningText {
     events: Receiver<Event>,
     /// Dropping it ends the text.
     _ticket: Ticket,
@@ -46,8 +46,8 @@ pub fn sink() -> (Sink, Receiver<Event>) {
 
 impl Stream {
     pub fn new(events: Receiver<Event>, ticket: Ticket) -> Stream {
-        let running = Running { events, _ticket: ticket };
-        Stream { running: Owned::new(Mutex::new(Some(running))), finished: Mutex::new(None) }
+        let running = RunningText { events, _ticket: ticket };
+        Stream { running: ProcessOwned::new(Mutex::new(Some(running))), finished: Mutex::new(None) }
     }
 
     /// The next event; `None` when the text has ended.

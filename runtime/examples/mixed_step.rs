@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use mlcc_runtime::{LoadOptions, Model, Rows, Session, Want};
+use mlcc_runtime::{LoadOptions, Model, OutputRows, Session, SessionInput};
 
 const RUNS: usize = 9;
 
@@ -33,8 +33,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for _ in 0..RUNS {
         reader.reset()?;
         let begin = Instant::now();
-        let mut step: Vec<Rows> = running.iter_mut().map(|s: &mut Session| Rows::of(s, &[2])).collect();
-        step.push(Rows { session: &mut reader, tokens: &prompt[..rows - texts], want: Want::Last });
+        let mut step: Vec<SessionInput> =
+            running.iter_mut().map(|s: &mut Session| SessionInput::of(s, &[2])).collect();
+        step.push(SessionInput {
+            session: &mut reader,
+            tokens: &prompt[..rows - texts],
+            want: OutputRows::Last,
+        });
         let logits = batch.step(&mut step)?;
         assert_eq!(logits.len(), (texts + 1) * model.vocab());
         mixed.push(begin.elapsed());

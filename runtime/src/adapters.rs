@@ -1,11 +1,11 @@
 //! Adapters (LoRA) that sequences choose when a model runs: their factors lie in slots beside the weights, which an artifact built with
-//! `--lora-slots` has code for. What is in a slot changes only while nobody has its [`Adapter`].
+//! `--lora-slots` has code for. What is in a slot changes only while nobody has its [`LoadedAdapter`].
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::buffer::Buffer;
-use crate::table::{Param, Table};
+use crate::buffer::AlignedBuffer;
+use crate::table::{ArtifactTable, ParamInfo};
 use crate::{Error, Model, Result};
 
 /// What the names of the factors of a tensor end with.
@@ -13,7 +13,7 @@ const FACTORS: [&str; 2] = [".lora_A", ".lora_B"];
 
 /// The two factors of one tensor of the model: what the adapter adds to it is `b a`.
 #[derive(Clone, Copy, Debug)]
-pub struct Factors<'a> {
+pub struct LoraFactors<'a> {
     /// Name of the tensor `[out, in]`, for example `model.layers.0.self_attn.q_proj.weight`.
     pub tensor: &'a str,
     pub rank: usize,
@@ -26,18 +26,18 @@ pub struct Factors<'a> {
 /// An adapter in a slot of a model, for [`Session::set_adapter`](crate::Session::set_adapter). The slot is free again when no copy of
 /// this is left, those of sessions among them.
 #[derive(Clone, Debug)]
-pub struct Adapter(Arc<Slot>);
+pub struct LoadedAdapter(Arc<AdapterSlot>);
 
 #[derive(Debug)]
-struct Slot {
-    slots: Arc<Slots>,
+struct AdapterSlot {
+    slots: Arc<AdapterSlotTable>,
     /// From 1 on.
     number: usize,
     name: String,
     identity: u128,
 }
 
-impl Adapter {
+impl LoadedAdapter {
     /// The name that it was loaded with.
     pub fn name(&self) -> &str {
         &self.0.name
@@ -58,39 +58,39 @@ impl Adapter {
     }
 }
 
-impl Drop for Slot {
+impl Drop for AdapterSlot {
     fn drop(&mut self) {
         self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner)[self.number - 1] = false;
     }
 }
 
 /// The slots of a loaded model.
-pub(crate) struct Slots {
+pub(crate) struct AdapterSlotTable {
     /// The matrices of all slots. Those of slot 0 stay zero.
-    memory: Buffer,
+    memory: AlignedBuffer,
     /// By slot, from slot 1 on.
     taken: Mutex<Vec<bool>>,
     /// One adapter is written at a time: what there is then goes to a GPU, or to other processes.
     writing: Mutex<()>,
 }
 
-impl std::fmt::Debug for Slots {
+impl std::fmt::Debug for AdapterSlotTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Slots").field("bytes", &self.memory.len()).finish_non_exhaustive()
     }
 }
 
-impl Slots {
+impl AdapterSlotTable {
     /// Those of a model, if it was built with some.
-    pub fn of(table: &Table) -> Result<Option<Arc<Slots>>> {
+    pub fn of(table: &ArtifactTable) -> Result<Option<Arc<AdapterSlotTable>>> {
         let plan = &table.plan;
         if plan.adapter_slots == 0 {
             return Ok(None);
         }
         let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
-        let memory = Buffer::zeroed("the slots for adapters", plan.adapter_bytes, align)?;
+        let memory = AlignedBuffer::zeroed("the slots for adapters", plan.adapter_bytes, align)?;
         let taken = Mutex::new(vec![false; plan.adapter_slots as usize]);
-        Ok(Some(Arc::new(Slots { memory, taken, writing: Mutex::new(()) })))
+        Ok(Some(Arc::new(AdapterSlotTable { memory, taken, writing: Mutex::new(()) })))
     }
 
     pub fn as_ptr(&self) -> *const u8 {
@@ -115,7 +115,7 @@ impl Slots {
     }
 
     /// Replaces element (`row`, `column`) of the matrix of a slot by `value(row, column)`, of all that it has.
-    fn fill(&self, matrix: &Matrix, slot: usize, value: impl Fn(usize, usize) -> f32) {
+    fn fill(&self, matrix: &SlotMatrix, slot: usize, value: impl Fn(usize, usize) -> f32) {
         for row in 0..matrix.rows {
             for column in 0..matrix.columns {
                 let at = matrix.offset + 4 * matrix.element(slot * matrix.rows + row, column);
@@ -129,7 +129,7 @@ impl Slots {
 }
 
 /// The matrices that a parameter has for all slots.
-struct Matrix {
+struct SlotMatrix {
     /// Of one slot.
     rows: usize,
     columns: usize,
@@ -140,9 +140,9 @@ struct Matrix {
 /// Rows of a tile.
 const TILE: usize = 16;
 
-impl Matrix {
+impl SlotMatrix {
     /// `None`: no such parameter is known.
-    fn of(param: &Param, slots: u64) -> Option<Matrix> {
+    fn of(param: &ParamInfo, slots: u64) -> Option<SlotMatrix> {
         let &[all, columns] = param.dims.as_slice() else { return None };
         let tiled = match param.packing.as_str() {
             "" => false,
@@ -154,7 +154,7 @@ impl Matrix {
         let bytes = stored.checked_mul(columns)?.checked_mul(4)?;
         let fits = param.format == "f32" && all.is_multiple_of(matrices) && param.bytes >= bytes;
         let (rows, columns) = ((all / matrices).try_into().ok()?, columns.try_into().ok()?);
-        fits.then_some(Matrix { rows, columns, offset: param.offset.try_into().ok()?, tiled })
+        fits.then_some(SlotMatrix { rows, columns, offset: param.offset.try_into().ok()?, tiled })
     }
 
     /// Where the elements of a slot lie; of tiles, with what other slots have of the first and the last one.
@@ -177,8 +177,8 @@ impl Matrix {
 }
 
 /// Whether a parameter is one that slots consist of.
-pub(crate) fn is_of_slots(param: &Param, slots: u64) -> bool {
-    Matrix::of(param, slots).is_some() && FACTORS.iter().any(|end| param.name.ends_with(end))
+pub(crate) fn is_of_slots(param: &ParamInfo, slots: u64) -> bool {
+    SlotMatrix::of(param, slots).is_some() && FACTORS.iter().any(|end| param.name.ends_with(end))
 }
 
 impl Model {
@@ -199,7 +199,7 @@ impl Model {
     }
 
     /// Puts an adapter into a free slot. Tensors that it has no factors for stay as they are. When it is refused nothing has changed.
-    pub fn load_adapter(&self, name: &str, factors: &[Factors<'_>]) -> Result<Adapter> {
+    pub fn load_adapter(&self, name: &str, factors: &[LoraFactors<'_>]) -> Result<LoadedAdapter> {
         let Some(slots) = self.slots() else {
             return Err(Error::NoSlots { path: self.artifact().path().to_path_buf() });
         };
@@ -207,13 +207,13 @@ impl Model {
         let number = slots.take().ok_or(Error::SlotsTaken { slots: self.adapter_slots() })?;
         let (slots, name) = (Arc::clone(slots), name.to_string());
         // From here on it is given back whatever happens.
-        let mut slot = Slot { slots, number, name, identity: 0 };
+        let mut slot = AdapterSlot { slots, number, name, identity: 0 };
         let slots = Arc::clone(&slot.slots);
         let _writing = slots.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut changed = Vec::new();
         // What was in the slot before had other tensors, maybe.
         for param in self.table().params.iter().filter(|param| param.of_slots) {
-            if let Some(matrix) = Matrix::of(param, self.plan().adapter_slots) {
+            if let Some(matrix) = SlotMatrix::of(param, self.plan().adapter_slots) {
                 slot.slots.fill(&matrix, number, |_, _| 0.0);
                 changed.push(matrix.bytes_of(number));
             }
@@ -237,11 +237,11 @@ impl Model {
         }
         self.device().write_adapters(slots.memory.bytes(), &changed)?;
         slot.identity = hash.digest128();
-        Ok(Adapter(Arc::new(slot)))
+        Ok(LoadedAdapter(Arc::new(slot)))
     }
 
     /// Where the factors of a tensor go.
-    fn place(&self, adapter: &str, factors: &Factors<'_>) -> Result<[Matrix; 2]> {
+    fn place(&self, adapter: &str, factors: &LoraFactors<'_>) -> Result<[SlotMatrix; 2]> {
         let wrong = |what: String| Error::AdapterTensor {
             adapter: adapter.to_string(),
             tensor: factors.tensor.to_string(),
@@ -250,7 +250,7 @@ impl Model {
         let slots = self.plan().adapter_slots;
         let find = |end: &str| {
             let name = format!("{}{end}", factors.tensor);
-            self.table().param(&name).filter(|param| param.of_slots).and_then(|p| Matrix::of(p, slots))
+            self.table().param(&name).filter(|param| param.of_slots).and_then(|p| SlotMatrix::of(p, slots))
         };
         let (Some(a), Some(b)) = (find(FACTORS[0]), find(FACTORS[1])) else {
             let known = self.adapter_tensors().next().unwrap_or("none");

@@ -4,30 +4,30 @@ use std::cell::UnsafeCell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::Result;
-use crate::buffer::Buffer;
+use crate::buffer::AlignedBuffer;
 
 const WHAT: &str = "the arena";
 
 /// Runs of a pool of several workers follow each other and share one arena. Where a pool has one worker, that is the thread of
 /// the caller, and several of those may run at once, each with an arena of its own.
-pub(crate) struct Arenas {
+pub(crate) struct ArenaPool {
     bytes: u64,
     align: u64,
-    shared: UnsafeCell<Buffer>,
+    shared: UnsafeCell<AlignedBuffer>,
     /// Of callers' threads, those that no one has now; the one that was used last is the last.
-    free: Mutex<Vec<Buffer>>,
+    free: Mutex<Vec<AlignedBuffer>>,
 }
 
 // SAFETY: `shared` is touched within runs of a pool of several workers only, of which there is one at a time.
-unsafe impl Sync for Arenas {}
+unsafe impl Sync for ArenaPool {}
 
 /// What a step works on.
-pub(crate) enum Arena {
+pub(crate) enum StepArena {
     Shared(*mut u8),
-    Own(Buffer),
+    Own(AlignedBuffer),
 }
 
-impl Arena {
+impl StepArena {
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         match self {
             Self::Shared(pointer) => *pointer,
@@ -36,29 +36,29 @@ impl Arena {
     }
 }
 
-impl Arenas {
+impl ArenaPool {
     /// Arenas of `bytes` bytes.
     pub fn new(bytes: u64, align: u64) -> Result<Self> {
-        let shared = UnsafeCell::new(Buffer::zeroed(WHAT, bytes, align)?);
+        let shared = UnsafeCell::new(AlignedBuffer::zeroed(WHAT, bytes, align)?);
         Ok(Self { bytes, align, shared, free: Mutex::new(Vec::new()) })
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<Buffer>> {
+    fn free(&self) -> MutexGuard<'_, Vec<AlignedBuffer>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The arena of a step, to be given back after it. The shared one may be touched within the run only.
-    pub fn take(&self, workers: usize) -> Result<Arena> {
+    pub fn take(&self, workers: usize) -> Result<StepArena> {
         if workers > 1 {
             // SAFETY: the buffer itself is never replaced; this does not touch what it holds.
-            return Ok(Arena::Shared(unsafe { (*self.shared.get()).as_ptr() }));
+            return Ok(StepArena::Shared(unsafe { (*self.shared.get()).as_ptr() }));
         }
         let free = self.free().pop();
-        Ok(Arena::Own(free.map_or_else(|| Buffer::zeroed(WHAT, self.bytes, self.align), Ok)?))
+        Ok(StepArena::Own(free.map_or_else(|| AlignedBuffer::zeroed(WHAT, self.bytes, self.align), Ok)?))
     }
 
-    pub fn give_back(&self, arena: Arena) {
-        if let Arena::Own(buffer) = arena {
+    pub fn give_back(&self, arena: StepArena) {
+        if let StepArena::Own(buffer) = arena {
             self.free().push(buffer);
         }
     }
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn callers_threads_have_arenas_of_their_own() {
-        let arenas = Arenas::new(256, 64).unwrap();
+        let arenas = ArenaPool::new(256, 64).unwrap();
         let (mut a, mut b) = (arenas.take(1).unwrap(), arenas.take(1).unwrap());
         let [first, second] = [a.as_mut_ptr(), b.as_mut_ptr()];
         assert!(first != second && first.addr().is_multiple_of(64));

@@ -6,13 +6,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::{Advice, Mmap, MmapOptions};
-use mlcc_abi::elf::{Elf, ElfError, MACHINE_AARCH64, MACHINE_X86_64, SHT_NOBITS};
+use mlcc_abi::elf::{ElfError, ElfFile, MACHINE_AARCH64, MACHINE_X86_64, SHT_NOBITS};
 use mlcc_abi::section;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use crate::hashes::{Entry, Hashes, Place};
+use crate::hashes::{SectionHashes, SectionLocation, SectionRecord};
 use crate::ranks::rank_of_section;
-use crate::recipe::Recipe;
+use crate::recipe::WeightGenerator;
 use crate::{Error, Result};
 
 /// Sections up to this size are verified at every load; larger ones (the weights) only on request.
@@ -34,17 +34,17 @@ pub struct Artifact {
     map: Mmap,
     machine: u16,
     sections: Vec<SectionInfo>,
-    hashes: Hashes,
+    hashes: SectionHashes,
     /// The weights of `--split-weights`.
-    beside: Option<Beside>,
+    beside: Option<SplitWeightsFile>,
     /// Of weights that are made on load.
-    recipe: Option<Recipe>,
+    recipe: Option<WeightGenerator>,
 }
 
 /// A file of weights, and of each rank the bytes that are mapped from it and where they begin.
-type WeightsPlaces<'a> = (&'a File, Vec<(&'a [u8], u64)>);
+type WeightsLocation<'a> = (&'a File, Vec<(&'a [u8], u64)>);
 
-struct Beside {
+struct SplitWeightsFile {
     path: PathBuf,
     file: File,
     map: Mmap,
@@ -56,7 +56,7 @@ impl Artifact {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_path_buf();
         let (file, map) = map_file(&path)?;
-        let elf = Elf::parse(&map).map_err(|source| Error::Elf { path: path.clone(), source })?;
+        let elf = ElfFile::parse(&map).map_err(|source| Error::Elf { path: path.clone(), source })?;
         let sections: Vec<SectionInfo> = elf
             .sections()
             .filter(|s| s.kind != SHT_NOBITS && s.name.starts_with(section::PREFIX.as_bytes()))
@@ -70,7 +70,8 @@ impl Artifact {
             let what = format!("it is a shared object without the section {}", section::HASHES);
             return Err(Error::NotArtifact { path, what });
         };
-        let hashes = Hashes::parse(text).map_err(|what| Error::Corrupt { path: path.clone(), what })?;
+        let hashes =
+            SectionHashes::parse(text).map_err(|what| Error::Corrupt { path: path.clone(), what })?;
         let mut code = Xxh3::new();
         elf.code_bytes(|bytes| code.update(bytes));
         if code.digest128() != hashes.code {
@@ -94,8 +95,8 @@ impl Artifact {
     }
 
     /// The file, whose structure was checked when it was opened.
-    pub(crate) fn elf(&self) -> Result<Elf<'_>> {
-        Elf::parse(&self.map).map_err(|source| Error::Elf { path: self.path.clone(), source })
+    pub(crate) fn elf(&self) -> Result<ElfFile<'_>> {
+        ElfFile::parse(&self.map).map_err(|source| Error::Elf { path: self.path.clone(), source })
     }
 
     /// ELF machine number.
@@ -138,7 +139,7 @@ impl Artifact {
     }
 
     /// The file of the weights, and where those of each of these ranks lie in it.
-    pub(crate) fn weights_places(&self, ranks: Range<usize>) -> Option<WeightsPlaces<'_>> {
+    pub(crate) fn weights_places(&self, ranks: Range<usize>) -> Option<WeightsLocation<'_>> {
         if let (Some(beside), Range { start: 0, end: 1 }) = (&self.beside, &ranks) {
             return Some((&beside.file, vec![(self.section(section::WEIGHTS)?, beside.offset as u64)]));
         }
@@ -160,7 +161,7 @@ impl Artifact {
     }
 
     /// How the weights are made, if the artifact has none.
-    pub fn recipe(&self) -> Option<&Recipe> {
+    pub fn recipe(&self) -> Option<&WeightGenerator> {
         self.recipe.as_ref()
     }
 
@@ -178,11 +179,13 @@ impl Artifact {
     pub fn verify(&self, up_to: u64) -> Result<()> {
         for entry in self.hashes.entries.iter().filter(|e| e.bytes <= up_to) {
             let (found, path) = match (&entry.place, &self.recipe) {
-                (Place::Made, Some(recipe)) => (recipe.hash(), self.path.as_path()),
-                (Place::External { .. }, _) => {
+                (SectionLocation::Made, Some(recipe)) => (recipe.hash(), self.path.as_path()),
+                (SectionLocation::External { .. }, _) => {
                     (self.section_hash(&entry.name), self.weights_file().unwrap_or(&self.path))
                 }
-                (Place::Inside | Place::Made, _) => (self.section_hash(&entry.name), self.path.as_path()),
+                (SectionLocation::Inside | SectionLocation::Made, _) => {
+                    (self.section_hash(&entry.name), self.path.as_path())
+                }
             };
             if found != entry.hash {
                 let what = format!("the hash of its section {} does not match", entry.name);
@@ -217,7 +220,7 @@ impl Artifact {
     /// Every hashed section is there with its size, and every section is hashed.
     fn check_sizes(&self) -> Result<()> {
         let corrupt = |what: String| Err(Error::Corrupt { path: self.path.clone(), what });
-        for entry in self.hashes.entries.iter().filter(|e| e.place == Place::Inside) {
+        for entry in self.hashes.entries.iter().filter(|e| e.place == SectionLocation::Inside) {
             match self.sections.iter().find(|s| s.name == entry.name) {
                 None => return corrupt(format!("its section {} is missing", entry.name)),
                 Some(s) if s.bytes != entry.bytes => {
@@ -238,12 +241,12 @@ impl Artifact {
 
     /// Reads how the weights are made, of an artifact that has none.
     fn open_recipe(&mut self) -> Result<()> {
-        let mut made = self.hashes.entries.iter().filter(|e| e.place == Place::Made);
+        let mut made = self.hashes.entries.iter().filter(|e| e.place == SectionLocation::Made);
         let (Some(entry), None) = (made.next(), made.next()) else { return Ok(()) };
         let corrupt = |what: String| Error::Corrupt { path: self.path.clone(), what };
         let section = self.section(section::RECIPE).filter(|_| entry.name == section::WEIGHTS);
         let section = section.ok_or_else(|| corrupt(format!("it has no recipe for {}", entry.name)))?;
-        let recipe = Recipe::parse(section).map_err(corrupt)?;
+        let recipe = WeightGenerator::parse(section).map_err(corrupt)?;
         if recipe.bytes != entry.bytes {
             let what = format!("its recipe makes {} bytes of weights, not {}", recipe.bytes, entry.bytes);
             return Err(corrupt(what));
@@ -272,15 +275,15 @@ impl Artifact {
         if !head.contains(&format!("\"xxh3_128\":\"{:032x}\"", entry.hash)) {
             return Err(refuse("it belongs to another build".into()));
         }
-        self.beside = Some(Beside { path: file, file: opened, map, offset: offset as usize });
+        self.beside = Some(SplitWeightsFile { path: file, file: opened, map, offset: offset as usize });
         Ok(())
     }
 }
 
-fn external(entry: &Entry) -> Option<(&Entry, u64, &str)> {
+fn external(entry: &SectionRecord) -> Option<(&SectionRecord, u64, &str)> {
     match &entry.place {
-        Place::External { offset, file } => Some((entry, *offset, file)),
-        Place::Inside | Place::Made => None,
+        SectionLocation::External { offset, file } => Some((entry, *offset, file)),
+        SectionLocation::Inside | SectionLocation::Made => None,
     }
 }
 

@@ -2,11 +2,11 @@
 
 use mlcc_abi::Sequence;
 
-use crate::buffer::Buffer;
+use crate::buffer::AlignedBuffer;
 use crate::device::{BatchCall, DeviceBatch, missing};
-use crate::likely::{Enough, Likely};
-use crate::session::Step;
-use crate::trace::{StepTimes, Trace};
+use crate::likely::{AcceptTopK, TokenCandidate};
+use crate::session::EntryPoint;
+use crate::trace::{StepTimes, StepTrace};
 use crate::{CachePages, Error, Model, Result, Session};
 
 /// Feeds tokens of several sessions in one step: to each its next token, or a piece of its prompt, or a draft. Sessions may
@@ -25,18 +25,18 @@ use crate::{CachePages, Error, Model, Result, Session};
 /// let logits = batch.decode(&mut [&mut a, &mut b], &[5, 6])?;
 /// # let _ = logits; Ok(()) }
 /// ```
-pub struct Batch {
+pub struct SessionBatch {
     model: Model,
     /// Where it is not the CPU that runs it.
     on_device: Option<Box<dyn DeviceBatch>>,
     /// Most sequences in one step.
     most: usize,
     /// As many tokens as a step takes.
-    tokens: Buffer,
+    tokens: AlignedBuffer,
     /// As many numbers of them.
-    wanted: Buffer,
+    wanted: AlignedBuffer,
     /// Of as many rows as a step has asked for yet.
-    logits: Buffer,
+    logits: AlignedBuffer,
     /// How many floats of them the last step has made.
     made: usize,
     sequences: Vec<Sequence>,
@@ -48,12 +48,12 @@ pub struct Batch {
     /// By wanted row of a step, whether its likeliest tokens were enough.
     told: Vec<bool>,
     /// Times of the items of steps, if they are taken.
-    trace: Option<Box<Trace>>,
+    trace: Option<Box<StepTrace>>,
 }
 
 // SAFETY: the pointers in `sequences` mean something only within a call of `decode` or `step`, which takes them from its
 // arguments.
-unsafe impl Send for Batch {}
+unsafe impl Send for SessionBatch {}
 
 /// What a step feeds to a session, which has one piece in a step: it is borrowed.
 ///
@@ -63,16 +63,16 @@ unsafe impl Send for Batch {}
 ///     let _ = batch.step(&mut [Rows::of(session, &[1]), Rows::of(session, &[2])]);
 /// }
 /// ```
-pub struct Rows<'a> {
+pub struct SessionInput<'a> {
     pub session: &'a mut Session,
     /// At least one.
     pub tokens: &'a [i32],
-    pub want: Want,
+    pub want: OutputRows,
 }
 
 /// The tokens of a piece whose logits are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum OutputRows {
     /// None: more of the prompt follows. The session's own logits stay those of an earlier token.
     Nothing,
     Last,
@@ -80,37 +80,37 @@ pub enum Want {
     All,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> SessionInput<'a> {
     /// Tokens with logits of the last one.
-    pub fn of(session: &'a mut Session, tokens: &'a [i32]) -> Rows<'a> {
-        Rows { session, tokens, want: Want::Last }
+    pub fn of(session: &'a mut Session, tokens: &'a [i32]) -> SessionInput<'a> {
+        SessionInput { session, tokens, want: OutputRows::Last }
     }
 
     fn wanted(&self) -> usize {
         match self.want {
-            Want::Nothing => 0,
-            Want::Last => 1,
-            Want::All => self.tokens.len(),
+            OutputRows::Nothing => 0,
+            OutputRows::Last => 1,
+            OutputRows::All => self.tokens.len(),
         }
     }
 }
 
 impl Model {
-    /// Most sequences that a [`Batch`] of this model computes together; 1 if it was built without.
+    /// Most sequences that a [`SessionBatch`] of this model computes together; 1 if it was built without.
     pub fn max_batch(&self) -> u64 {
-        match self.device().has_batch(Step::DecodeBatch) {
+        match self.device().has_batch(EntryPoint::DecodeBatch) {
             true => self.plan().batch.max(1),
             false => 1,
         }
     }
 
-    /// Most tokens in one [`Batch::step`].
+    /// Most tokens in one [`SessionBatch::step`].
     pub fn max_step_tokens(&self) -> usize {
         self.plan().chunk.max(self.max_batch()) as usize
     }
 
     /// Memory to compute up to `most` sequences together.
-    pub fn batch(&self, most: usize) -> Result<Batch> {
+    pub fn batch(&self, most: usize) -> Result<SessionBatch> {
         if self.text_width() > 0 {
             return Err(Error::TextsOnly { path: self.artifact().path().to_path_buf() });
         }
@@ -123,13 +123,16 @@ impl Model {
             1 => None,
             _ => std::sync::Arc::clone(self.device()).batch(self)?,
         };
-        Ok(Batch {
+        Ok(SessionBatch {
             model: self.clone(),
             on_device,
             most,
-            tokens: Buffer::integers("the tokens of a step", rows as u64)?,
-            wanted: Buffer::integers("the wanted rows of a step", rows as u64)?,
-            logits: Buffer::floats("the logits of a batch", self.plan().vocab.saturating_mul(most as u64))?,
+            tokens: AlignedBuffer::integers("the tokens of a step", rows as u64)?,
+            wanted: AlignedBuffer::integers("the wanted rows of a step", rows as u64)?,
+            logits: AlignedBuffer::floats(
+                "the logits of a batch",
+                self.plan().vocab.saturating_mul(most as u64),
+            )?,
             made: 0,
             sequences: Vec::with_capacity(most),
             fed: Vec::with_capacity(rows),
@@ -141,13 +144,13 @@ impl Model {
     }
 }
 
-impl Batch {
+impl SessionBatch {
     /// Most sequences in one step.
     pub fn max_sequences(&self) -> usize {
         self.most
     }
 
-    /// What the last step or call of [`Batch::decode`] has returned; nothing after an error.
+    /// What the last step or call of [`SessionBatch::decode`] has returned; nothing after an error.
     pub fn logits(&self) -> &[f32] {
         &self.logits.as_floats()[..self.made]
     }
@@ -169,7 +172,7 @@ impl Batch {
     /// own ([`Session::trace`]).
     pub fn trace(&mut self, on: bool) -> Vec<StepTimes> {
         let taken = self.trace.take().map_or(Vec::new(), |trace| trace.times());
-        self.trace = on.then(|| Box::new(Trace::new(self.model.threads())));
+        self.trace = on.then(|| Box::new(StepTrace::new(self.model.threads())));
         taken
     }
 
@@ -184,7 +187,7 @@ impl Batch {
         let fed = || sessions.iter().map(|s| &**s).zip(tokens.chunks(1));
         self.check(fed())?;
         let vocab = self.model.vocab();
-        if n == 1 || !self.has(Step::DecodeBatch) {
+        if n == 1 || !self.has(EntryPoint::DecodeBatch) {
             let one = sessions[0].decode(tokens[0]).map_err(|e| of_the_only(0, e))?;
             self.logits.floats_mut()[..vocab].copy_from_slice(one);
             self.made = vocab;
@@ -192,7 +195,7 @@ impl Batch {
             return Ok(self.logits());
         }
         let mut members = sessions.iter_mut().map(|s| (&mut **s, 1));
-        if let Err(error) = self.run(Step::DecodeBatch, &mut members, tokens, &[], None) {
+        if let Err(error) = self.run(EntryPoint::DecodeBatch, &mut members, tokens, &[], None) {
             return Err(self.refused(error, sessions.iter_mut().map(|s| (&mut **s, 1))));
         }
         let logits = &self.logits.as_floats()[..n * vocab];
@@ -207,22 +210,22 @@ impl Batch {
     /// and of the tokens in each. A session has the logits of its last token as well ([`Session::logits`]), unless nothing was
     /// wanted of it. All tokens together may be as many as [`Model::max_step_tokens`]. If a token or session is refused, no
     /// session has changed.
-    pub fn step(&mut self, rows: &mut [Rows<'_>]) -> Result<&[f32]> {
+    pub fn step(&mut self, rows: &mut [SessionInput<'_>]) -> Result<&[f32]> {
         self.step_with(rows, None)
     }
 
-    /// As [`Batch::step`]. Where the device finds the likeliest next tokens itself (steps of one token of each session), `enough` gets those of
+    /// As [`SessionBatch::step`]. Where the device finds the likeliest next tokens itself (steps of one token of each session), `enough` gets those of
     /// each row by its number, as in [`Session::decode_likeliest`]; rows of which it says true are not copied to the host and undefined in what
     /// is returned, and their sessions have the logits of an earlier token.
     pub fn step_likeliest(
         &mut self,
-        rows: &mut [Rows<'_>],
-        enough: &mut dyn FnMut(usize, &[Likely]) -> bool,
+        rows: &mut [SessionInput<'_>],
+        enough: &mut dyn FnMut(usize, &[TokenCandidate]) -> bool,
     ) -> Result<&[f32]> {
         self.step_with(rows, Some(enough))
     }
 
-    fn step_with(&mut self, rows: &mut [Rows<'_>], enough: Option<Enough<'_>>) -> Result<&[f32]> {
+    fn step_with(&mut self, rows: &mut [SessionInput<'_>], enough: Option<AcceptTopK<'_>>) -> Result<&[f32]> {
         self.made = 0;
         self.told.clear();
         if self.model.plan().decoder_start == 0 {
@@ -242,7 +245,7 @@ impl Batch {
     }
 
     /// A step of tokens that are not of source texts.
-    fn step_of(&mut self, rows: &mut [Rows<'_>], enough: Option<Enough<'_>>) -> Result<()> {
+    fn step_of(&mut self, rows: &mut [SessionInput<'_>], enough: Option<AcceptTopK<'_>>) -> Result<()> {
         let n: usize = rows.iter().map(|r| r.tokens.len()).sum();
         if rows.is_empty() {
             return Err(Error::BatchTokens { sessions: 0, tokens: 0 });
@@ -252,15 +255,15 @@ impl Batch {
         if n > most {
             return Err(Error::StepTokens { n, most });
         }
-        let (vocab, wanted) = (self.model.vocab(), rows.iter().map(Rows::wanted).sum::<usize>());
+        let (vocab, wanted) = (self.model.vocab(), rows.iter().map(SessionInput::wanted).sum::<usize>());
         // The code makes those of one row at least.
         self.make_room(wanted.max(1))?;
-        if !self.has(Step::Rows) || matches!(rows, [Rows { tokens: [_], .. }]) {
+        if !self.has(EntryPoint::Rows) || matches!(rows, [SessionInput { tokens: [_], .. }]) {
             return self.one_by_one(rows, enough);
         }
         // Kernels for one query are faster than those for several with one.
-        let one_each = rows.iter().all(|r| r.tokens.len() == 1 && r.want != Want::Nothing);
-        let kind = if one_each { Step::DecodeBatch } else { Step::Rows };
+        let one_each = rows.iter().all(|r| r.tokens.len() == 1 && r.want != OutputRows::Nothing);
+        let kind = if one_each { EntryPoint::DecodeBatch } else { EntryPoint::Rows };
         if !self.has(kind) {
             return self.one_by_one(rows, enough);
         }
@@ -274,7 +277,7 @@ impl Batch {
         let mut members = rows.iter_mut().map(|r| (&mut *r.session, r.tokens.len()));
         let mut told = std::mem::take(&mut self.told);
         let mut noted = enough.map(|enough| noting(enough, &mut told));
-        let asked = noted.as_mut().map(|noted| noted as Enough<'_>);
+        let asked = noted.as_mut().map(|noted| noted as AcceptTopK<'_>);
         let result = self.run(kind, &mut members, &fed, &numbers, asked);
         drop(noted);
         (self.fed, self.rows, self.told) = (fed, numbers, told);
@@ -293,7 +296,7 @@ impl Batch {
         Ok(())
     }
 
-    fn has(&self, step: Step) -> bool {
+    fn has(&self, step: EntryPoint) -> bool {
         self.model.device().has_batch(step)
     }
 
@@ -338,18 +341,22 @@ impl Batch {
     fn make_room(&mut self, rows: usize) -> Result<()> {
         let floats = self.model.plan().vocab.saturating_mul(rows as u64);
         if (self.logits.len() as u64) < floats.saturating_mul(4) {
-            self.logits = Buffer::floats("the logits of a step", floats)?;
+            self.logits = AlignedBuffer::floats("the logits of a step", floats)?;
         }
         Ok(())
     }
 
     /// The step of a single token, or of an artifact that has no code for several sequences, and so takes a single one.
-    fn one_by_one(&mut self, rows: &mut [Rows<'_>], mut enough: Option<Enough<'_>>) -> Result<()> {
+    fn one_by_one(
+        &mut self,
+        rows: &mut [SessionInput<'_>],
+        mut enough: Option<AcceptTopK<'_>>,
+    ) -> Result<()> {
         let (vocab, mut at) = (self.model.vocab(), 0);
         for (index, piece) in rows.iter_mut().enumerate() {
             let session = &mut *piece.session;
             let logits = match (piece.want, piece.tokens, &mut enough) {
-                (Want::Last, &[token], Some(enough)) => {
+                (OutputRows::Last, &[token], Some(enough)) => {
                     let one = session.decode_likeliest(token, &mut |likeliest| enough(index, likeliest));
                     match one.map_err(|e| of_the_only(index, e))? {
                         Some(logits) => Ok(logits),
@@ -360,13 +367,13 @@ impl Batch {
                         }
                     }
                 }
-                (Want::Nothing | Want::Last, tokens, _) => session.prefill(tokens),
-                (Want::All, tokens, _) => session.prefill_logits(tokens),
+                (OutputRows::Nothing | OutputRows::Last, tokens, _) => session.prefill(tokens),
+                (OutputRows::All, tokens, _) => session.prefill_logits(tokens),
             };
             let logits = logits.map_err(|e| of_the_only(index, e))?;
             let floats = match piece.want {
-                Want::Nothing => 0,
-                Want::Last | Want::All => logits.len(),
+                OutputRows::Nothing => 0,
+                OutputRows::Last | OutputRows::All => logits.len(),
             };
             self.logits.floats_mut()[at..at + floats].copy_from_slice(&logits[..floats]);
             at += floats;
@@ -380,11 +387,11 @@ impl Batch {
     /// Runs an entry point for checked tokens of `members`, so many of each. There is room for the logits.
     fn run(
         &mut self,
-        step: Step,
+        step: EntryPoint,
         members: &mut dyn Iterator<Item = (&mut Session, usize)>,
         tokens: &[i32],
         wanted: &[i32],
-        enough: Option<Enough<'_>>,
+        enough: Option<AcceptTopK<'_>>,
     ) -> Result<()> {
         self.sequences.clear();
         let (mut first, mut adapted) = (0, false);
@@ -396,7 +403,7 @@ impl Batch {
         }
         // Numbers of all rows: behind those that are wanted any.
         let filled = self.wanted.hold_with(tokens.len(), wanted);
-        let n_wanted = if step == Step::DecodeBatch { tokens.len() } else { wanted.len().max(1) };
+        let n_wanted = if step == EntryPoint::DecodeBatch { tokens.len() } else { wanted.len().max(1) };
         let call =
             |tokens| BatchCall { sequences: &self.sequences, tokens, wanted: filled, n_wanted, adapted };
         if let Some(device) = &mut self.on_device {
@@ -412,7 +419,7 @@ impl Batch {
 }
 
 /// The source texts of the sequences that begin with this step, one after the other; what is behind them is left.
-fn read_sources(rows: &mut [Rows<'_>]) -> Result<()> {
+fn read_sources(rows: &mut [SessionInput<'_>]) -> Result<()> {
     for (index, piece) in rows.iter_mut().enumerate() {
         piece.tokens = piece.session.read_source(piece.tokens).map_err(|e| of_sequence(index, e))?;
     }
@@ -420,7 +427,10 @@ fn read_sources(rows: &mut [Rows<'_>]) -> Result<()> {
 }
 
 /// Asks, and keeps the answers.
-fn noting<'a>(enough: Enough<'a>, told: &'a mut Vec<bool>) -> impl FnMut(usize, &[Likely]) -> bool + 'a {
+fn noting<'a>(
+    enough: AcceptTopK<'a>,
+    told: &'a mut Vec<bool>,
+) -> impl FnMut(usize, &[TokenCandidate]) -> bool + 'a {
     move |row, likeliest| {
         let said = enough(row, likeliest);
         told.push(said);

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 const FRESH: usize = 16;
 
 /// Owned bytes, allocated once.
-pub struct Buffer {
+pub struct AlignedBuffer {
     /// Inside of `block`, aligned as asked for.
     ptr: NonNull<u8>,
     len: usize,
@@ -18,12 +18,12 @@ pub struct Buffer {
     layout: Layout,
 }
 
-// SAFETY: the memory is owned by this value alone; `&Buffer` gives shared reads only.
-unsafe impl Send for Buffer {}
+// SAFETY: the memory is owned by this value alone; `&AlignedBuffer` gives shared reads only.
+unsafe impl Send for AlignedBuffer {}
 // SAFETY: as above.
-unsafe impl Sync for Buffer {}
+unsafe impl Sync for AlignedBuffer {}
 
-impl Buffer {
+impl AlignedBuffer {
     /// `bytes` zero bytes; `align` is a power of two. (Large pieces come from fresh pages that cost nothing until
     /// they are touched.)
     pub fn zeroed(what: &'static str, bytes: u64, align: u64) -> Result<Self> {
@@ -56,7 +56,7 @@ impl Buffer {
         Self::floats(what, len)
     }
 
-    /// Copies `values` to the start of a buffer that has room for them. The buffer comes from [`Buffer::integers`].
+    /// Copies `values` to the start of a buffer that has room for them. The buffer comes from [`AlignedBuffer::integers`].
     pub fn hold(&mut self, values: &[i32]) -> &[i32] {
         // SAFETY: aligned for i32, every bit pattern is an i32, bounds as in `bytes_mut`.
         let room: &mut [i32] =
@@ -66,7 +66,7 @@ impl Buffer {
         held
     }
 
-    /// As [`Buffer::hold`], with zeros behind the values: `len` integers in all.
+    /// As [`AlignedBuffer::hold`], with zeros behind the values: `len` integers in all.
     pub fn hold_with(&mut self, len: usize, values: &[i32]) -> &[i32] {
         self.hold(values);
         // SAFETY: as in `hold`.
@@ -99,7 +99,7 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
     }
 
-    /// The content as floats. The buffer comes from [`Buffer::floats`] (any buffer is at least 4-aligned otherwise
+    /// The content as floats. The buffer comes from [`AlignedBuffer::floats`] (any buffer is at least 4-aligned otherwise
     /// the result is empty).
     pub fn floats_mut(&mut self) -> &mut [f32] {
         if self.layout.align() < 4 {
@@ -118,7 +118,7 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for AlignedBuffer {
     fn drop(&mut self) {
         // SAFETY: allocated in `zeroed` with this layout.
         unsafe { dealloc(self.block.as_ptr(), self.layout) }
@@ -131,19 +131,19 @@ mod tests {
 
     #[test]
     fn aligned_and_zero() {
-        let mut b = Buffer::zeroed("test", 100, 4096).unwrap();
+        let mut b = AlignedBuffer::zeroed("test", 100, 4096).unwrap();
         assert_eq!(b.as_mut_ptr() as usize % 4096, 0);
         assert!(b.bytes().iter().all(|&x| x == 0));
         b.bytes_mut()[99] = 7;
         assert_eq!((b.len(), b.bytes()[99]), (100, 7));
-        assert_eq!(Buffer::floats("test", 3).unwrap().as_floats(), [0.0; 3]);
-        assert_eq!(Buffer::zeroed("test", 0, 64).unwrap().len(), 0);
+        assert_eq!(AlignedBuffer::floats("test", 3).unwrap().as_floats(), [0.0; 3]);
+        assert_eq!(AlignedBuffer::zeroed("test", 0, 64).unwrap().len(), 0);
     }
 
     /// Callers' tokens lie anywhere, those of an entry point do not.
     #[test]
     fn held_integers_are_aligned() {
-        let mut b = Buffer::integers("test", 5).unwrap();
+        let mut b = AlignedBuffer::integers("test", 5).unwrap();
         let tokens = [7, 8, 9, 10, 11];
         for from in 0..tokens.len() {
             let held = b.hold(&tokens[from..]);
@@ -153,8 +153,8 @@ mod tests {
 
     #[test]
     fn absurd_sizes_are_refused() {
-        assert!(matches!(Buffer::zeroed("test", u64::MAX, 64), Err(Error::OutOfMemory { .. })));
-        assert!(matches!(Buffer::floats("test", u64::MAX), Err(Error::OutOfMemory { .. })));
-        assert!(matches!(Buffer::zeroed("test", 1 << 62, 64), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(AlignedBuffer::zeroed("test", u64::MAX, 64), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(AlignedBuffer::floats("test", u64::MAX), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(AlignedBuffer::zeroed("test", 1 << 62, 64), Err(Error::OutOfMemory { .. })));
     }
 }

@@ -12,54 +12,54 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mlcc_abi::{Ctx, Entries, Sequence, StepFn, status};
 
-use crate::arena::Arenas;
-use crate::buffer::Buffer;
+use crate::arena::ArenaPool;
+use crate::buffer::AlignedBuffer;
 use crate::device::{BatchCall, Device, DeviceSession, missing};
-use crate::host_pages::{HostPages, Parts};
+use crate::host_pages::{HostPageParts, HostPages};
 use crate::page_pool::{PageCounts, PagePool};
-use crate::pool::{Barrier, Kind, Pieces, Pool};
-use crate::processes::{Kind as MessageKind, Lead, Processes, Stepping};
-use crate::ranks::{Link, exchange};
-use crate::session::Step;
-use crate::table::{Plan, Table, Variant};
-use crate::trace::Trace;
-use ranks::Ranks;
+use crate::pool::{Barrier, ChunkScheduler, StepKind, WorkerPool};
+use crate::processes::{ProcessGroup, RankLeader, RankMessageKind as MessageKind, StepGuard};
+use crate::ranks::{RankLink, exchange};
+use crate::session::EntryPoint;
+use crate::table::{ArtifactTable, CpuVariant, ModelPlan};
+use crate::trace::StepTrace;
+use ranks::CpuRanks;
 use session::CpuSession;
 
-use crate::{CachePages, Error, HugePages, LoadOptions, Model, Result, Workers};
+use crate::{CachePages, Error, HugePages, LoadOptions, Model, Result, WorkerThreads};
 
 /// The code for this CPU and the workers that run it.
 pub(crate) struct CpuDevice {
     name: String,
     entries: Entries,
-    workers: Workers,
+    workers: WorkerThreads,
     /// Workers that the memory plan knows of.
     most_workers: usize,
-    arenas: Arenas,
+    arenas: ArenaPool,
     /// Of the caches of all sequences, if the model has any.
     pages: Option<Arc<PagePool<HostPages>>>,
     /// Of a model that is split among groups of workers.
-    ranks: Option<Ranks>,
+    ranks: Option<CpuRanks>,
     /// Of one that is split among processes.
-    process: Option<Process>,
+    process: Option<ProcessRank>,
 }
 
 /// One of the processes that a model is split among: its workers are one rank.
-struct Process {
-    processes: Processes,
-    link: Link,
+struct ProcessRank {
+    processes: ProcessGroup,
+    link: RankLink,
     /// Of rank 0.
-    lead: Option<Arc<Lead>>,
+    lead: Option<Arc<RankLeader>>,
     /// Where its part of a page begins.
     page: usize,
 }
 
-impl Process {
-    fn new(plan: &Plan, processes: &Processes) -> Process {
+impl ProcessRank {
+    fn new(plan: &ModelPlan, processes: &ProcessGroup) -> ProcessRank {
         let rank = processes.rank();
-        Process {
-            link: Link { communicator: Arc::new(processes.clone()), rank },
-            lead: (rank == 0).then(|| Arc::new(Lead::new(processes))),
+        ProcessRank {
+            link: RankLink { communicator: Arc::new(processes.clone()), rank },
+            lead: (rank == 0).then(|| Arc::new(RankLeader::new(processes))),
             page: rank * (plan.page_bytes / plan.ranks) as usize,
             processes: processes.clone(),
         }
@@ -69,19 +69,19 @@ impl Process {
 impl CpuDevice {
     /// `variant` is one of `table`, of a loaded library, which outlives the device.
     pub fn new(
-        table: &Table,
-        variant: &Variant,
-        workers: Workers,
+        table: &ArtifactTable,
+        variant: &CpuVariant,
+        workers: WorkerThreads,
         most_workers: usize,
         options: &LoadOptions,
     ) -> Result<Self> {
         let plan = &table.plan;
         let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
-        let process = options.processes.as_ref().map(|processes| Process::new(plan, processes));
+        let process = options.processes.as_ref().map(|processes| ProcessRank::new(plan, processes));
         let scratch = if process.is_some() { plan.arena_bytes } else { plan.scratch_bytes() };
-        let arenas = Arenas::new(scratch, align)?;
+        let arenas = ArenaPool::new(scratch, align)?;
         let huge = options.huge_pages != HugePages::Off;
-        let parts = process.as_ref().map(|process| Parts {
+        let parts = process.as_ref().map(|process| HostPageParts {
             page: plan.page_bytes,
             part: plan.page_bytes / plan.ranks,
             lead: process.lead.clone(),
@@ -92,13 +92,13 @@ impl CpuDevice {
         let (name, entries) = (variant.name.clone(), variant.entries);
         let ranks = match process {
             Some(_) => None,
-            None => Ranks::new(plan, &workers, most_workers)?,
+            None => CpuRanks::new(plan, &workers, most_workers)?,
         };
         Ok(Self { name, entries, workers, most_workers, arenas, pages, ranks, process })
     }
 
     /// Of the first of several processes: what tells the others.
-    fn lead(&self) -> Option<&Arc<Lead>> {
+    fn lead(&self) -> Option<&Arc<RankLeader>> {
         self.process.as_ref()?.lead.as_ref()
     }
 
@@ -118,31 +118,31 @@ impl CpuDevice {
         Ok(copy.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub fn workers(&self) -> &Workers {
+    pub fn workers(&self) -> &WorkerThreads {
         &self.workers
     }
 
-    pub fn pool(&self) -> &Pool {
+    pub fn pool(&self) -> &WorkerPool {
         &self.workers.0
     }
 
     /// The code of a step; that for sequences with adapters, where some have one.
-    pub fn entry(&self, step: Step, adapted: bool) -> Option<StepFn> {
+    pub fn entry(&self, step: EntryPoint, adapted: bool) -> Option<StepFn> {
         match step {
-            Step::Prefill if adapted => self.entries.adapted_prefill,
-            Step::Decode if adapted => self.entries.adapted_decode,
-            Step::PrefillLogits if adapted => self.entries.adapted_prefill_logits,
-            Step::DecodeBatch if adapted => self.entries.adapted_decode_batch,
-            Step::Rows if adapted => self.entries.adapted_step,
-            Step::Prefill => self.entries.prefill,
-            Step::Decode => self.entries.decode,
-            Step::PrefillLogits => self.entries.prefill_logits,
-            Step::DecodeBatch => self.entries.decode_batch,
-            Step::Rows => self.entries.step,
-            Step::Create => self.entries.create_kv_cache,
-            Step::Reset => self.entries.reset_kv_cache,
-            Step::Softmax => self.entries.softmax_with_temperature,
-            Step::Encode => self.entries.encode,
+            EntryPoint::Prefill if adapted => self.entries.adapted_prefill,
+            EntryPoint::Decode if adapted => self.entries.adapted_decode,
+            EntryPoint::PrefillLogits if adapted => self.entries.adapted_prefill_logits,
+            EntryPoint::DecodeBatch if adapted => self.entries.adapted_decode_batch,
+            EntryPoint::Rows if adapted => self.entries.adapted_step,
+            EntryPoint::Prefill => self.entries.prefill,
+            EntryPoint::Decode => self.entries.decode,
+            EntryPoint::PrefillLogits => self.entries.prefill_logits,
+            EntryPoint::DecodeBatch => self.entries.decode_batch,
+            EntryPoint::Rows => self.entries.step,
+            EntryPoint::Create => self.entries.create_kv_cache,
+            EntryPoint::Reset => self.entries.reset_kv_cache,
+            EntryPoint::Softmax => self.entries.softmax_with_temperature,
+            EntryPoint::Encode => self.entries.encode,
         }
     }
 
@@ -151,14 +151,14 @@ impl CpuDevice {
     /// # Safety
     ///
     /// As [`CpuDevice::run`]; what the sequences point to is alive and used by nobody else, tokens and wanted rows lie in a
-    /// [`Buffer`] (code relies on its alignment), and the logits have room for the wanted rows.
+    /// [`AlignedBuffer`] (code relies on its alignment), and the logits have room for the wanted rows.
     pub unsafe fn run_batch(
         &self,
         model: &Model,
-        step: Step,
+        step: EntryPoint,
         call: &BatchCall<'_>,
-        logits: &mut Buffer,
-        trace: Option<&mut Trace>,
+        logits: &mut AlignedBuffer,
+        trace: Option<&mut StepTrace>,
     ) -> Result<()> {
         let entry = self.entry(step, call.adapted).ok_or_else(|| missing(model, step))?;
         let mut ctx = Ctx {
@@ -212,7 +212,7 @@ impl CpuDevice {
     ///
     /// # Safety
     /// As [`CpuDevice::run`].
-    unsafe fn begin_together(&self, model: &Model, step: Step, ctx: &mut Ctx) -> Option<Stepping<'_>> {
+    unsafe fn begin_together(&self, model: &Model, step: EntryPoint, ctx: &mut Ctx) -> Option<StepGuard<'_>> {
         let process = self.process.as_ref()?;
         // SAFETY: by contract.
         let stepping = process.lead.as_ref().and_then(|lead| unsafe { lead.step(step, ctx) });
@@ -226,8 +226,8 @@ impl CpuDevice {
     }
 
     /// After a step: once there were enough of them, each worker moves a piece of the weights into huge pages.
-    fn move_weights(&self, model: &Model, step: Step) -> Result<()> {
-        if matches!(step, Step::Decode | Step::DecodeBatch | Step::Rows)
+    fn move_weights(&self, model: &Model, step: EntryPoint) -> Result<()> {
+        if matches!(step, EntryPoint::Decode | EntryPoint::DecodeBatch | EntryPoint::Rows)
             && let Some(mover) = model.mover()
             && mover.is_due()
         {
@@ -245,10 +245,10 @@ impl CpuDevice {
     pub unsafe fn run(
         &self,
         model: &Model,
-        step: Step,
+        step: EntryPoint,
         function: StepFn,
         ctx: &mut Ctx,
-        trace: Option<&mut Trace>,
+        trace: Option<&mut StepTrace>,
     ) -> Result<()> {
         let entry = step.name();
         let pool = self.pool();
@@ -258,7 +258,7 @@ impl CpuDevice {
         // SAFETY: by contract.
         let _together = unsafe { self.begin_together(model, step, ctx) };
         if let Some(ranks) = &self.ranks {
-            let trace: Option<&Trace> = trace.map(|t| t.begin(entry));
+            let trace: Option<&StepTrace> = trace.map(|t| t.begin(entry));
             // SAFETY: by contract.
             let result = unsafe { self.run_ranks(ranks, model, step, function, ctx, trace) };
             self.arenas.give_back(arena);
@@ -268,11 +268,11 @@ impl CpuDevice {
         ctx.barrier_self = std::ptr::from_ref(pool.barrier()).cast_mut().cast();
         ctx.take = Some(take);
         ctx.take_self = std::ptr::from_ref(pool.pieces()).cast_mut().cast();
-        let trace: Option<&Trace> = trace.map(|t| t.begin(entry));
+        let trace: Option<&StepTrace> = trace.map(|t| t.begin(entry));
         ctx.trace = trace.map(|_| note as mlcc_abi::TraceFn);
         ctx.trace_self = trace.map_or(std::ptr::null_mut(), |t| std::ptr::from_ref(t).cast_mut().cast());
         let tokens = ctx.n as usize;
-        let shared = SharedCtx(ctx);
+        let shared = SharedContext(ctx);
         let failed = AtomicI32::new(status::OK);
         let call = |worker: usize, workers: usize| {
             if let Some(trace) = trace {
@@ -284,7 +284,7 @@ impl CpuDevice {
                 failed.store(result, Ordering::Relaxed);
             }
         };
-        let (most, kind) = (self.most_workers, Kind { model: model.number(), step: entry, tokens });
+        let (most, kind) = (self.most_workers, StepKind { model: model.number(), step: entry, tokens });
         let done = match trace {
             None if step.feeds() => pool.step(kind, most, &call),
             None => pool.help_first(most, &call),
@@ -324,7 +324,7 @@ impl Device for CpuDevice {
         Some(self)
     }
 
-    fn has_batch(&self, step: Step) -> bool {
+    fn has_batch(&self, step: EntryPoint) -> bool {
         self.entry(step, false).is_some()
     }
 
@@ -347,7 +347,7 @@ impl Device for CpuDevice {
 
     fn threads(&self) -> usize {
         let all = self.pool().workers().min(self.most_workers);
-        self.ranks.as_ref().map_or(all, Ranks::workers)
+        self.ranks.as_ref().map_or(all, CpuRanks::workers)
     }
 
     fn fix_workers(&self, workers: Option<usize>) {
@@ -356,16 +356,16 @@ impl Device for CpuDevice {
 }
 
 /// The one pointer that all workers get.
-struct SharedCtx(*mut Ctx);
+struct SharedContext(*mut Ctx);
 
-impl SharedCtx {
+impl SharedContext {
     fn get(&self) -> *mut Ctx {
         self.0
     }
 }
 
 // SAFETY: the contract of a step: workers only read `ctx`, and write disjoint parts of the buffers between barriers.
-unsafe impl Sync for SharedCtx {}
+unsafe impl Sync for SharedContext {}
 
 /// `ctx.barrier`.
 unsafe extern "C" fn wait(barrier: *mut c_void, worker: u32) {
@@ -377,13 +377,13 @@ unsafe extern "C" fn wait(barrier: *mut c_void, worker: u32) {
 /// `ctx.take`.
 unsafe extern "C" fn take(pieces: *mut c_void, worker: u32, each: u32) -> u32 {
     // SAFETY: `take_self` is the pool's dealer of pieces, which outlives the run.
-    let pieces = unsafe { &*pieces.cast::<Pieces>() };
+    let pieces = unsafe { &*pieces.cast::<ChunkScheduler>() };
     pieces.take(worker as usize, each).unwrap_or(mlcc_abi::NO_PIECE)
 }
 
 /// `ctx.trace`.
 unsafe extern "C" fn note(trace: *mut c_void, worker: u32, item: u32) {
     // SAFETY: `trace_self` is the session's trace, which outlives the run.
-    let trace = unsafe { &*trace.cast::<Trace>() };
+    let trace = unsafe { &*trace.cast::<StepTrace>() };
     trace.note(worker as usize, item as usize);
 }

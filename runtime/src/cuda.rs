@@ -23,5 +23,5 @@ mod session_pages;
 mod stream;
 mod upload;
 
-pub(crate) use device::Gpu;
-pub(crate) use ranks::Together;
+pub(crate) use device::CudaDevice;
+pub(crate) use ranks::LocalRank;

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use mlcc_abi::Sequence;
 
-use crate::buffer::Buffer;
+use crate::buffer::AlignedBuffer;
 use crate::cpu::CpuDevice;
-use crate::likely::{Enough, Likely};
-use crate::session::Step;
-use crate::table::State;
+use crate::likely::{AcceptTopK, TokenCandidate};
+use crate::session::EntryPoint;
+use crate::table::StateInfo;
 use crate::trace::StepTimes;
 use crate::{CachePages, Error, Model, Result};
 
@@ -40,7 +40,7 @@ pub(crate) trait Device: Send + Sync {
     }
 
     /// Whether there is code of this step for several sequences.
-    fn has_batch(&self, step: Step) -> bool;
+    fn has_batch(&self, step: EntryPoint) -> bool;
 
     /// What runs steps of several sequences, if not the CPU.
     fn batch(self: Arc<Self>, _model: &Model) -> Result<Option<Box<dyn DeviceBatch>>> {
@@ -74,14 +74,14 @@ pub(crate) trait Device: Send + Sync {
 /// Memory of one sequence. `rows` and `past` count rows of the caches; tokens were checked by the caller.
 pub(crate) trait DeviceSession: Send {
     /// Whether the artifact has this step.
-    fn has(&self, step: Step) -> bool;
+    fn has(&self, step: EntryPoint) -> bool;
 
     /// Runs a step that eats tokens.
-    fn feed(&mut self, model: &Model, step: Step, tokens: &[i32], past: u64) -> Result<()>;
+    fn feed(&mut self, model: &Model, step: EntryPoint, tokens: &[i32], past: u64) -> Result<()>;
 
     /// [`DeviceSession::feed`] of tokens that others of the same prompt follow: a device may leave their logits out.
     fn feed_without_logits(&mut self, model: &Model, tokens: &[i32], past: u64) -> Result<()> {
-        self.feed(model, Step::Prefill, tokens, past)
+        self.feed(model, EntryPoint::Prefill, tokens, past)
     }
 
     /// [`DeviceSession::feed`] of one token to decode. Where the device finds the likeliest tokens itself, `enough` gets them; if it
@@ -91,34 +91,34 @@ pub(crate) trait DeviceSession: Send {
         model: &Model,
         token: i32,
         past: u64,
-        _enough: &mut dyn FnMut(&[Likely]) -> bool,
+        _enough: &mut dyn FnMut(&[TokenCandidate]) -> bool,
     ) -> Result<bool> {
-        self.feed(model, Step::Decode, &[token], past).map(|()| false)
+        self.feed(model, EntryPoint::Decode, &[token], past).map(|()| false)
     }
 
     /// `softmax(logits / temperature)` of the last logits.
     fn softmax(&mut self, model: &Model, temperature: f32) -> Result<&[f32]>;
 
     /// The state's initial values: by the entry point `step` where the device has it, else by the model's table.
-    fn initialise(&mut self, model: &Model, step: Step) -> Result<()>;
+    fn initialise(&mut self, model: &Model, step: EntryPoint) -> Result<()>;
 
     /// `vocab` logits of the last position.
     fn logits(&self) -> &[f32];
 
     /// Gives the buffer of [`DeviceSession::logits`] away, and uses `fresh`, of equal size, from now on.
-    fn swap_logits(&mut self, fresh: Buffer) -> Buffer;
+    fn swap_logits(&mut self, fresh: AlignedBuffer) -> AlignedBuffer;
 
     /// Logits of the `n` positions of the last `prefill_logits` chunk.
     fn chunk_logits(&self, n: usize) -> &[f32];
 
     /// A state; of a cache the first `rows` rows, which have memory.
-    fn state(&self, state: &State, rows: u64) -> Result<Cow<'_, [u8]>>;
+    fn state(&self, state: &StateInfo, rows: u64) -> Result<Cow<'_, [u8]>>;
 
     /// Replaces states; of caches the first `rows` rows, which get memory before. If there is none, nothing has changed.
-    fn set_state(&mut self, model: &Model, rows: u64, states: &[(&State, &[u8])]) -> Result<()>;
+    fn set_state(&mut self, model: &Model, rows: u64, states: &[(&StateInfo, &[u8])]) -> Result<()>;
 
     /// Writes a state of four bytes.
-    fn write_word(&mut self, state: &State, value: i32) -> Result<()>;
+    fn write_word(&mut self, state: &StateInfo, value: i32) -> Result<()>;
 
     /// Rows of a page, if caches are in pages.
     fn page_rows(&self) -> Option<u64> {
@@ -126,7 +126,7 @@ pub(crate) trait DeviceSession: Send {
     }
 
     /// Gives back the pages `pages` of every cache; later ones move to their places. `counter` as in [`DeviceSession::drop_rows`].
-    fn drop_pages(&mut self, _pages: Range<u64>, counter: &State, dropped: i32) -> Result<()> {
+    fn drop_pages(&mut self, _pages: Range<u64>, counter: &StateInfo, dropped: i32) -> Result<()> {
         self.write_word(counter, dropped)
     }
 
@@ -137,7 +137,7 @@ pub(crate) trait DeviceSession: Send {
         model: &Model,
         count: u64,
         moved: Range<u64>,
-        counter: &State,
+        counter: &StateInfo,
         dropped: i32,
     ) -> Result<()>;
 
@@ -165,12 +165,12 @@ pub(crate) trait DeviceSession: Send {
 
     /// Gives memory to `tokens` rows after `past`, as a sequence of a batch.
     fn join_batch(&mut self, model: &Model, _past: u64, _tokens: u64) -> Result<BatchMember<'_>> {
-        Err(missing(model, Step::DecodeBatch))
+        Err(missing(model, EntryPoint::DecodeBatch))
     }
 
     /// Takes over the logits of its last row in a batch.
     fn leave_batch(&mut self, model: &Model, _logits: Option<&[f32]>) -> Result<()> {
-        Err(missing(model, Step::DecodeBatch))
+        Err(missing(model, EntryPoint::DecodeBatch))
     }
 
     /// Takes times from now on, or no longer; gives what was taken so far.
@@ -191,13 +191,13 @@ pub(crate) trait DeviceBatch: Send {
     /// Rows of which `enough` has said true, if the device asks, get none.
     fn run(
         &mut self,
-        step: Step,
+        step: EntryPoint,
         call: &BatchCall<'_>,
-        logits: &mut Buffer,
-        enough: Option<Enough<'_>>,
+        logits: &mut AlignedBuffer,
+        enough: Option<AcceptTopK<'_>>,
     ) -> Result<()>;
 
-    /// As [`crate::Batch::notice`].
+    /// As [`crate::SessionBatch::notice`].
     fn notice(&self) -> Option<String>;
 }
 
@@ -219,6 +219,6 @@ pub(crate) struct BatchMember<'a> {
 }
 
 /// The artifact has no such step for this device.
-pub(crate) fn missing(model: &Model, step: Step) -> Error {
+pub(crate) fn missing(model: &Model, step: EntryPoint) -> Error {
     Error::MissingEntry { path: model.artifact().path().to_path_buf(), entry: step.name() }
 }

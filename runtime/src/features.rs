@@ -78,7 +78,7 @@ fn detect() -> u64 {
 
 /// Why no variant fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Misfit {
+pub enum VariantMismatch {
     /// Per variant: `NAME needs a, b`.
     Features(Vec<String>),
     UnknownLevel,
@@ -87,11 +87,13 @@ pub enum Misfit {
 
 /// Chooses among (name, required features), best first. `level` is a variant's name (exactly that one) or one of
 /// [`feature::LEVELS`] (the best one within it).
-pub fn choose(variants: &[(&str, u64)], host: u64, level: Option<&str>) -> Result<usize, Misfit> {
+pub fn choose(variants: &[(&str, u64)], host: u64, level: Option<&str>) -> Result<usize, VariantMismatch> {
     let exact = level.and_then(|l| variants.iter().position(|(name, _)| *name == l));
     let allowed = match (level, exact) {
         (None, _) | (_, Some(_)) => u64::MAX,
-        (Some(l), None) => feature::LEVELS.iter().find(|(n, _)| *n == l).ok_or(Misfit::UnknownLevel)?.1,
+        (Some(l), None) => {
+            feature::LEVELS.iter().find(|(n, _)| *n == l).ok_or(VariantMismatch::UnknownLevel)?.1
+        }
     };
     let mut candidates: Vec<usize> = match exact {
         Some(index) => vec![index],
@@ -99,7 +101,7 @@ pub fn choose(variants: &[(&str, u64)], host: u64, level: Option<&str>) -> Resul
     };
     candidates.retain(|&i| variants[i].1 & !allowed == 0);
     if candidates.is_empty() && level.is_some() {
-        return Err(Misfit::NothingBelow);
+        return Err(VariantMismatch::NothingBelow);
     }
     if let Some(found) = candidates.iter().find(|&&i| variants[i].1 & !host == 0) {
         return Ok(*found);
@@ -111,7 +113,7 @@ pub fn choose(variants: &[(&str, u64)], host: u64, level: Option<&str>) -> Resul
         let unknown = if needs & !all == 0 { "" } else { " and features this runtime does not know" };
         format!("{name} needs {}{unknown}", known.join(", "))
     };
-    Err(Misfit::Features(candidates.iter().map(missing).collect()))
+    Err(VariantMismatch::Features(candidates.iter().map(missing).collect()))
 }
 
 /// This CPU's features as text.
@@ -139,10 +141,10 @@ mod tests {
     fn levels_cap_and_names_pin() {
         assert_eq!(choose(&V, u64::MAX, Some("x86-64-v4")), Ok(1));
         assert_eq!(choose(&V, u64::MAX, Some("x86-64-v2")), Ok(2));
-        assert_eq!(choose(&V, u64::MAX, Some("x86-64-v1")), Err(Misfit::NothingBelow));
-        assert_eq!(choose(&V, u64::MAX, Some("fast")), Err(Misfit::UnknownLevel));
+        assert_eq!(choose(&V, u64::MAX, Some("x86-64-v1")), Err(VariantMismatch::NothingBelow));
+        assert_eq!(choose(&V, u64::MAX, Some("fast")), Err(VariantMismatch::UnknownLevel));
         let missing = choose(&V, X86_64_V2, Some("x86-64-v3"));
-        let Err(Misfit::Features(list)) = missing else { panic!("{missing:?}") };
+        let Err(VariantMismatch::Features(list)) = missing else { panic!("{missing:?}") };
         assert_eq!(list.len(), 1);
         assert!(list[0].starts_with("x86-64-v3 needs avx, avx2"), "{list:?}");
     }
@@ -151,9 +153,9 @@ mod tests {
     fn missing_features_are_named() {
         assert_eq!(
             choose(&V[..1], X86_64_V4, None),
-            Err(Misfit::Features(vec!["x86-64-v4-vnni needs avx512vnni".into()]))
+            Err(VariantMismatch::Features(vec!["x86-64-v4-vnni needs avx512vnni".into()]))
         );
-        let Err(Misfit::Features(list)) = choose(&[("new", 1 << 62)], 0, None) else { panic!() };
+        let Err(VariantMismatch::Features(list)) = choose(&[("new", 1 << 62)], 0, None) else { panic!() };
         assert!(list[0].contains("does not know"));
     }
 }

@@ -13,16 +13,16 @@ use xxhash_rust::xxh3::xxh3_128;
 
 /// One payload section as the compiler wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct SectionRecord {
     pub name: String,
     pub bytes: u64,
     pub hash: u128,
-    pub place: Place,
+    pub place: SectionLocation,
 }
 
 /// Where a section is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum SectionLocation {
     Inside,
     /// In another file.
     External {
@@ -34,12 +34,12 @@ pub enum Place {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hashes {
+pub struct SectionHashes {
     pub code: u128,
-    pub entries: Vec<Entry>,
+    pub entries: Vec<SectionRecord>,
 }
 
-impl Hashes {
+impl SectionHashes {
     /// Parses and checks the section against its own last line.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(bytes).map_err(|_| "its hash section is not text".to_string())?;
@@ -60,7 +60,7 @@ impl Hashes {
         Ok(Self { code, entries: entries.collect::<Result<_, _>>()? })
     }
 
-    pub fn entry(&self, name: &str) -> Option<&Entry> {
+    pub fn entry(&self, name: &str) -> Option<&SectionRecord> {
         self.entries.iter().find(|e| e.name == name)
     }
 }
@@ -69,20 +69,21 @@ fn hex(digits: &str) -> Option<u128> {
     (digits.len() == 32).then(|| u128::from_str_radix(digits, 16).ok()).flatten()
 }
 
-fn entry(line: &str) -> Option<Entry> {
+fn entry(line: &str) -> Option<SectionRecord> {
     let (kind, rest) = line.split_once(' ')?;
     let mut fields = rest.splitn(5, ' ');
     let (name, bytes, hash) =
         (fields.next()?.to_string(), fields.next()?.parse().ok()?, hex(fields.next()?)?);
     let place = match kind {
-        "section" => Place::Inside,
-        "external" => {
-            Place::External { offset: fields.next()?.parse().ok()?, file: fields.next()?.to_string() }
-        }
-        "made" => Place::Made,
+        "section" => SectionLocation::Inside,
+        "external" => SectionLocation::External {
+            offset: fields.next()?.parse().ok()?,
+            file: fields.next()?.to_string(),
+        },
+        "made" => SectionLocation::Made,
         _ => return None,
     };
-    fields.next().is_none().then_some(Entry { name, bytes, hash, place })
+    fields.next().is_none().then_some(SectionRecord { name, bytes, hash, place })
 }
 
 #[cfg(test)]
@@ -99,33 +100,33 @@ mod tests {
         let body = format!(
             "mlcc-hashes 1 xxh3-128\ncode {h}\nsection .mlcc.chat 3 {h}\nexternal .mlcc.weights 9 {h} 4096 a b.st\n"
         );
-        let hashes = Hashes::parse(sealed(&body).as_bytes()).unwrap();
+        let hashes = SectionHashes::parse(sealed(&body).as_bytes()).unwrap();
         assert_eq!(hashes.code, 7);
         assert_eq!(hashes.entry(".mlcc.chat").unwrap().bytes, 3);
-        let beside = Place::External { offset: 4096, file: "a b.st".into() };
+        let beside = SectionLocation::External { offset: 4096, file: "a b.st".into() };
         assert_eq!(hashes.entry(".mlcc.weights").unwrap().place, beside);
         let body = format!("mlcc-hashes 1 xxh3-128\ncode {h}\nmade .mlcc.weights 9 {h}\n");
-        let hashes = Hashes::parse(sealed(&body).as_bytes()).unwrap();
-        assert_eq!(hashes.entry(".mlcc.weights").unwrap().place, Place::Made);
+        let hashes = SectionHashes::parse(sealed(&body).as_bytes()).unwrap();
+        assert_eq!(hashes.entry(".mlcc.weights").unwrap().place, SectionLocation::Made);
     }
 
     #[test]
     fn damage_is_found() {
         let body = format!("mlcc-hashes 1 xxh3-128\ncode {:032x}\n", 5);
         let good = sealed(&body);
-        assert!(Hashes::parse(good.as_bytes()).is_ok());
+        assert!(SectionHashes::parse(good.as_bytes()).is_ok());
         for i in 0..good.trim_end().len() {
             let mut bad = good.clone().into_bytes();
             bad[i] ^= 1;
-            assert!(Hashes::parse(&bad).is_err(), "flipped byte {i}");
+            assert!(SectionHashes::parse(&bad).is_err(), "flipped byte {i}");
         }
         for n in 0..good.len() - 1 {
-            assert!(Hashes::parse(&good.as_bytes()[..n]).is_err(), "cut at {n}");
+            assert!(SectionHashes::parse(&good.as_bytes()[..n]).is_err(), "cut at {n}");
         }
         for bad in
             ["what 1\n", "section a\n", "section a 1 2\n", "external a 1 00000000000000000000000000000000\n"]
         {
-            assert!(Hashes::parse(sealed(&format!("{body}{bad}")).as_bytes()).is_err(), "{bad}");
+            assert!(SectionHashes::parse(sealed(&format!("{body}{bad}")).as_bytes()).is_err(), "{bad}");
         }
     }
 }

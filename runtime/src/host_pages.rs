@@ -6,7 +6,7 @@ use std::sync::Arc;
 use memmap2::{MmapOptions, MmapRaw};
 
 use crate::page_pool::{PageCounts, PageMemory, PagePool};
-use crate::processes::{Kind, Lead};
+use crate::processes::{RankLeader, RankMessageKind};
 use crate::{Result, pages};
 
 const WHAT: &str = "pages of the KV cache";
@@ -23,22 +23,22 @@ pub(crate) struct HostPages {
     /// Where the last page ends, from there on.
     bytes: usize,
     huge: bool,
-    parts: Option<Parts>,
+    parts: Option<HostPageParts>,
 }
 
 /// Where each page has a part of every rank, and each rank is a process: others use their parts of the same pages in their own memory.
 /// So memory here comes as its part is written, in small pages, and the parts of others never take any.
-pub(crate) struct Parts {
+pub(crate) struct HostPageParts {
     /// Bytes of a page, and of a part.
     pub page: u64,
     pub part: u64,
     /// Of rank 0, whose sequences they are.
-    pub lead: Option<Arc<Lead>>,
+    pub lead: Option<Arc<RankLeader>>,
 }
 
-impl Parts {
+impl HostPageParts {
     /// Of rank 0: the other rank to which a place belongs.
-    fn elsewhere(&self, at: u64) -> Option<(&Lead, usize)> {
+    fn elsewhere(&self, at: u64) -> Option<(&RankLeader, usize)> {
         let rank = (at % self.page / self.part) as usize;
         Some((self.lead.as_deref()?, rank)).filter(|_| rank > 0)
     }
@@ -50,7 +50,7 @@ impl HostPages {
         page_bytes: u64,
         counts: PageCounts,
         huge: bool,
-        parts: Option<Parts>,
+        parts: Option<HostPageParts>,
     ) -> Result<PagePool<HostPages>> {
         let reserve = |bytes: u64| {
             let len = bytes.checked_add(HUGE).and_then(|bytes| usize::try_from(bytes).ok());
@@ -73,7 +73,7 @@ impl HostPages {
         self.map.as_mut_ptr().wrapping_add(self.begin)
     }
 
-    fn elsewhere(&self, at: u64) -> Option<(&Lead, usize)> {
+    fn elsewhere(&self, at: u64) -> Option<(&RankLeader, usize)> {
         self.parts.as_ref()?.elsewhere(at)
     }
 
@@ -108,7 +108,9 @@ impl PageMemory for HostPages {
 
     fn take_back(&self, bytes: Range<u64>) {
         if let Some(lead) = self.parts.as_ref().and_then(|parts| parts.lead.as_ref()) {
-            lead.say(|message| message.begin(Kind::TakeBack).number(bytes.start).number(bytes.end));
+            lead.say(|message| {
+                message.begin(RankMessageKind::TakeBack).number(bytes.start).number(bytes.end)
+            });
         }
         let range = self.range(bytes);
         let advice = memmap2::UncheckedAdvice::DontNeed;
@@ -121,7 +123,7 @@ impl PageMemory for HostPages {
         if let Some((lead, rank)) = self.elsewhere(from) {
             let len = to.len() as u64;
             lead.ask(rank, to, |message| {
-                message.begin(Kind::ReadPages).number(rank as u64).number(from).number(len)
+                message.begin(RankMessageKind::ReadPages).number(rank as u64).number(from).number(len)
             });
             return Ok(());
         }
@@ -133,7 +135,9 @@ impl PageMemory for HostPages {
 
     fn write(&self, to: u64, from: &[u8]) -> Result<()> {
         if let Some((lead, rank)) = self.elsewhere(to) {
-            lead.say(|message| message.begin(Kind::WritePages).number(rank as u64).number(to).rest(from));
+            lead.say(|message| {
+                message.begin(RankMessageKind::WritePages).number(rank as u64).number(to).rest(from)
+            });
             return Ok(());
         }
         // SAFETY: as above; the caller has the page alone.
@@ -145,7 +149,7 @@ impl PageMemory for HostPages {
         if let Some((lead, rank)) = self.elsewhere(from) {
             let rank = rank as u64;
             lead.say(|message| {
-                message.begin(Kind::CopyPages).number(rank).number(from).number(to).number(bytes)
+                message.begin(RankMessageKind::CopyPages).number(rank).number(from).number(to).number(bytes)
             });
             return Ok(());
         }

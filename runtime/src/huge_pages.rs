@@ -7,7 +7,7 @@
 //! never more than one piece per worker in memory twice.
 //!
 //! Memory lies on the NUMA node of the thread that touches it first, which is here who moves a piece. So pieces are moved
-//! by workers of the nodes where they are to be ([`Homes`](crate::numa::Homes)).
+//! by workers of the nodes where they are to be ([`NumaPlacer`](crate::numa::NumaPlacer)).
 
 use std::fs::File;
 use std::ops::Range;
@@ -40,19 +40,19 @@ const LEAST: usize = 64 << 20;
 const MOST_PIECES: usize = 8192;
 
 /// The weights of one model, on their way.
-pub(crate) struct Mover {
+pub(crate) struct HugePageMigrator {
     file: File,
-    stretches: Vec<Stretch>,
+    stretches: Vec<WeightsMapping>,
     /// Bytes of a piece, and how many all stretches have.
     piece: usize,
     pieces: usize,
     /// Of every node on which pieces are to be; at least one.
-    parts: Vec<Part>,
+    parts: Vec<NodePieces>,
     steps: AtomicUsize,
 }
 
 /// Weights that are mapped in one piece: all, or those of a rank.
-struct Stretch {
+struct WeightsMapping {
     /// Address and place in the file of its first piece.
     address: usize,
     offset: u64,
@@ -63,7 +63,7 @@ struct Stretch {
 }
 
 /// Pieces that belong to one node.
-struct Part {
+struct NodePieces {
     /// Numbers of pieces, rising; `None`: all.
     pieces: Option<Vec<u32>>,
     /// How many were begun, and how many have moved.
@@ -71,16 +71,16 @@ struct Part {
     moved: AtomicUsize,
 }
 
-impl Part {
-    fn new(pieces: Option<Vec<u32>>) -> Part {
-        Part { pieces, next: AtomicUsize::new(0), moved: AtomicUsize::new(0) }
+impl NodePieces {
+    fn new(pieces: Option<Vec<u32>>) -> NodePieces {
+        NodePieces { pieces, next: AtomicUsize::new(0), moved: AtomicUsize::new(0) }
     }
 }
 
-impl Mover {
+impl HugePageMigrator {
     /// For weights that are mapped from `file`, by rank: the bytes, and where they begin in it. `None` where that does not apply. The
     /// mappings must live as long as pieces are moved.
-    pub fn new(file: &File, weights: &[(&[u8], u64)], wanted: HugePages) -> Option<Mover> {
+    pub fn new(file: &File, weights: &[(&[u8], u64)], wanted: HugePages) -> Option<HugePageMigrator> {
         let skip = |weights: &[u8]| weights.as_ptr().addr().next_multiple_of(HUGE) - weights.as_ptr().addr();
         let whole = |weights: &[u8]| weights.len().saturating_sub(skip(weights)) / HUGE;
         let len = weights.iter().map(|(weights, _)| whole(weights) * HUGE).sum::<usize>();
@@ -97,15 +97,15 @@ impl Mover {
         for &(weights, offset) in weights {
             let skip = skip(weights);
             let (address, offset) = (weights.as_ptr().addr() + skip, offset + skip as u64);
-            stretches.push(Stretch { address, offset, skip, first: pieces });
+            stretches.push(WeightsMapping { address, offset, skip, first: pieces });
             pieces += whole(weights) * HUGE / piece;
         }
-        Some(Mover {
+        Some(HugePageMigrator {
             file: file.try_clone().ok()?,
             stretches,
             piece,
             pieces,
-            parts: vec![Part::new(None)],
+            parts: vec![NodePieces::new(None)],
             steps: AtomicUsize::new(0),
         })
     }
@@ -122,7 +122,7 @@ impl Mover {
                 part.push(piece as u32);
             }
         }
-        self.parts = parts.into_iter().map(|pieces| Part::new(Some(pieces))).collect();
+        self.parts = parts.into_iter().map(|pieces| NodePieces::new(Some(pieces))).collect();
     }
 
     /// Whose weights a piece has: stretches without a piece have no number.
@@ -130,13 +130,13 @@ impl Mover {
         self.stretches.partition_point(|stretch| stretch.first <= piece) - 1
     }
 
-    fn len(&self, part: &Part) -> usize {
+    fn len(&self, part: &NodePieces) -> usize {
         part.pieces.as_ref().map_or(self.pieces, Vec::len)
     }
 
     /// Bytes that have moved, by the number of the node.
     pub fn moved(&self) -> Vec<u64> {
-        let bytes = |part: &Part| (part.moved.load(Ordering::Relaxed) * self.piece) as u64;
+        let bytes = |part: &NodePieces| (part.moved.load(Ordering::Relaxed) * self.piece) as u64;
         self.parts.iter().map(bytes).collect()
     }
 
@@ -264,9 +264,9 @@ mod tests {
         let map = unsafe { MmapOptions::new().map_copy_read_only(&file) }.unwrap();
         let weights = &map[4096..];
         let whole = [(weights, 4096)];
-        assert!(Mover::new(&file, &whole, HugePages::Off).is_none());
-        assert!(Mover::new(&file, &whole, HugePages::Auto).is_none(), "too few");
-        let Some(mover) = Mover::new(&file, &whole, HugePages::On) else {
+        assert!(HugePageMigrator::new(&file, &whole, HugePages::Off).is_none());
+        assert!(HugePageMigrator::new(&file, &whole, HugePages::Auto).is_none(), "too few");
+        let Some(mover) = HugePageMigrator::new(&file, &whole, HugePages::On) else {
             return println!("skipped: this system has no huge pages");
         };
         assert!(mover.pieces >= 2);
@@ -299,7 +299,7 @@ mod tests {
             at += len;
             (&map[at - len..at], (at - len) as u64)
         });
-        let Some(mut mover) = Mover::new(&file, &weights, HugePages::On) else {
+        let Some(mut mover) = HugePageMigrator::new(&file, &weights, HugePages::On) else {
             return println!("skipped: this system has no huge pages");
         };
         let mut asked = Vec::new();
@@ -324,7 +324,7 @@ mod tests {
         file.write_all(&vec![7; len]).unwrap();
         // SAFETY: nobody else knows the file.
         let map = unsafe { MmapOptions::new().map_copy_read_only(&file) }.unwrap();
-        let Some(mut mover) = Mover::new(&file, &[(&map, 0)], HugePages::On) else {
+        let Some(mut mover) = HugePageMigrator::new(&file, &[(&map, 0)], HugePages::On) else {
             return println!("skipped: this system has no huge pages");
         };
         let mut ends = Vec::new();
@@ -347,12 +347,12 @@ mod tests {
     #[test]
     fn patience() {
         let file = tempfile::tempfile().unwrap();
-        let mover = Mover {
+        let mover = HugePageMigrator {
             file,
             stretches: Vec::new(),
             piece: HUGE,
             pieces: 1,
-            parts: vec![Part::new(None)],
+            parts: vec![NodePieces::new(None)],
             steps: AtomicUsize::new(0),
         };
         assert_eq!((0..PATIENCE + 2).filter(|_| mover.is_due()).count(), 2);

@@ -3,7 +3,7 @@
 /// The text of the value at `path`, keys of objects from the outermost on. `None` if there is none, or the text is no
 /// JSON up to there.
 pub(crate) fn find<'a>(json: &'a str, path: &[&str]) -> Option<&'a str> {
-    let mut at = Cursor { text: json, at: 0 };
+    let mut at = JsonCursor { text: json, at: 0 };
     for key in path {
         at.enter(key)?;
     }
@@ -13,12 +13,12 @@ pub(crate) fn find<'a>(json: &'a str, path: &[&str]) -> Option<&'a str> {
     json.get(from..at.at)
 }
 
-struct Cursor<'a> {
+struct JsonCursor<'a> {
     text: &'a str,
     at: usize,
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> JsonCursor<'a> {
     fn peek(&self) -> Option<u8> {
         self.text.as_bytes().get(self.at).copied()
     }

@@ -52,25 +52,28 @@ mod topology;
 mod trace;
 mod workers;
 
-pub use adapters::{Adapter, Factors};
+pub use adapters::{LoadedAdapter, LoraFactors};
 pub use artifact::Artifact;
-pub use batch::{Batch, Rows, Want};
+pub use batch::{OutputRows, SessionBatch, SessionInput};
 pub use error::Error;
 pub use huge_pages::HugePages;
 pub use library::{LoaderKind, table_of};
-pub use likely::Likely;
+pub use likely::TokenCandidate;
 pub use mlcc_files::replace_file;
 pub use model::{CachePages, LoadOptions, Model};
-pub use numa::{Numa, Placement};
-pub use outline::Outline;
-pub use processes::Processes;
+pub use numa::{NumaPolicy, WeightPlacement};
+pub use outline::ModelRequirements;
+pub use processes::ProcessGroup;
 pub use ranks::weights_section;
-pub use session::{Logits, Session, SessionMemory, Snapshot, source_rows};
-pub use table::{Cache, DeviceEntry, Image, Launch, Param, Plan, Repeat, State, Table};
-pub use texts::Texts;
-pub use topology::{Core, CoreKind, Topology, physical_cores};
+pub use session::{OwnedLogits, Session, SessionMemory, SessionSnapshot, source_rows};
+pub use table::{
+    ArtifactTable, CacheShape, GpuImage, KernelLaunch, LaunchList, LaunchRepeat, ModelPlan, ParamInfo,
+    StateInfo,
+};
+pub use texts::TextEmbedder;
+pub use topology::{CoreKind, CpuCore, CpuTopology, physical_cores};
 pub use trace::StepTimes;
-pub use workers::Workers;
+pub use workers::WorkerThreads;
 
 /// Tokens of a page of caches.
 pub const PAGE_TOKENS: usize = mlcc_abi::PAGE_ROWS as usize;

@@ -12,7 +12,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use mlcc_abi::{MODEL_SYMBOL, ModelTable};
 use mlcc_loader::{CodeImage, LoadedImage};
 
-use crate::table::{Place, Table, TableError};
+use crate::table::{ArtifactTable, TableError, TableReader};
 use crate::{Artifact, Error, Result, perf_map};
 
 /// Names the loader: `own` or `system`.
@@ -48,7 +48,7 @@ pub(crate) enum MappedCode {
 }
 
 /// Maps the code of an artifact and reads its table. `asked` goes before the environment.
-pub(crate) fn load(artifact: &Artifact, asked: Option<LoaderKind>) -> Result<(MappedCode, Table)> {
+pub(crate) fn load(artifact: &Artifact, asked: Option<LoaderKind>) -> Result<(MappedCode, ArtifactTable)> {
     let path = || artifact.path().to_path_buf();
     let elf = artifact.elf()?;
     let image = CodeImage::check(&elf).map_err(|e| Error::Corrupt { path: path(), what: e.to_string() })?;
@@ -73,9 +73,9 @@ pub(crate) fn load(artifact: &Artifact, asked: Option<LoaderKind>) -> Result<(Ma
             (MappedCode::System { _library: library }, table)
         }
     };
-    let place = Place { image: &image, table, metadata: artifact.metadata() };
+    let place = TableReader { image: &image, table, metadata: artifact.metadata() };
     // SAFETY: the symbol's bytes are mapped, which `CodeImage::check` has verified, and stay so as long as the code.
-    let table = unsafe { Table::read(&place) }.map_err(|e| match e {
+    let table = unsafe { ArtifactTable::read(&place) }.map_err(|e| match e {
         TableError::Magic => {
             Error::NotArtifact { path: path(), what: "its model table has no magic number".into() }
         }
@@ -131,7 +131,7 @@ fn unused_name(descriptor: RawFd) -> PathBuf {
 
 /// The model table of an artifact, for those who only look at it: no weights are made and no device is asked for. What it says of CPU code is
 /// not in it, since that code is not there any more.
-pub fn table_of(artifact: &Artifact) -> Result<Table> {
+pub fn table_of(artifact: &Artifact) -> Result<ArtifactTable> {
     let (_code, mut table) = load(artifact, None)?;
     table.variants.clear();
     Ok(table)

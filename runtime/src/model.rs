@@ -7,18 +7,18 @@ use std::sync::Arc;
 use memmap2::Mmap;
 use mlcc_abi::section;
 
-use crate::adapters::Slots;
+use crate::adapters::AdapterSlotTable;
 use crate::cpu::CpuDevice;
 use crate::device::Device;
-use crate::features::{self, HOST_TARGET, LEVEL_VARIABLE, Misfit};
-use crate::huge_pages::{HugePages, Mover};
+use crate::features::{self, HOST_TARGET, LEVEL_VARIABLE, VariantMismatch};
+use crate::huge_pages::{HugePageMigrator, HugePages};
 use crate::library::{self, LoaderKind, MappedCode};
-use crate::numa::{Homes, Numa, Placement};
-use crate::pool::Pool;
-use crate::processes::{Agreed, Hello, Processes};
+use crate::numa::{NumaPlacer, NumaPolicy, WeightPlacement};
+use crate::pool::WorkerPool;
+use crate::processes::{HandshakeMessage, ProcessGroup, RankAgreement};
 use crate::ranks::weights_section;
-use crate::table::{Plan, Table};
-use crate::{Artifact, Error, Result, Session, Workers, physical_cores};
+use crate::table::{ArtifactTable, ModelPlan};
+use crate::{Artifact, Error, Result, Session, WorkerThreads, physical_cores};
 
 /// How to load.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,9 +28,9 @@ pub struct LoadOptions {
     /// Each worker stays on a core of its own, the thread that calls a step while the step lasts. By default the system chooses.
     pub pin: bool,
     /// On which NUMA node the weights lie, once they are in huge pages.
-    pub numa: Numa,
+    pub numa: NumaPolicy,
     /// Workers that exist already, for example those of another model ([`Model::workers`]); `threads` and `pin` are theirs then.
-    pub workers: Option<Workers>,
+    pub workers: Option<WorkerThreads>,
     /// Name of a CPU level or variant; default: the variable `MLCC_CPU_LEVEL`, else the best one.
     pub cpu_level: Option<String>,
     /// Verify the hash of the weights too, which reads all of them.
@@ -47,7 +47,7 @@ pub struct LoadOptions {
     pub loader: Option<LoaderKind>,
     /// Processes that were started together: each is one rank of the model, and `threads` are those of one. By default all ranks are
     /// groups of threads of this process.
-    pub processes: Option<Processes>,
+    pub processes: Option<ProcessGroup>,
 }
 
 /// Pages of the caches of all sessions of a model.
@@ -61,24 +61,24 @@ pub struct CachePages {
 
 /// A loaded model. Cloning is cheap and shares everything.
 #[derive(Clone)]
-pub struct Model(Arc<Inner>);
+pub struct Model(Arc<ModelInner>);
 
-struct Inner {
+struct ModelInner {
     device: Arc<dyn Device>,
-    table: Table,
+    table: ArtifactTable,
     /// After the device and the table, whose entry points must not outlive it.
     _code: MappedCode,
     artifact: Artifact,
     /// The weights, if the artifact has none and the CPU reads them.
     made: Option<Mmap>,
     /// For adapters.
-    slots: Option<Arc<Slots>>,
+    slots: Option<Arc<AdapterSlotTable>>,
     /// Ranks that take memory of this machine.
     ranks_here: u64,
     /// Weights that are not yet in huge pages.
-    mover: Option<Mover>,
+    mover: Option<HugePageMigrator>,
     /// Where these are to be, if that matters.
-    homes: Option<Homes>,
+    homes: Option<NumaPlacer>,
 }
 
 impl Model {
@@ -121,9 +121,10 @@ impl Model {
             None => ((None, None), None),
         };
         device.ready()?;
-        let slots = Slots::of(&table)?;
+        let slots = AdapterSlotTable::of(&table)?;
         let ranks_here = agreed.map_or(table.plan.ranks, |agreed| agreed.on_machine as u64);
-        let inner = Inner { device, table, _code: code, artifact, made, slots, ranks_here, mover, homes };
+        let inner =
+            ModelInner { device, table, _code: code, artifact, made, slots, ranks_here, mover, homes };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -142,11 +143,11 @@ impl Model {
         &self.0.artifact
     }
 
-    pub fn table(&self) -> &Table {
+    pub fn table(&self) -> &ArtifactTable {
         &self.0.table
     }
 
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &ModelPlan {
         &self.0.table.plan
     }
 
@@ -191,18 +192,18 @@ impl Model {
     }
 
     /// The workers of its steps, for [`LoadOptions::workers`] of another model; `None` on a device.
-    pub fn workers(&self) -> Option<Workers> {
+    pub fn workers(&self) -> Option<WorkerThreads> {
         self.0.device.cpu().map(|cpu| cpu.workers().clone())
     }
 
     /// Where the weights are by now; `None` if they are not placed ([`LoadOptions::numa`], workers on several nodes, weights in a file
     /// that may move into huge pages).
-    pub fn placement(&self) -> Option<Placement> {
+    pub fn placement(&self) -> Option<WeightPlacement> {
         let (mover, homes) = (self.mover()?, self.homes()?);
         let nodes: Vec<(usize, u64)> = homes.nodes().iter().copied().zip(mover.moved()).collect();
         let moved: u64 = nodes.iter().map(|(_, bytes)| bytes).sum();
         let all: usize = (0..self.plan().ranks as usize).map(|rank| self.weights_of(rank).len()).sum();
-        Some(Placement { nodes, in_file: all as u64 - moved, near: homes.near() })
+        Some(WeightPlacement { nodes, in_file: all as u64 - moved, near: homes.near() })
     }
 
     /// From the next step on so many workers run it (at least 1, at most [`Model::threads`]), in all sessions; with `None`,
@@ -225,15 +226,15 @@ impl Model {
         &self.0.device
     }
 
-    pub(crate) fn slots(&self) -> Option<&Arc<Slots>> {
+    pub(crate) fn slots(&self) -> Option<&Arc<AdapterSlotTable>> {
         self.0.slots.as_ref()
     }
 
-    pub(crate) fn mover(&self) -> Option<&Mover> {
+    pub(crate) fn mover(&self) -> Option<&HugePageMigrator> {
         self.0.mover.as_ref()
     }
 
-    pub(crate) fn homes(&self) -> Option<&Homes> {
+    pub(crate) fn homes(&self) -> Option<&NumaPlacer> {
         self.0.homes.as_ref()
     }
 
@@ -291,17 +292,17 @@ impl Model {
 /// Who moves the weights, if they are to be moved, and to where; with [`HugePages::On`] they have been.
 fn move_weights(
     artifact: &Artifact,
-    table: &Table,
-    pool: &Pool,
+    table: &ArtifactTable,
+    pool: &WorkerPool,
     options: &LoadOptions,
-) -> Result<(Option<Mover>, Option<Homes>)> {
+) -> Result<(Option<HugePageMigrator>, Option<NumaPlacer>)> {
     let here = ranks_here(table, options);
     let ranks = here.len();
     let Some((file, weights)) = artifact.weights_places(here) else { return Ok((None, None)) };
-    let Some(mut mover) = Mover::new(file, &weights, options.huge_pages) else {
+    let Some(mut mover) = HugePageMigrator::new(file, &weights, options.huge_pages) else {
         return Ok((None, None));
     };
-    let mut homes = Homes::new(options.numa, pool.places(), ranks, &table.params);
+    let mut homes = NumaPlacer::new(options.numa, pool.places(), ranks, &table.params);
     if let Some(homes) = &mut homes {
         mover.share_out(homes.nodes().len(), |rank, bytes| homes.choose(rank, bytes));
     }
@@ -313,7 +314,7 @@ fn move_weights(
 }
 
 /// Ranks whose weights this process reads.
-fn ranks_here(table: &Table, options: &LoadOptions) -> Range<usize> {
+fn ranks_here(table: &ArtifactTable, options: &LoadOptions) -> Range<usize> {
     match &options.processes {
         Some(processes) => processes.rank()..processes.rank() + 1,
         None => 0..table.plan.ranks as usize,
@@ -321,7 +322,7 @@ fn ranks_here(table: &Table, options: &LoadOptions) -> Range<usize> {
 }
 
 /// Tells the other processes what this one has loaded.
-fn join(artifact: &Artifact, table: &Table, processes: &Processes) -> Result<Agreed> {
+fn join(artifact: &Artifact, table: &ArtifactTable, processes: &ProcessGroup) -> Result<RankAgreement> {
     let path = || artifact.path().to_path_buf();
     let (ranks, started) = (table.plan.ranks as usize, processes.ranks());
     if ranks != started {
@@ -330,14 +331,14 @@ fn join(artifact: &Artifact, table: &Table, processes: &Processes) -> Result<Agr
     if !processes.take() {
         return Err(Error::RanksTaken { path: path() });
     }
-    Hello::new(artifact, &table.plan).agree(processes, artifact.path())
+    HandshakeMessage::new(artifact, &table.plan).agree(processes, artifact.path())
 }
 
-fn check_weights(artifact: &Artifact, table: &Table, mut ranks: Range<usize>) -> Result<()> {
+fn check_weights(artifact: &Artifact, table: &ArtifactTable, mut ranks: Range<usize>) -> Result<()> {
     ranks.try_for_each(|rank| check_weights_of(artifact, table, rank))
 }
 
-fn check_weights_of(artifact: &Artifact, table: &Table, rank: usize) -> Result<()> {
+fn check_weights_of(artifact: &Artifact, table: &ArtifactTable, rank: usize) -> Result<()> {
     let weights = artifact.weights_of(rank).unwrap_or(&[]);
     let found = artifact.recipe().map_or(weights.len() as u64, |recipe| recipe.bytes);
     let corrupt = |what| Error::Corrupt { path: artifact.path().to_path_buf(), what };
@@ -362,8 +363,8 @@ fn check_weights_of(artifact: &Artifact, table: &Table, rank: usize) -> Result<(
 
 fn cpu_device(
     artifact: &Artifact,
-    table: &Table,
-    agreed: Option<&Agreed>,
+    table: &ArtifactTable,
+    agreed: Option<&RankAgreement>,
     options: &LoadOptions,
 ) -> Result<CpuDevice> {
     let from_env = std::env::var(LEVEL_VARIABLE).ok().filter(|l| !l.is_empty());
@@ -379,17 +380,17 @@ fn cpu_device(
         let variants = list.iter().map(|(name, _)| name.to_string()).collect();
         let level = level.unwrap_or_default();
         match misfit {
-            Misfit::Features(needs) => Error::Features {
+            VariantMismatch::Features(needs) => Error::Features {
                 path,
                 needs,
                 has: features::names(host),
                 suggest: if HOST_TARGET == "aarch64" { "armv8.0" } else { "x86-64-v2" },
             },
-            Misfit::UnknownLevel => {
+            VariantMismatch::UnknownLevel => {
                 let known: Vec<&str> = mlcc_abi::feature::LEVELS.iter().map(|(name, _)| *name).collect();
                 Error::UnknownLevel { path, level, origin, variants, known: known.join(", ") }
             }
-            Misfit::NothingBelow => Error::NoVariantForLevel { path, level, origin, variants },
+            VariantMismatch::NothingBelow => Error::NoVariantForLevel { path, level, origin, variants },
         }
     })?;
     let entries = &table.variants[variant].entries;
@@ -405,7 +406,7 @@ fn cpu_device(
     // Processes that may use the same cores share them.
     let threads = agreed.map(|agreed| (physical_cores() / agreed.neighbours).max(1));
     let options = &LoadOptions { threads: options.threads.or(threads), ..options.clone() };
-    let workers = options.workers.clone().map_or_else(|| Workers::at_most(most, ranks, options), Ok)?;
+    let workers = options.workers.clone().map_or_else(|| WorkerThreads::at_most(most, ranks, options), Ok)?;
     if workers.threads() < ranks {
         let (path, workers) = (artifact.path().to_path_buf(), workers.threads());
         return Err(Error::RankWorkers { path, ranks, workers });
@@ -416,30 +417,30 @@ fn cpu_device(
 #[cfg(feature = "cuda")]
 fn cuda_device(
     artifact: &Artifact,
-    table: &Table,
+    table: &ArtifactTable,
     weights: &[u8],
-    agreed: Option<&Agreed>,
+    agreed: Option<&RankAgreement>,
     options: &LoadOptions,
 ) -> Result<Arc<dyn Device>> {
     let ranks = table.plan.ranks as usize;
     let together = options.processes.clone().zip(agreed).filter(|_| ranks > 1);
     let together =
-        together.map(|(processes, agreed)| crate::cuda::Together { processes, local: agreed.local });
+        together.map(|(processes, agreed)| crate::cuda::LocalRank { processes, local: agreed.local });
     let weights = match &together {
         None if ranks > 1 => return Err(Error::GpuAlone { path: artifact.path().to_path_buf(), ranks }),
         None => weights,
         Some(together) => artifact.weights_of(together.processes.rank()).unwrap_or(&[]),
     };
-    let device = crate::cuda::Gpu::open(artifact.path(), table, weights, together.as_ref(), options)?;
+    let device = crate::cuda::CudaDevice::open(artifact.path(), table, weights, together.as_ref(), options)?;
     Ok(Arc::new(device))
 }
 
 #[cfg(not(feature = "cuda"))]
 fn cuda_device(
     artifact: &Artifact,
-    _: &Table,
+    _: &ArtifactTable,
     _: &[u8],
-    _: Option<&Agreed>,
+    _: Option<&RankAgreement>,
     _: &LoadOptions,
 ) -> Result<Arc<dyn Device>> {
     let what = "this program was built without the feature `cuda` of mlcc-runtime".into();

@@ -1,17 +1,17 @@
 //! On which NUMA node the weights lie.
 //!
-//! Workers share the rows of a matrix in their order: of `W` workers, worker `w` reads the part from `w / W` to
+//! Workers share the rows of a matrix in their order: of `WordRegister` workers, worker `w` reads the part from `w / W` to
 //! `(w + 1) / W` of its bytes (packings keep the order of rows). Where workers are bound to nodes, each byte has a node that
 //! reads it most: a huge page is put where most of its bytes are read.
 
 use std::ops::Range;
 
-use crate::pool::Place;
-use crate::table::Param;
+use crate::pool::WorkerAffinity;
+use crate::table::ParamInfo;
 
 /// Where weights are placed on machines with several NUMA nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Numa {
+pub enum NumaPolicy {
     /// Where they happen to be: pages of the file where they were read first, by whatever process; huge pages on the node of
     /// the worker that moved them.
     #[default]
@@ -24,7 +24,7 @@ pub enum Numa {
 
 /// Where the weights of a model are by now.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Placement {
+pub struct WeightPlacement {
     /// Of each node that workers are on: its number, and the bytes of weights that were moved to it.
     pub nodes: Vec<(usize, u64)>,
     /// Bytes that are where the file's pages are.
@@ -34,7 +34,7 @@ pub struct Placement {
 }
 
 /// Chooses nodes for bytes of weights.
-pub(crate) struct Homes {
+pub(crate) struct NumaPlacer {
     /// Numbers of the nodes, rising.
     nodes: Vec<usize>,
     /// For each worker the place of its node in `nodes`.
@@ -50,14 +50,19 @@ pub(crate) struct Homes {
     near: u64,
 }
 
-impl Homes {
+impl NumaPlacer {
     /// `None` where nothing is to be placed: workers are on one node, or are bound to none. `ranks` of equal numbers of workers each
     /// read weights of their own, which lie as `params` say.
-    pub fn new(numa: Numa, places: &[Place], ranks: usize, params: &[Param]) -> Option<Homes> {
+    pub fn new(
+        numa: NumaPolicy,
+        places: &[WorkerAffinity],
+        ranks: usize,
+        params: &[ParamInfo],
+    ) -> Option<NumaPlacer> {
         let mut nodes: Vec<usize> = places.iter().map(|place| place.node).collect();
         nodes.sort_unstable();
         nodes.dedup();
-        if numa == Numa::Off || nodes.len() < 2 {
+        if numa == NumaPolicy::Off || nodes.len() < 2 {
             return None;
         }
         let of_workers: Vec<usize> =
@@ -66,8 +71,8 @@ impl Homes {
         let mut matrices: Vec<Range<u64>> =
             params.iter().filter(|param| !param.of_slots).flat_map(matrices).collect();
         matrices.sort_by_key(|matrix| (matrix.start, matrix.end));
-        let interleave = numa == Numa::Interleave;
-        Some(Homes { nodes, of_workers, each, matrices, interleave, given: 0, read: 0, near: 0 })
+        let interleave = numa == NumaPolicy::Interleave;
+        Some(NumaPlacer { nodes, of_workers, each, matrices, interleave, given: 0, read: 0, near: 0 })
     }
 
     /// The nodes that are chosen from.
@@ -75,12 +80,12 @@ impl Homes {
         &self.nodes
     }
 
-    /// The place of a worker's node in [`Homes::nodes`].
+    /// The place of a worker's node in [`NumaPlacer::nodes`].
     pub fn of_worker(&self, worker: usize) -> usize {
         self.of_workers.get(worker).copied().unwrap_or(0)
     }
 
-    /// The node for these bytes of a rank's weights, as a place in [`Homes::nodes`].
+    /// The node for these bytes of a rank's weights, as a place in [`NumaPlacer::nodes`].
     pub fn choose(&mut self, rank: usize, bytes: Range<u64>) -> usize {
         let mut read = vec![0; self.nodes.len()];
         // Matrices do not overlap.
@@ -98,7 +103,7 @@ impl Homes {
         home
     }
 
-    /// The part of what is read that lies where it is read, of all bytes that [`Homes::choose`] was asked for.
+    /// The part of what is read that lies where it is read, of all bytes that [`NumaPlacer::choose`] was asked for.
     pub fn near(&self) -> f64 {
         if self.read == 0 { 1.0 } else { self.near as f64 / self.read as f64 }
     }
@@ -121,7 +126,7 @@ impl Homes {
 }
 
 /// The matrices of a parameter: one, or those of all experts, one behind the other.
-fn matrices(param: &Param) -> impl Iterator<Item = Range<u64>> {
+fn matrices(param: &ParamInfo) -> impl Iterator<Item = Range<u64>> {
     let (offset, bytes) = (param.offset, param.bytes);
     let outer = param.dims.len().saturating_sub(2);
     let count = param.dims[..outer].iter().fold(1u64, |n, &dim| n.saturating_mul(dim)).clamp(1, bytes.max(1));
@@ -134,16 +139,16 @@ mod tests {
     use super::*;
     use crate::pool::CpuSet;
 
-    fn places(nodes: &[usize]) -> Vec<Place> {
-        nodes.iter().map(|&node| Place { cpus: CpuSet::from_iter([node]), node }).collect()
+    fn places(nodes: &[usize]) -> Vec<WorkerAffinity> {
+        nodes.iter().map(|&node| WorkerAffinity { cpus: CpuSet::from_iter([node]), node }).collect()
     }
 
-    fn param(offset: u64, bytes: u64, dims: &[u64]) -> Param {
+    fn param(offset: u64, bytes: u64, dims: &[u64]) -> ParamInfo {
         let (name, format, packing) = Default::default();
-        Param { name, format, packing, dims: dims.to_vec(), of_slots: false, offset, bytes }
+        ParamInfo { name, format, packing, dims: dims.to_vec(), of_slots: false, offset, bytes }
     }
 
-    fn homes(homes: &mut Homes, piece: u64, pieces: u64) -> Vec<usize> {
+    fn homes(homes: &mut NumaPlacer, piece: u64, pieces: u64) -> Vec<usize> {
         (0..pieces).map(|i| homes.choose(0, i * piece..(i + 1) * piece)).collect()
     }
 
@@ -152,12 +157,12 @@ mod tests {
         // Two matrices of 800 and 400 bytes, then one for each of two experts, of 200.
         let params = [param(800, 400, &[4, 100]), param(0, 800, &[8, 100]), param(1200, 400, &[2, 2, 100])];
         let four = places(&[0, 0, 2, 2]);
-        let mut local = Homes::new(Numa::Local, &four, 1, &params).unwrap();
+        let mut local = NumaPlacer::new(NumaPolicy::Local, &four, 1, &params).unwrap();
         assert_eq!((local.nodes(), local.of_worker(3)), (&[0, 2][..], 1));
         assert_eq!(homes(&mut local, 100, 16), [0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0, 1, 0, 1]);
         assert_eq!(local.near(), 1.0);
         // Pages that hold more than one worker's rows: most bytes decide.
-        let mut local = Homes::new(Numa::Local, &four, 1, &params).unwrap();
+        let mut local = NumaPlacer::new(NumaPolicy::Local, &four, 1, &params).unwrap();
         assert_eq!(homes(&mut local, 600, 2), [0, 1]);
         assert!((local.near() - 800.0 / 1200.0).abs() < 1e-9, "400 of 600 each");
         // Beyond all matrices, in turns.
@@ -168,7 +173,8 @@ mod tests {
     fn unequal_nodes_have_unequal_shares() {
         // Three workers on one node, one on the other: three quarters and one quarter of the rows.
         let mut local =
-            Homes::new(Numa::Local, &places(&[1, 1, 1, 0]), 1, &[param(0, 800, &[8, 100])]).unwrap();
+            NumaPlacer::new(NumaPolicy::Local, &places(&[1, 1, 1, 0]), 1, &[param(0, 800, &[8, 100])])
+                .unwrap();
         assert_eq!(homes(&mut local, 100, 8), [1, 1, 1, 1, 1, 1, 0, 0]);
     }
 
@@ -176,15 +182,17 @@ mod tests {
     #[test]
     fn weights_of_a_rank_go_to_its_workers() {
         let four = places(&[0, 0, 2, 2]);
-        let mut local = Homes::new(Numa::Local, &four, 2, &[param(0, 800, &[8, 100])]).unwrap();
-        let of_rank = |local: &mut Homes, rank| [0, 400, 700].map(|at| local.choose(rank, at..at + 100));
+        let mut local = NumaPlacer::new(NumaPolicy::Local, &four, 2, &[param(0, 800, &[8, 100])]).unwrap();
+        let of_rank = |local: &mut NumaPlacer, rank| [0, 400, 700].map(|at| local.choose(rank, at..at + 100));
         assert_eq!((of_rank(&mut local, 0), of_rank(&mut local, 1)), ([0; 3], [1; 3]));
         assert_eq!(local.near(), 1.0);
     }
 
     #[test]
     fn interleaved_pages_go_round() {
-        let mut all = Homes::new(Numa::Interleave, &places(&[0, 1]), 1, &[param(0, 800, &[8, 100])]).unwrap();
+        let mut all =
+            NumaPlacer::new(NumaPolicy::Interleave, &places(&[0, 1]), 1, &[param(0, 800, &[8, 100])])
+                .unwrap();
         assert_eq!(homes(&mut all, 100, 8), [0, 1, 0, 1, 0, 1, 0, 1]);
         assert_eq!(all.near(), 0.5);
     }
@@ -192,16 +200,16 @@ mod tests {
     #[test]
     fn one_node_needs_no_placing() {
         let params = [param(0, 800, &[8, 100])];
-        assert!(Homes::new(Numa::Local, &places(&[1, 1]), 1, &params).is_none());
-        assert!(Homes::new(Numa::Local, &[], 1, &params).is_none());
-        assert!(Homes::new(Numa::Off, &places(&[0, 1]), 1, &params).is_none());
+        assert!(NumaPlacer::new(NumaPolicy::Local, &places(&[1, 1]), 1, &params).is_none());
+        assert!(NumaPlacer::new(NumaPolicy::Local, &[], 1, &params).is_none());
+        assert!(NumaPlacer::new(NumaPolicy::Off, &places(&[0, 1]), 1, &params).is_none());
     }
 
     #[test]
     fn strange_parameters_are_no_reason_to_fail() {
         let params =
             [param(0, 0, &[]), param(7, 3, &[u64::MAX, u64::MAX, 1, 1]), param(u64::MAX - 10, 5, &[5])];
-        let mut local = Homes::new(Numa::Local, &places(&[0, 1]), 1, &params).unwrap();
+        let mut local = NumaPlacer::new(NumaPolicy::Local, &places(&[0, 1]), 1, &params).unwrap();
         assert!(local.choose(0, 0..100) < 2);
         assert!(local.choose(0, u64::MAX - 20..u64::MAX) < 2);
     }

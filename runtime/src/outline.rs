@@ -6,13 +6,13 @@ use mlcc_abi::section;
 
 use crate::features::HOST_TARGET;
 use crate::page_pool::PageCounts;
-use crate::table::{Plan, Table};
+use crate::table::{ArtifactTable, ModelPlan};
 use crate::{Artifact, Error, Model, Result, library};
 
 /// What a model will need, by the artifact alone or by the model that was loaded from it.
 #[derive(Debug, Clone)]
-pub struct Outline {
-    pub plan: Plan,
+pub struct ModelRequirements {
+    pub plan: ModelPlan,
     /// `cuda`, or a kind of CPU.
     pub target: String,
     /// Pages that the caches of all sequences together may have.
@@ -21,7 +21,7 @@ pub struct Outline {
     pub has_weights: bool,
 }
 
-impl Outline {
+impl ModelRequirements {
     /// Reads it from the file. No worker is started, and no GPU asked for. `cache_pages` as in [`crate::LoadOptions`]; a GPU whose memory holds fewer
     /// than the default has as many as that holds.
     pub fn open(path: impl AsRef<Path>, cache_pages: Option<u64>) -> Result<Self> {
@@ -35,14 +35,18 @@ impl Outline {
         Ok(Self::of(&table, pages, artifact.section(section::WEIGHTS).is_some()))
     }
 
-    fn of(table: &Table, cache_pages: u64, has_weights: bool) -> Self {
+    fn of(table: &ArtifactTable, cache_pages: u64, has_weights: bool) -> Self {
         Self { plan: table.plan.clone(), target: table.target.clone(), cache_pages, has_weights }
     }
 }
 
 impl Model {
     /// What the model needs.
-    pub fn outline(&self) -> Outline {
-        Outline::of(self.table(), self.cache_pages().all as u64, self.section(section::WEIGHTS).is_some())
+    pub fn outline(&self) -> ModelRequirements {
+        ModelRequirements::of(
+            self.table(),
+            self.cache_pages().all as u64,
+            self.section(section::WEIGHTS).is_some(),
+        )
     }
 }

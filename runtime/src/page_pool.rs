@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mlcc_abi::PAGE_ROWS;
 
-use crate::table::Plan;
+use crate::table::ModelPlan;
 use crate::{CachePages, Error, Result};
 
 /// Full contexts that the pages of a model are enough for, if nothing else is asked for, and full batches likewise.
@@ -49,7 +49,7 @@ pub(crate) struct PageCounts {
 
 impl PageCounts {
     /// Of a model; `None` if it has no caches. `asked`: as [`crate::LoadOptions::cache_pages`].
-    pub fn of(plan: &Plan, asked: Option<u64>) -> Option<Self> {
+    pub fn of(plan: &ModelPlan, asked: Option<u64>) -> Option<Self> {
         let one = plan.pages();
         let contexts = FULL_CONTEXTS.max(plan.batch.saturating_mul(FULL_BATCHES));
         let most = i32::MAX as u64;
@@ -82,10 +82,10 @@ pub(crate) struct PagePool<M> {
     page_bytes: usize,
     /// Most pages.
     most: usize,
-    counts: Mutex<Counts>,
+    counts: Mutex<PageRefCounts>,
 }
 
-struct Counts {
+struct PageRefCounts {
     /// By page that was ever taken: sequences that have it.
     of: Vec<u32>,
     /// Pages that nobody has, the last one to be taken first.
@@ -99,7 +99,7 @@ struct Counts {
 impl<M: PageMemory> PagePool<M> {
     /// `memory` has addresses of `most` pages.
     pub fn new(memory: M, page_bytes: u64, most: usize) -> Self {
-        let counts = Mutex::new(Counts { of: Vec::new(), free: Vec::new(), given: 0, owed: 0 });
+        let counts = Mutex::new(PageRefCounts { of: Vec::new(), free: Vec::new(), given: 0, owed: 0 });
         Self { memory, page_bytes: page_bytes as usize, most, counts }
     }
 
@@ -124,7 +124,7 @@ impl<M: PageMemory> PagePool<M> {
         self.counts().given
     }
 
-    fn counts(&self) -> MutexGuard<'_, Counts> {
+    fn counts(&self) -> MutexGuard<'_, PageRefCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -166,13 +166,13 @@ impl<M: PageMemory> PagePool<M> {
     }
 
     /// Pages with memory that nobody has.
-    fn ready(&self, counts: &Counts) -> usize {
+    fn ready(&self, counts: &PageRefCounts) -> usize {
         let given = (counts.given / self.page_bytes as u64) as usize;
         counts.free.len() + given.saturating_sub(counts.of.len())
     }
 
     /// Sees to it that the first `end` bytes have memory.
-    fn give_memory(&self, counts: &mut Counts, end: u64) -> Result<()> {
+    fn give_memory(&self, counts: &mut PageRefCounts, end: u64) -> Result<()> {
         if end <= counts.given {
             return Ok(());
         }
@@ -212,7 +212,7 @@ impl<M: PageMemory> PagePool<M> {
     }
 
     /// Gives memory back to the system, as nobody has any page.
-    fn forget(&self, counts: &mut Counts) {
+    fn forget(&self, counts: &mut PageRefCounts) {
         let kept = KEPT as usize / self.page_bytes;
         counts.of.truncate(kept);
         counts.free.clear();

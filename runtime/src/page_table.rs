@@ -11,7 +11,7 @@ use mlcc_abi::PAGE_ROWS;
 
 use crate::Result;
 use crate::page_pool::{PageMemory, PagePool};
-use crate::table::{Cache, State};
+use crate::table::{CacheShape, StateInfo};
 
 pub(crate) struct PageTable<M: PageMemory> {
     pool: Arc<PagePool<M>>,
@@ -22,7 +22,7 @@ pub(crate) struct PageTable<M: PageMemory> {
 }
 
 /// The caches of a model.
-pub(crate) fn caches(states: &[State]) -> impl Iterator<Item = (&State, Cache)> {
+pub(crate) fn caches(states: &[StateInfo]) -> impl Iterator<Item = (&StateInfo, CacheShape)> {
     states.iter().filter_map(|state| Some((state, state.cache?)))
 }
 
@@ -63,7 +63,7 @@ impl<M: PageMemory> PageTable<M> {
 
     /// Makes ready for writing to rows `rows`, of which those before `used` mean something: afterwards they have pages that nobody
     /// else has. If there are not enough, nothing has changed.
-    pub fn own(&mut self, states: &[State], rows: Range<u64>, used: u64) -> Result<()> {
+    pub fn own(&mut self, states: &[StateInfo], rows: Range<u64>, used: u64) -> Result<()> {
         let (missing, shared) = self.wanted(&rows, used);
         if missing == 0 && shared.is_empty() {
             // They are its own up to here.
@@ -99,7 +99,7 @@ impl<M: PageMemory> PageTable<M> {
     }
 
     /// Copies the first `rows` rows of a page.
-    fn copy_page(&self, states: &[State], from: i32, to: i32, rows: u64) -> Result<()> {
+    fn copy_page(&self, states: &[StateInfo], from: i32, to: i32, rows: u64) -> Result<()> {
         caches(states).try_for_each(|(state, cache)| {
             let begin = state.offset as usize;
             let bytes = (rows.min(PAGE_ROWS) * cache.row_bytes) as usize;
@@ -133,7 +133,7 @@ impl<M: PageMemory> PageTable<M> {
     }
 
     /// Moves rows of every cache to the places `moved`, from `count` rows after them, and ends behind them.
-    pub fn drop_rows(&mut self, states: &[State], count: u64, moved: Range<u64>) -> Result<()> {
+    pub fn drop_rows(&mut self, states: &[StateInfo], count: u64, moved: Range<u64>) -> Result<()> {
         self.own(states, moved.clone(), moved.end + count)?;
         self.move_rows(states, count, moved.clone())?;
         self.pool.memory().settle()?;
@@ -142,7 +142,7 @@ impl<M: PageMemory> PageTable<M> {
     }
 
     /// Moves rows of every cache to the places `moved`, from `count` rows after them; both have pages that nobody else has.
-    fn move_rows(&self, states: &[State], count: u64, moved: Range<u64>) -> Result<()> {
+    fn move_rows(&self, states: &[StateInfo], count: u64, moved: Range<u64>) -> Result<()> {
         let mut row = moved.start;
         while row < moved.end {
             // Rows that are together in a page, before and after, and not on both sides at once.
@@ -158,13 +158,18 @@ impl<M: PageMemory> PageTable<M> {
     }
 
     /// The page of a row of a cache, and where it begins there.
-    fn place(&self, state: &State, cache: Cache, row: u64) -> (i32, usize) {
+    fn place(&self, state: &StateInfo, cache: CacheShape, row: u64) -> (i32, usize) {
         let begin = (state.offset + row % PAGE_ROWS * cache.row_bytes) as usize;
         (self.pages[(row / PAGE_ROWS) as usize], begin)
     }
 
     /// The pages of the first `rows` rows of a cache, and where these lie in each.
-    fn parts(&self, state: &State, cache: Cache, rows: u64) -> impl Iterator<Item = (i32, Range<usize>)> {
+    fn parts(
+        &self,
+        state: &StateInfo,
+        cache: CacheShape,
+        rows: u64,
+    ) -> impl Iterator<Item = (i32, Range<usize>)> {
         let begin = state.offset as usize;
         self.pages.iter().zip((0..rows).step_by(PAGE_ROWS as usize)).map(move |(&page, first)| {
             (page, begin..begin + ((rows - first).min(PAGE_ROWS) * cache.row_bytes) as usize)
@@ -172,7 +177,7 @@ impl<M: PageMemory> PageTable<M> {
     }
 
     /// The first `rows` rows of a cache.
-    pub fn read(&self, state: &State, cache: Cache, rows: u64) -> Result<Vec<u8>> {
+    pub fn read(&self, state: &StateInfo, cache: CacheShape, rows: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; (rows * cache.row_bytes) as usize];
         let mut left = &mut bytes[..];
         for (page, part) in self.parts(state, cache, rows) {
@@ -184,7 +189,7 @@ impl<M: PageMemory> PageTable<M> {
     }
 
     /// Replaces the first rows of a cache, which have pages that nobody else has.
-    pub fn write(&self, state: &State, cache: Cache, bytes: &[u8]) -> Result<()> {
+    pub fn write(&self, state: &StateInfo, cache: CacheShape, bytes: &[u8]) -> Result<()> {
         let rows = (bytes.len() as u64).checked_div(cache.row_bytes).unwrap_or(0);
         let mut left = bytes;
         for (page, part) in self.parts(state, cache, rows) {

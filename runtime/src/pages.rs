@@ -10,35 +10,35 @@ mod system {
     use crate::{Error, Result};
 
     /// A mapping that takes advice.
-    pub trait Map {
+    pub trait AdvisableMapping {
         fn tell(&self, advice: Advice, range: Range<usize>) -> std::io::Result<()>;
     }
 
-    impl Map for Mmap {
+    impl AdvisableMapping for Mmap {
         fn tell(&self, advice: Advice, range: Range<usize>) -> std::io::Result<()> {
             self.advise_range(advice, range.start, range.len())
         }
     }
 
-    impl Map for MmapMut {
+    impl AdvisableMapping for MmapMut {
         fn tell(&self, advice: Advice, range: Range<usize>) -> std::io::Result<()> {
             self.advise_range(advice, range.start, range.len())
         }
     }
 
-    impl Map for MmapRaw {
+    impl AdvisableMapping for MmapRaw {
         fn tell(&self, advice: Advice, range: Range<usize>) -> std::io::Result<()> {
             self.advise_range(advice, range.start, range.len())
         }
     }
 
     /// Asks for huge pages; false if the system knows of none.
-    pub fn prefer_huge(map: &impl Map, range: Range<usize>) -> bool {
+    pub fn prefer_huge(map: &impl AdvisableMapping, range: Range<usize>) -> bool {
         map.tell(Advice::HugePage, range).is_ok()
     }
 
     /// Asks for small pages, of memory that is used here and there.
-    pub fn refuse_huge(map: &impl Map, range: Range<usize>) {
+    pub fn refuse_huge(map: &impl AdvisableMapping, range: Range<usize>) {
         let _ = map.tell(Advice::NoHugePage, range);
     }
 

@@ -3,7 +3,7 @@
 //!
 //! Between runs workers spin for a while (a decode loop calls every few hundred microseconds), then park. Inside a
 //! run they meet at [`Barrier`]s. Waiting spins first and then sleeps: another program has the core of the one waited for.
-//! Where that happens often, [`Pool::step`] takes fewer workers, as [`crew`] chooses. A panic on a worker is caught and
+//! Where that happens often, [`WorkerPool::step`] takes fewer workers, as [`crew`] chooses. A panic on a worker is caught and
 //! returned as an error; it also opens the barrier, so nobody waits for ever.
 //!
 //! Callers from several threads take turns in the order in which they come, whichever model their steps are of.
@@ -30,49 +30,49 @@ use std::time::Instant;
 
 pub use affinity::CpuSet;
 pub use barrier::Barrier;
-pub use crew::Kind;
-pub use pieces::Pieces;
+pub use crew::StepKind;
+pub use pieces::ChunkScheduler;
 
-use crew::{Crew, Taken};
-use signal::{Signal, Waiter};
-use turns::{Turn, Turns};
+use crew::{StepTiming, WorkerCountTuner};
+use signal::{EventCount, EventWaiter};
+use turns::{TicketGuard, TicketMutex};
 
 use crate::{Error, Result};
 
 /// Keeps one atomic per pair of cache lines (the adjacent-line prefetcher fetches pairs).
 #[repr(align(128))]
 #[derive(Default)]
-pub(crate) struct Padded<T>(pub T);
+pub(crate) struct CachePadded<T>(pub T);
 
 /// Pauses before a waiter sleeps. About 40 to 150 microseconds on current machines.
 const SPINS: u32 = 1 << 12;
 /// The same with more workers than cores, where spinning takes the time of those waited for.
 const SPINS_CROWDED: u32 = 1 << 4;
-type Job = *const (dyn Fn(usize) + Sync);
+type WorkerJob = *const (dyn Fn(usize) + Sync);
 
-struct Shared {
+struct PoolShared {
     /// What changes from run to run, in the one line that workers wait for.
-    call: Padded<Call>,
+    call: CachePadded<CurrentRun>,
     /// The run that each worker, and all whom it leads, have ended last.
-    ended: Vec<Padded<Signal>>,
-    beds: Vec<Padded<Bed>>,
+    ended: Vec<CachePadded<EventCount>>,
+    beds: Vec<CachePadded<WorkerParker>>,
     barrier: Barrier,
-    pieces: Pieces,
+    pieces: ChunkScheduler,
     panic: Mutex<Option<String>>,
     shutdown: AtomicBool,
     spins: u32,
 }
 
 #[derive(Default)]
-struct Call {
-    /// Which run, and how many workers take part ([`Epoch`]).
+struct CurrentRun {
+    /// Which run, and how many workers take part ([`RunEpoch`]).
     epoch: AtomicU64,
-    job: UnsafeCell<Option<Job>>,
+    job: UnsafeCell<Option<WorkerJob>>,
 }
 
 /// Where a worker sleeps between runs.
 #[derive(Default)]
-struct Bed {
+struct WorkerParker {
     /// Set by the worker before it sleeps for the first time.
     thread: OnceLock<Thread>,
     /// Set by the worker just before it parks.
@@ -81,11 +81,11 @@ struct Bed {
 
 /// The number of a run in the upper half, how many workers it has in the lower.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Epoch(u64);
+struct RunEpoch(u64);
 
-impl Epoch {
-    fn next(self, workers: usize) -> Epoch {
-        Epoch((self.0 >> 32).wrapping_add(1) << 32 | workers as u64)
+impl RunEpoch {
+    fn next(self, workers: usize) -> RunEpoch {
+        RunEpoch((self.0 >> 32).wrapping_add(1) << 32 | workers as u64)
     }
 
     fn workers(self) -> usize {
@@ -99,25 +99,25 @@ impl Epoch {
 
 // SAFETY: `job` is written by the gate's holder while no worker runs, and read by workers only between the epoch's
 // change (Release/Acquire) and the raise of their `ended`; the pointee is Sync. Everything else is Sync.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PoolShared {}
 // SAFETY: as above.
-unsafe impl Send for Shared {}
+unsafe impl Send for PoolShared {}
 
 /// Where a worker runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct WorkerAffinity {
     pub cpus: CpuSet,
     /// Number of the NUMA node of these CPUs.
     pub node: usize,
 }
 
 /// See the [module](self).
-pub struct Pool {
-    shared: Arc<Shared>,
+pub struct WorkerPool {
+    shared: Arc<PoolShared>,
     threads: Vec<JoinHandle<()>>,
     /// Of each worker, while it runs; of all or of none.
-    places: Vec<Place>,
-    gate: Turns<Gate>,
+    places: Vec<WorkerAffinity>,
+    gate: TicketMutex<RunState>,
     /// Where its clock begins.
     begin: Instant,
     /// The number of workers that steps are to have; 0 if the pool chooses.
@@ -125,12 +125,12 @@ pub struct Pool {
 }
 
 /// What belongs to whom runs.
-struct Gate {
-    crew: Crew,
-    epoch: Epoch,
+struct RunState {
+    crew: WorkerCountTuner,
+    epoch: RunEpoch,
 }
 
-impl Pool {
+impl WorkerPool {
     /// A pool of `workers` (at least 1), of which the caller is one. The system chooses their CPUs.
     pub fn new(workers: usize) -> Result<Self> {
         Self::start(workers.max(1), Vec::new())
@@ -138,19 +138,19 @@ impl Pool {
 
     /// A pool with a worker on each of `places`, of which there is at least one. The caller of a run is the first worker; its
     /// thread goes back to its own CPUs at the end of each run.
-    pub fn pinned(places: Vec<Place>) -> Result<Self> {
+    pub fn pinned(places: Vec<WorkerAffinity>) -> Result<Self> {
         Self::start(places.len().max(1), places)
     }
 
-    fn start(workers: usize, places: Vec<Place>) -> Result<Self> {
+    fn start(workers: usize, places: Vec<WorkerAffinity>) -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let spins = if workers <= cores { SPINS } else { SPINS_CROWDED };
-        let shared = Arc::new(Shared {
-            call: Padded::default(),
-            ended: (0..workers).map(|_| Padded::default()).collect(),
-            beds: (0..workers).map(|_| Padded::default()).collect(),
+        let shared = Arc::new(PoolShared {
+            call: CachePadded::default(),
+            ended: (0..workers).map(|_| CachePadded::default()).collect(),
+            beds: (0..workers).map(|_| CachePadded::default()).collect(),
             barrier: Barrier::new(workers, spins),
-            pieces: Pieces::new(workers),
+            pieces: ChunkScheduler::new(workers),
             panic: Mutex::new(None),
             shutdown: AtomicBool::new(false),
             spins,
@@ -159,7 +159,10 @@ impl Pool {
             shared,
             threads: Vec::new(),
             places,
-            gate: Turns::new(Gate { crew: Crew::new(workers), epoch: Epoch(0).next(workers) }),
+            gate: TicketMutex::new(RunState {
+                crew: WorkerCountTuner::new(workers),
+                epoch: RunEpoch(0).next(workers),
+            }),
             begin: Instant::now(),
             wanted: AtomicUsize::new(0),
         };
@@ -185,7 +188,7 @@ impl Pool {
     }
 
     /// Where each worker runs; empty if the system chooses.
-    pub fn places(&self) -> &[Place] {
+    pub fn places(&self) -> &[WorkerAffinity] {
         &self.places
     }
 
@@ -200,7 +203,7 @@ impl Pool {
     }
 
     /// What deals out the pieces of work that all workers of a run share.
-    pub fn pieces(&self) -> &Pieces {
+    pub fn pieces(&self) -> &ChunkScheduler {
         &self.shared.pieces
     }
 
@@ -231,7 +234,7 @@ impl Pool {
         self.help_first(usize::MAX, f)
     }
 
-    /// As [`Pool::help`], by at most `most` workers.
+    /// As [`WorkerPool::help`], by at most `most` workers.
     pub fn help_first(&self, most: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         if self.threads.is_empty() {
             return self.alone(&|worker| f(worker, 1));
@@ -243,7 +246,7 @@ impl Pool {
 
     /// Calls `f(worker, workers)` on as many workers as suit, at most `most`, and learns from how long it takes. Steps of one
     /// kind take about the same time by the same workers.
-    pub fn step(&self, kind: Kind, most: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
+    pub fn step(&self, kind: StepKind, most: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         if self.threads.is_empty() {
             return self.alone(&|worker| f(worker, 1));
         }
@@ -256,7 +259,7 @@ impl Pool {
         let (begin, slept) = (self.now(), self.shared.barrier.slept());
         self.run_by(&mut gate, workers, &|worker| f(worker, workers))?;
         let (end, slept) = (self.now(), self.shared.barrier.slept() - slept);
-        gate.crew.note(Taken { kind, end, time: end - begin, slept });
+        gate.crew.note(StepTiming { kind, end, time: end - begin, slept });
         Ok(())
     }
 
@@ -265,7 +268,7 @@ impl Pool {
     }
 
     /// Puts the caller's thread where worker 0 runs, until what is returned is dropped.
-    fn in_place(&self) -> Option<affinity::There> {
+    fn in_place(&self) -> Option<affinity::AffinityGuard> {
         // It was there when the pool began; where the system refuses now, the run is as right elsewhere.
         self.places.first().and_then(|place| place.cpus.enter().ok())
     }
@@ -281,14 +284,19 @@ impl Pool {
     }
 
     /// Calls `f` on the first `workers`.
-    fn run_by(&self, gate: &mut Turn<'_, Gate>, workers: usize, f: &(dyn Fn(usize) + Sync)) -> Result<()> {
+    fn run_by(
+        &self,
+        gate: &mut TicketGuard<'_, RunState>,
+        workers: usize,
+        f: &(dyn Fn(usize) + Sync),
+    ) -> Result<()> {
         let shared = &*self.shared;
         let epoch = gate.epoch.next(workers);
         if workers != gate.epoch.workers() {
             shared.barrier.reset(workers);
             shared.pieces.reset(workers);
             // Who had no part in the last runs is as if it had.
-            shared.ended.iter().for_each(|Padded(ended)| ended.set(gate.epoch.run()));
+            shared.ended.iter().for_each(|CachePadded(ended)| ended.set(gate.epoch.run()));
         }
         gate.epoch = epoch;
         let _there = self.in_place();
@@ -314,7 +322,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for WorkerPool {
     fn drop(&mut self) {
         self.shared.shutdown.store(true, Ordering::Relaxed);
         // One more than the last run, by nobody.
@@ -327,27 +335,27 @@ impl Drop for Pool {
     }
 }
 
-impl Shared {
+impl PoolShared {
     fn panicked(&self, panic: &(dyn Any + Send)) {
         self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| panic_text(panic));
         self.barrier.open();
     }
 
     /// Makes the other workers of `epoch` call `f`. The gate is held and the last run is over.
-    fn start(&self, epoch: Epoch, f: &(dyn Fn(usize) + Sync)) {
+    fn start(&self, epoch: RunEpoch, f: &(dyn Fn(usize) + Sync)) {
         // SAFETY: nobody reads the cell, since no run is going on. The lifetime is erased, but the pointer is used only until
         // all workers have ended, which the caller waits for (`end`) before it returns.
         unsafe {
-            *self.call.0.job.get() = Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(f));
+            *self.call.0.job.get() = Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), WorkerJob>(f));
         }
         self.call.0.epoch.store(epoch.0, Ordering::SeqCst);
         self.wake(0, epoch);
     }
 
     /// Wakes those whom a worker leads, who wake those whom they lead.
-    fn wake(&self, index: usize, epoch: Epoch) {
+    fn wake(&self, index: usize, epoch: RunEpoch) {
         for child in tree::children(index, epoch.workers()) {
-            let Some(Padded(bed)) = self.beds.get(child) else { continue };
+            let Some(CachePadded(bed)) = self.beds.get(child) else { continue };
             // SeqCst with the worker's store, and with all looks at the epoch: either it sees the new one or we see it asleep.
             if bed.asleep.load(Ordering::SeqCst)
                 && let Some(thread) = bed.thread.get()
@@ -358,8 +366,8 @@ impl Shared {
     }
 
     /// Waits until all whom a worker leads have ended the run, then says so, for itself too.
-    fn end(&self, index: usize, epoch: Epoch) {
-        let mut waiter = Waiter { spins: self.spins, open: None, slept: self.barrier.sleep() };
+    fn end(&self, index: usize, epoch: RunEpoch) {
+        let mut waiter = EventWaiter { spins: self.spins, open: None, slept: self.barrier.sleep() };
         for child in tree::children(index, epoch.workers()) {
             waiter.wait(&self.ended[child].0, epoch.run());
         }
@@ -367,11 +375,11 @@ impl Shared {
     }
 
     /// Waits until the epoch differs from `seen`. Who had no part in that one parks at once.
-    fn next_epoch(&self, seen: Epoch, index: usize) -> Epoch {
-        let Padded(bed) = &self.beds[index];
+    fn next_epoch(&self, seen: RunEpoch, index: usize) -> RunEpoch {
+        let CachePadded(bed) = &self.beds[index];
         let mut spins = if index < seen.workers() { self.spins } else { 0 };
         loop {
-            let epoch = Epoch(self.call.0.epoch.load(Ordering::SeqCst));
+            let epoch = RunEpoch(self.call.0.epoch.load(Ordering::SeqCst));
             if epoch != seen {
                 return epoch;
             }
@@ -389,9 +397,9 @@ impl Shared {
     }
 }
 
-fn worker(shared: &Shared, index: usize) {
+fn worker(shared: &PoolShared, index: usize) {
     shared.beds[index].0.thread.get_or_init(std::thread::current);
-    let mut epoch = Epoch(0);
+    let mut epoch = RunEpoch(0);
     loop {
         epoch = shared.next_epoch(epoch, index);
         if shared.shutdown.load(Ordering::Relaxed) {

@@ -1,7 +1,7 @@
 //! Ranks that are processes, of one machine or of several. A launcher has started the same program several times, and a plug-in carries
 //! what they exchange ([`mlcc_abi::processes`]).
 //!
-//! Rank 0 has sessions, sampler and server. It tells the others each step with its tables ([`Lead`]), and they follow
+//! Rank 0 has sessions, sampler and server. It tells the others each step with its tables ([`RankLeader`]), and they follow
 //! ([`crate::Model::follow`]). A rank that is lost ends all: with its part of the weights missing nobody can go on.
 
 mod hello;
@@ -16,12 +16,12 @@ use std::time::Duration;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use mlcc_abi::processes::{PROCESSES_SYMBOL, PROCESSES_VERSION, ProcessTable, outcome};
 
-use crate::ranks::{Communicator, Part};
+use crate::ranks::{AllGatherBuffers, Communicator};
 use crate::{Error, Result};
 
-pub(crate) use hello::{Agreed, Hello};
-pub(crate) use lead::{Lead, Stepping};
-pub(crate) use wire::{Kind, Message, Reader, number};
+pub(crate) use hello::{HandshakeMessage, RankAgreement};
+pub(crate) use lead::{RankLeader, StepGuard};
+pub(crate) use wire::{MessageReader, MessageWriter, RankMessageKind, number};
 
 /// File of the plug-in that is looked for.
 const PLUGIN: &str = "libmlcc_mpi.so";
@@ -38,9 +38,9 @@ const LAUNCHERS: [&str; 2] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
 
 /// The processes that this one was started together with. Cloning is cheap and gives the same ones.
 #[derive(Clone)]
-pub struct Processes(Arc<Group>);
+pub struct ProcessGroup(Arc<ProcessGroupInner>);
 
-struct Group {
+struct ProcessGroupInner {
     table: ProcessTable,
     rank: usize,
     ranks: usize,
@@ -53,9 +53,9 @@ struct Group {
     _library: Library,
 }
 
-impl Processes {
+impl ProcessGroup {
     /// Those that `mpirun` has started; `None` where it has not, or has started this one alone. To be asked for once.
-    pub fn launched() -> Result<Option<Processes>> {
+    pub fn launched() -> Result<Option<ProcessGroup>> {
         let size = |name: &&str| std::env::var(name).ok()?.trim().parse::<u32>().ok();
         match LAUNCHERS.iter().find_map(size) {
             Some(count) if count > 1 => Self::open(count).map(Some),
@@ -63,7 +63,7 @@ impl Processes {
         }
     }
 
-    fn open(count: u32) -> Result<Processes> {
+    fn open(count: u32) -> Result<ProcessGroup> {
         let fail = |what: String| Error::NoPlugin { count, what };
         let limit = match std::env::var(LIMIT_VARIABLE) {
             Ok(text) => text.trim().parse().ok().filter(|&seconds| seconds > 0).ok_or_else(|| {
@@ -96,7 +96,7 @@ impl Processes {
         if unsafe { (table.join)(&mut rank, &mut ranks) } != outcome::OK || rank >= ranks {
             return Err(fail("the processes cannot join each other".into()));
         }
-        Ok(Processes(Arc::new(Group {
+        Ok(ProcessGroup(Arc::new(ProcessGroupInner {
             table,
             rank: rank as usize,
             ranks: ranks as usize,
@@ -162,7 +162,8 @@ impl Processes {
     /// Every rank gives as many bytes, and gets those of all.
     pub(crate) fn gather(&self, own: &[u8], limit: Duration) -> Vec<u8> {
         let mut all = vec![0; own.len() * self.ranks()];
-        let part = Part { from: own.as_ptr(), all: all.as_mut_ptr(), rows: 1, row_bytes: own.len() };
+        let part =
+            AllGatherBuffers { from: own.as_ptr(), all: all.as_mut_ptr(), rows: 1, row_bytes: own.len() };
         // SAFETY: buffers of these sizes; all ranks call this with as many bytes.
         unsafe { self.exchange_within(part, limit) };
         all
@@ -170,8 +171,8 @@ impl Processes {
 
     /// # Safety
     /// As [`Communicator::exchange`].
-    unsafe fn exchange_within(&self, part: Part, limit: Duration) {
-        let Part { from, all, rows, row_bytes } = part;
+    unsafe fn exchange_within(&self, part: AllGatherBuffers, limit: Duration) {
+        let AllGatherBuffers { from, all, rows, row_bytes } = part;
         let (mut late, milliseconds) = (0, limit.as_millis() as u64);
         // SAFETY: by contract.
         let result = unsafe {
@@ -201,22 +202,22 @@ impl Processes {
     }
 
     /// All are through with loading, each with so many pages of the KV cache, and rank 0 may begin. An error, `what`, where it has more pages.
-    pub(crate) fn ready(&self, pages: u64, what: &'static str, lead: Option<&Lead>) -> Result<()> {
+    pub(crate) fn ready(&self, pages: u64, what: &'static str, lead: Option<&RankLeader>) -> Result<()> {
         let all = self.gather(&pages.to_le_bytes(), LOADING);
         let wanted = all.as_chunks::<8>().0.first().map_or(0, |first| u64::from_le_bytes(*first));
         if wanted > pages {
             return Err(Error::OutOfMemory { what, bytes: wanted });
         }
-        lead.map_or(Ok(()), Lead::start)
+        lead.map_or(Ok(()), RankLeader::start)
     }
 
     /// Hears what rank 0 says until it has no use for the others any more.
-    pub(crate) fn follow(&self, mut hear: impl FnMut(&[u8]) -> Result<Kind>) {
+    pub(crate) fn follow(&self, mut hear: impl FnMut(&[u8]) -> Result<RankMessageKind>) {
         let mut message = Vec::new();
         loop {
             self.next(&mut message);
             match hear(&message) {
-                Ok(Kind::End) => break,
+                Ok(RankMessageKind::End) => break,
                 Ok(_) => {}
                 // The others wait for this rank in vain.
                 Err(error) => self.fail(&format!("{}: {error}", self.name(self.rank()))),
@@ -232,23 +233,23 @@ impl Processes {
     }
 }
 
-impl Communicator for Processes {
-    unsafe fn exchange(&self, _: usize, part: Part) {
+impl Communicator for ProcessGroup {
+    unsafe fn exchange(&self, _: usize, part: AllGatherBuffers) {
         // SAFETY: by contract.
         unsafe { self.exchange_within(part, self.0.limit) }
     }
 }
 
 /// Whether they are the same ones.
-impl PartialEq for Processes {
-    fn eq(&self, other: &Processes) -> bool {
+impl PartialEq for ProcessGroup {
+    fn eq(&self, other: &ProcessGroup) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Processes {}
+impl Eq for ProcessGroup {}
 
-impl std::fmt::Debug for Processes {
+impl std::fmt::Debug for ProcessGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Processes({} of {})", self.rank(), self.ranks())
     }

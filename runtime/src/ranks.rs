@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use mlcc_abi::section;
 
 use crate::Result;
-use crate::buffer::Buffer;
-use crate::pool::{Barrier, Padded};
+use crate::buffer::AlignedBuffer;
+use crate::pool::{Barrier, CachePadded};
 
 /// Most ranks of a model.
 pub(crate) const MOST_RANKS: usize = 16;
@@ -31,7 +31,7 @@ pub(crate) fn rank_of_section(name: &str) -> Option<usize> {
 
 /// What a rank gives to an exchange, and where it wants what all give ([`mlcc_abi::ExchangeFn`]).
 #[derive(Clone, Copy)]
-pub(crate) struct Part {
+pub(crate) struct AllGatherBuffers {
     pub from: *const u8,
     pub all: *mut u8,
     pub rows: usize,
@@ -45,7 +45,7 @@ pub(crate) trait Communicator: Send + Sync {
     /// # Safety
     /// `part` has `rows * row_bytes` bytes that nobody writes meanwhile, and room for those of all ranks that nobody else uses. All ranks
     /// give parts of one size.
-    unsafe fn exchange(&self, rank: usize, part: Part);
+    unsafe fn exchange(&self, rank: usize, part: AllGatherBuffers);
 }
 
 /// Largest part that is put aside: of a token, most are smaller.
@@ -55,27 +55,27 @@ const ASIDE: usize = 64 << 10;
 ///
 /// A small part is put aside first. So whoever gave it may go on, and ranks meet once: there is room for two, and who puts the third
 /// one aside has met all who had yet to copy the first. A large part is copied from where it is, and ranks meet again when all have it.
-pub(crate) struct Threads {
-    ranks: Vec<Padded<OfRank>>,
+pub(crate) struct ThreadCommunicator {
+    ranks: Vec<CachePadded<ThreadRankSlot>>,
     meeting: Barrier,
 }
 
-struct OfRank {
+struct ThreadRankSlot {
     /// What it gives to the exchange that goes on.
     sent: AtomicPtr<u8>,
     /// Room for two parts.
-    aside: Buffer,
+    aside: AlignedBuffer,
     /// How many it has put aside.
     count: AtomicUsize,
 }
 
-impl Threads {
-    pub fn new(ranks: usize, spins: u32) -> Result<Threads> {
+impl ThreadCommunicator {
+    pub fn new(ranks: usize, spins: u32) -> Result<ThreadCommunicator> {
         let of_rank = |_| {
-            let aside = Buffer::zeroed("what ranks exchange", 2 * ASIDE as u64, 128)?;
-            Ok(Padded(OfRank { sent: AtomicPtr::default(), aside, count: AtomicUsize::new(0) }))
+            let aside = AlignedBuffer::zeroed("what ranks exchange", 2 * ASIDE as u64, 128)?;
+            Ok(CachePadded(ThreadRankSlot { sent: AtomicPtr::default(), aside, count: AtomicUsize::new(0) }))
         };
-        Ok(Threads {
+        Ok(ThreadCommunicator {
             ranks: (0..ranks).map(of_rank).collect::<Result<_>>()?,
             meeting: Barrier::new(ranks, spins),
         })
@@ -93,7 +93,7 @@ impl Threads {
     ///
     /// # Safety
     /// `part.all` as in [`Communicator::exchange`]; at `from` the rows of `rank`, which stay while this runs.
-    unsafe fn copy(&self, rank: usize, from: *const u8, part: &Part) {
+    unsafe fn copy(&self, rank: usize, from: *const u8, part: &AllGatherBuffers) {
         for row in 0..part.rows {
             // SAFETY: by contract; the rooms of the rows of a rank do not overlap.
             unsafe {
@@ -104,8 +104,8 @@ impl Threads {
     }
 }
 
-impl Communicator for Threads {
-    unsafe fn exchange(&self, rank: usize, part: Part) {
+impl Communicator for ThreadCommunicator {
+    unsafe fn exchange(&self, rank: usize, part: AllGatherBuffers) {
         let bytes = part.rows * part.row_bytes;
         // The meetings order everything.
         if bytes <= ASIDE {
@@ -122,7 +122,7 @@ impl Communicator for Threads {
         } else {
             self.ranks[rank].0.sent.store(part.from.cast_mut(), Ordering::Relaxed);
             self.meeting.wait(rank);
-            for (other, Padded(sender)) in self.ranks.iter().enumerate() {
+            for (other, CachePadded(sender)) in self.ranks.iter().enumerate() {
                 // SAFETY: as above; all stay until the next meeting.
                 unsafe { self.copy(other, sender.sent.load(Ordering::Relaxed), &part) };
             }
@@ -133,7 +133,7 @@ impl Communicator for Threads {
 }
 
 /// `ctx.exchange_self` of a rank.
-pub(crate) struct Link {
+pub(crate) struct RankLink {
     pub communicator: Arc<dyn Communicator>,
     pub rank: usize,
 }
@@ -141,7 +141,7 @@ pub(crate) struct Link {
 /// `ctx.exchange`.
 ///
 /// # Safety
-/// `link` is a [`Link`] that outlives the step, and the rest as in [`Communicator::exchange`].
+/// `link` is a [`RankLink`] that outlives the step, and the rest as in [`Communicator::exchange`].
 pub(crate) unsafe extern "C" fn exchange(
     link: *mut c_void,
     _item: u32,
@@ -151,8 +151,8 @@ pub(crate) unsafe extern "C" fn exchange(
     row_bytes: u64,
 ) {
     // SAFETY: by contract.
-    let link = unsafe { &*link.cast::<Link>() };
-    let part = Part { from, all, rows: rows as usize, row_bytes: row_bytes as usize };
+    let link = unsafe { &*link.cast::<RankLink>() };
+    let part = AllGatherBuffers { from, all, rows: rows as usize, row_bytes: row_bytes as usize };
     // SAFETY: by contract.
     unsafe { link.communicator.exchange(link.rank, part) };
 }
@@ -178,7 +178,7 @@ mod tests {
         // Parts that are put aside, and in every third round one that is not.
         let width = |round: usize| if round % 3 == 1 { ASIDE / ROWS + 1 } else { 2 };
         for ranks in [1, 2, 5] {
-            let threads = Threads::new(ranks, 16).unwrap();
+            let threads = ThreadCommunicator::new(ranks, 16).unwrap();
             let byte = |round: usize, rank: usize, row: usize| (round * 31 + rank * 7 + row) as u8;
             std::thread::scope(|scope| {
                 for rank in 0..ranks {
@@ -195,7 +195,7 @@ mod tests {
                                 std::thread::yield_now();
                             }
                             let (from, to) = (part.as_ptr(), all.as_mut_ptr());
-                            let given = Part { from, all: to, rows: ROWS, row_bytes: width };
+                            let given = AllGatherBuffers { from, all: to, rows: ROWS, row_bytes: width };
                             // SAFETY: the buffers have these sizes and belong to this thread.
                             unsafe { threads.exchange(rank, given) };
                             part.fill(0);

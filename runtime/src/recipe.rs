@@ -37,18 +37,18 @@ const PORTION: u64 = 1 << 20;
 
 /// How to make the weights.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Recipe {
+pub struct WeightGenerator {
     /// For people: the keys follow from it.
     pub seed: u64,
     /// Of all weights.
     pub bytes: u64,
     /// Ascending, without overlap.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<GeneratorEntry>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Entry {
-    Draw(Draw),
+pub enum GeneratorEntry {
+    Draw(RandomDraw),
     /// Bytes as they are, from `offset` of the weights on.
     Stored {
         offset: u64,
@@ -58,26 +58,26 @@ pub enum Entry {
 
 /// `count` times these pieces, one after the other, from `offset` of the weights on.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Draw {
+pub struct RandomDraw {
     pub offset: u64,
     pub count: u64,
     pub key: u64,
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<DrawPiece>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Piece {
+pub struct DrawPiece {
     pub bytes: u64,
-    pub content: Content,
+    pub content: PieceContent,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Content {
+pub enum PieceContent {
     Fill(u8),
     Codes,
     /// Bits of an f16.
     Scales(u16),
-    Floats(FloatType, Spread),
+    Floats(FloatType, ValueDistribution),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub enum FloatType {
 
 /// How values are spread.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Spread {
+pub enum ValueDistribution {
     /// The sum of four uniform numbers: mean and deviation are exact, the tails end at 3.46 deviations.
     Normal {
         mean: f32,
@@ -102,14 +102,14 @@ pub enum Spread {
 }
 
 /// A run of whole periods of a draw, or stored bytes.
-enum Portion<'a> {
-    Drawn { draw: &'a Draw, first: u64 },
+enum GeneratedPortion<'a> {
+    Drawn { draw: &'a RandomDraw, first: u64 },
     Stored(&'a [u8]),
 }
 
-impl Recipe {
+impl WeightGenerator {
     /// Reads and checks the section.
-    pub fn parse(section: &[u8]) -> std::result::Result<Recipe, String> {
+    pub fn parse(section: &[u8]) -> std::result::Result<WeightGenerator, String> {
         let recipe = text::parse(section)?;
         recipe.check()?;
         Ok(recipe)
@@ -117,9 +117,9 @@ impl Recipe {
 
     /// Bytes that are in the artifact as they are.
     pub fn stored_bytes(&self) -> u64 {
-        let stored = |entry: &Entry| match entry {
-            Entry::Stored { bytes, .. } => bytes.len() as u64,
-            Entry::Draw(_) => 0,
+        let stored = |entry: &GeneratorEntry| match entry {
+            GeneratorEntry::Stored { bytes, .. } => bytes.len() as u64,
+            GeneratorEntry::Draw(_) => 0,
         };
         self.entries.iter().map(stored).sum()
     }
@@ -177,19 +177,21 @@ impl Recipe {
     }
 
     /// Offset, bytes and content of what is made at a time, in ascending order.
-    fn portions(&self) -> impl Iterator<Item = (u64, u64, Portion<'_>)> {
+    fn portions(&self) -> impl Iterator<Item = (u64, u64, GeneratedPortion<'_>)> {
         self.entries.iter().flat_map(|entry| {
             let (whole, period) = match entry {
-                Entry::Stored { bytes, .. } => (1, bytes.len() as u64),
-                Entry::Draw(draw) => (draw.count, draw.period()),
+                GeneratorEntry::Stored { bytes, .. } => (1, bytes.len() as u64),
+                GeneratorEntry::Draw(draw) => (draw.count, draw.period()),
             };
             let step = (PORTION / period.max(1)).max(1);
             (0..whole).step_by(step as usize).map(move |first| {
                 let bytes = step.min(whole - first) * period;
                 match entry {
-                    Entry::Stored { offset, bytes: stored } => (*offset, bytes, Portion::Stored(stored)),
-                    Entry::Draw(draw) => {
-                        (draw.offset + first * period, bytes, Portion::Drawn { draw, first })
+                    GeneratorEntry::Stored { offset, bytes: stored } => {
+                        (*offset, bytes, GeneratedPortion::Stored(stored))
+                    }
+                    GeneratorEntry::Draw(draw) => {
+                        (draw.offset + first * period, bytes, GeneratedPortion::Drawn { draw, first })
                     }
                 }
             })
@@ -201,16 +203,16 @@ impl Recipe {
         let mut end = 0;
         for entry in &self.entries {
             let (offset, bytes) = match entry {
-                Entry::Stored { offset, bytes } => (*offset, Some(bytes.len() as u64)),
-                Entry::Draw(draw) => (draw.offset, draw.bytes()),
+                GeneratorEntry::Stored { offset, bytes } => (*offset, Some(bytes.len() as u64)),
+                GeneratorEntry::Draw(draw) => (draw.offset, draw.bytes()),
             };
             let behind = bytes.and_then(|bytes| offset.checked_add(bytes));
             match behind {
                 Some(behind) if offset >= end && behind <= self.bytes => end = behind,
                 _ => return Err(format!("its recipe has no room for the entry at {offset}")),
             }
-            let whole = |piece: &Piece| piece.bytes.is_multiple_of(piece.content.size());
-            if let Entry::Draw(draw) = entry
+            let whole = |piece: &DrawPiece| piece.bytes.is_multiple_of(piece.content.size());
+            if let GeneratorEntry::Draw(draw) = entry
                 && (draw.bytes() == Some(0) || !draw.pieces.iter().all(whole))
             {
                 return Err(format!("the entry of its recipe at {offset} has no whole values"));
@@ -220,13 +222,13 @@ impl Recipe {
     }
 }
 
-impl fmt::Display for Recipe {
+impl fmt::Display for WeightGenerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         text::write(self, f)
     }
 }
 
-impl Draw {
+impl RandomDraw {
     /// Bytes of its pieces; of a recipe that was checked.
     fn period(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.bytes).sum()
@@ -239,13 +241,13 @@ impl Draw {
     }
 }
 
-impl Content {
+impl PieceContent {
     /// Bytes of a value.
     fn size(self) -> u64 {
         match self {
-            Content::Fill(_) | Content::Codes => 1,
-            Content::Scales(_) => 2,
-            Content::Floats(float, _) => float.size(),
+            PieceContent::Fill(_) | PieceContent::Codes => 1,
+            PieceContent::Scales(_) => 2,
+            PieceContent::Floats(float, _) => float.size(),
         }
     }
 }
@@ -259,11 +261,11 @@ impl FloatType {
     }
 }
 
-impl Portion<'_> {
+impl GeneratedPortion<'_> {
     fn write(&self, out: &mut [u8]) {
         match self {
-            Portion::Stored(bytes) => out.copy_from_slice(bytes),
-            Portion::Drawn { draw, first } => draw::periods(draw, *first, out),
+            GeneratedPortion::Stored(bytes) => out.copy_from_slice(bytes),
+            GeneratedPortion::Drawn { draw, first } => draw::periods(draw, *first, out),
         }
     }
 }

@@ -10,18 +10,18 @@ use std::sync::Arc;
 
 use mlcc_abi::section;
 
-use crate::buffer::Buffer;
+use crate::buffer::AlignedBuffer;
 use crate::device::{BatchMember, DeviceSession};
-use crate::table::Window;
-use crate::{Adapter, Error, Likely, Model, Result, StepTimes};
+use crate::table::SlidingWindow;
+use crate::{Error, LoadedAdapter, Model, Result, StepTimes, TokenCandidate};
 
-pub use copies::Snapshot;
-pub use logits::Logits;
+pub use copies::SessionSnapshot;
+pub use logits::OwnedLogits;
 pub use source::source_rows;
 
 /// The steps that a session runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum EntryPoint {
     Prefill,
     Decode,
     PrefillLogits,
@@ -35,7 +35,7 @@ pub(crate) enum Step {
     Encode,
 }
 
-impl Step {
+impl EntryPoint {
     pub fn name(self) -> &'static str {
         match self {
             Self::Prefill => "prefill",
@@ -76,9 +76,9 @@ pub struct Session {
     /// Once rows were dropped: the first row that is one of the window's. Those between the sinks and it mean nothing.
     window_row: u64,
     /// What its rows go through beside the weights.
-    adapter: Option<Adapter>,
+    adapter: Option<LoadedAdapter>,
     /// Logits of all positions, for `prefill_logits`; grows with the longest window asked for.
-    all_logits: Option<Buffer>,
+    all_logits: Option<AlignedBuffer>,
 }
 
 /// Bytes of a session.
@@ -103,7 +103,7 @@ impl Session {
         let model = model.clone();
         let mut session =
             Self { model, memory, rows: 0, dropped: 0, window_row: 0, adapter: None, all_logits: None };
-        session.initialise(Step::Create)?;
+        session.initialise(EntryPoint::Create)?;
         Ok(session)
     }
 
@@ -119,7 +119,7 @@ impl Session {
     /// Feeds `tokens` (any number, at least one) and returns the logits of the last position.
     ///
     /// A sequence of an encoder-decoder model begins with the whole source text and the token that the decoder starts with
-    /// ([`crate::Plan::decoder_start`]), in one call.
+    /// ([`crate::ModelPlan::decoder_start`]), in one call.
     pub fn prefill(&mut self, tokens: &[i32]) -> Result<&[f32]> {
         self.check(tokens)?;
         self.behind_source(tokens, Session::feed_pieces)?;
@@ -127,14 +127,14 @@ impl Session {
     }
 
     fn feed_pieces(&mut self, tokens: &[i32]) -> Result<()> {
-        let chunk = if self.has(Step::Prefill) { self.tokens_per_call() } else { 1 };
+        let chunk = if self.has(EntryPoint::Prefill) { self.tokens_per_call() } else { 1 };
         self.announced(tokens.len(), chunk, |session| {
             let mut pieces = tokens.chunks(chunk).peekable();
             while let Some(piece) = pieces.next() {
                 match piece.len() {
-                    1 => session.step(Step::Decode, piece)?,
+                    1 => session.step(EntryPoint::Decode, piece)?,
                     _ if pieces.peek().is_some() => session.step_without_logits(piece)?,
-                    _ => session.step(Step::Prefill, piece)?,
+                    _ => session.step(EntryPoint::Prefill, piece)?,
                 }
             }
             Ok(())
@@ -144,7 +144,7 @@ impl Session {
     /// Feeds one token and returns the logits.
     pub fn decode(&mut self, token: i32) -> Result<&[f32]> {
         self.check(&[token])?;
-        self.step(Step::Decode, &[token])?;
+        self.step(EntryPoint::Decode, &[token])?;
         Ok(self.logits())
     }
 
@@ -154,7 +154,7 @@ impl Session {
     pub fn decode_likeliest(
         &mut self,
         token: i32,
-        enough: &mut dyn FnMut(&[Likely]) -> bool,
+        enough: &mut dyn FnMut(&[TokenCandidate]) -> bool,
     ) -> Result<Option<&[f32]>> {
         self.check(&[token])?;
         self.make_room(1)?;
@@ -179,17 +179,17 @@ impl Session {
         let wanted = tokens.len() as u64 * self.model.vocab() as u64;
         let mut all = match self.all_logits.take() {
             Some(buffer) if buffer.len() as u64 >= 4 * wanted => buffer,
-            _ => Buffer::floats("logits of all positions", wanted)?,
+            _ => AlignedBuffer::floats("logits of all positions", wanted)?,
         };
-        let chunk = if self.has(Step::PrefillLogits) { self.tokens_per_call() } else { 1 };
+        let chunk = if self.has(EntryPoint::PrefillLogits) { self.tokens_per_call() } else { 1 };
         let mut at = 0;
         self.announced(tokens.len(), chunk, |session| {
             tokens.chunks(chunk).try_for_each(|piece| {
                 let rows = if chunk == 1 {
-                    session.step(Step::Decode, piece)?;
+                    session.step(EntryPoint::Decode, piece)?;
                     session.logits()
                 } else {
-                    session.step(Step::PrefillLogits, piece)?;
+                    session.step(EntryPoint::PrefillLogits, piece)?;
                     session.chunk_logits(piece.len())
                 };
                 // SAFETY: any f32 may be read as its four bytes.
@@ -221,7 +221,7 @@ impl Session {
     pub fn reset(&mut self) -> Result<()> {
         (self.rows, self.dropped) = (0, 0);
         self.shrink();
-        self.initialise(Step::Reset)
+        self.initialise(EntryPoint::Reset)
     }
 
     /// Goes back to the first `past` tokens. The logits are not those of the last of them: feed a token next.
@@ -432,18 +432,18 @@ impl Session {
     }
 
     /// The pages of rows that no later token sees.
-    fn pages_to_drop(&self, window: Window) -> Option<Range<u64>> {
+    fn pages_to_drop(&self, window: SlidingWindow) -> Option<Range<u64>> {
         let rows = self.memory.page_rows()?;
         let sinks = self.sink_rows() / rows;
         let end = (self.rows + 1).checked_sub(window.newest)? / rows;
         (sinks < end).then_some(sinks..end)
     }
 
-    fn has(&self, step: Step) -> bool {
+    fn has(&self, step: EntryPoint) -> bool {
         self.memory.has(step)
     }
 
-    fn step(&mut self, step: Step, tokens: &[i32]) -> Result<()> {
+    fn step(&mut self, step: EntryPoint, tokens: &[i32]) -> Result<()> {
         self.make_room(tokens.len() as u64)?;
         self.memory.feed(&self.model, step, tokens, self.rows)?;
         self.rows += tokens.len() as u64;
@@ -492,19 +492,19 @@ impl Session {
     }
 
     /// The state's initial values, by the model's own entry point where it has one, else by its table.
-    fn initialise(&mut self, step: Step) -> Result<()> {
+    fn initialise(&mut self, step: EntryPoint) -> Result<()> {
         self.memory.initialise(&self.model, step)?;
         self.write_slot()
     }
 
     /// The adapter of the sequence, if it has one.
-    pub fn adapter(&self) -> Option<&Adapter> {
+    pub fn adapter(&self) -> Option<&LoadedAdapter> {
         self.adapter.as_ref()
     }
 
     /// Chooses the adapter of a sequence that has no tokens yet; it stays chosen when the session is reset. Others of the model, and those of
     /// sessions in the same batch, do not matter.
-    pub fn set_adapter(&mut self, adapter: Option<&Adapter>) -> Result<()> {
+    pub fn set_adapter(&mut self, adapter: Option<&LoadedAdapter>) -> Result<()> {
         if self.past() > 0 {
             return Err(Error::AdapterTooLate { past: self.past() });
         }
@@ -518,7 +518,7 @@ impl Session {
     /// Tells the state which slot the adapter has.
     fn write_slot(&mut self) -> Result<()> {
         let Some(state) = self.model.table().slot() else { return Ok(()) };
-        self.memory.write_word(state, self.adapter.as_ref().map_or(0, Adapter::number))
+        self.memory.write_word(state, self.adapter.as_ref().map_or(0, LoadedAdapter::number))
     }
 }
 

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::table::{Table, live_bytes};
+use crate::table::{ArtifactTable, live_bytes};
 use crate::{Error, Result};
 use mlcc_files::replace_file;
 
@@ -23,12 +23,12 @@ const VERSION: u32 = 2;
 const HEADER: usize = 64;
 
 /// What a valid file holds.
-pub(crate) struct Saved {
+pub(crate) struct SavedState {
     pub past: u64,
     file: Vec<u8>,
 }
 
-impl Saved {
+impl SavedState {
     pub fn state(&self) -> &[u8] {
         &self.file[HEADER..]
     }
@@ -82,7 +82,7 @@ fn may_replace(path: &Path) -> std::io::Result<bool> {
 }
 
 /// Reads and validates a file for a model of this identity and table.
-pub(crate) fn load(path: &Path, identity: u128, table: &Table) -> Result<Saved> {
+pub(crate) fn load(path: &Path, identity: u128, table: &ArtifactTable) -> Result<SavedState> {
     let refuse = |what: &str| Err(Error::StateFile { path: path.to_path_buf(), what: what.into() });
     let io = |source| Error::Io { action: "read the state file", path: path.to_path_buf(), source };
     let expected = |past| live_bytes(&table.states, past).saturating_add(HEADER as u64);
@@ -123,7 +123,7 @@ pub(crate) fn load(path: &Path, identity: u128, table: &Table) -> Result<Saved> 
     {
         return refuse("it is truncated");
     }
-    let saved = Saved { past, file };
+    let saved = SavedState { past, file };
     if u128_at(&saved.file, 48) != Some(digest(past, [saved.state()])) {
         return refuse("its hash does not match: it is corrupt");
     }
@@ -153,10 +153,10 @@ fn u128_at(file: &[u8], at: usize) -> Option<u128> {
 mod tests {
     use super::*;
 
-    use crate::table::{Cache, Plan, State};
+    use crate::table::{CacheShape, ModelPlan, StateInfo};
 
-    fn table(context: u64) -> Table {
-        let piece = |name: &str, offset, bytes, cache| State {
+    fn table(context: u64) -> ArtifactTable {
+        let piece = |name: &str, offset, bytes, cache| StateInfo {
             name: name.into(),
             offset,
             bytes,
@@ -168,9 +168,9 @@ mod tests {
             is_slot: false,
             is_source: false,
         };
-        let cache = Cache { rows: context.max(16), row_bytes: 3 };
+        let cache = CacheShape { rows: context.max(16), row_bytes: 3 };
         let states = vec![piece("h", 0, 8, None), piece("k", 64, cache.rows * 3, Some(cache))];
-        let plan = Plan {
+        let plan = ModelPlan {
             weights_bytes: 0,
             arena_bytes: 0,
             state_bytes: 64 + cache.rows * 3,
@@ -188,7 +188,7 @@ mod tests {
             adapter_bytes: 0,
             decoder_start: 0,
         };
-        Table {
+        ArtifactTable {
             target: String::new(),
             compiler: String::new(),
             metadata: String::new(),

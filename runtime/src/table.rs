@@ -1,22 +1,22 @@
 //! The model table as owned, checked data.
 //!
-//! Invariant: after [`Table::read`] every parameter lies in the weights, every piece of state in the state block, and
+//! Invariant: after [`ArtifactTable::read`] every parameter lies in the weights, every piece of state in the state block, and
 //! the plan's numbers are usable (alignment a power of two, chunk and vocabulary at least 1) and those of the metadata. Nothing
-//! relies on a hash: addresses lie in the table ([`Place`]), entry points in the code, numbers in their bounds (`check`).
+//! relies on a hash: addresses lie in the table ([`TableReader`]), entry points in the code, numbers in their bounds (`check`).
 
 mod check;
 mod place;
 
 use mlcc_abi::{self as abi, DimExpr, Entries, LaunchArg, ModelTable, Str};
 
-pub(crate) use place::Place;
+pub(crate) use place::TableReader;
 
 /// Most arguments of one kernel launch.
 pub(crate) const MAX_LAUNCH_ARGS: usize = 64;
 
 /// The memory plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct ModelPlan {
     pub weights_bytes: u64,
     pub arena_bytes: u64,
     pub state_bytes: u64,
@@ -45,7 +45,7 @@ pub struct Plan {
     pub decoder_start: u64,
 }
 
-impl Plan {
+impl ModelPlan {
     /// Pages of a sequence that fills the context.
     pub fn pages(&self) -> u64 {
         if self.page_bytes == 0 { 0 } else { self.context.div_ceil(abi::PAGE_ROWS) }
@@ -58,9 +58,9 @@ impl Plan {
     }
 
     /// What so many of the ranks have.
-    pub fn of_ranks(&self, ranks: u64) -> Plan {
+    pub fn of_ranks(&self, ranks: u64) -> ModelPlan {
         let page_bytes = self.page_bytes / self.ranks.max(1) * ranks;
-        Plan { ranks, page_bytes, ..self.clone() }
+        ModelPlan { ranks, page_bytes, ..self.clone() }
     }
 
     /// The token that the decoder of an encoder-decoder model starts with: the tokens before it are the source text.
@@ -92,7 +92,7 @@ impl Plan {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Param {
+pub struct ParamInfo {
     pub name: String,
     pub format: String,
     /// Empty = row-major.
@@ -105,7 +105,7 @@ pub struct Param {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct State {
+pub struct StateInfo {
     pub name: String,
     pub offset: u64,
     pub bytes: u64,
@@ -114,9 +114,9 @@ pub struct State {
     /// Type of the elements, for example `f16`.
     pub format: String,
     /// Rows of a KV cache; `None` = another state.
-    pub cache: Option<Cache>,
+    pub cache: Option<CacheShape>,
     /// The number of rows dropped from the start of every cache, of a model that sees only so many newest rows.
-    pub dropped_beyond: Option<Window>,
+    pub dropped_beyond: Option<SlidingWindow>,
     /// True for the number of tokens that the sequence will have after the prompt that is being fed.
     pub is_length: bool,
     /// True for the slot of the sequence's adapter.
@@ -127,14 +127,14 @@ pub struct State {
 
 /// The rows of the caches that a model sees, if it can go on without the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct SlidingWindow {
     /// The newest ones, that of the current token included.
     pub newest: u64,
     /// The first ones.
     pub sinks: u64,
 }
 
-impl Window {
+impl SlidingWindow {
     /// Rows that the next token sees beside its own.
     pub fn kept(self) -> u64 {
         self.sinks + (self.newest - 1)
@@ -143,13 +143,13 @@ impl Window {
 
 /// The rows of a KV cache, one per position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cache {
+pub struct CacheShape {
     /// Planned; `rows * row_bytes` are the state's bytes.
     pub rows: u64,
     pub row_bytes: u64,
 }
 
-impl State {
+impl StateInfo {
     /// How many bytes mean something once the caches have `rows` rows: of a recurrent state all of them.
     pub fn live_bytes(&self, rows: u64) -> u64 {
         self.cache.map_or(self.bytes, |c| c.rows.min(rows) * c.row_bytes)
@@ -157,13 +157,13 @@ impl State {
 }
 
 /// Bytes of all states of which the caches have `rows` rows.
-pub(crate) fn live_bytes(states: &[State], rows: u64) -> u64 {
+pub(crate) fn live_bytes(states: &[StateInfo], rows: u64) -> u64 {
     states.iter().map(|s| s.live_bytes(rows)).sum()
 }
 
 /// Code for one CPU level.
 #[derive(Clone, Debug)]
-pub struct Variant {
+pub struct CpuVariant {
     pub name: String,
     /// Bits of [`mlcc_abi::feature`].
     pub features: u64,
@@ -172,7 +172,7 @@ pub struct Variant {
 
 /// Device code.
 #[derive(Clone, Debug)]
-pub struct Image {
+pub struct GpuImage {
     /// `ptx` or `cubin`.
     pub kind: String,
     pub sm: u32,
@@ -183,55 +183,55 @@ pub struct Image {
 }
 
 #[derive(Clone, Debug)]
-pub struct Launch {
+pub struct KernelLaunch {
     pub kernel: String,
     pub grid: [DimExpr; 3],
     pub block: [u32; 3],
     pub shared_bytes: u32,
     pub args: Vec<LaunchArg>,
-    pub repeat: Repeat,
+    pub repeat: LaunchRepeat,
     /// No kernel: see [`abi::repeat::EXCHANGE`].
     pub exchange: bool,
 }
 
 /// What a launch is for; see [`abi::repeat`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repeat {
+pub enum LaunchRepeat {
     Once,
     Wanted,
     EachSequence,
 }
 
-impl Repeat {
-    fn read(launch: &abi::Launch) -> Result<Repeat> {
+impl LaunchRepeat {
+    fn read(launch: &abi::Launch) -> TableResult<LaunchRepeat> {
         match launch.repeat {
-            abi::repeat::ONCE | abi::repeat::EXCHANGE => Ok(Repeat::Once),
-            abi::repeat::WANTED | abi::repeat::EXCHANGE_WANTED => Ok(Repeat::Wanted),
-            abi::repeat::EACH_SEQUENCE => Ok(Repeat::EachSequence),
+            abi::repeat::ONCE | abi::repeat::EXCHANGE => Ok(LaunchRepeat::Once),
+            abi::repeat::WANTED | abi::repeat::EXCHANGE_WANTED => Ok(LaunchRepeat::Wanted),
+            abi::repeat::EACH_SEQUENCE => Ok(LaunchRepeat::EachSequence),
             other => malformed(format!("a launch is for something unknown ({other})")),
         }
     }
 }
 
 #[derive(Clone, Debug)]
-pub struct DeviceEntry {
+pub struct LaunchList {
     pub name: String,
-    pub launches: Vec<Launch>,
+    pub launches: Vec<KernelLaunch>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Table {
+pub struct ArtifactTable {
     /// `x86-64`, `aarch64` or `cuda`.
     pub target: String,
     pub compiler: String,
     pub metadata: String,
     /// Best first.
-    pub variants: Vec<Variant>,
-    pub params: Vec<Param>,
-    pub states: Vec<State>,
-    pub images: Vec<Image>,
-    pub device_entries: Vec<DeviceEntry>,
-    pub plan: Plan,
+    pub variants: Vec<CpuVariant>,
+    pub params: Vec<ParamInfo>,
+    pub states: Vec<StateInfo>,
+    pub images: Vec<GpuImage>,
+    pub device_entries: Vec<LaunchList>,
+    pub plan: ModelPlan,
     /// A prompt comes in one call of at most `chunk` tokens, at the start of a sequence.
     pub whole_prompts: bool,
 }
@@ -244,21 +244,21 @@ pub(crate) enum TableError {
     Malformed(String),
 }
 
-type Result<T> = std::result::Result<T, TableError>;
+type TableResult<T> = std::result::Result<T, TableError>;
 
-fn malformed<T>(what: impl Into<String>) -> Result<T> {
+fn malformed<T>(what: impl Into<String>) -> TableResult<T> {
     Err(TableError::Malformed(what.into()))
 }
 
-impl Table {
+impl ArtifactTable {
     /// Copies and checks the table of a loaded artifact.
     ///
     /// # Safety
     /// The image's table is mapped, readable and not written, at `place.table`.
-    pub(crate) unsafe fn read(place: &Place<'_>) -> Result<Self> {
+    pub(crate) unsafe fn read(place: &TableReader<'_>) -> TableResult<Self> {
         /// What every version has.
         #[repr(C)]
-        struct Begin {
+        struct TableHeader {
             magic: u64,
             version: u32,
             size: u32,
@@ -267,7 +267,7 @@ impl Table {
             compiler: Str,
         }
         // SAFETY: by contract; any bits are values of these types.
-        let begin = unsafe { place.array(place.table.cast::<Begin>(), 1, "first fields") }?;
+        let begin = unsafe { place.array(place.table.cast::<TableHeader>(), 1, "first fields") }?;
         let begin = &begin[0];
         if begin.magic != abi::MAGIC {
             return Err(TableError::Magic);
@@ -313,13 +313,13 @@ impl Table {
     fn add_ranks(&mut self) {
         let (own, plan) = (self.states.clone(), &self.plan);
         for rank in 1..plan.ranks {
-            let of_rank = |state: &State| {
+            let of_rank = |state: &StateInfo| {
                 let stride = match state.cache {
                     Some(_) => plan.page_bytes / plan.ranks,
                     None => plan.state_bytes,
                 };
                 let offset = state.offset.saturating_add(stride.saturating_mul(rank));
-                State { name: format!("{}@{rank}", state.name), offset, ..state.clone() }
+                StateInfo { name: format!("{}@{rank}", state.name), offset, ..state.clone() }
             };
             self.states.extend(own.iter().map(of_rank));
         }
@@ -331,7 +331,7 @@ impl Table {
     }
 
     /// A state that has no rows, so that the model cannot go back in a sequence.
-    pub fn recurrent_state(&self) -> Option<&State> {
+    pub fn recurrent_state(&self) -> Option<&StateInfo> {
         self.states.iter().find(|s| {
             s.cache.is_none() && s.dropped_beyond.is_none() && !s.is_length && !s.is_slot && !s.is_source
         })
@@ -339,32 +339,32 @@ impl Table {
 
     /// The state that says how long the sequence will be after the prompt that is being fed, of a model that wants to
     /// know.
-    pub fn length(&self) -> Option<&State> {
+    pub fn length(&self) -> Option<&StateInfo> {
         self.states.iter().find(|s| s.is_length)
     }
 
     /// The state that says how many first rows of the caches are of the source text, of an encoder-decoder model.
-    pub fn source(&self) -> Option<&State> {
+    pub fn source(&self) -> Option<&StateInfo> {
         self.states.iter().find(|s| s.is_source)
     }
 
     /// The state that says which slot the adapter of the sequence has, of a model with slots.
-    pub fn slot(&self) -> Option<&State> {
+    pub fn slot(&self) -> Option<&StateInfo> {
         self.states.iter().find(|s| s.is_slot)
     }
 
     /// The rows that the model sees if it can go on without the others, and the state that counts those.
-    pub fn window(&self) -> Option<(Window, &State)> {
+    pub fn window(&self) -> Option<(SlidingWindow, &StateInfo)> {
         self.states.iter().find_map(|s| Some((s.dropped_beyond?, s)))
     }
 
-    pub fn param(&self, name: &str) -> Option<&Param> {
+    pub fn param(&self, name: &str) -> Option<&ParamInfo> {
         self.params.iter().find(|p| p.name == name)
     }
 }
 
-fn plan(t: &ModelTable) -> Plan {
-    Plan {
+fn plan(t: &ModelTable) -> ModelPlan {
+    ModelPlan {
         weights_bytes: t.weights_bytes,
         arena_bytes: t.arena_bytes,
         state_bytes: t.state_bytes,
@@ -385,8 +385,8 @@ fn plan(t: &ModelTable) -> Plan {
 }
 
 /// # Safety
-/// As [`Table::read`]; also for the functions below.
-unsafe fn variants(place: &Place<'_>, t: &ModelTable) -> Result<Vec<Variant>> {
+/// As [`ArtifactTable::read`]; also for the functions below.
+unsafe fn variants(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<CpuVariant>> {
     // SAFETY: by contract.
     let list = unsafe { place.few(t.variants, t.n_variants, "variants") }?;
     // SAFETY: by contract.
@@ -394,12 +394,12 @@ unsafe fn variants(place: &Place<'_>, t: &ModelTable) -> Result<Vec<Variant>> {
         // SAFETY: by contract.
         let name = unsafe { place.name(v.name) }?;
         place.check_entries(&name, &v.entries)?;
-        Ok(Variant { name, features: v.features, entries: v.entries })
+        Ok(CpuVariant { name, features: v.features, entries: v.entries })
     };
     list.iter().map(one).collect()
 }
 
-unsafe fn params(place: &Place<'_>, t: &ModelTable) -> Result<Vec<Param>> {
+unsafe fn params(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<ParamInfo>> {
     // SAFETY: by contract.
     let list = unsafe { place.array(t.params, t.n_params, "parameters") }?;
     let one = |p: &abi::Param| {
@@ -415,12 +415,12 @@ unsafe fn params(place: &Place<'_>, t: &ModelTable) -> Result<Vec<Param>> {
             1 => true,
             other => return malformed(format!("parameter {name} lies in the unknown memory {other}")),
         };
-        Ok(Param { name, format, packing, dims, of_slots, offset: p.offset, bytes: p.bytes })
+        Ok(ParamInfo { name, format, packing, dims, of_slots, offset: p.offset, bytes: p.bytes })
     };
     list.iter().map(one).collect()
 }
 
-unsafe fn states(place: &Place<'_>, t: &ModelTable) -> Result<Vec<State>> {
+unsafe fn states(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<StateInfo>> {
     // SAFETY: by contract.
     let list = unsafe { place.array(t.states, t.n_states, "states") }?;
     let one = |s: &abi::State| {
@@ -431,9 +431,9 @@ unsafe fn states(place: &Place<'_>, t: &ModelTable) -> Result<Vec<State>> {
         };
         let (cache, dropped_beyond) = match s.kind {
             abi::state_kind::RECURRENT => (None, None),
-            abi::state_kind::CACHE => (Some(Cache { rows: s.rows, row_bytes: s.row_bytes }), None),
+            abi::state_kind::CACHE => (Some(CacheShape { rows: s.rows, row_bytes: s.row_bytes }), None),
             abi::state_kind::DROPPED_ROWS => {
-                (None, Some(Window { newest: s.rows, sinks: u64::from(s.sinks) }))
+                (None, Some(SlidingWindow { newest: s.rows, sinks: u64::from(s.sinks) }))
             }
             abi::state_kind::SEQUENCE_LENGTH
             | abi::state_kind::ADAPTER_SLOT
@@ -446,12 +446,23 @@ unsafe fn states(place: &Place<'_>, t: &ModelTable) -> Result<Vec<State>> {
         let is_slot = s.kind == abi::state_kind::ADAPTER_SLOT;
         let is_source = s.kind == abi::state_kind::SOURCE_LENGTH;
         let (offset, bytes) = (s.offset, s.bytes);
-        Ok(State { name, offset, bytes, fill, format, cache, dropped_beyond, is_length, is_slot, is_source })
+        Ok(StateInfo {
+            name,
+            offset,
+            bytes,
+            fill,
+            format,
+            cache,
+            dropped_beyond,
+            is_length,
+            is_slot,
+            is_source,
+        })
     };
     list.iter().map(one).collect()
 }
 
-unsafe fn images(place: &Place<'_>, t: &ModelTable) -> Result<Vec<Image>> {
+unsafe fn images(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<GpuImage>> {
     // SAFETY: by contract.
     let list = unsafe { place.few(t.images, t.n_images, "device images") }?;
     let one = |i: &abi::DeviceImage| {
@@ -459,12 +470,12 @@ unsafe fn images(place: &Place<'_>, t: &ModelTable) -> Result<Vec<Image>> {
         let mut code = unsafe { place.array(i.ptr, i.len, "device images") }?.to_vec();
         code.push(0);
         // SAFETY: by contract.
-        Ok(Image { kind: unsafe { place.name(i.kind) }?, sm: i.sm, scope: i.scope, bytes: code })
+        Ok(GpuImage { kind: unsafe { place.name(i.kind) }?, sm: i.sm, scope: i.scope, bytes: code })
     };
     list.iter().map(one).collect()
 }
 
-unsafe fn device_entries(place: &Place<'_>, t: &ModelTable) -> Result<Vec<DeviceEntry>> {
+unsafe fn device_entries(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<LaunchList>> {
     // SAFETY: by contract.
     let list = unsafe { place.few(t.device_entries, t.n_device_entries, "device entries") }?;
     let launch = |l: &abi::Launch| {
@@ -473,13 +484,13 @@ unsafe fn device_entries(place: &Place<'_>, t: &ModelTable) -> Result<Vec<Device
             unsafe { (place.name(l.kernel)?, place.few(l.args, l.n_args, "launch arguments")?.to_vec()) };
         let (grid, block, shared_bytes) = (l.grid, l.block, l.shared_bytes);
         let exchange = matches!(l.repeat, abi::repeat::EXCHANGE | abi::repeat::EXCHANGE_WANTED);
-        Ok(Launch { kernel, grid, block, shared_bytes, args, repeat: Repeat::read(l)?, exchange })
+        Ok(KernelLaunch { kernel, grid, block, shared_bytes, args, repeat: LaunchRepeat::read(l)?, exchange })
     };
     let one = |e: &abi::DeviceEntry| {
         // SAFETY: by contract.
         let (name, launches) =
             unsafe { (place.name(e.name)?, place.array(e.launches, e.n_launches, "launches")?) };
-        Ok(DeviceEntry { name, launches: launches.iter().map(launch).collect::<Result<_>>()? })
+        Ok(LaunchList { name, launches: launches.iter().map(launch).collect::<TableResult<_>>()? })
     };
     list.iter().map(one).collect()
 }
@@ -493,20 +504,20 @@ mod tests {
         assert_eq!(plan(1).scratch_bytes(), 1000, "results belong to sessions");
         assert_eq!(plan(2).scratch_bytes(), 2 * 1024 + 128);
         assert_eq!(plan(4).scratch_bytes(), 4 * 1024 + 3 * 128);
-        let absurd = Plan { arena_bytes: u64::MAX, ..plan(2) };
+        let absurd = ModelPlan { arena_bytes: u64::MAX, ..plan(2) };
         assert_eq!(absurd.scratch_bytes(), u64::MAX);
     }
 
     #[test]
     fn some_of_the_ranks_have_their_part() {
         let plan = plan(4);
-        let two = Plan { page_bytes: 512, ..plan.clone() }.of_ranks(2);
+        let two = ModelPlan { page_bytes: 512, ..plan.clone() }.of_ranks(2);
         assert_eq!((two.ranks, two.page_bytes, two.weights_bytes), (2, 256, plan.weights_bytes));
         assert_eq!(two.scratch_bytes(), 2 * 1024 + 128);
     }
 
-    fn plan(ranks: u64) -> Plan {
-        Plan {
+    fn plan(ranks: u64) -> ModelPlan {
+        ModelPlan {
             weights_bytes: 0,
             arena_bytes: 1000,
             state_bytes: 0,

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use mlcc_abi::Sequence;
 
-use crate::buffer::Buffer;
+use crate::buffer::AlignedBuffer;
 use crate::device::{BatchCall, missing};
-use crate::session::Step;
-use crate::trace::{StepTimes, Trace};
+use crate::session::EntryPoint;
+use crate::trace::{StepTimes, StepTrace};
 use crate::{Error, Model, Result};
 
 /// Makes vectors of texts. Texts of any lengths go together, without padding, and no vector depends on the others.
@@ -23,24 +23,24 @@ use crate::{Error, Model, Result};
 /// assert_eq!(vectors.len(), 2 * model.text_width());
 /// # Ok(()) }
 /// ```
-pub struct Texts {
+pub struct TextEmbedder {
     model: Model,
     /// As many tokens as a call takes.
-    tokens: Buffer,
+    tokens: AlignedBuffer,
     /// As many numbers of them.
-    wanted: Buffer,
+    wanted: AlignedBuffer,
     /// The vectors of a call.
-    made: Buffer,
-    /// Those of all texts of the last [`Texts::run`].
+    made: AlignedBuffer,
+    /// Those of all texts of the last [`TextEmbedder::run`].
     vectors: Vec<f32>,
     sequences: Vec<Sequence>,
     fed: Vec<i32>,
     last: Vec<i32>,
-    trace: Option<Box<Trace>>,
+    trace: Option<Box<StepTrace>>,
 }
 
 // SAFETY: the pointers in `sequences` are null: texts have neither states nor pages.
-unsafe impl Send for Texts {}
+unsafe impl Send for TextEmbedder {}
 
 impl Model {
     /// Floats of the vector of a text; 0 if the model makes logits.
@@ -56,17 +56,17 @@ impl Model {
     }
 
     /// Memory to make vectors of texts.
-    pub fn texts(&self) -> Result<Texts> {
+    pub fn texts(&self) -> Result<TextEmbedder> {
         let plan = self.plan();
         if plan.text_width == 0 {
             return Err(Error::NoTexts { path: self.path().to_path_buf() });
         }
         let rows = self.max_step_tokens() as u64;
-        Ok(Texts {
+        Ok(TextEmbedder {
             model: self.clone(),
-            tokens: Buffer::integers("the tokens of texts", rows)?,
-            wanted: Buffer::integers("the wanted rows of texts", rows)?,
-            made: Buffer::floats("the vectors of texts", plan.text_width.saturating_mul(plan.batch))?,
+            tokens: AlignedBuffer::integers("the tokens of texts", rows)?,
+            wanted: AlignedBuffer::integers("the wanted rows of texts", rows)?,
+            made: AlignedBuffer::floats("the vectors of texts", plan.text_width.saturating_mul(plan.batch))?,
             vectors: Vec::new(),
             sequences: Vec::new(),
             fed: Vec::new(),
@@ -80,7 +80,7 @@ impl Model {
     }
 }
 
-impl Texts {
+impl TextEmbedder {
     pub fn model(&self) -> &Model {
         &self.model
     }
@@ -112,7 +112,7 @@ impl Texts {
     /// Takes the time of each item of the steps from now on, or no longer. Gives what was taken so far, as [`crate::Session::trace`].
     pub fn trace(&mut self, on: bool) -> Vec<StepTimes> {
         let taken = self.trace.take().map_or(Vec::new(), |trace| trace.times());
-        self.trace = on.then(|| Box::new(Trace::new(self.model.threads())));
+        self.trace = on.then(|| Box::new(StepTrace::new(self.model.threads())));
         taken
     }
 
@@ -143,7 +143,7 @@ impl Texts {
             self.fed.extend_from_slice(text);
             self.last.push(self.fed.len() as i32 - 1);
         }
-        let step = Step::Rows;
+        let step = EntryPoint::Rows;
         let cpu = self.model.device().cpu().ok_or_else(|| missing(&self.model, step))?;
         let (sequences, tokens) = (&self.sequences[..], self.tokens.hold(&self.fed));
         // One row of each text; behind that any.

@@ -7,7 +7,7 @@ use std::fmt;
 use std::fs::read_to_string;
 use std::path::Path;
 
-use crate::pool::{CpuSet, Place};
+use crate::pool::{CpuSet, WorkerAffinity};
 
 /// More logical CPUs than any machine has.
 const MOST_CPUS: usize = 1 << 13;
@@ -24,7 +24,7 @@ pub enum CoreKind {
 
 /// A physical core of which this process may use at least one thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Core {
+pub struct CpuCore {
     /// The logical CPUs of it that may be used, rising.
     pub cpus: Vec<usize>,
     pub socket: usize,
@@ -34,19 +34,19 @@ pub struct Core {
 
 /// The cores that this process may use: affinity and cgroup cpusets respected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Topology {
+pub struct CpuTopology {
     /// In the order in which workers take them: neighbours are on one socket, performance cores come first. At least one.
-    cores: Vec<Core>,
+    cores: Vec<CpuCore>,
 }
 
 /// Workers that suit this machine: its physical cores that this process may use, at most as many as its CPU quota pays for.
 /// At least 1.
 pub fn physical_cores() -> usize {
     let quota = std::thread::available_parallelism().map_or(usize::MAX, |n| n.get());
-    Topology::of_host().cores.len().min(quota)
+    CpuTopology::of_host().cores.len().min(quota)
 }
 
-impl Topology {
+impl CpuTopology {
     /// Of this machine.
     pub fn of_host() -> Self {
         Self::read(Path::new("/")).unwrap_or_else(|| {
@@ -57,16 +57,16 @@ impl Topology {
 
     /// Of the machine whose `sys` and `proc` are in the folder `root`; `None` if they do not tell which CPUs there are.
     pub fn read(root: &Path) -> Option<Self> {
-        let system = System { root };
+        let system = SystemFiles { root };
         let cpus = system.allowed()?;
         let known: Vec<usize> = cpus.iter().copied().filter(|&cpu| system.knows(cpu)).collect();
         if known.is_empty() {
             return Some(Self::plain(cpus));
         }
         let (nodes, kinds) = (system.nodes(), system.kinds(&known));
-        let mut cores: BTreeMap<usize, Core> = BTreeMap::new();
+        let mut cores: BTreeMap<usize, CpuCore> = BTreeMap::new();
         for &cpu in &known {
-            let core = cores.entry(system.first_sibling(cpu)).or_insert_with(|| Core {
+            let core = cores.entry(system.first_sibling(cpu)).or_insert_with(|| CpuCore {
                 cpus: Vec::new(),
                 socket: system.socket(cpu),
                 node: nodes.get(&cpu).copied().unwrap_or(0),
@@ -75,18 +75,18 @@ impl Topology {
             core.cpus.push(cpu);
         }
         // In the order of their names, which is that of core complexes.
-        let mut cores: Vec<Core> = cores.into_values().collect();
+        let mut cores: Vec<CpuCore> = cores.into_values().collect();
         cores.sort_by_key(|core| (core.kind, core.socket, core.node));
         Some(Self { cores })
     }
 
     /// Every CPU a core of its own.
     fn plain(cpus: impl IntoIterator<Item = usize>) -> Self {
-        let core = |cpu| Core { cpus: vec![cpu], socket: 0, node: 0, kind: CoreKind::Performance };
+        let core = |cpu| CpuCore { cpus: vec![cpu], socket: 0, node: 0, kind: CoreKind::Performance };
         Self { cores: cpus.into_iter().map(core).collect() }
     }
 
-    pub fn cores(&self) -> &[Core] {
+    pub fn cores(&self) -> &[CpuCore] {
         &self.cores
     }
 
@@ -110,14 +110,14 @@ impl Topology {
 
     /// Where each of so many workers is: on its core, or anywhere on the NUMA node of its core. Fewer workers than cores
     /// spread over all sockets, on performance cores first.
-    pub(crate) fn places(&self, workers: usize, within: Within) -> Vec<Place> {
+    pub(crate) fn places(&self, workers: usize, within: AffinityScope) -> Vec<WorkerAffinity> {
         let place = |worker| {
             let core = &self.cores[self.core_of(worker, workers)];
             let cpus = match within {
-                Within::Core => core.cpus.iter().copied().collect(),
-                Within::Node => self.cpus_of(core.node),
+                AffinityScope::Core => core.cpus.iter().copied().collect(),
+                AffinityScope::Node => self.cpus_of(core.node),
             };
-            Place { cpus, node: core.node }
+            WorkerAffinity { cpus, node: core.node }
         };
         (0..workers).map(place).collect()
     }
@@ -147,13 +147,13 @@ impl Topology {
 
 /// What a worker is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Within {
+pub(crate) enum AffinityScope {
     Core,
     Node,
 }
 
 /// In words, for example `64 cores (128 threads), 2 sockets, 2 NUMA nodes`.
-impl fmt::Display for Topology {
+impl fmt::Display for CpuTopology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
         let (cores, slow) = (self.cores.len(), self.cores_of(CoreKind::Efficiency));
@@ -176,11 +176,11 @@ fn distinct(numbers: impl Iterator<Item = usize>) -> Vec<usize> {
 }
 
 /// The files of one machine.
-struct System<'a> {
+struct SystemFiles<'a> {
     root: &'a Path,
 }
 
-impl System<'_> {
+impl SystemFiles<'_> {
     fn text(&self, path: &str) -> Option<String> {
         read_to_string(self.root.join(path)).ok()
     }

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use crate::pool::Padded;
+use crate::pool::CachePadded;
 
 /// Times of the items of one entry point, summed over its calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,29 +20,29 @@ pub struct StepTimes {
 }
 
 /// Times that are being taken.
-pub(crate) struct Trace {
+pub(crate) struct StepTrace {
     begin: Instant,
-    workers: Vec<Padded<Worker>>,
+    workers: Vec<CachePadded<WorkerTrace>>,
     done: Vec<StepTimes>,
     entry: Option<&'static str>,
 }
 
 #[derive(Default)]
-struct Worker {
+struct WorkerTrace {
     /// Nanoseconds from the start of the trace to this worker's last note.
     last: AtomicU64,
     /// Of the entry point that runs. Only this worker locks it while a step runs.
     items: Mutex<Vec<u64>>,
 }
 
-impl Trace {
-    pub fn new(workers: usize) -> Trace {
-        let workers = (0..workers).map(|_| Padded::default()).collect();
-        Trace { begin: Instant::now(), workers, done: Vec::new(), entry: None }
+impl StepTrace {
+    pub fn new(workers: usize) -> StepTrace {
+        let workers = (0..workers).map(|_| CachePadded::default()).collect();
+        StepTrace { begin: Instant::now(), workers, done: Vec::new(), entry: None }
     }
 
     /// A call of that entry point follows.
-    pub fn begin(&mut self, entry: &'static str) -> &Trace {
+    pub fn begin(&mut self, entry: &'static str) -> &StepTrace {
         if self.entry != Some(entry) {
             self.put_away();
             self.entry = Some(entry);
@@ -69,7 +69,7 @@ impl Trace {
 
     /// The worker is through with an item.
     pub fn note(&self, worker: usize, item: usize) {
-        let Some(Padded(worker)) = self.workers.get(worker) else { return };
+        let Some(CachePadded(worker)) = self.workers.get(worker) else { return };
         let now = self.now();
         let took = now - worker.last.swap(now, Ordering::Relaxed);
         let mut items = worker.items.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -98,7 +98,7 @@ impl Trace {
     }
 }
 
-impl Worker {
+impl WorkerTrace {
     fn items(&mut self) -> &mut Vec<u64> {
         self.items.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn times_go_to_their_entry_worker_and_item() {
-        let mut trace = Trace::new(2);
+        let mut trace = StepTrace::new(2);
         for entry in ["prefill", "decode", "decode"] {
             let trace = trace.begin(entry);
             for worker in 0..2 {

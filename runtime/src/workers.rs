@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::pool::Pool;
-use crate::topology::{Topology, Within};
-use crate::{LoadOptions, Numa, Result, physical_cores};
+use crate::pool::WorkerPool;
+use crate::topology::{AffinityScope, CpuTopology};
+use crate::{LoadOptions, NumaPolicy, Result, physical_cores};
 
 /// More workers than that no machine has cores for.
 const MOST: usize = 1024;
@@ -15,25 +15,27 @@ const MOST: usize = 1024;
 /// ([`LoadOptions::workers`]) take turns step by step, in the order in which the steps were asked for, whatever thread they come
 /// from; without that each model has its own, which want the same cores.
 #[derive(Clone)]
-pub struct Workers(pub(crate) Arc<Pool>);
+pub struct WorkerThreads(pub(crate) Arc<WorkerPool>);
 
-impl Workers {
+impl WorkerThreads {
     /// As `options` say: how many, and where they run.
-    pub fn new(options: &LoadOptions) -> Result<Workers> {
+    pub fn new(options: &LoadOptions) -> Result<WorkerThreads> {
         Self::at_most(MOST, 1, options)
     }
 
     /// As [`Workers::new`], but as many for each of `ranks` ranks, at least one and at most `most`.
-    pub(crate) fn at_most(most: usize, ranks: usize, options: &LoadOptions) -> Result<Workers> {
+    pub(crate) fn at_most(most: usize, ranks: usize, options: &LoadOptions) -> Result<WorkerThreads> {
         let wanted = options.threads.unwrap_or_else(physical_cores);
         let wanted = ranks * (wanted / ranks).clamp(1, most.clamp(1, MOST / ranks));
-        let topology = || Topology::of_host();
+        let topology = || CpuTopology::of_host();
         let pool = match (options.pin, options.numa) {
-            (false, Numa::Off) => Pool::new(wanted)?,
-            (true, _) => Pool::pinned(topology().places(wanted, Within::Core))?,
-            (false, Numa::Local | Numa::Interleave) => Pool::pinned(topology().places(wanted, Within::Node))?,
+            (false, NumaPolicy::Off) => WorkerPool::new(wanted)?,
+            (true, _) => WorkerPool::pinned(topology().places(wanted, AffinityScope::Core))?,
+            (false, NumaPolicy::Local | NumaPolicy::Interleave) => {
+                WorkerPool::pinned(topology().places(wanted, AffinityScope::Node))?
+            }
         };
-        Ok(Workers(Arc::new(pool)))
+        Ok(WorkerThreads(Arc::new(pool)))
     }
 
     /// Calls `work` once with each number below `count`, in parts on as many workers as suit, and comes back when all are done. If
@@ -58,15 +60,15 @@ impl Workers {
 }
 
 /// Whether they are the same ones.
-impl PartialEq for Workers {
-    fn eq(&self, other: &Workers) -> bool {
+impl PartialEq for WorkerThreads {
+    fn eq(&self, other: &WorkerThreads) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Workers {}
+impl Eq for WorkerThreads {}
 
-impl fmt::Debug for Workers {
+impl fmt::Debug for WorkerThreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Workers({})", self.threads())
     }
@@ -80,7 +82,7 @@ mod tests {
     fn every_item_is_dealt_once() {
         for threads in [1, 3] {
             let options = LoadOptions { threads: Some(threads), ..LoadOptions::default() };
-            let workers = Workers::new(&options).unwrap();
+            let workers = WorkerThreads::new(&options).unwrap();
             for count in [0, 1, 2, 50] {
                 let seen: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
                 let note = |item: usize| {

@@ -5,11 +5,11 @@ mod gpu;
 use toml::{Table, Value};
 
 use crate::tune::over;
-use crate::{Level, Tune};
+use crate::{FeatureLevel, TuneTables};
 
 /// Kinds of work, by what their speed depends on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Kind {
+pub enum WorkloadKind {
     /// A token after others: products of one row, attention of one query.
     Decode,
     /// A prompt as long as one call takes.
@@ -21,35 +21,37 @@ pub enum Kind {
     ManySequences,
 }
 
-impl Kind {
+impl WorkloadKind {
     /// What is timed on CPUs, and what is predicted for GPUs.
-    pub const OF_CPUS: [Kind; 3] = [Kind::Decode, Kind::Prompt, Kind::FewRows];
-    pub const OF_GPUS: [Kind; 4] = [Kind::Decode, Kind::FewSequences, Kind::ManySequences, Kind::Prompt];
+    pub const OF_CPUS: [WorkloadKind; 3] =
+        [WorkloadKind::Decode, WorkloadKind::Prompt, WorkloadKind::FewRows];
+    pub const OF_GPUS: [WorkloadKind; 4] =
+        [WorkloadKind::Decode, WorkloadKind::FewSequences, WorkloadKind::ManySequences, WorkloadKind::Prompt];
 
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Decode => "decode",
-            Kind::Prompt => "prompt",
-            Kind::FewRows => "short prompt",
-            Kind::FewSequences => "few sequences",
-            Kind::ManySequences => "many sequences",
+            WorkloadKind::Decode => "decode",
+            WorkloadKind::Prompt => "prompt",
+            WorkloadKind::FewRows => "short prompt",
+            WorkloadKind::FewSequences => "few sequences",
+            WorkloadKind::ManySequences => "many sequences",
         }
     }
 }
 
 /// A key, for example `stream.q8`.
 #[derive(Debug)]
-pub struct Field {
+pub struct TuneField {
     pub key: &'static str,
     pub about: &'static str,
     /// What its speed shows in.
-    pub kinds: &'static [Kind],
-    values: Values,
+    pub kinds: &'static [WorkloadKind],
+    values: FieldCandidates,
 }
 
 /// What is tried.
 #[derive(Debug)]
-enum Values {
+enum FieldCandidates {
     Words(&'static [&'static str]),
     Flag,
     Numbers(&'static [u32]),
@@ -67,195 +69,226 @@ enum Values {
     Attention,
 }
 
-const DECODE: &[Kind] = &[Kind::Decode];
-const ROWS: &[Kind] = &[Kind::Prompt, Kind::FewRows];
-const PROMPT: &[Kind] = &[Kind::Prompt];
-const FEW_ROWS: &[Kind] = &[Kind::FewRows];
-const SEVERAL: &[Kind] = &[Kind::FewSequences, Kind::ManySequences, Kind::Prompt];
+const DECODE: &[WorkloadKind] = &[WorkloadKind::Decode];
+const ROWS: &[WorkloadKind] = &[WorkloadKind::Prompt, WorkloadKind::FewRows];
+const PROMPT: &[WorkloadKind] = &[WorkloadKind::Prompt];
+const FEW_ROWS: &[WorkloadKind] = &[WorkloadKind::FewRows];
+const SEVERAL: &[WorkloadKind] =
+    &[WorkloadKind::FewSequences, WorkloadKind::ManySequences, WorkloadKind::Prompt];
 
 /// Those of GPU levels. A tile is tried as a whole: its parts fit each other.
-pub const GPU_FIELDS: &[Field] = &[
+pub const GPU_FIELDS: &[TuneField] = &[
     field(
         "code_product",
         "tile of products of 4-bit and 8-bit weights with f16 activations; where a level has none, that of `product`",
         SEVERAL,
-        Values::Product,
+        FieldCandidates::Product,
     ),
-    field("product", "tile of other products of several rows on tensor cores", SEVERAL, Values::Product),
-    field("attention", "blocks of attention on tensor cores", &Kind::OF_GPUS, Values::Attention),
+    field(
+        "product",
+        "tile of other products of several rows on tensor cores",
+        SEVERAL,
+        FieldCandidates::Product,
+    ),
+    field(
+        "attention",
+        "blocks of attention on tensor cores",
+        &WorkloadKind::OF_GPUS,
+        FieldCandidates::Attention,
+    ),
 ];
 
 /// Those of CPU levels. What moves most stands first.
-pub const FIELDS: &[Field] = &[
-    field("stream.q4", "prefetch of 4-bit weights by products of one row", DECODE, Values::Streams),
-    field("stream.q8", "the same of 8-bit weights", DECODE, Values::Streams),
-    field("stream.f16", "the same of f16 weights", DECODE, Values::Streams),
-    field("stream.bf16", "the same of bf16 weights", DECODE, Values::Streams),
-    field("stream.f32", "the same of f32 weights", DECODE, Values::Streams),
-    field("tile.codes", "register tile of products of integer activations", ROWS, Values::Tile),
-    field("tile.packed", "the same of packed weights and float activations", ROWS, Values::Tile),
-    field("tile.bf16", "the same of dots of bf16", ROWS, Values::Tile),
-    field("tile.plain", "the same of other products", ROWS, Values::Tile),
-    field("tile.tall", "taller register tile of integer products of 4-bit weights", ROWS, Values::Tall),
+pub const FIELDS: &[TuneField] = &[
+    field("stream.q4", "prefetch of 4-bit weights by products of one row", DECODE, FieldCandidates::Streams),
+    field("stream.q8", "the same of 8-bit weights", DECODE, FieldCandidates::Streams),
+    field("stream.f16", "the same of f16 weights", DECODE, FieldCandidates::Streams),
+    field("stream.bf16", "the same of bf16 weights", DECODE, FieldCandidates::Streams),
+    field("stream.f32", "the same of f32 weights", DECODE, FieldCandidates::Streams),
+    field("tile.codes", "register tile of products of integer activations", ROWS, FieldCandidates::Tile),
+    field("tile.packed", "the same of packed weights and float activations", ROWS, FieldCandidates::Tile),
+    field("tile.bf16", "the same of dots of bf16", ROWS, FieldCandidates::Tile),
+    field("tile.plain", "the same of other products", ROWS, FieldCandidates::Tile),
+    field(
+        "tile.tall",
+        "taller register tile of integer products of 4-bit weights",
+        ROWS,
+        FieldCandidates::Tall,
+    ),
     field(
         "drops_requests",
         "plain loads in the order of memory in place of prefetches",
         DECODE,
-        Values::Flag,
+        FieldCandidates::Flag,
     ),
     field(
         "division",
         "how sigmoid and tanh divide",
-        &Kind::OF_CPUS,
-        Values::Words(&["divider", "polynomial"]),
+        &WorkloadKind::OF_CPUS,
+        FieldCandidates::Words(&["divider", "polynomial"]),
     ),
     field(
         "product.few_rows",
         "most rows that pass by integer weights together",
         FEW_ROWS,
-        Values::Numbers(&[4, 8, 16, 24, 48]),
+        FieldCandidates::Numbers(&[4, 8, 16, 24, 48]),
     ),
     field(
         "product.few_rows_by_mmla",
         "the same where an instruction multiplies two rows by two",
         FEW_ROWS,
-        Values::Numbers(&[3, 7, 15, 31]),
+        FieldCandidates::Numbers(&[3, 7, 15, 31]),
     ),
     field(
         "product.groups_ahead",
         "groups that products of few rows prefetch",
         FEW_ROWS,
-        Values::Numbers(&[2, 4, 8, 16, 32]),
+        FieldCandidates::Numbers(&[2, 4, 8, 16, 32]),
     ),
     field(
         "product.chunk_rows",
         "rows per pass over the weights",
         PROMPT,
-        Values::Numbers(&[32, 64, 128, 256, 512]),
+        FieldCandidates::Numbers(&[32, 64, 128, 256, 512]),
     ),
     field(
         "product.small_bytes",
         "plain weights that stay in the second-level cache",
         PROMPT,
-        Values::Numbers(&[64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20]),
+        FieldCandidates::Numbers(&[64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20]),
     ),
     field(
         "product.small_rows",
         "rows that pass by small weights together",
         PROMPT,
-        Values::Numbers(&[16, 32, 64, 128]),
+        FieldCandidates::Numbers(&[16, 32, 64, 128]),
     ),
     field(
         "product.thin_rows",
         "rows of small weights that are too few to go round among workers",
         PROMPT,
-        Values::Numbers(&[64, 128, 256]),
+        FieldCandidates::Numbers(&[64, 128, 256]),
     ),
     field(
         "product.tiles_per_chunk",
         "register tiles that share a slice of narrow weights",
         PROMPT,
-        Values::Numbers(&[1, 2, 3, 6]),
+        FieldCandidates::Numbers(&[1, 2, 3, 6]),
     ),
-    field("attention.block", "keys that one query works on together", DECODE, Values::Block),
-    field("attention.repeats", "loads repeat parts of a key in all lanes for nothing", DECODE, Values::Flag),
+    field("attention.block", "keys that one query works on together", DECODE, FieldCandidates::Block),
+    field(
+        "attention.repeats",
+        "loads repeat parts of a key in all lanes for nothing",
+        DECODE,
+        FieldCandidates::Flag,
+    ),
     field(
         "attention.in_order_heads",
         "most query heads of a key head for which blocks are read in order, with drops_requests",
         DECODE,
-        Values::Numbers(&[0, 1, 2, 4, 8]),
+        FieldCandidates::Numbers(&[0, 1, 2, 4, 8]),
     ),
     field(
         "attention.many_rows",
         "rows of a tile of several queries",
         PROMPT,
-        Values::Numbers(&[48, 96, 192, 256, 384, 512]),
+        FieldCandidates::Numbers(&[48, 96, 192, 256, 384, 512]),
     ),
     field(
         "attention.few_rows",
         "the same with one key head or large heads",
         PROMPT,
-        Values::Numbers(&[24, 48, 96, 192]),
+        FieldCandidates::Numbers(&[24, 48, 96, 192]),
     ),
     field(
         "attention.set_rows",
         "rows that go together from scores to sums",
         PROMPT,
-        Values::Numbers(&[48, 96]),
+        FieldCandidates::Numbers(&[48, 96]),
     ),
     field(
         "product.panel_columns",
         "columns of a panel of integer products",
         PROMPT,
-        Values::Numbers(&[128, 256, 512, 1024]),
+        FieldCandidates::Numbers(&[128, 256, 512, 1024]),
     ),
     field(
         "product.float_panel_columns",
         "columns of a panel of float products",
         PROMPT,
-        Values::Numbers(&[128, 256, 512, 1024]),
+        FieldCandidates::Numbers(&[128, 256, 512, 1024]),
     ),
     field(
         "product.piece_columns",
         "columns that few rows pass by before the next ones",
         FEW_ROWS,
-        Values::Numbers(&[128, 256, 512, 1024]),
+        FieldCandidates::Numbers(&[128, 256, 512, 1024]),
     ),
     field(
         "quantize.piece_bytes",
         "computed values of a quantizer between its steps",
         ROWS,
-        Values::Numbers(&[4096, 8192, 16384, 32768]),
+        FieldCandidates::Numbers(&[4096, 8192, 16384, 32768]),
     ),
-    field("quantize.piece_groups", "most groups of such a piece", ROWS, Values::Numbers(&[2, 4, 8, 16])),
+    field(
+        "quantize.piece_groups",
+        "most groups of such a piece",
+        ROWS,
+        FieldCandidates::Numbers(&[2, 4, 8, 16]),
+    ),
     field(
         "quantize.vectors",
         "vectors of 16 lanes of activations that are computed together",
-        &Kind::OF_CPUS,
-        Values::Numbers(&[1, 2, 4]),
+        &WorkloadKind::OF_CPUS,
+        FieldCandidates::Numbers(&[1, 2, 4]),
     ),
     field(
         "scan.stack_bytes",
         "transposed states of a scan over matrices",
         PROMPT,
-        Values::Numbers(&[16 << 10, 32 << 10, 64 << 10, 128 << 10]),
+        FieldCandidates::Numbers(&[16 << 10, 32 << 10, 64 << 10, 128 << 10]),
     ),
     field(
         "scan.state_vectors",
         "registers for the states of rows that run together",
         DECODE,
-        Values::Numbers(&[4, 8, 16, 24]),
+        FieldCandidates::Numbers(&[4, 8, 16, 24]),
     ),
-    field("scan.steps_ahead", "steps that a scan prefetches ahead", PROMPT, Values::Numbers(&[1, 2, 4, 8])),
+    field(
+        "scan.steps_ahead",
+        "steps that a scan prefetches ahead",
+        PROMPT,
+        FieldCandidates::Numbers(&[1, 2, 4, 8]),
+    ),
     field(
         "shares.bytes",
         "bytes of the smallest piece that workers take from each other",
-        &Kind::OF_CPUS,
-        Values::Numbers(&[4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10]),
+        &WorkloadKind::OF_CPUS,
+        FieldCandidates::Numbers(&[4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10]),
     ),
     field(
         "shares.dots",
         "the same in operations on bytes",
         ROWS,
-        Values::Numbers(&[512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20]),
+        FieldCandidates::Numbers(&[512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20]),
     ),
     field(
         "shares.flops",
         "the same in operations on f32",
         ROWS,
-        Values::Numbers(&[64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20]),
+        FieldCandidates::Numbers(&[64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20]),
     ),
     field(
         "shares.times_of_cache",
         "so many times that for pieces of attention of one query",
         DECODE,
-        Values::Numbers(&[8, 16, 32, 64, 128]),
+        FieldCandidates::Numbers(&[8, 16, 32, 64, 128]),
     ),
     field(
         "product.few_columns",
         "columns below which weights are narrow",
         PROMPT,
-        Values::Numbers(&[32, 64, 128]),
+        FieldCandidates::Numbers(&[32, 64, 128]),
     ),
 ];
 
@@ -266,11 +299,16 @@ const BLOCK_KEYS: [i64; 5] = [16, 32, 64, 128, 256];
 /// Most rows times tiles: more fit no registers, and take long to build.
 const MOST_SUMS: i64 = 32;
 
-const fn field(key: &'static str, about: &'static str, kinds: &'static [Kind], values: Values) -> Field {
-    Field { key, about, kinds, values }
+const fn field(
+    key: &'static str,
+    about: &'static str,
+    kinds: &'static [WorkloadKind],
+    values: FieldCandidates,
+) -> TuneField {
+    TuneField { key, about, kinds, values }
 }
 
-impl Field {
+impl TuneField {
     /// Its value among tune tables.
     pub fn get<'a>(&self, tables: &'a Table) -> Option<&'a Value> {
         let mut parts = self.key.split('.');
@@ -286,11 +324,11 @@ impl Field {
 
     /// True if every other value gives other code, unless no code depends on the key: then one of them tells.
     pub fn all_differ(&self) -> bool {
-        matches!(self.values, Values::Words(_) | Values::Flag | Values::Streams)
+        matches!(self.values, FieldCandidates::Words(_) | FieldCandidates::Flag | FieldCandidates::Streams)
     }
 
     /// Values other than the present one, that are legal beside all others; each with the tables that have it.
-    pub fn candidates(&self, level: &Level) -> Vec<(Value, Table)> {
+    pub fn candidates(&self, level: &FeatureLevel) -> Vec<(Value, Table)> {
         let tables = level.tables().unwrap_or_default();
         let now = self.now(&tables);
         let values = self.values(now).into_iter().filter(|value| Some(value) != now);
@@ -317,30 +355,36 @@ impl Field {
             numbers.join(", ")
         };
         match &self.values {
-            Values::Words(words) => words.join(", "),
-            Values::Flag => "true, false".into(),
-            Values::Numbers(numbers) => list(&numbers.iter().map(|&n| n.into()).collect::<Vec<i64>>()),
-            Values::Streams => {
+            FieldCandidates::Words(words) => words.join(", "),
+            FieldCandidates::Flag => "true, false".into(),
+            FieldCandidates::Numbers(numbers) => {
+                list(&numbers.iter().map(|&n| n.into()).collect::<Vec<i64>>())
+            }
+            FieldCandidates::Streams => {
                 format!("none; every line or one of each group, {} bytes ahead", list(&DISTANCES))
             }
-            Values::Block => format!("keys {}; most half, as much, twice", list(&BLOCK_KEYS)),
-            Values::Product => gpu::describe_products(),
-            Values::Attention => gpu::describe_attentions(),
-            Values::Tile | Values::Tall => format!("rows {}; tiles {}", list(&TILE_ROWS), list(&TILES)),
+            FieldCandidates::Block => format!("keys {}; most half, as much, twice", list(&BLOCK_KEYS)),
+            FieldCandidates::Product => gpu::describe_products(),
+            FieldCandidates::Attention => gpu::describe_attentions(),
+            FieldCandidates::Tile | FieldCandidates::Tall => {
+                format!("rows {}; tiles {}", list(&TILE_ROWS), list(&TILES))
+            }
         }
     }
 
     fn values(&self, now: Option<&Value>) -> Vec<Value> {
         match &self.values {
-            Values::Words(words) => words.iter().map(|&word| word.into()).collect(),
-            Values::Flag => vec![true.into(), false.into()],
-            Values::Numbers(numbers) => numbers.iter().map(|&number| i64::from(number).into()).collect(),
-            Values::Streams => streams(),
-            Values::Tile => now.map(tiles).unwrap_or_default(),
-            Values::Tall => now.map(tall_tiles).unwrap_or_default(),
-            Values::Block => now.map(blocks).unwrap_or_default(),
-            Values::Product => now.map(gpu::products).unwrap_or_default(),
-            Values::Attention => now.map(gpu::attentions).unwrap_or_default(),
+            FieldCandidates::Words(words) => words.iter().map(|&word| word.into()).collect(),
+            FieldCandidates::Flag => vec![true.into(), false.into()],
+            FieldCandidates::Numbers(numbers) => {
+                numbers.iter().map(|&number| i64::from(number).into()).collect()
+            }
+            FieldCandidates::Streams => streams(),
+            FieldCandidates::Tile => now.map(tiles).unwrap_or_default(),
+            FieldCandidates::Tall => now.map(tall_tiles).unwrap_or_default(),
+            FieldCandidates::Block => now.map(blocks).unwrap_or_default(),
+            FieldCandidates::Product => now.map(gpu::products).unwrap_or_default(),
+            FieldCandidates::Attention => now.map(gpu::attentions).unwrap_or_default(),
         }
     }
 }
@@ -399,32 +443,32 @@ fn tall_tiles(_now: &Value) -> Vec<Value> {
         .collect()
 }
 
-impl Tune {
+impl TuneTables {
     /// Keys of these tables that differ from this tuning: what `changes` over `base` come to.
-    pub fn changes(&self, changed: &Tune) -> Table {
+    pub fn changes(&self, changed: &TuneTables) -> Table {
         differing(FIELDS, &self.to_table(), &changed.to_table())
     }
 }
 
-impl Level {
+impl FeatureLevel {
     /// The keys of its tune tables.
-    pub fn fields(&self) -> &'static [Field] {
+    pub fn fields(&self) -> &'static [TuneField] {
         if self.gpu.is_some() { GPU_FIELDS } else { FIELDS }
     }
 
     /// What shows whether a tuning of it is faster.
-    pub fn kinds(&self) -> &'static [Kind] {
-        if self.gpu.is_some() { &Kind::OF_GPUS } else { &Kind::OF_CPUS }
+    pub fn kinds(&self) -> &'static [WorkloadKind] {
+        if self.gpu.is_some() { &WorkloadKind::OF_GPUS } else { &WorkloadKind::OF_CPUS }
     }
 
     /// Keys of the tune tables of a level that is tuned from this one, as far as they differ.
-    pub fn changes(&self, changed: &Level) -> Table {
+    pub fn changes(&self, changed: &FeatureLevel) -> Table {
         let [base, changed] = [self, changed].map(|level| level.tables().unwrap_or_default());
         differing(self.fields(), &base, &changed)
     }
 }
 
-fn differing(fields: &[Field], base: &Table, changed: &Table) -> Table {
+fn differing(fields: &[TuneField], base: &Table, changed: &Table) -> Table {
     let differing = fields.iter().filter_map(|field| {
         let value = field.get(changed).filter(|value| Some(*value) != field.get(base))?;
         Some(field.change(value.clone()))
@@ -436,13 +480,13 @@ fn differing(fields: &[Field], base: &Table, changed: &Table) -> Table {
 mod tests {
     use super::*;
 
-    fn levels() -> Vec<Level> {
+    fn levels() -> Vec<FeatureLevel> {
         let names = crate::names().unwrap();
         let levels = names.iter().filter_map(|name| crate::level(name).unwrap());
         levels.filter(|level| level.tune.is_some()).collect()
     }
 
-    fn tune(level: &Level) -> &Tune {
+    fn tune(level: &FeatureLevel) -> &TuneTables {
         level.tune.as_ref().unwrap()
     }
 

@@ -38,15 +38,15 @@ pub struct GpuModel {
     pub dense_tflops: u32,
     /// Nanoseconds from one kernel of a graph to the next.
     pub launch_ns: u32,
-    pub lanes: Lanes,
-    pub mma: Mma,
-    pub latency: Latency,
+    pub lanes: PipeThroughput,
+    pub mma: TensorCoreRate,
+    pub latency: InstrLatency,
 }
 
 /// Results per clock of each kind of instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Lanes {
+pub struct PipeThroughput {
     /// f32 additions and products.
     pub float: u32,
     pub integer: u32,
@@ -60,7 +60,7 @@ pub struct Lanes {
 /// Tensor cores: operations per clock (a product and its sum are two), and the share of them that `mma.sync` reaches.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Mma {
+pub struct TensorCoreRate {
     pub operations: u32,
     pub share: f64,
 }
@@ -68,7 +68,7 @@ pub struct Mma {
 /// Clocks from the issue of an instruction to its result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Latency {
+pub struct InstrLatency {
     pub l1: u32,
     pub shared: u32,
     pub l2: u32,
@@ -80,7 +80,7 @@ pub struct Latency {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct GpuModelsFile {
     gpu: Vec<GpuModel>,
 }
 
@@ -91,7 +91,7 @@ pub fn gpus() -> Result<Vec<GpuModel>, SpecError> {
 
 fn parse(text: &str) -> Result<Vec<GpuModel>, SpecError> {
     let syntax = |message: String| SpecError::Syntax { file: FILE.into(), message };
-    let file: File = toml::from_str(text).map_err(|e| syntax(e.to_string()))?;
+    let file: GpuModelsFile = toml::from_str(text).map_err(|e| syntax(e.to_string()))?;
     match file.gpu.iter().find_map(|gpu| Some((gpu, fault(gpu)?))) {
         Some((gpu, fault)) => Err(syntax(format!("gpu `{}`: {fault}", gpu.name))),
         None => Ok(file.gpu),
@@ -100,7 +100,7 @@ fn parse(text: &str) -> Result<Vec<GpuModel>, SpecError> {
 
 /// A value that nothing can be divided by.
 fn fault(gpu: &GpuModel) -> Option<&'static str> {
-    let Lanes { float, integer, half, special, convert, load } = gpu.lanes;
+    let PipeThroughput { float, integer, half, special, convert, load } = gpu.lanes;
     let rates = [float, integer, half, special, convert, load];
     let sizes = [gpu.sms, gpu.clock_mhz, gpu.warps, gpu.blocks, gpu.registers];
     let bytes = [gpu.l2_bytes_per_clock, gpu.sm_bytes_per_clock, gpu.copy_gbytes_per_s, gpu.dense_tflops];

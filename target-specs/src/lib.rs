@@ -1,7 +1,7 @@
 //! Machines as data: `specs/*.toml` (one file per architecture, in it the feature levels), `--target` resolution and
 //! detection of this machine.
 //!
-//! Invariants: the levels of a [`Target`] stand best first; `features` is complete (what a level extends is included)
+//! Invariants: the levels of a [`CompileTarget`] stand best first; `features` is complete (what a level extends is included)
 //! and uses the names that LLVM and Rust's detection macros use.
 
 mod fields;
@@ -13,30 +13,33 @@ mod spec;
 mod tune;
 mod tuning;
 
-pub use fields::{FIELDS, Field, GPU_FIELDS, Kind};
-pub use gpus::{GpuModel, Lanes, Latency, Mma, gpus};
+pub use fields::{FIELDS, GPU_FIELDS, TuneField, WorkloadKind};
+pub use gpus::{GpuModel, InstrLatency, PipeThroughput, TensorCoreRate, gpus};
 pub use host::detected_features;
-pub use model::{Host, Model, detected_model};
+pub use model::{HostProcessors, ProcessorModel, detected_model};
 pub use spec::{
-    Arch, AttentionTile, Device, DeviceScope, ExchangeCost, Gpu, Level, MatrixTile, Spec, SpecError,
+    Arch, AttentionTile, DeviceScope, ExchangeCost, FeatureLevel, GpuDevice, GpuSpec, MatrixTile, SpecError,
+    TargetSpec,
 };
 pub use tune::{
-    Attentions, Cache, Division, KeyBlock, Products, Quantizers, Scans, Shares, Stream, Streams, TallTile,
-    Tile, Tiles, Tune,
+    AttentionTuning, CacheSizes, ChunkTuning, DivisionMethod, KeyBlockLimit, MatmulTuning, QuantizeTuning,
+    RegisterTileSize, ScanTuning, StreamPrefetch, StreamTuning, TallTile, TileTuning, TuneTables,
 };
-pub use tuning::{ChangeRow, Measured, Predicted, PredictedRow, TestRow, Tuning, TuningError, show};
+pub use tuning::{
+    ChangeRow, LevelTuning, MeasuredTuning, PredictedRow, PredictedTuning, TestRow, TuningError, show,
+};
 
 use thiserror::Error;
 
 /// What `--target` asked for: one architecture, one or more levels of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Target {
+pub struct CompileTarget {
     /// As given, `cpu` replaced by the level found.
     pub name: String,
     pub arch: Arch,
     pub triple: String,
     /// Best first; never empty.
-    pub levels: Vec<Level>,
+    pub levels: Vec<FeatureLevel>,
 }
 
 #[derive(Error, Debug, PartialEq, Eq)]
@@ -69,8 +72,8 @@ const BUILT_IN: [(&str, &str); 3] = [
 ];
 
 /// The specs that come with mlcc.
-pub fn specs() -> Result<Vec<Spec>, SpecError> {
-    BUILT_IN.iter().map(|(file, text)| Spec::parse(file, text)).collect()
+pub fn specs() -> Result<Vec<TargetSpec>, SpecError> {
+    BUILT_IN.iter().map(|(file, text)| TargetSpec::parse(file, text)).collect()
 }
 
 /// Every name that [`resolve`] takes, in the order of the specs.
@@ -81,7 +84,7 @@ pub fn names() -> Result<Vec<String>, SpecError> {
 }
 
 /// The level of this name.
-pub fn level(name: &str) -> Result<Option<Level>, SpecError> {
+pub fn level(name: &str) -> Result<Option<FeatureLevel>, SpecError> {
     Ok(specs()?.iter().flat_map(|s| s.all_levels()).find(|l| l.name == name).cloned())
 }
 
@@ -90,34 +93,35 @@ pub fn exchange_cost(arch: Arch) -> Result<Option<ExchangeCost>, SpecError> {
     Ok(specs()?.iter().find(|s| s.arch == arch).and_then(|s| s.exchange))
 }
 
-impl Level {
+impl FeatureLevel {
     /// The level with these of its features alone and vectors of at most so many bits. It is tuned as the best level of
     /// instructions that needs no more than that, or as the weakest one.
-    pub fn reduced(&self, features: Vec<String>, vector_bits: u32) -> Result<Level, SpecError> {
+    pub fn reduced(&self, features: Vec<String>, vector_bits: u32) -> Result<FeatureLevel, SpecError> {
         let vector_bits = self.vector_bits.min(vector_bits);
         let specs = specs()?;
         let own = specs.iter().find(|s| s.all_levels().any(|l| l.name == self.name));
         let levels = own.map_or(&[][..], |spec| &spec.levels);
-        let fits =
-            |l: &&Level| l.vector_bits <= vector_bits && l.features.iter().all(|f| features.contains(f));
+        let fits = |l: &&FeatureLevel| {
+            l.vector_bits <= vector_bits && l.features.iter().all(|f| features.contains(f))
+        };
         let like = levels.iter().filter(fits).max_by_key(|l| l.features.len()).or(levels.first());
         let tune = like.map_or(self.tune.clone(), |like| like.tune.clone());
-        Ok(Level { features, vector_bits, tune, ..self.clone() })
+        Ok(FeatureLevel { features, vector_bits, tune, ..self.clone() })
     }
 }
 
 /// `cpu`, the name of a spec (its default levels), of a level, or several level names with commas.
-pub fn resolve(name: &str) -> Result<Target, TargetError> {
+pub fn resolve(name: &str) -> Result<CompileTarget, TargetError> {
     let specs = specs()?;
     if name == "cpu" {
         return host_target(&specs);
     }
     if let Some(spec) = specs.iter().find(|s| s.name == name) {
         let levels = spec.default_levels().cloned().collect();
-        return Ok(Target { name: name.into(), arch: spec.arch, triple: spec.triple.clone(), levels });
+        return Ok(CompileTarget { name: name.into(), arch: spec.arch, triple: spec.triple.clone(), levels });
     }
     one_architecture(name, &specs)?;
-    let mut found: Option<(&str, &Spec, Vec<usize>)> = None;
+    let mut found: Option<(&str, &TargetSpec, Vec<usize>)> = None;
     for part in name.split(',').map(str::trim) {
         check_part(part, &specs)?;
         let hit = specs.iter().find_map(|s| Some((s, s.all_levels().position(|l| l.name == part)?)));
@@ -133,20 +137,20 @@ pub fn resolve(name: &str) -> Result<Target, TargetError> {
     let (_, spec, mut picked) = found.ok_or_else(|| unknown(name, &specs))?;
     picked.sort_unstable();
     picked.dedup();
-    let all: Vec<&Level> = spec.all_levels().collect();
+    let all: Vec<&FeatureLevel> = spec.all_levels().collect();
     // Specs list the weaker level first; a machine has the features of its level, and stands before it.
     picked.sort_by_key(|&i| (all[i].features.len(), i));
     let levels = picked.iter().rev().map(|&i| all[i].clone()).collect();
-    Ok(Target { name: name.into(), arch: spec.arch, triple: spec.triple.clone(), levels })
+    Ok(CompileTarget { name: name.into(), arch: spec.arch, triple: spec.triple.clone(), levels })
 }
 
 /// A list of levels may only have those of one architecture: told before anything else about it.
-fn one_architecture(list: &str, specs: &[Spec]) -> Result<(), TargetError> {
+fn one_architecture(list: &str, specs: &[TargetSpec]) -> Result<(), TargetError> {
     let named = |part: &str| match part {
         "cpu" => Arch::of_host().and_then(|arch| specs.iter().find(|s| s.arch == arch)),
         _ => specs.iter().find(|s| s.name == part || s.all_levels().any(|l| l.name == part)),
     };
-    let known: Vec<(&str, &Spec)> =
+    let known: Vec<(&str, &TargetSpec)> =
         list.split(',').map(str::trim).filter_map(|part| Some((part, named(part)?))).collect();
     let Some((first, spec)) = known.first() else { return Ok(()) };
     match known.iter().find(|(_, other)| other.name != spec.name) {
@@ -156,8 +160,8 @@ fn one_architecture(list: &str, specs: &[Spec]) -> Result<(), TargetError> {
 }
 
 /// Names that stand for several levels, or for this machine, are no part of a list.
-fn check_part(part: &str, specs: &[Spec]) -> Result<(), TargetError> {
-    let levels = |s: &Spec| s.all_levels().map(|l| l.name.as_str()).collect::<Vec<_>>().join(", ");
+fn check_part(part: &str, specs: &[TargetSpec]) -> Result<(), TargetError> {
+    let levels = |s: &TargetSpec| s.all_levels().map(|l| l.name.as_str()).collect::<Vec<_>>().join(", ");
     if part == "cpu" {
         let host = specs.iter().filter(|s| Some(s.arch) == Arch::of_host()).map(levels).collect();
         return Err(TargetError::HostInList { levels: host });
@@ -169,19 +173,20 @@ fn check_part(part: &str, specs: &[Spec]) -> Result<(), TargetError> {
 }
 
 /// The level that is tuned for this processor, else the best one whose features it has.
-fn host_target(specs: &[Spec]) -> Result<Target, TargetError> {
+fn host_target(specs: &[TargetSpec]) -> Result<CompileTarget, TargetError> {
     let unknown = || TargetError::Host { arch: std::env::consts::ARCH.into() };
     let arch = Arch::of_host().ok_or_else(unknown)?;
     let have = detected_features();
     let spec = specs.iter().find(|s| s.arch == arch).ok_or_else(unknown)?;
-    let fits = |l: &&Level| l.features.iter().all(|f| have.contains(&f.as_str()));
+    let fits = |l: &&FeatureLevel| l.features.iter().all(|f| have.contains(&f.as_str()));
     let model = detected_model();
-    let meant = |l: &&Level| l.host.as_ref().zip(model.as_ref()).is_some_and(|(host, model)| host.is(model));
+    let meant =
+        |l: &&FeatureLevel| l.host.as_ref().zip(model.as_ref()).is_some_and(|(host, model)| host.is(model));
     let best = spec.levels.iter().filter(fits).max_by_key(|l| l.features.len()).ok_or_else(unknown)?;
     // Some models exist with more features than others.
-    let whole = |l: &&Level| l.features.len() == best.features.len();
+    let whole = |l: &&FeatureLevel| l.features.len() == best.features.len();
     let level = spec.machines.iter().filter(fits).filter(whole).find(meant).unwrap_or(best);
-    Ok(Target {
+    Ok(CompileTarget {
         name: level.name.clone(),
         arch: spec.arch,
         triple: spec.triple.clone(),
@@ -189,8 +194,8 @@ fn host_target(specs: &[Spec]) -> Result<Target, TargetError> {
     })
 }
 
-fn unknown(name: &str, specs: &[Spec]) -> TargetError {
-    let of_spec = |s: &'_ Spec| {
+fn unknown(name: &str, specs: &[TargetSpec]) -> TargetError {
+    let of_spec = |s: &'_ TargetSpec| {
         let levels = s.all_levels().map(|l| l.name.clone());
         std::iter::once(s.name.clone()).chain(levels).collect::<Vec<_>>()
     };

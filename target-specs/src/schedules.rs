@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use crate::spec::{AttentionTile, Gpu, Level, MatrixTile};
+use crate::spec::{AttentionTile, FeatureLevel, GpuSpec, MatrixTile};
 use crate::tune::over;
 
 /// Rows and columns of a tile, along each of which there are so many warps at most.
@@ -26,7 +26,7 @@ const PAD: u32 = 8;
 /// The tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Schedules {
+pub(crate) struct GpuSchedules {
     #[serde(skip_serializing_if = "Option::is_none")]
     product: Option<MatrixTile>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,10 +35,10 @@ pub(crate) struct Schedules {
     attention: Option<AttentionTile>,
 }
 
-impl Gpu {
-    pub(crate) fn schedules(&self) -> Schedules {
-        let Gpu { product, code_product, attention, .. } = *self;
-        Schedules { product, code_product, attention }
+impl GpuSpec {
+    pub(crate) fn schedules(&self) -> GpuSchedules {
+        let GpuSpec { product, code_product, attention, .. } = *self;
+        GpuSchedules { product, code_product, attention }
     }
 
     /// Shared memory that a block has on every machine that runs code of the level.
@@ -47,9 +47,9 @@ impl Gpu {
     }
 }
 
-impl Schedules {
+impl GpuSchedules {
     /// What no kernel can be built with, or no machine of the level runs.
-    pub(crate) fn fault(&self, gpu: &Gpu) -> Option<String> {
+    pub(crate) fn fault(&self, gpu: &GpuSpec) -> Option<String> {
         let product = |name: &str, tile: Option<MatrixTile>, slices: &[[u32; 2]]| {
             Some(format!("{name}: {}", tile?.fault(gpu, slices)?))
         };
@@ -64,7 +64,7 @@ impl Schedules {
 }
 
 impl AttentionTile {
-    fn fault(&self, gpu: &Gpu) -> Option<String> {
+    fn fault(&self, gpu: &GpuSpec) -> Option<String> {
         let AttentionTile { warps, keys, shared_bytes } = *self;
         let most = gpu.most_shared_bytes();
         match () {
@@ -86,7 +86,7 @@ impl AttentionTile {
 
 impl MatrixTile {
     /// `slices`: bytes of a row of activations and of weights that a stage has, by types.
-    fn fault(&self, gpu: &Gpu, slices: &[[u32; 2]]) -> Option<String> {
+    fn fault(&self, gpu: &GpuSpec, slices: &[[u32; 2]]) -> Option<String> {
         let MatrixTile { rows, columns, warps: [down, across], stages } = *self;
         let along = |what: &str, size: u32, warps: u32, unit: u32| {
             if !(1..=MOST_WARPS).contains(&warps) {
@@ -140,7 +140,7 @@ impl MatrixTile {
     }
 }
 
-impl Level {
+impl FeatureLevel {
     /// Its tune tables; none where there is nothing to tune (GPUs without tensor cores that kernels use).
     pub fn tables(&self) -> Option<Table> {
         match (&self.tune, &self.gpu) {
@@ -151,7 +151,7 @@ impl Level {
     }
 
     /// With these keys over those of its schedules.
-    pub(crate) fn scheduled(&self, gpu: &Gpu, mut changes: Table) -> Result<Level, String> {
+    pub(crate) fn scheduled(&self, gpu: &GpuSpec, mut changes: Table) -> Result<FeatureLevel, String> {
         let base = gpu.schedules().to_table();
         if base.is_empty() {
             return Err("the level has none: its kernels use no tensor cores".into());
@@ -164,20 +164,20 @@ impl Level {
             let whole = product.clone().into_iter().chain(std::mem::take(own)).collect();
             *own = whole;
         }
-        let read: Result<Schedules, toml::de::Error> = over(&base, changes).try_into();
+        let read: Result<GpuSchedules, toml::de::Error> = over(&base, changes).try_into();
         let schedules = read.map_err(|e| e.to_string().trim_end().to_string())?;
         if let Some(fault) = schedules.fault(gpu) {
             return Err(fault);
         }
-        let Schedules { product, code_product, attention } = schedules;
-        let gpu = Gpu { product, code_product, attention, ..gpu.clone() };
-        Ok(Level { gpu: Some(gpu), ..self.clone() })
+        let GpuSchedules { product, code_product, attention } = schedules;
+        let gpu = GpuSpec { product, code_product, attention, ..gpu.clone() };
+        Ok(FeatureLevel { gpu: Some(gpu), ..self.clone() })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::{Spec, resolve};
+    use crate::{TargetSpec, resolve};
 
     /// What is wrong with a level that has this in its `gpu` table.
     fn fault(schedule: &str, threads: u32) -> String {
@@ -188,7 +188,7 @@ mod tests {
         );
         let head = "name = 'g'\narch = 'nvptx'\ntriple = 't'\ndefault = ['x']\n";
         let text = format!("{head}[[level]]\nname = 'x'\nllvm_cpu = 'sm_80'\nvector_bits = 128\n{gpu}\n");
-        Spec::parse("g", &text).map_or_else(|e| e.to_string(), |_| String::new())
+        TargetSpec::parse("g", &text).map_or_else(|e| e.to_string(), |_| String::new())
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The TOML form of a spec.
 
-use crate::model::Host;
-use crate::tune::{Tune, over};
+use crate::model::HostProcessors;
+use crate::tune::{TuneTables, over};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use thiserror::Error;
@@ -35,7 +35,7 @@ impl fmt::Display for Arch {
 /// What only GPU levels have.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Gpu {
+pub struct GpuSpec {
     /// Compute capability times ten, as it stands in the PTX.
     pub sm: u32,
     /// PTX version times ten.
@@ -45,7 +45,7 @@ pub struct Gpu {
     /// The same with opting in, on every machine that runs code of the level; none where no kernel does.
     pub opt_in_shared_bytes: Option<u32>,
     pub max_threads: u32,
-    pub device: Device,
+    pub device: GpuDevice,
     /// How products of many rows use tensor cores; none without `mma.sync`.
     pub product: Option<MatrixTile>,
     /// The same of packed weights with f16 activations, where that is another tile.
@@ -101,7 +101,7 @@ impl MatrixTile {
 /// A device of a level that is common where models are served. Rates are those of its data sheet.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Device {
+pub struct GpuDevice {
     pub name: String,
     /// Streaming multiprocessors.
     pub sms: u32,
@@ -137,18 +137,18 @@ impl ExchangeCost {
 
 /// One feature level.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Level {
+pub struct FeatureLevel {
     pub name: String,
     pub llvm_cpu: String,
     /// All of them, those of the levels below included.
     pub features: Vec<String>,
     /// Widest vector that kernels should use.
     pub vector_bits: u32,
-    pub gpu: Option<Gpu>,
+    pub gpu: Option<GpuSpec>,
     /// The processors that it is tuned for; `None` for a level of instructions.
-    pub host: Option<Host>,
+    pub host: Option<HostProcessors>,
     /// Of CPUs only: what may be tuned of a GPU stands in `gpu` (see [`Level::tables`]).
-    pub tune: Option<Tune>,
+    pub tune: Option<TuneTables>,
 }
 
 /// Which devices code of a GPU level runs on.
@@ -162,7 +162,7 @@ pub enum DeviceScope {
     Family,
 }
 
-impl Level {
+impl FeatureLevel {
     /// The devices that code of a GPU level runs on, by the suffix of the name that the assembler has for it.
     pub fn device_scope(&self) -> DeviceScope {
         match self.llvm_cpu.chars().last() {
@@ -181,14 +181,14 @@ impl Level {
 
 /// One file.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Spec {
+pub struct TargetSpec {
     pub name: String,
     pub arch: Arch,
     pub triple: String,
     /// Levels of instructions, weaker ones first.
-    pub levels: Vec<Level>,
+    pub levels: Vec<FeatureLevel>,
     /// Levels that are tuned for processors, in the order of the levels that they extend.
-    pub machines: Vec<Level>,
+    pub machines: Vec<FeatureLevel>,
     /// Of ranks on such machines; `None` where models are not split.
     pub exchange: Option<ExchangeCost>,
     default: Vec<usize>,
@@ -218,7 +218,7 @@ pub enum SpecError {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct TargetSpecFile {
     name: String,
     arch: Arch,
     triple: String,
@@ -236,30 +236,31 @@ struct LevelEntry {
     #[serde(default)]
     features: Vec<String>,
     vector_bits: u32,
-    gpu: Option<Gpu>,
-    host: Option<Host>,
+    gpu: Option<GpuSpec>,
+    host: Option<HostProcessors>,
     #[serde(default)]
     tune: toml::Table,
 }
 
 /// A level, and what those that extend it take over.
-struct Read {
-    level: Level,
+struct ParsedLevel {
+    level: FeatureLevel,
     tune: toml::Table,
 }
 
-impl Spec {
+impl TargetSpec {
     /// Reads a spec; `file` is for messages.
-    pub fn parse(file: &str, text: &str) -> Result<Spec, SpecError> {
-        let raw: File = toml::from_str(text)
+    pub fn parse(file: &str, text: &str) -> Result<TargetSpec, SpecError> {
+        let raw: TargetSpecFile = toml::from_str(text)
             .map_err(|e| SpecError::Syntax { file: file.into(), message: e.to_string() })?;
-        let mut read: Vec<Read> = Vec::with_capacity(raw.level.len());
+        let mut read: Vec<ParsedLevel> = Vec::with_capacity(raw.level.len());
         for entry in raw.level {
             let level = read_level(file, raw.arch, &read, entry)?;
             read.push(level);
         }
         let all = read.into_iter().map(|read| read.level);
-        let (machines, levels): (Vec<Level>, Vec<Level>) = all.partition(|level| level.host.is_some());
+        let (machines, levels): (Vec<FeatureLevel>, Vec<FeatureLevel>) =
+            all.partition(|level| level.host.is_some());
         let place = |name: &String| {
             let missing = || SpecError::Level { file: file.into(), level: name.clone() };
             levels.iter().position(|l| l.name == *name).ok_or_else(missing)
@@ -268,22 +269,27 @@ impl Spec {
         if default.is_empty() {
             return Err(SpecError::NoDefault { file: file.into() });
         }
-        let File { name, arch, triple, exchange, .. } = raw;
-        Ok(Spec { name, arch, triple, levels, machines, exchange, default })
+        let TargetSpecFile { name, arch, triple, exchange, .. } = raw;
+        Ok(TargetSpec { name, arch, triple, levels, machines, exchange, default })
     }
 
     /// Levels of instructions, then those for processors.
-    pub fn all_levels(&self) -> impl Iterator<Item = &Level> {
+    pub fn all_levels(&self) -> impl Iterator<Item = &FeatureLevel> {
         self.levels.iter().chain(&self.machines)
     }
 
     /// What the file's own name stands for as a target, best first.
-    pub fn default_levels(&self) -> impl Iterator<Item = &Level> {
+    pub fn default_levels(&self) -> impl Iterator<Item = &FeatureLevel> {
         self.default.iter().map(|&i| &self.levels[i])
     }
 }
 
-fn read_level(file: &str, arch: Arch, before: &[Read], entry: LevelEntry) -> Result<Read, SpecError> {
+fn read_level(
+    file: &str,
+    arch: Arch,
+    before: &[ParsedLevel],
+    entry: LevelEntry,
+) -> Result<ParsedLevel, SpecError> {
     let (file, level) = (file.to_string(), entry.name.clone());
     if before.iter().any(|b| b.level.name == level) {
         return Err(SpecError::Twice { file, level });
@@ -313,7 +319,8 @@ fn read_level(file: &str, arch: Arch, before: &[Read], entry: LevelEntry) -> Res
         Arch::Nvptx if tables.is_empty() => None,
         Arch::Nvptx => return Err(wrong("is for CPUs".into())),
         Arch::X86_64 | Arch::Aarch64 => {
-            let tune: Tune = tables.clone().try_into().map_err(|e: toml::de::Error| wrong(e.to_string()))?;
+            let tune: TuneTables =
+                tables.clone().try_into().map_err(|e: toml::de::Error| wrong(e.to_string()))?;
             if let Some(fault) = tune.fault(&features) {
                 return Err(wrong(fault));
             }
@@ -321,8 +328,8 @@ fn read_level(file: &str, arch: Arch, before: &[Read], entry: LevelEntry) -> Res
         }
     };
     let LevelEntry { name, llvm_cpu, vector_bits, gpu, host, .. } = entry;
-    let level = Level { name, llvm_cpu, features, vector_bits, gpu, host, tune };
-    Ok(Read { level, tune: tables })
+    let level = FeatureLevel { name, llvm_cpu, features, vector_bits, gpu, host, tune };
+    Ok(ParsedLevel { level, tune: tables })
 }
 
 #[cfg(test)]
@@ -335,7 +342,7 @@ mod tests {
                           f32_gflops = 1, f16_gflops = 1 }";
 
     fn error(rest: &str) -> String {
-        Spec::parse("a.toml", &format!("{HEAD}{rest}")).unwrap_err().to_string()
+        TargetSpec::parse("a.toml", &format!("{HEAD}{rest}")).unwrap_err().to_string()
     }
 
     #[test]
@@ -344,7 +351,7 @@ mod tests {
         let scope = |cpu: &str| {
             let gpu = format!("gpu = {{ sm = 90, ptx = 80, shared_bytes = 1, max_threads = 1, {DEVICE} }}");
             let level = format!("[[level]]\nname = 'x'\nllvm_cpu = '{cpu}'\nvector_bits = 128\n{gpu}\n");
-            Spec::parse("g", &format!("{text}{level}")).unwrap().levels[0].device_scope()
+            TargetSpec::parse("g", &format!("{text}{level}")).unwrap().levels[0].device_scope()
         };
         let scopes = ["sm_90", "sm_90a", "sm_100f", "sm_120"].map(scope);
         use DeviceScope::{Exact, Family, Later};
@@ -372,7 +379,7 @@ mod tests {
         level["tune"].as_table().unwrap().clone()
     }
 
-    fn of(tune: toml::Table, more: &str) -> Result<Spec, SpecError> {
+    fn of(tune: toml::Table, more: &str) -> Result<TargetSpec, SpecError> {
         let mut level = toml::Table::new();
         for (key, value) in [("name", "l"), ("llvm_cpu", "c")] {
             level.insert(key.into(), value.into());
@@ -381,7 +388,7 @@ mod tests {
         level.insert("tune".into(), tune.into());
         let mut file: toml::Table = toml::from_str(&format!("{HEAD}default = ['l']\n")).unwrap();
         file.insert("level".into(), vec![toml::Value::from(level)].into());
-        Spec::parse("a.toml", &format!("{}\n{more}", toml::to_string(&file).unwrap()))
+        TargetSpec::parse("a.toml", &format!("{}\n{more}", toml::to_string(&file).unwrap()))
     }
 
     #[test]

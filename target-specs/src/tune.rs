@@ -6,25 +6,25 @@ use serde::{Deserialize, Serialize};
 /// All tables of a CPU level. The default holds for levels without (GPUs, whose kernels ask for none of it).
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tune {
-    pub division: Division,
+pub struct TuneTables {
+    pub division: DivisionMethod,
     /// Whether requests ahead of their use do less than plain loads in the order of memory, which the core's own prefetchers
     /// follow: it drops requests when it has too many.
     pub drops_requests: bool,
-    pub cache: Cache,
-    pub stream: Streams,
-    pub product: Products,
-    pub tile: Tiles,
-    pub attention: Attentions,
-    pub quantize: Quantizers,
-    pub scan: Scans,
-    pub shares: Shares,
+    pub cache: CacheSizes,
+    pub stream: StreamTuning,
+    pub product: MatmulTuning,
+    pub tile: TileTuning,
+    pub attention: AttentionTuning,
+    pub quantize: QuantizeTuning,
+    pub scan: ScanTuning,
+    pub shares: ChunkTuning,
 }
 
 /// How activations (sigmoid, tanh) divide.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Division {
+pub enum DivisionMethod {
     /// By the divider, which works beside the units that multiply.
     Divider,
     /// By a polynomial.
@@ -35,7 +35,7 @@ pub enum Division {
 /// Bytes that one core has for itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Cache {
+pub struct CacheSizes {
     pub first: u32,
     pub second: u32,
 }
@@ -43,18 +43,18 @@ pub struct Cache {
 /// How products of one row read their weights, by format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Streams {
-    pub q4: Stream,
-    pub q8: Stream,
-    pub f32: Stream,
-    pub f16: Stream,
-    pub bf16: Stream,
+pub struct StreamTuning {
+    pub q4: StreamPrefetch,
+    pub q8: StreamPrefetch,
+    pub f32: StreamPrefetch,
+    pub f16: StreamPrefetch,
+    pub bf16: StreamPrefetch,
 }
 
 /// Which lines of a stream are requested ahead of their use, and how many bytes ahead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(tag = "lines", rename_all = "lowercase", deny_unknown_fields)]
-pub enum Stream {
+pub enum StreamPrefetch {
     /// None: the core finds the stream by itself.
     #[default]
     None,
@@ -67,7 +67,7 @@ pub enum Stream {
 /// Sizes of products of several rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Products {
+pub struct MatmulTuning {
     /// Most rows of integer products that pass by the weights together: their sums stay in the first-level cache. With more,
     /// weights are better unpacked once.
     pub few_rows: u32,
@@ -97,15 +97,15 @@ pub struct Products {
 /// Tiles of products of several rows, by kind: sums and operands fit the registers.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tiles {
+pub struct TileTuning {
     /// Integer activations.
-    pub codes: Tile,
+    pub codes: RegisterTileSize,
     /// Packed weights and float activations.
-    pub packed: Tile,
+    pub packed: RegisterTileSize,
     /// Dots of bf16.
-    pub bf16: Tile,
+    pub bf16: RegisterTileSize,
     /// Everything else.
-    pub plain: Tile,
+    pub plain: RegisterTileSize,
     /// Taller ones for integer products of 4-bit codes whose number of rows, at most `few_rows`, is a multiple of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tall: Option<TallTile>,
@@ -114,14 +114,14 @@ pub struct Tiles {
 /// Rows of activations, in falling order, the last one 1, and tiles of 16 rows of weights that are worked on together.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tile {
+pub struct RegisterTileSize {
     pub rows: Vec<u32>,
     pub tiles: u32,
 }
 
-impl Default for Tile {
-    fn default() -> Tile {
-        Tile { rows: vec![4, 2, 1], tiles: 1 }
+impl Default for RegisterTileSize {
+    fn default() -> RegisterTileSize {
+        RegisterTileSize { rows: vec![4, 2, 1], tiles: 1 }
     }
 }
 
@@ -144,9 +144,9 @@ const FARTHEST: u32 = 64 << 10;
 /// Sizes of attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Attentions {
+pub struct AttentionTuning {
     /// Keys that one query works on together.
-    pub block: KeyBlock,
+    pub block: KeyBlockLimit,
     /// Most query heads of a key head that are too little work beside prefetches on a core that drops some: one query reads blocks in
     /// the order of memory then.
     pub in_order_heads: u32,
@@ -163,23 +163,23 @@ pub struct Attentions {
 /// Most keys of a block, and most of what their rows take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(tag = "by", rename_all = "lowercase", deny_unknown_fields)]
-pub enum KeyBlock {
+pub enum KeyBlockLimit {
     /// Elements of rows of keys with all heads.
     Elements { most: u32, keys: u32 },
     /// Bytes of rows of keys and values.
     Bytes { most: u32, keys: u32 },
 }
 
-impl Default for KeyBlock {
-    fn default() -> KeyBlock {
-        KeyBlock::Bytes { most: 0, keys: 16 }
+impl Default for KeyBlockLimit {
+    fn default() -> KeyBlockLimit {
+        KeyBlockLimit::Bytes { most: 0, keys: 16 }
     }
 }
 
 /// Sizes of quantizers of activations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Quantizers {
+pub struct QuantizeTuning {
     /// Most bytes of computed values between the steps, so that they stay in the first-level cache: the rows of a block take
     /// turns on pieces of their columns.
     pub piece_bytes: u32,
@@ -192,7 +192,7 @@ pub struct Quantizers {
 /// Sizes of scans with matrices as states.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Scans {
+pub struct ScanTuning {
     /// Most bytes of transposed states.
     pub stack_bytes: u32,
     /// Vector registers that the states of the rows which run together may take.
@@ -204,7 +204,7 @@ pub struct Scans {
 /// Least work of the smallest pieces that workers take from each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Shares {
+pub struct ChunkTuning {
     pub bytes: u32,
     /// Operations on bytes, and on f32.
     pub dots: u32,
@@ -213,14 +213,14 @@ pub struct Shares {
     pub times_of_cache: u32,
 }
 
-impl Default for Shares {
+impl Default for ChunkTuning {
     /// For levels that are not known: those of a text.
-    fn default() -> Shares {
-        Shares { bytes: 16 << 10, dots: 2 << 20, flops: 256 << 10, times_of_cache: 64 }
+    fn default() -> ChunkTuning {
+        ChunkTuning { bytes: 16 << 10, dots: 2 << 20, flops: 256 << 10, times_of_cache: 64 }
     }
 }
 
-impl Tune {
+impl TuneTables {
     /// What is outside of its legal range on a machine with these features, if anything is.
     pub(crate) fn fault(&self, features: &[String]) -> Option<String> {
         self.tile
@@ -239,9 +239,9 @@ impl Tune {
     }
 }
 
-impl Tiles {
+impl TileTuning {
     fn fault(&self, features: &[String]) -> Option<String> {
-        let Tiles { codes, packed, bf16, plain, tall } = self;
+        let TileTuning { codes, packed, bf16, plain, tall } = self;
         for (name, tile) in [("codes", codes), ("packed", packed), ("bf16", bf16), ("plain", plain)] {
             let falls = tile.rows.windows(2).all(|pair| pair[0] > pair[1]);
             // Some instructions multiply two rows at once.
@@ -275,7 +275,7 @@ impl Tiles {
     }
 }
 
-impl Products {
+impl MatmulTuning {
     fn fault(&self) -> Option<String> {
         let rows = [self.few_rows, self.few_rows_by_mmla, self.chunk_rows, self.small_rows, self.thin_rows];
         let panels = [self.panel_columns, self.float_panel_columns, self.piece_columns];
@@ -300,9 +300,9 @@ impl Products {
     }
 }
 
-impl Attentions {
+impl AttentionTuning {
     fn fault(&self) -> Option<String> {
-        let (KeyBlock::Elements { most, keys } | KeyBlock::Bytes { most, keys }) = self.block;
+        let (KeyBlockLimit::Elements { most, keys } | KeyBlockLimit::Bytes { most, keys }) = self.block;
         if !keys.is_multiple_of(16) || !(16..=256).contains(&keys) || !(1024..=1 << 20).contains(&most) {
             return Some(
                 "attention.block: keys are a multiple of 16 up to 256, and take 1024 to 1048576 elements or bytes".into(),
@@ -317,9 +317,9 @@ impl Attentions {
     }
 }
 
-impl Tune {
+impl TuneTables {
     fn other_fault(&self) -> Option<String> {
-        let Quantizers { piece_bytes, piece_groups, vectors } = self.quantize;
+        let QuantizeTuning { piece_bytes, piece_groups, vectors } = self.quantize;
         if !(1024..=64 << 10).contains(&piece_bytes)
             || !(1..=64).contains(&piece_groups)
             || ![1, 2, 4].contains(&vectors)
@@ -328,25 +328,27 @@ impl Tune {
                 "quantize: piece_bytes are 1024 to 65536, piece_groups 1 to 64, vectors 1, 2 or 4".into(),
             );
         }
-        let Scans { stack_bytes, state_vectors, steps_ahead } = self.scan;
+        let ScanTuning { stack_bytes, state_vectors, steps_ahead } = self.scan;
         if stack_bytes > 256 << 10 || !(1..=64).contains(&state_vectors) || steps_ahead > 64 {
             return Some(
                 "scan: stack_bytes are at most 262144, state_vectors 1 to 64, steps_ahead at most 64".into(),
             );
         }
-        let Shares { bytes, dots, flops, times_of_cache } = self.shares;
+        let ChunkTuning { bytes, dots, flops, times_of_cache } = self.shares;
         let fits = [bytes, dots, flops].iter().all(|work| (1..=1 << 30).contains(work));
         (!fits || !(1..=1024).contains(&times_of_cache))
             .then(|| "shares: work is 1 to 1073741824, times_of_cache 1 to 1024".into())
     }
 }
 
-impl Streams {
+impl StreamTuning {
     fn fault(&self) -> Option<String> {
-        let Streams { q4, q8, f32, f16, bf16 } = self;
-        let far = |stream: &&Stream| match **stream {
-            Stream::None => false,
-            Stream::Every { distance } | Stream::One { distance } => !(1..=FARTHEST).contains(&distance),
+        let StreamTuning { q4, q8, f32, f16, bf16 } = self;
+        let far = |stream: &&StreamPrefetch| match **stream {
+            StreamPrefetch::None => false,
+            StreamPrefetch::Every { distance } | StreamPrefetch::One { distance } => {
+                !(1..=FARTHEST).contains(&distance)
+            }
         };
         let any = [q4, q8, f32, f16, bf16].iter().any(far);
         any.then(|| format!("stream: distances are 1 to {FARTHEST} bytes"))

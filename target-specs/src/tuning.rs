@@ -1,6 +1,6 @@
 //! Tuning files: what `mlcc tune` measured to be faster on one machine, or predicted to be so on a GPU, for `mlcc build --tuning`.
 //!
-//! A file names a level and has keys of its tune tables ([`Level::tables`]), which take the place of the same keys. The processor and the
+//! A file names a level and has keys of its tune tables ([`FeatureLevel::tables`]), which take the place of the same keys. The processor and the
 //! figures that come with it are for people, and for the check that a file is used where it was measured.
 
 use std::collections::BTreeMap;
@@ -10,30 +10,30 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::tune::over;
-use crate::{FIELDS, GPU_FIELDS, Level, Model, Target, Tune};
+use crate::{CompileTarget, FIELDS, FeatureLevel, GPU_FIELDS, ProcessorModel, TuneTables};
 
 /// The content of a tuning file.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tuning {
+pub struct LevelTuning {
     /// Name of the level that it changes.
     pub level: String,
     /// The processor that it was measured on; `None` in files that nobody measured, or where the system did not tell.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cpu: Option<Model>,
+    pub cpu: Option<ProcessorModel>,
     /// Keys of the `tune` tables of a level.
     #[serde(default)]
     pub tune: toml::Table,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub measured: Option<Measured>,
+    pub measured: Option<MeasuredTuning>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub predicted: Option<Predicted>,
+    pub predicted: Option<PredictedTuning>,
 }
 
 /// What `mlcc tune --predict` predicted: nothing of it was measured.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Predicted {
+pub struct PredictedTuning {
     pub model: String,
     pub quant: String,
     /// Name of the GPU in `gpus.toml`.
@@ -61,7 +61,7 @@ pub struct PredictedRow {
 /// What `mlcc tune` measured.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Measured {
+pub struct MeasuredTuning {
     pub model: String,
     pub quant: String,
     pub threads: usize,
@@ -125,14 +125,14 @@ pub enum TuningError {
     OtherCpu { file: String, level: String, measured: String, found: String },
 }
 
-impl Tuning {
+impl LevelTuning {
     /// Reads a file; `file` is for messages. The keys and values of the tune table are checked with those of its level.
-    pub fn parse(file: &str, text: &str) -> Result<Tuning, TuningError> {
+    pub fn parse(file: &str, text: &str) -> Result<LevelTuning, TuningError> {
         let syntax = |e: toml::de::Error| TuningError::Syntax {
             file: file.into(),
             message: e.to_string().trim_end().into(),
         };
-        let tuning: Tuning = toml::from_str(text).map_err(syntax)?;
+        let tuning: LevelTuning = toml::from_str(text).map_err(syntax)?;
         let (file, level) = (file.to_string(), tuning.level.clone());
         let Some(found) = crate::level(&level).ok().flatten() else {
             let known = crate::names().unwrap_or_default();
@@ -151,9 +151,13 @@ impl Tuning {
             found,
         };
         match (found.gpu.is_some(), &tuning) {
-            (true, Tuning { cpu: Some(_), .. }) => return Err(misplaced("cpu", "CPUs", "GPUs")),
-            (true, Tuning { measured: Some(_), .. }) => return Err(misplaced("measured", "CPUs", "GPUs")),
-            (false, Tuning { predicted: Some(_), .. }) => return Err(misplaced("predicted", "GPUs", "CPUs")),
+            (true, LevelTuning { cpu: Some(_), .. }) => return Err(misplaced("cpu", "CPUs", "GPUs")),
+            (true, LevelTuning { measured: Some(_), .. }) => {
+                return Err(misplaced("measured", "CPUs", "GPUs"));
+            }
+            (false, LevelTuning { predicted: Some(_), .. }) => {
+                return Err(misplaced("predicted", "GPUs", "CPUs"));
+            }
             _ => {}
         }
         found.tuned(&tuning.tune).map_err(|message| TuningError::Tune { file, message })?;
@@ -173,8 +177,8 @@ impl Tuning {
         &self,
         file: &str,
         asked: &str,
-        here: Option<&Model>,
-        target: &mut Target,
+        here: Option<&ProcessorModel>,
+        target: &mut CompileTarget,
     ) -> Result<(), TuningError> {
         let (file, level) = (file.to_string(), self.level.clone());
         if let (Some(measured), Some(found), "cpu") = (&self.cpu, here, asked)
@@ -192,7 +196,7 @@ impl Tuning {
     }
 }
 
-impl fmt::Display for Tuning {
+impl fmt::Display for LevelTuning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Keys of CPUs are parts of tables, which GPUs have as a whole.
         let gpu = crate::level(&self.level).ok().flatten().is_some_and(|level| level.gpu.is_some());
@@ -207,12 +211,13 @@ impl fmt::Display for Tuning {
         if let Some(cpu) = &self.cpu {
             write!(f, "; measured on {cpu}")?;
         }
-        if let Some(Predicted { model, quant, device, tests, .. }) = &self.predicted {
+        if let Some(PredictedTuning { model, quant, device, tests, .. }) = &self.predicted {
             write!(f, "; predicted for {device}, not measured: {model} {quant}")?;
             tests.iter().try_for_each(|test| write!(f, ", {} x {:.3}", test.name, test.gain))?;
         }
         let Some(measured) = &self.measured else { return Ok(()) };
-        let Measured { model, quant, threads, read_gbytes_per_s: [least, most], gops, tests, .. } = measured;
+        let MeasuredTuning { model, quant, threads, read_gbytes_per_s: [least, most], gops, tests, .. } =
+            measured;
         write!(f, "; {model} {quant}, {threads} threads")?;
         tests.iter().try_for_each(|test| write!(f, ", {} x {:.3}", test.name, test.gain))?;
         write!(f, "; reads {least:.1} to {most:.1} GB/s")?;
@@ -246,22 +251,22 @@ fn has_tune(name: &str) -> bool {
     crate::level(name).ok().flatten().is_some_and(|level| level.tables().is_some())
 }
 
-impl Tune {
+impl TuneTables {
     /// All keys, as a spec has them.
     pub fn to_table(&self) -> toml::Table {
         toml::Table::try_from(self).unwrap_or_default()
     }
 }
 
-impl Level {
+impl FeatureLevel {
     /// With these keys in place of the same ones of its tune tables; what is unknown or outside of its legal range is told.
-    pub fn tuned(&self, changes: &toml::Table) -> Result<Level, String> {
+    pub fn tuned(&self, changes: &toml::Table) -> Result<FeatureLevel, String> {
         if let Some(gpu) = &self.gpu {
             return self.scheduled(gpu, changes.clone());
         }
         let base = self.tune.as_ref().ok_or("the level has none")?;
         let tables = over(&base.to_table(), changes.clone());
-        let read: Result<Tune, toml::de::Error> = tables.clone().try_into();
+        let read: Result<TuneTables, toml::de::Error> = tables.clone().try_into();
         let tune = read.map_err(|e| e.to_string().trim_end().to_string())?;
         let taken = tune.to_table();
         if let Some(field) = FIELDS.iter().find(|field| field.get(&taken) != field.get(&tables)) {
@@ -269,7 +274,7 @@ impl Level {
         }
         match tune.fault(&self.features) {
             Some(fault) => Err(fault),
-            None => Ok(Level { tune: Some(tune), ..self.clone() }),
+            None => Ok(FeatureLevel { tune: Some(tune), ..self.clone() }),
         }
     }
 }
@@ -282,24 +287,24 @@ mod tests {
                         [tune]\ndrops_requests = false\nproduct = { few_rows = 8 }\n\
                         [tune.stream]\nq8 = { lines = 'every', distance = 2048 }\n";
 
-    fn cpu(model: u32) -> Model {
-        Model { vendor: "AuthenticAMD".into(), family: Some(25), model }
+    fn cpu(model: u32) -> ProcessorModel {
+        ProcessorModel { vendor: "AuthenticAMD".into(), family: Some(25), model }
     }
 
     fn error(text: &str) -> String {
-        Tuning::parse("t.toml", text).unwrap_err().to_string()
+        LevelTuning::parse("t.toml", text).unwrap_err().to_string()
     }
 
     #[test]
     fn a_tuning_changes_its_keys_and_nothing_else() {
-        let tuning = Tuning::parse("t.toml", FILE).unwrap();
+        let tuning = LevelTuning::parse("t.toml", FILE).unwrap();
         let mut target = crate::resolve("znver4,x86-64-v3").unwrap();
         let before = target.clone();
         tuning.apply("t.toml", "znver4", None, &mut target).unwrap();
         let mut expected = before.levels[0].tune.clone().unwrap();
         expected.drops_requests = false;
         expected.product.few_rows = 8;
-        expected.stream.q8 = crate::Stream::Every { distance: 2048 };
+        expected.stream.q8 = crate::StreamPrefetch::Every { distance: 2048 };
         assert_eq!(target.levels[0].tune, Some(expected));
         assert_eq!(target.levels[1], before.levels[1]);
     }
@@ -309,18 +314,18 @@ mod tests {
         let text = "level = 'sm_90'\n[tune.product]\nrows = 128\n[predicted]\nmodel = 'm'\nquant = 'f16'\n\
                     device = 'h200'\nptxas = '12.9.86'\nnvdisasm = '13.5.37'\n\
                     tests = [{ name = 'pp512', without = 100.0, with = 110.0, gain = 1.1 }]\n";
-        let tuning = Tuning::parse("t.toml", text).unwrap();
+        let tuning = LevelTuning::parse("t.toml", text).unwrap();
         let mut target = crate::resolve("cuda").unwrap();
         let before = target.clone();
         tuning.apply("t.toml", "cuda", None, &mut target).unwrap();
-        let tile = |target: &Target| target.levels[0].gpu.as_ref().unwrap().product.unwrap();
+        let tile = |target: &CompileTarget| target.levels[0].gpu.as_ref().unwrap().product.unwrap();
         assert_eq!(tile(&target), crate::MatrixTile { rows: 128, ..tile(&before) });
         assert_eq!(target.levels[1..], before.levels[1..]);
         let shown = tuning.to_string();
         let expected = "sm_90 with product rows 128; predicted for h200, not measured: m f16, pp512 x 1.100";
         assert_eq!(shown, expected);
-        assert_eq!(Tuning::parse("t.toml", &tuning.to_text("c")).unwrap(), tuning);
-        let other = Tuning { level: "znver4".into(), tune: toml::Table::new(), ..tuning.clone() };
+        assert_eq!(LevelTuning::parse("t.toml", &tuning.to_text("c")).unwrap(), tuning);
+        let other = LevelTuning { level: "znver4".into(), tune: toml::Table::new(), ..tuning.clone() };
         assert!(error(&other.to_text("")).contains("`predicted` is for levels of GPUs"));
         let mut target = crate::resolve("sm_80").unwrap();
         let text = tuning.apply("t.toml", "sm_80", None, &mut target).unwrap_err().to_string();
@@ -329,8 +334,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back() {
-        let mut tuning = Tuning::parse("t.toml", FILE).unwrap();
-        tuning.measured = Some(Measured {
+        let mut tuning = LevelTuning::parse("t.toml", FILE).unwrap();
+        tuning.measured = Some(MeasuredTuning {
             model: "m".into(),
             quant: "q8i8".into(),
             threads: 2,
@@ -346,7 +351,7 @@ mod tests {
         });
         let text = tuning.to_text("one\ntwo");
         assert!(text.starts_with("# one\n# two\n"), "{text}");
-        assert_eq!(Tuning::parse("t.toml", &text).unwrap(), tuning);
+        assert_eq!(LevelTuning::parse("t.toml", &text).unwrap(), tuning);
         for name in crate::names().unwrap() {
             let Some(level) = crate::level(&name).unwrap() else { continue };
             let Some(tune) = &level.tune else { continue };
@@ -410,7 +415,7 @@ mod tests {
 
     #[test]
     fn a_tuning_is_for_its_level_and_its_processor() {
-        let tuning = Tuning::parse("t.toml", FILE).unwrap();
+        let tuning = LevelTuning::parse("t.toml", FILE).unwrap();
         let mut v3 = crate::resolve("x86-64-v3").unwrap();
         let text = tuning.apply("t.toml", "x86-64-v3", None, &mut v3).unwrap_err().to_string();
         assert!(text.contains("`znver4`") && text.contains("x86-64-v3"), "{text}");

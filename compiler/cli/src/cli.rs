@@ -20,7 +20,7 @@ use crate::ui::Ui;
 #[command(name = "mlcc", version, long_version = LONG_VERSION.as_str(), max_term_width = 110)]
 pub struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
     /// Say less: errors and results only
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
@@ -30,45 +30,45 @@ pub struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Compile a model into one shared library
-    Build(Box<build::Args>),
+    Build(Box<build::BuildArgs>),
     /// Generate text with a compiled model
-    Run(Box<run::Args>),
+    Run(Box<run::RunArgs>),
     /// Talk with a compiled model
-    Chat(Box<chat::Args>),
+    Chat(Box<chat::ChatArgs>),
     /// Serve a compiled model over HTTP, as the OpenAI API
-    Serve(Box<serve::Args>),
+    Serve(Box<serve::ServeArgs>),
     /// Print vectors of texts
-    Embed(embed::Args),
+    Embed(embed::EmbedArgs),
     /// Order documents by how well they answer a query
-    Rerank(rerank::Args),
+    Rerank(rerank::RerankArgs),
     /// Show what is in a compiled model
-    Inspect(inspect::Args),
+    Inspect(inspect::InspectArgs),
     /// Replay reference results through a compiled model
-    Verify(verify::Args),
+    Verify(verify::VerifyArgs),
     /// Find the pass or kernel that makes a model wrong
-    Bisect(bisect::Args),
+    Bisect(bisect::BisectArgs),
     /// Measure how well a compiled model predicts a text
-    Eval(eval::Args),
+    Eval(eval::EvalArgs),
     /// Measure speed, as a share of what the machine can do
-    Bench(bench::Args),
+    Bench(bench::BenchArgs),
     /// Find plans that are faster on this machine, for `mlcc build --tuning`
-    Tune(Box<tune::Args>),
+    Tune(Box<tune::TuneArgs>),
     /// Run a module in text form, or reference results of a model, by interpretation
-    Interp(interp::Args),
+    Interp(interp::InterpArgs),
     /// Run passes over a module in text form
-    Opt(opt::Args),
+    Opt(opt::OptArgs),
     /// List the machines that can be compiled for
-    Targets(targets::Args),
+    Targets(targets::TargetsArgs),
     /// List the models that can be compiled
-    Models(models::Args),
+    Models(models::ModelsArgs),
     /// List the weight formats
-    Quants(quants::Args),
+    Quants(quants::QuantsArgs),
     /// Check what this machine offers to mlcc, and say what is missing
-    Doctor(doctor::Args),
+    Doctor(doctor::DoctorArgs),
     /// Print a completion script for a shell
-    Completions(completions::Args),
+    Completions(completions::CompletionsArgs),
 }
 
 /// Runs the program: `args` as the system gave them, the program's name first.
@@ -107,27 +107,27 @@ fn parse_and_run(args: Vec<OsString>) -> ExitCode {
     }
 }
 
-fn dispatch(command: Command, ui: &Ui) -> Result<(), CliError> {
+fn dispatch(command: CliCommand, ui: &Ui) -> Result<(), CliError> {
     match command {
-        Command::Build(args) => build::run(&args, ui),
-        Command::Run(args) => run::run(&args, ui),
-        Command::Chat(args) => chat::run(&args, ui),
-        Command::Serve(args) => serve::run(&args, ui),
-        Command::Embed(args) => embed::run(&args, ui),
-        Command::Rerank(args) => rerank::run(&args, ui),
-        Command::Inspect(args) => inspect::run(&args, ui),
-        Command::Verify(args) => verify::run(&args, ui),
-        Command::Bisect(args) => bisect::run(&args, ui),
-        Command::Eval(args) => eval::run(&args, ui),
-        Command::Bench(args) => bench::run(&args, ui),
-        Command::Tune(args) => tune::run(&args, ui),
-        Command::Interp(args) => interp::run(&args, ui),
-        Command::Opt(args) => opt::run(&args, ui),
-        Command::Targets(args) => targets::run(&args, ui),
-        Command::Models(args) => models::run(&args, ui),
-        Command::Quants(args) => quants::run(&args, ui),
-        Command::Doctor(args) => doctor::run(&args, ui),
-        Command::Completions(args) => completions::run(&args, ui),
+        CliCommand::Build(args) => build::run(&args, ui),
+        CliCommand::Run(args) => run::run(&args, ui),
+        CliCommand::Chat(args) => chat::run(&args, ui),
+        CliCommand::Serve(args) => serve::run(&args, ui),
+        CliCommand::Embed(args) => embed::run(&args, ui),
+        CliCommand::Rerank(args) => rerank::run(&args, ui),
+        CliCommand::Inspect(args) => inspect::run(&args, ui),
+        CliCommand::Verify(args) => verify::run(&args, ui),
+        CliCommand::Bisect(args) => bisect::run(&args, ui),
+        CliCommand::Eval(args) => eval::run(&args, ui),
+        CliCommand::Bench(args) => bench::run(&args, ui),
+        CliCommand::Tune(args) => tune::run(&args, ui),
+        CliCommand::Interp(args) => interp::run(&args, ui),
+        CliCommand::Opt(args) => opt::run(&args, ui),
+        CliCommand::Targets(args) => targets::run(&args, ui),
+        CliCommand::Models(args) => models::run(&args, ui),
+        CliCommand::Quants(args) => quants::run(&args, ui),
+        CliCommand::Doctor(args) => doctor::run(&args, ui),
+        CliCommand::Completions(args) => completions::run(&args, ui),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use mlcc_engine::generation_config::ConfigError as EngineConfigError;
+use mlcc_engine::generation_config::GenerationConfigError as EngineConfigError;
 use thiserror::Error;
 
 use mlcc_driver::build::BuildError;
@@ -32,14 +32,14 @@ pub enum CliError {
     #[error(transparent)]
     Tokenizer(#[from] mlcc_engine::tokenizer::TokenizerError),
     #[error(transparent)]
-    Carried(#[from] mlcc_engine::carried::CarriedError),
+    Carried(#[from] mlcc_engine::carried::ArtifactTokenizerError),
     #[error(transparent)]
     Generate(#[from] mlcc_engine::GenerateError),
     /// What `--json-schema` or `--grammar` names.
     #[error("{path}: {source}")]
     Grammar { path: PathBuf, source: mlcc_engine::GrammarError },
     #[error(transparent)]
-    Vectors(#[from] mlcc_engine::texts::TextError),
+    Vectors(#[from] mlcc_engine::texts::EmbeddingError),
     #[error(transparent)]
     Chat(#[from] mlcc_engine::ChatError),
     #[error(transparent)]

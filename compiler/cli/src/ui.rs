@@ -51,12 +51,12 @@ impl Ui {
     }
 
     /// Progress over bytes, for work that begins some time after this; invisible where standard error is no terminal.
-    pub fn bytes_progress(&self, what: &'static str) -> Progress {
+    pub fn bytes_progress(&self, what: &'static str) -> ByteProgress {
         let waiting = format!("{what:9} {{bar:30}} {{bytes}} of {{total_bytes}}  {{wide_msg}}");
         let running = format!(
             "{what:9} {{bar:30}} {{bytes}} of {{total_bytes}}  {{bytes_per_sec}}  {{eta}} left  {{wide_msg}}"
         );
-        Progress { bar: self.bar(&waiting), waiting, running }
+        ByteProgress { bar: self.bar(&waiting), waiting, running }
     }
 
     /// A progress bar over shares of one piece of work, which the message tells.
@@ -87,13 +87,13 @@ fn set_template(bar: &ProgressBar, template: &str) {
 
 /// A bar of which rate and time left count from the start of its own work, not from when the bar was made, and are shown
 /// only once something is done.
-pub struct Progress {
+pub struct ByteProgress {
     bar: ProgressBar,
     waiting: String,
     running: String,
 }
 
-impl Progress {
+impl ByteProgress {
     /// `done` is 0 where the work begins.
     pub fn set(&self, done: u64, total: u64, message: String) {
         self.bar.set_length(total);

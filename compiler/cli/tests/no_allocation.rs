@@ -13,12 +13,12 @@ use cases::{artifact, backends, directory, scheme};
 use mlcc_driver::build::BuildOptions;
 use mlcc_runtime::{LoadOptions, Model, Session};
 
-struct Counting;
+struct AllocationCounter;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: every call goes to the system's allocator unchanged; counting is an atomic addition.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for AllocationCounter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller's contract is the system allocator's.
@@ -32,7 +32,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: AllocationCounter = AllocationCounter;
 
 /// Allocations of one round of `step` after two others.
 fn allocations(mut step: impl FnMut()) -> usize {

@@ -12,20 +12,20 @@ mod machine;
 use std::time::Instant;
 
 use machine::{compiled, level, number, time};
-use mlcc_codegen::executor::{Aligned, Executor};
+use mlcc_codegen::executor::{AlignedBytes, KernelExecutor};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph::{Function, FunctionKind, ValueId};
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{Access, BinOp, Kernel, Space, Stmt, Ty};
+use mlcc_ir::kernel::{BinOp, ExprType, Kernel, MemorySpace, ParamAccess, Stmt};
 use mlcc_ir::module::Module;
-use mlcc_ir::ops::{Attention, Op};
+use mlcc_ir::ops::{AttentionOp, Op};
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_kernels::lower::group::lower_group;
 use mlcc_kernels::params::KernelTarget;
 use mlcc_target::Arch;
 
-struct Problem {
+struct AttentionBenchmark {
     cache: DType,
     kv: usize,
     group: usize,
@@ -45,7 +45,7 @@ fn main() {
     let types = [DType::F32, DType::F16, DType::BF16, DType::I8];
     let cache = types.into_iter().find(|t| t.name() == cache).unwrap_or_else(|| panic!("cache {cache}"));
     let [kv, group, size, keys] = [kv, group, size, keys].map(|s| number(s));
-    let mut p = Problem { cache, kv, group, size, keys, n: 1, layers: 0, turns: 1, codes: false };
+    let mut p = AttentionBenchmark { cache, kv, group, size, keys, n: 1, layers: 0, turns: 1, codes: false };
     p.layers = (192 << 20) / p.bytes();
     let (mut object, mut batch_invariant) = (None, false);
     for option in options {
@@ -68,7 +68,7 @@ fn main() {
     p.measure(&executor, &kernels[..attention]);
 }
 
-impl Problem {
+impl AttentionBenchmark {
     /// Of keys and values of a layer.
     fn bytes(&self) -> usize {
         let element = self.cache.bytes().unwrap_or(1);
@@ -77,8 +77,8 @@ impl Problem {
     }
 
     fn kernels(&self, target: &KernelTarget) -> Vec<Kernel> {
-        let n = if self.n == 1 { Dim::from(1) } else { Dim::sym(Sym::N) };
-        let t = Dim::sym(Sym::Past).add(&n);
+        let n = if self.n == 1 { Dim::from(1) } else { Dim::sym(SizeSymbol::N) };
+        let t = Dim::sym(SizeSymbol::Past).add(&n);
         let module = Module::new("m");
         let mut f = Function::new("attention", FunctionKind::Group);
         let dims = |rows: &Dim, heads: usize| [rows.clone(), Dim::from(heads), Dim::from(self.size)];
@@ -95,31 +95,31 @@ impl Problem {
             op(Op::Binary(BinOp::Mul), &[codes, scales])
         };
         let (k, v) = (operand(&mut f), operand(&mut f));
-        let plain = Attention::causal((self.size as f64).powf(-0.5));
-        let op = Op::Attention(Attention { codes: self.codes, ..plain });
+        let plain = AttentionOp::causal((self.size as f64).powf(-0.5));
+        let op = Op::Attention(AttentionOp { codes: self.codes, ..plain });
         f.outputs = f.append(&Module::new("m"), op, &[q, k, v]).expect("it types");
         let packings = vec![None; f.inputs.len()];
         let made = lower_group(&Module::new("m"), &f, "attention", &packings, target).expect("it lowers");
         std::iter::once(made.kernel).chain(made.merge.map(|m| m.kernel.kernel)).collect()
     }
 
-    fn measure(&self, executor: &Executor, kernels: &[Kernel]) {
+    fn measure(&self, executor: &KernelExecutor, kernels: &[Kernel]) {
         let dims = SymValues { n: self.n as i64, b: 1, past: (self.keys - self.n) as i64 };
-        let mut layers: Vec<Vec<Aligned>> =
+        let mut layers: Vec<Vec<AlignedBytes>> =
             (0..self.layers as u32).map(|l| buffers(&kernels[0], &dims, l)).collect();
         // All layers of a model leave their results in the same place.
         let results = layers.iter_mut().map(|layer| layer.pop().expect("a kernel has results"));
         let mut results = results.last().expect("a layer");
         let (mut peak, mut read, mut best, mut join) = (0.0_f64, 0.0_f64, f64::INFINITY, f64::INFINITY);
-        let mut probe = vec![Aligned::zeroed(64)];
+        let mut probe = vec![AlignedBytes::zeroed(64)];
         let mut out = kernels.get(1).map(|k| buffers(k, &dims, 1));
         for _ in 0..6 {
             peak = peak.max(PEAK_OPS / time(executor, "peak", &mut probe, &dims));
             let begin = Instant::now();
-            let (mut sum, mut bytes) = (Aligned::zeroed(64), 0);
+            let (mut sum, mut bytes) = (AlignedBytes::zeroed(64), 0);
             for buffer in layers.iter_mut().flat_map(|layer| &mut layer[1..]) {
                 let elements = (buffer.bytes().len() / 256) as i64;
-                let mut both = vec![std::mem::replace(buffer, Aligned::zeroed(0)), sum];
+                let mut both = vec![std::mem::replace(buffer, AlignedBytes::zeroed(0)), sum];
                 let sizes = SymValues { n: elements, b: 1, past: 0 };
                 executor.run("read", &mut both, &sizes, 1).expect("the kernel runs");
                 sum = both.pop().expect("two buffers");
@@ -167,7 +167,7 @@ impl Problem {
 }
 
 /// Values that are neither denormal nor large; caches are long enough for huge pages.
-fn buffers(kernel: &Kernel, dims: &SymValues, seed: u32) -> Vec<Aligned> {
+fn buffers(kernel: &Kernel, dims: &SymValues, seed: u32) -> Vec<AlignedBytes> {
     let mut seed = seed;
     let mut next = || {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -177,7 +177,7 @@ fn buffers(kernel: &Kernel, dims: &SymValues, seed: u32) -> Vec<Aligned> {
         let decl = &kernel.bufs[p];
         let bytes = decl.len.eval(dims) as usize * decl.dtype.bytes().unwrap_or(1);
         let least = if bytes < 256 << 10 { bytes } else { bytes.max(4 << 20) };
-        let mut buffer = Aligned::zeroed(least);
+        let mut buffer = AlignedBytes::zeroed(least);
         for word in buffer.bytes_mut()[..bytes].chunks_exact_mut(4) {
             let word: &mut [u8; 4] = word.try_into().expect("four bytes");
             *word = match decl.dtype {
@@ -204,7 +204,7 @@ const PEAK_OPS: f64 = (ROUNDS as usize * CHAINS * 32) as f64;
 /// Independent multiply-adds on registers.
 fn peak_kernel() -> Kernel {
     let mut kb = KernelBuilder::new("peak");
-    let out = kb.param("out", DType::F32, 16, Access::InOut, 64);
+    let out = kb.param("out", DType::F32, 16, ParamAccess::InOut, 64);
     let zero = kb.int(0);
     let x = kb.load_vec(out, zero, 16);
     let x = kb.let_("x", x);
@@ -223,11 +223,11 @@ fn peak_kernel() -> Kernel {
 /// Adds up memory in pieces of 256 bytes, asked for 4 KiB ahead.
 fn read_kernel() -> Kernel {
     let mut kb = KernelBuilder::new("read");
-    let x = kb.param("x", DType::F32, Dim::sym(Sym::N).scale(64), Access::In, 64);
-    let out = kb.param("out", DType::F32, 16, Access::InOut, 64);
+    let x = kb.param("x", DType::F32, Dim::sym(SizeSymbol::N).scale(64), ParamAccess::In, 64);
+    let out = kb.param("out", DType::F32, 16, ParamAccess::InOut, 64);
     let zero = kb.int(0);
     let sums = sums(&mut kb);
-    let pieces = kb.sym(Sym::N);
+    let pieces = kb.sym(SizeSymbol::N);
     let prefetch = InstrId::by_name("prefetch_f32").expect("an instruction of the table");
     kb.serial("piece", pieces, |kb, i| {
         for v in 0..4 {
@@ -248,9 +248,9 @@ fn read_kernel() -> Kernel {
 }
 
 fn sums(kb: &mut KernelBuilder) -> Vec<mlcc_ir::kernel::BufId> {
-    let (zero, nothing) = (kb.int(0), kb.constant(0.0, Ty::vector(DType::F32, 16)));
+    let (zero, nothing) = (kb.int(0), kb.constant(0.0, ExprType::vector(DType::F32, 16)));
     let mut sum = |_| {
-        let sum = kb.alloc("sum", DType::F32, 16, Space::Local);
+        let sum = kb.alloc("sum", DType::F32, 16, MemorySpace::Local);
         kb.store_vec(sum, zero, nothing);
         sum
     };
@@ -259,7 +259,7 @@ fn sums(kb: &mut KernelBuilder) -> Vec<mlcc_ir::kernel::BufId> {
 
 fn add_up(kb: &mut KernelBuilder, sums: &[mlcc_ir::kernel::BufId], out: mlcc_ir::kernel::BufId) -> Kernel {
     let zero = kb.int(0);
-    let mut all = kb.constant(0.0, Ty::vector(DType::F32, 16));
+    let mut all = kb.constant(0.0, ExprType::vector(DType::F32, 16));
     for &sum in sums {
         let value = kb.load_vec(sum, zero, 16);
         all = kb.add(all, value);

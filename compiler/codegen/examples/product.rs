@@ -10,31 +10,34 @@
 mod machine;
 
 use machine::{compiled, level, number, time};
-use mlcc_codegen::executor::Aligned;
+use mlcc_codegen::executor::AlignedBytes;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{Access, BufId, Kernel, Ty};
-use mlcc_ir::types::{DType, Format, Packing};
-use mlcc_kernel_lang::Stream;
+use mlcc_ir::kernel::{BufId, ExprType, Kernel, ParamAccess};
+use mlcc_ir::types::{DType, Packing, QuantFormat};
+use mlcc_kernel_lang::PrefetchMethod;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_kernels::product::plan::{Spread, TallTile};
-use mlcc_kernels::product::{Activation, Codes, CpuPlan, DOT_COLUMNS, Product, Weight, choose, emit_product};
+use mlcc_kernels::product::plan::{SpreadPrefetch, TallTile};
+use mlcc_kernels::product::{
+    CpuPlan, DOT_COLUMNS, MatmulActivation, MatmulProblem, MatmulWeight, QuantizedActivations, choose,
+    emit_product,
+};
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::{PackOptions, pack};
 use mlcc_target::Arch;
 
 #[derive(Clone, Copy, PartialEq)]
-enum Activations {
+enum ActivationFormat {
     F32,
     BF16,
     /// So many planes of bytes.
     Codes(usize),
 }
 
-struct Problem {
+struct MatmulBenchmark {
     weight: DType,
-    x: Activations,
+    x: ActivationFormat,
     group: usize,
     m: usize,
     n: usize,
@@ -47,21 +50,21 @@ fn main() {
         panic!("arguments: WEIGHTS ACTIVATIONS M N K [key=value]...")
     };
     let weight = match weight.as_str() {
-        "q4" => DType::Packed(Format::Q4G32),
-        "q8" => DType::Packed(Format::Q8G32),
+        "q4" => DType::Packed(QuantFormat::Q4G32),
+        "q8" => DType::Packed(QuantFormat::Q8G32),
         "f32" => DType::F32,
         "f16" => DType::F16,
         "bf16" => DType::BF16,
         other => panic!("weights {other}"),
     };
     let x = match x.as_str() {
-        "i8" => Activations::Codes(1),
-        "i16" => Activations::Codes(2),
-        "bf16" => Activations::BF16,
-        "f32" => Activations::F32,
+        "i8" => ActivationFormat::Codes(1),
+        "i16" => ActivationFormat::Codes(2),
+        "bf16" => ActivationFormat::BF16,
+        "f32" => ActivationFormat::F32,
         other => panic!("activations {other}"),
     };
-    let mut problem = Problem { weight, x, group: 128, m: number(m), n: number(n), k: number(k) };
+    let mut problem = MatmulBenchmark { weight, x, group: 128, m: number(m), n: number(n), k: number(k) };
     let level = level();
     let target = KernelTarget::new(Arch::X86_64, &level);
     let none = problem.activation(CodeBlock::SINGLE, [BufId(0); 2]);
@@ -82,24 +85,30 @@ fn main() {
             Some(("order", "no")) => plan.in_order = None,
             Some(("spread", "no")) => plan.spread = None,
             Some(("spread", "yes")) => {
-                let spread = |prefetch| Spread { prefetch, groups: 0 };
+                let spread = |prefetch| SpreadPrefetch { prefetch, groups: 0 };
                 plan.spread = plan.spread.or(target.prefetch(weight).map(spread))
             }
             Some(("unroll", v)) => plan.unroll = number(v) as u32,
             Some(("in_flight", v)) => plan.in_flight = number(v) as u32,
             Some(("distance", v)) => {
                 plan.stream = match plan.stream {
-                    Stream::Lines { prefetch, .. } => Stream::Lines { prefetch, distance: number(v) as i64 },
-                    Stream::Sparse { prefetch, .. } => {
-                        Stream::Sparse { prefetch, distance: number(v) as i64 }
+                    PrefetchMethod::Lines { prefetch, .. } => {
+                        PrefetchMethod::Lines { prefetch, distance: number(v) as i64 }
+                    }
+                    PrefetchMethod::Sparse { prefetch, .. } => {
+                        PrefetchMethod::Sparse { prefetch, distance: number(v) as i64 }
                     }
                     other => other,
                 }
             }
             Some(("sparse", v)) => {
                 plan.stream = match (plan.stream, v == "yes") {
-                    (Stream::Lines { prefetch, distance }, true) => Stream::Sparse { prefetch, distance },
-                    (Stream::Sparse { prefetch, distance }, false) => Stream::Lines { prefetch, distance },
+                    (PrefetchMethod::Lines { prefetch, distance }, true) => {
+                        PrefetchMethod::Sparse { prefetch, distance }
+                    }
+                    (PrefetchMethod::Sparse { prefetch, distance }, false) => {
+                        PrefetchMethod::Lines { prefetch, distance }
+                    }
                     (other, _) => other,
                 }
             }
@@ -112,10 +121,10 @@ fn main() {
     let kernels = [problem.kernel(&plan), peak, reading_kernel(pack_bytes(&problem))];
     let executor = compiled(&kernels, &level, object);
     let mut buffers = problem.buffers(&kernels[0]);
-    let mut out = vec![Aligned::zeroed(64)];
+    let mut out = vec![AlignedBytes::zeroed(64)];
     // The machine may be shared: the best of many short turns, taken alternately.
     let (mut peak, mut seconds, mut reading) = (0.0_f64, f64::INFINITY, f64::INFINITY);
-    let mut weights = vec![buffers[3].clone(), Aligned::zeroed(64)];
+    let mut weights = vec![buffers[3].clone(), AlignedBytes::zeroed(64)];
     for _ in 0..15 {
         peak = peak.max(PEAK_OPS / time(&executor, "peak", &mut out, &SymValues::tokens(1)));
         seconds = seconds.min(time(&executor, "product", &mut buffers, &SymValues::tokens(problem.m as i64)));
@@ -137,10 +146,10 @@ fn main() {
 /// Reads all of `bytes` with nothing but additions.
 fn reading_kernel(bytes: usize) -> Kernel {
     let mut kb = KernelBuilder::new("read");
-    let w = kb.param("w", DType::U8, bytes, Access::In, 64);
-    let out = kb.param("out", DType::U8, 64, Access::Out, 64);
-    let ty = Ty::vector(DType::I32, 16);
-    let acc = kb.alloc("acc", DType::I32, 16 * 4, mlcc_ir::kernel::Space::Local);
+    let w = kb.param("w", DType::U8, bytes, ParamAccess::In, 64);
+    let out = kb.param("out", DType::U8, 64, ParamAccess::Out, 64);
+    let ty = ExprType::vector(DType::I32, 16);
+    let acc = kb.alloc("acc", DType::I32, 16 * 4, mlcc_ir::kernel::MemorySpace::Local);
     for c in 0..4 {
         let at = kb.int(16 * c);
         let zero = kb.constant(0.0, ty);
@@ -165,13 +174,13 @@ fn reading_kernel(bytes: usize) -> Kernel {
         let value = kb.load_vec(acc, at, 16);
         sum = kb.add(sum, value);
     }
-    let sum = kb.bitcast(sum, Ty::vector(DType::U8, 64));
+    let sum = kb.bitcast(sum, ExprType::vector(DType::U8, 64));
     let zero = kb.int(0);
     kb.store_vec(out, zero, sum);
     kb.finish()
 }
 
-fn pack_bytes(problem: &Problem) -> usize {
+fn pack_bytes(problem: &MatmulBenchmark) -> usize {
     mlcc_quant::packed_bytes(problem.weight, Packing::Tile16, problem.n, problem.k).expect("sizes fit")
 }
 
@@ -182,19 +191,19 @@ const PEAK_OPS: f64 = (ROUNDS as usize * CHAINS * 128) as f64;
 
 /// Independent dot products or multiply-adds on registers. Bytes count 64 products per instruction, bf16 32, f32 16: these run
 /// more rounds, so that all stand for the same number of operations.
-fn peak_kernel(x: Activations) -> Kernel {
+fn peak_kernel(x: ActivationFormat) -> Kernel {
     let mut kb = KernelBuilder::new("peak");
-    let out = kb.param("out", DType::U8, 64, Access::InOut, 64);
+    let out = kb.param("out", DType::U8, 64, ParamAccess::InOut, 64);
     let zero = kb.int(0);
     let bytes = kb.load_vec(out, zero, 64);
     let bytes = kb.let_("bytes", bytes);
     let (dtype, rounds) = match x {
-        Activations::Codes(_) => (DType::I32, ROUNDS),
-        Activations::BF16 => (DType::F32, 2 * ROUNDS),
-        Activations::F32 => (DType::F32, 4 * ROUNDS),
+        ActivationFormat::Codes(_) => (DType::I32, ROUNDS),
+        ActivationFormat::BF16 => (DType::F32, 2 * ROUNDS),
+        ActivationFormat::F32 => (DType::F32, 4 * ROUNDS),
     };
-    let ty = Ty::vector(dtype, 16);
-    let acc = kb.alloc("acc", dtype, 16 * CHAINS, mlcc_ir::kernel::Space::Local);
+    let ty = ExprType::vector(dtype, 16);
+    let acc = kb.alloc("acc", dtype, 16 * CHAINS, mlcc_ir::kernel::MemorySpace::Local);
     for c in 0..CHAINS {
         let at = kb.int(16 * c as i64);
         let first = kb.constant(0.0, ty);
@@ -207,15 +216,15 @@ fn peak_kernel(x: Activations) -> Kernel {
             let at = kb.int(16 * c as i64);
             let old = kb.load_vec(acc, at, 16);
             let new = match x {
-                Activations::Codes(_) => {
-                    let signed = kb.bitcast(bytes, Ty::vector(DType::I8, 64));
+                ActivationFormat::Codes(_) => {
+                    let signed = kb.bitcast(bytes, ExprType::vector(DType::I8, 64));
                     kb.instr(instr("vpdpbusd_512"), vec![old, bytes, signed])
                 }
-                Activations::BF16 => {
-                    let x = kb.bitcast(bytes, Ty::vector(DType::BF16, 32));
+                ActivationFormat::BF16 => {
+                    let x = kb.bitcast(bytes, ExprType::vector(DType::BF16, 32));
                     kb.instr(instr("vdpbf16ps_512"), vec![old, x, x])
                 }
-                Activations::F32 => {
+                ActivationFormat::F32 => {
                     let x = kb.bitcast(bytes, ty);
                     kb.fma(old, x, x)
                 }
@@ -229,45 +238,50 @@ fn peak_kernel(x: Activations) -> Kernel {
         let value = kb.load_vec(acc, at, 16);
         sum = kb.add(sum, value);
     }
-    let sum = kb.bitcast(sum, Ty::vector(DType::U8, 64));
+    let sum = kb.bitcast(sum, ExprType::vector(DType::U8, 64));
     kb.store_vec(out, zero, sum);
     kb.finish()
 }
 
-impl Problem {
-    fn activation(&self, block: CodeBlock, [scales, starts]: [BufId; 2]) -> Activation {
+impl MatmulBenchmark {
+    fn activation(&self, block: CodeBlock, [scales, starts]: [BufId; 2]) -> MatmulActivation {
         match self.x {
-            Activations::Codes(planes) => {
-                Activation::Codes(Codes { planes, group: self.group, block, scales, starts })
-            }
-            Activations::BF16 => Activation::BF16,
-            Activations::F32 => Activation::F32,
+            ActivationFormat::Codes(planes) => MatmulActivation::Codes(QuantizedActivations {
+                planes,
+                group: self.group,
+                block,
+                scales,
+                starts,
+            }),
+            ActivationFormat::BF16 => MatmulActivation::BF16,
+            ActivationFormat::F32 => MatmulActivation::F32,
         }
     }
 
     fn kernel(&self, plan: &CpuPlan) -> Kernel {
         let (n, k) = (self.n, self.k);
         let mut kb = KernelBuilder::new("product");
-        let rows = Dim::sym(Sym::N);
+        let rows = Dim::sym(SizeSymbol::N);
         let x_type = match self.x {
-            Activations::Codes(1) => DType::I8,
-            Activations::Codes(_) => DType::I16,
-            Activations::BF16 => DType::BF16,
-            Activations::F32 => DType::F32,
+            ActivationFormat::Codes(1) => DType::I8,
+            ActivationFormat::Codes(_) => DType::I16,
+            ActivationFormat::BF16 => DType::BF16,
+            ActivationFormat::F32 => DType::F32,
         };
-        let x = kb.param("x", x_type, rows.scale(k.next_multiple_of(DOT_COLUMNS) as i64), Access::In, 64);
+        let x =
+            kb.param("x", x_type, rows.scale(k.next_multiple_of(DOT_COLUMNS) as i64), ParamAccess::In, 64);
         let scales =
-            kb.param("scales", DType::F32, rows.scale(k.div_ceil(self.group) as i64), Access::In, 64);
+            kb.param("scales", DType::F32, rows.scale(k.div_ceil(self.group) as i64), ParamAccess::In, 64);
         let starts =
-            kb.param("starts", DType::I32, rows.scale(k.div_ceil(DOT_COLUMNS) as i64), Access::In, 64);
+            kb.param("starts", DType::I32, rows.scale(k.div_ceil(DOT_COLUMNS) as i64), ParamAccess::In, 64);
         let w_type = if self.weight.is_packed() { DType::U8 } else { self.weight };
         let w_len = pack_bytes(self) / w_type.bytes().unwrap_or(1);
-        let w = kb.param("w", w_type, w_len, Access::In, 64);
-        let y = kb.param("y", DType::F32, rows.scale(n as i64), Access::Out, 64);
-        let m = if self.m == 1 { kb.int(1) } else { kb.sym(Sym::N) };
-        let weight = Weight::of(self.weight).expect("a weight type");
+        let w = kb.param("w", w_type, w_len, ParamAccess::In, 64);
+        let y = kb.param("y", DType::F32, rows.scale(n as i64), ParamAccess::Out, 64);
+        let m = if self.m == 1 { kb.int(1) } else { kb.sym(SizeSymbol::N) };
+        let weight = MatmulWeight::of(self.weight).expect("a weight type");
         let activation = self.activation(plan.code_block(), [scales, starts]);
-        let problem = Product {
+        let problem = MatmulProblem {
             x,
             activation,
             w,
@@ -283,7 +297,7 @@ impl Problem {
         kb.finish()
     }
 
-    fn buffers(&self, kernel: &Kernel) -> Vec<Aligned> {
+    fn buffers(&self, kernel: &Kernel) -> Vec<AlignedBytes> {
         let mut seed = 1_u32;
         let mut next = || {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -293,7 +307,7 @@ impl Problem {
         let packed = pack(self.weight, Packing::Tile16, self.n, self.k, &weights, PackOptions::default())
             .expect("it packs");
         let dims = SymValues::tokens(self.m as i64);
-        let mut buffers: Vec<Aligned> = kernel
+        let mut buffers: Vec<AlignedBytes> = kernel
             .params
             .iter()
             .map(|&p| {
@@ -311,10 +325,10 @@ impl Problem {
                     _ => ((next() * 1e9) as i32).to_le_bytes(),
                 };
                 let words: Vec<u8> = (0..bytes.div_ceil(4)).flat_map(value).collect();
-                Aligned::from_bytes(&words[..bytes])
+                AlignedBytes::from_bytes(&words[..bytes])
             })
             .collect();
-        buffers[3] = Aligned::from_bytes(&packed);
+        buffers[3] = AlignedBytes::from_bytes(&packed);
         buffers
     }
 }

@@ -28,4 +28,4 @@ mod writer;
 
 pub use error::ArtifactError;
 pub use split::SplitTensor;
-pub use writer::{ArtifactWriter, Summary, Weights};
+pub use writer::{ArtifactSummary, ArtifactWriter, WeightDestination};

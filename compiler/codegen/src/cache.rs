@@ -4,7 +4,7 @@
 //! the back end. So entries never go stale, and are only removed for room. Nothing here can fail a build: what cannot be
 //! read or is damaged is made anew, what cannot be written is not kept.
 
-use crate::objects::Key;
+use crate::objects::ObjectKey;
 use mlcc_files::unfinished;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -33,12 +33,12 @@ pub struct ObjectCache {
 
 /// What is in a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Usage {
+pub struct ObjectCacheUsage {
     pub entries: usize,
     pub bytes: u64,
 }
 
-struct Entry {
+struct CachedObject {
     path: PathBuf,
     bytes: u64,
     /// When it was last of use.
@@ -75,11 +75,11 @@ impl ObjectCache {
         self.limit
     }
 
-    fn path(&self, key: Key) -> PathBuf {
+    fn path(&self, key: ObjectKey) -> PathBuf {
         self.folder.join(format!("{key}{SUFFIX}"))
     }
 
-    pub(crate) fn get(&self, key: Key) -> Option<Vec<u8>> {
+    pub(crate) fn get(&self, key: ObjectKey) -> Option<Vec<u8>> {
         let path = self.path(key);
         let entry = fs::read(&path).ok()?;
         match object_of(&entry, key) {
@@ -96,12 +96,12 @@ impl ObjectCache {
         }
     }
 
-    pub(crate) fn put(&self, key: Key, object: &[u8]) {
+    pub(crate) fn put(&self, key: ObjectKey, object: &[u8]) {
         let _ = self.try_put(key, object);
     }
 
     /// Other builds see the whole entry or none.
-    fn try_put(&self, key: Key, object: &[u8]) -> io::Result<()> {
+    fn try_put(&self, key: ObjectKey, object: &[u8]) -> io::Result<()> {
         create_private(&self.folder)?;
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -141,15 +141,15 @@ impl ObjectCache {
     }
 
     /// An error if there is a folder that cannot be read.
-    pub fn usage(&self) -> io::Result<Usage> {
+    pub fn usage(&self) -> io::Result<ObjectCacheUsage> {
         let (entries, _) = self.list()?;
-        Ok(Usage { entries: entries.len(), bytes: entries.iter().map(|e| e.bytes).sum() })
+        Ok(ObjectCacheUsage { entries: entries.len(), bytes: entries.iter().map(|e| e.bytes).sum() })
     }
 
     /// Removes all entries, and nothing else that may lie in the folder. Returns what was removed.
-    pub fn clear(&self) -> io::Result<Usage> {
+    pub fn clear(&self) -> io::Result<ObjectCacheUsage> {
         let (entries, unfinished) = self.list()?;
-        let mut removed = Usage::default();
+        let mut removed = ObjectCacheUsage::default();
         for entry in entries {
             fs::remove_file(&entry.path)?;
             removed.entries += 1;
@@ -160,7 +160,7 @@ impl ObjectCache {
     }
 
     /// Entries, and files that are or were to become some.
-    fn list(&self) -> io::Result<(Vec<Entry>, Vec<Entry>)> {
+    fn list(&self) -> io::Result<(Vec<CachedObject>, Vec<CachedObject>)> {
         let (mut entries, mut unfinished) = (Vec::new(), Vec::new());
         let files = match fs::read_dir(&self.folder) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((entries, unfinished)),
@@ -169,7 +169,7 @@ impl ObjectCache {
         for file in files {
             let file = file?;
             let name = file.file_name();
-            let Some((key, rest)) = name.to_str().and_then(|n| n.split_at_checked(Key::DIGITS)) else {
+            let Some((key, rest)) = name.to_str().and_then(|n| n.split_at_checked(ObjectKey::DIGITS)) else {
                 continue;
             };
             let list = match rest {
@@ -181,18 +181,18 @@ impl ObjectCache {
             // Another build may have removed it.
             let Ok(metadata) = file.metadata() else { continue };
             let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            list.push(Entry { path: file.path(), bytes: metadata.len(), used });
+            list.push(CachedObject { path: file.path(), bytes: metadata.len(), used });
         }
         Ok((entries, unfinished))
     }
 }
 
-fn hash(key: Key, object: &[u8]) -> [u8; 16] {
+fn hash(key: ObjectKey, object: &[u8]) -> [u8; 16] {
     xxh3_128(&[&key.bytes(), object].concat()).to_le_bytes()
 }
 
 /// The object of an entry; `None` if it is damaged.
-fn object_of(entry: &[u8], key: Key) -> Option<&[u8]> {
+fn object_of(entry: &[u8], key: ObjectKey) -> Option<&[u8]> {
     let (head, object) = entry.split_at_checked(HEAD)?;
     let written = head.strip_prefix(MAGIC)?;
     (written == hash(key, object)).then_some(object)
@@ -211,21 +211,21 @@ fn create_private(folder: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn key(name: &str) -> Key {
-        Key::of(&[name.as_bytes()])
+    fn key(name: &str) -> ObjectKey {
+        ObjectKey::of(&[name.as_bytes()])
     }
 
     #[test]
     fn what_was_put_is_there_until_it_is_cleared() {
         let folder = tempfile::tempdir().unwrap();
         let cache = ObjectCache::new(folder.path().join("a/b"), 1 << 20);
-        assert_eq!((cache.get(key("x")), cache.usage().unwrap()), (None, Usage::default()));
+        assert_eq!((cache.get(key("x")), cache.usage().unwrap()), (None, ObjectCacheUsage::default()));
         cache.put(key("x"), b"object");
         cache.put(key("y"), b"");
         assert_eq!(cache.get(key("x")).unwrap(), b"object");
         assert_eq!(cache.get(key("y")).unwrap(), b"");
         fs::write(cache.folder().join("mine.o"), b"not ours").unwrap();
-        let all = Usage { entries: 2, bytes: 2 * HEAD as u64 + 6 };
+        let all = ObjectCacheUsage { entries: 2, bytes: 2 * HEAD as u64 + 6 };
         assert_eq!((cache.usage().unwrap(), cache.clear().unwrap()), (all, all));
         assert_eq!(cache.get(key("x")), None);
         assert_eq!(fs::read_dir(cache.folder()).unwrap().count(), 1);

@@ -26,5 +26,5 @@ mod step;
 mod value;
 
 pub use isa::usable_level;
-pub(crate) use object::Cranelift;
+pub(crate) use object::CraneliftGenerator;
 pub use object::{callers_object, kernels_object, table_object};

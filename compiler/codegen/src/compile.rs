@@ -6,41 +6,41 @@ use crate::clif;
 use crate::error::CodegenError;
 use crate::link::find_linker;
 #[cfg(feature = "llvm")]
-use crate::llvm::{self, Output};
-use crate::model::{Input, Limits, variant};
-use crate::objects::{CodeListener, Made, Objects};
+use crate::llvm::{self, EmitFormat};
+use crate::model::{CodegenInput, EntryLimits, variant};
+use crate::objects::{CodeListener, ObjectCounts, ObjectStore};
 use crate::table::TableDesc;
-use crate::units::{Generator, LevelUnits, StateUnits, compile_units};
+use crate::units::{CodeGenerator, LevelUnits, StateUnits, compile_units};
 #[cfg(feature = "llvm")]
 use crate::{launch::device_entries, pool, ptxas::assemble_for, table::ImageDesc};
 #[cfg(feature = "llvm")]
 use mlcc_abi as abi;
-use mlcc_target::{Arch, Spec};
+use mlcc_target::{Arch, TargetSpec};
 #[cfg(feature = "llvm")]
-use mlcc_target::{DeviceScope, Level};
+use mlcc_target::{DeviceScope, FeatureLevel};
 use std::path::{Path, PathBuf};
 
 /// A linked `.so` in a temporary folder that lives as long as this value.
 #[derive(Debug)]
-pub struct Library {
+pub struct LinkedLibrary {
     path: PathBuf,
-    objects: Made,
+    objects: ObjectCounts,
     _folder: crate::folder::TemporaryFolder,
 }
 
-impl Library {
+impl LinkedLibrary {
     pub fn path(&self) -> &Path {
         &self.path
     }
     /// What was compiled for it.
-    pub fn objects(&self) -> Made {
+    pub fn objects(&self) -> ObjectCounts {
         self.objects
     }
 }
 
 /// A product of code generation before linking.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Part {
+pub struct GeneratedCode {
     /// The level's name, or `table`.
     pub name: String,
     pub bytes: Vec<u8>,
@@ -48,17 +48,17 @@ pub struct Part {
 
 /// How objects are made. What comes of it does not depend on this.
 #[derive(Debug)]
-pub struct Jobs {
+pub struct CompileJobs {
     pub threads: usize,
     /// Takes objects from there, and keeps new ones.
     pub cache: Option<ObjectCache>,
     pub listener: Option<CodeListener>,
 }
 
-impl Default for Jobs {
+impl Default for CompileJobs {
     /// A thread for each core.
-    fn default() -> Jobs {
-        Jobs {
+    fn default() -> CompileJobs {
+        CompileJobs {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             cache: None,
             listener: None,
@@ -68,62 +68,66 @@ impl Default for Jobs {
 
 /// Compiles with LLVM and links. `soname` is recorded in the library; give the artifact's file name.
 #[cfg(feature = "llvm")]
-pub fn compile(input: &Input<'_>, soname: &str) -> Result<Library, CodegenError> {
-    compile_by(input, soname, &Jobs::default())
+pub fn compile(input: &CodegenInput<'_>, soname: &str) -> Result<LinkedLibrary, CodegenError> {
+    compile_by(input, soname, &CompileJobs::default())
 }
 
 /// The same in other circumstances.
 #[cfg(feature = "llvm")]
-pub fn compile_by(input: &Input<'_>, soname: &str, jobs: &Jobs) -> Result<Library, CodegenError> {
+pub fn compile_by(
+    input: &CodegenInput<'_>,
+    soname: &str,
+    jobs: &CompileJobs,
+) -> Result<LinkedLibrary, CodegenError> {
     // Device code is inside the table.
-    let objects = Objects::new(jobs.cache.as_ref(), jobs.listener.as_ref());
+    let objects = ObjectStore::new(jobs.cache.as_ref(), jobs.listener.as_ref());
     let (table, mut parts) = if input.target.arch == Arch::Nvptx {
-        (images(input, Output::Assembly, jobs, &objects)?.0, Vec::new())
+        (images(input, EmitFormat::Assembly, jobs, &objects)?.0, Vec::new())
     } else {
         (cpu_table(input)?, level_parts(input, &generator(input), jobs, &objects)?)
     };
-    parts.push(table_part(input, &table, Output::Object)?);
+    parts.push(table_part(input, &table, EmitFormat::Object)?);
     let library = link(&parts, host_arch(input)?, soname)?;
-    Ok(Library { objects: objects.finish(), ..library })
+    Ok(LinkedLibrary { objects: objects.finish(), ..library })
 }
 
 /// The same with Cranelift, which knows CPU targets only.
 #[cfg(feature = "cranelift")]
-pub fn compile_with_cranelift(input: &Input<'_>, soname: &str) -> Result<Library, CodegenError> {
-    compile_with_cranelift_by(input, soname, &Jobs::default())
+pub fn compile_with_cranelift(input: &CodegenInput<'_>, soname: &str) -> Result<LinkedLibrary, CodegenError> {
+    compile_with_cranelift_by(input, soname, &CompileJobs::default())
 }
 
 #[cfg(feature = "cranelift")]
 pub fn compile_with_cranelift_by(
-    input: &Input<'_>,
+    input: &CodegenInput<'_>,
     soname: &str,
-    jobs: &Jobs,
-) -> Result<Library, CodegenError> {
+    jobs: &CompileJobs,
+) -> Result<LinkedLibrary, CodegenError> {
     let arch = input.target.arch;
-    let generator = clif::Cranelift { arch, limits: Limits::of(&input.table) };
-    let objects = Objects::new(jobs.cache.as_ref(), jobs.listener.as_ref());
+    let generator = clif::CraneliftGenerator { arch, limits: EntryLimits::of(&input.table) };
+    let objects = ObjectStore::new(jobs.cache.as_ref(), jobs.listener.as_ref());
     let mut parts = level_parts(input, &generator, jobs, &objects)?;
     let spec = host_spec(input)?;
     let bytes = clif::table_object(arch, &spec.levels[0], &cpu_table(input)?.image())?;
-    parts.push(Part { name: "table".into(), bytes });
+    parts.push(GeneratedCode { name: "table".into(), bytes });
     let library = link(&parts, arch, soname)?;
-    Ok(Library { objects: objects.finish(), ..library })
+    Ok(LinkedLibrary { objects: objects.finish(), ..library })
 }
 
 /// The code as text or objects, for `--emit`: one part per level (LLVM IR, assembly or PTX, object), and the table.
 #[cfg(feature = "llvm")]
-pub fn emit(input: &Input<'_>, output: Output) -> Result<Vec<Part>, CodegenError> {
-    let jobs = Jobs::default();
+pub fn emit(input: &CodegenInput<'_>, output: EmitFormat) -> Result<Vec<GeneratedCode>, CodegenError> {
+    let jobs = CompileJobs::default();
     let (table, mut parts) = if input.target.arch == Arch::Nvptx {
-        let text = if output == Output::Object { Output::Assembly } else { output };
-        images(input, text, &jobs, &Objects::new(None, None))?
+        let text = if output == EmitFormat::Object { EmitFormat::Assembly } else { output };
+        images(input, text, &jobs, &ObjectStore::new(None, None))?
     } else {
         let generator = generator(input);
         let state = StateUnits::new(&input.table.states)?;
         let mut parts = Vec::new();
         for level in &input.levels {
             let bytes = generator.level_text(&LevelUnits::new(level, &state)?, output, jobs.threads)?;
-            parts.push(Part { name: level.level.name.clone(), bytes });
+            parts.push(GeneratedCode { name: level.level.name.clone(), bytes });
         }
         (cpu_table(input)?, parts)
     };
@@ -132,28 +136,28 @@ pub fn emit(input: &Input<'_>, output: Output) -> Result<Vec<Part>, CodegenError
 }
 
 #[cfg(feature = "llvm")]
-fn generator<'a>(input: &Input<'a>) -> llvm::Llvm<'a> {
+fn generator<'a>(input: &CodegenInput<'a>) -> llvm::LlvmGenerator<'a> {
     let target = input.target;
-    llvm::Llvm { arch: target.arch, triple: &target.triple, limits: Limits::of(&input.table) }
+    llvm::LlvmGenerator { arch: target.arch, triple: &target.triple, limits: EntryLimits::of(&input.table) }
 }
 
 /// The objects of all CPU levels.
 fn level_parts(
-    input: &Input<'_>,
-    generator: &impl Generator,
-    jobs: &Jobs,
-    objects: &Objects<'_>,
-) -> Result<Vec<Part>, CodegenError> {
+    input: &CodegenInput<'_>,
+    generator: &impl CodeGenerator,
+    jobs: &CompileJobs,
+    objects: &ObjectStore<'_>,
+) -> Result<Vec<GeneratedCode>, CodegenError> {
     let state = StateUnits::new(&input.table.states)?;
     let levels = input.levels.iter().map(|level| LevelUnits::new(level, &state));
     let levels = levels.collect::<Result<Vec<_>, _>>()?;
     let all = compile_units(&levels, generator, jobs.threads, objects)?;
-    let part = |(i, bytes)| Part { name: format!("{i}"), bytes };
+    let part = |(i, bytes)| GeneratedCode { name: format!("{i}"), bytes };
     Ok(all.into_iter().enumerate().map(part).collect())
 }
 
 /// The table with its levels.
-fn cpu_table(input: &Input<'_>) -> Result<TableDesc, CodegenError> {
+fn cpu_table(input: &CodegenInput<'_>) -> Result<TableDesc, CodegenError> {
     let mut table = input.table.clone();
     for level in &input.levels {
         table.variants.push(variant(level)?);
@@ -164,17 +168,19 @@ fn cpu_table(input: &Input<'_>) -> Result<TableDesc, CodegenError> {
 /// Text of every GPU level, with machine code where that is wanted, and the table with them.
 #[cfg(feature = "llvm")]
 fn images(
-    input: &Input<'_>,
-    output: Output,
-    jobs: &Jobs,
-    objects: &Objects<'_>,
-) -> Result<(TableDesc, Vec<Part>), CodegenError> {
+    input: &CodegenInput<'_>,
+    output: EmitFormat,
+    jobs: &CompileJobs,
+    objects: &ObjectStore<'_>,
+) -> Result<(TableDesc, Vec<GeneratedCode>), CodegenError> {
     let triple = &input.target.triple;
     let order: Vec<usize> = (0..input.levels.len()).collect();
     let text = |i: usize| llvm::ptx_text(triple, &input.levels[i], output, objects);
     let keys = objects.run(jobs.threads, &order, text)?;
     let machine_code = |i: usize| -> Result<Option<Vec<u8>>, CodegenError> {
-        let Some(assembler) = input.assembler.filter(|_| output == Output::Assembly) else { return Ok(None) };
+        let Some(assembler) = input.assembler.filter(|_| output == EmitFormat::Assembly) else {
+            return Ok(None);
+        };
         let (text, arch) = (objects.get(&keys[i]), &input.levels[i].level.name);
         Ok(Some(assemble_for(&assembler.path, &text, arch)?.cubin))
     };
@@ -187,16 +193,16 @@ fn images(
         let scope = device_scope(level);
         table.images.push(ImageDesc { kind: "ptx".into(), sm, scope, bytes: bytes.clone() });
         table.images.extend(cubin.map(|bytes| ImageDesc { kind: "cubin".into(), sm, scope, bytes }));
-        parts.push(Part { name: level.name.clone(), bytes });
+        parts.push(GeneratedCode { name: level.name.clone(), bytes });
     }
     if let Some(level) = input.levels.first() {
-        table.device_entries = device_entries(level.steps, level.kernels, Limits::of(&input.table))?;
+        table.device_entries = device_entries(level.steps, level.kernels, EntryLimits::of(&input.table))?;
     }
     Ok((table, parts))
 }
 
 /// Links objects into a library.
-pub fn link(parts: &[Part], arch: Arch, soname: &str) -> Result<Library, CodegenError> {
+pub fn link(parts: &[GeneratedCode], arch: Arch, soname: &str) -> Result<LinkedLibrary, CodegenError> {
     let linker = find_linker(arch)?;
     let folder = crate::folder::temporary("mlcc-link-").map_err(|source| CodegenError::Io {
         action: "create a temporary folder in",
@@ -215,11 +221,11 @@ pub fn link(parts: &[Part], arch: Arch, soname: &str) -> Result<Library, Codegen
     }
     let path = folder.path().join("linked.so");
     linker.link(&objects, soname, &path)?;
-    Ok(Library { path, objects: Made::default(), _folder: folder })
+    Ok(LinkedLibrary { path, objects: ObjectCounts::default(), _folder: folder })
 }
 
 #[cfg(feature = "llvm")]
-fn device_scope(level: &Level) -> u32 {
+fn device_scope(level: &FeatureLevel) -> u32 {
     match level.device_scope() {
         DeviceScope::Later => abi::device_scope::LATER,
         DeviceScope::Exact => abi::device_scope::EXACT,
@@ -228,20 +234,24 @@ fn device_scope(level: &Level) -> u32 {
 }
 
 #[cfg(feature = "llvm")]
-fn table_part(input: &Input<'_>, table: &TableDesc, output: Output) -> Result<Part, CodegenError> {
+fn table_part(
+    input: &CodegenInput<'_>,
+    table: &TableDesc,
+    output: EmitFormat,
+) -> Result<GeneratedCode, CodegenError> {
     let spec = host_spec(input)?;
     let weakest = &spec.levels[0];
     let bytes = llvm::table_object(spec.arch, &spec.triple, weakest, &table.image(), output)?;
-    Ok(Part { name: "table".into(), bytes })
+    Ok(GeneratedCode { name: "table".into(), bytes })
 }
 
 #[cfg(feature = "llvm")]
-fn host_arch(input: &Input<'_>) -> Result<Arch, CodegenError> {
+fn host_arch(input: &CodegenInput<'_>) -> Result<Arch, CodegenError> {
     Ok(host_spec(input)?.arch)
 }
 
 /// The CPU side of the artifact: the target itself, or for a GPU this machine.
-fn host_spec(input: &Input<'_>) -> Result<Spec, CodegenError> {
+fn host_spec(input: &CodegenInput<'_>) -> Result<TargetSpec, CodegenError> {
     let arch = match input.target.arch {
         Arch::Nvptx => Arch::of_host(),
         arch => Some(arch),

@@ -35,17 +35,17 @@ pub enum CodegenError {
 /// A failure inside one function, before it is known which; becomes [`CodegenError::Internal`] or [`CodegenError::Step`].
 #[derive(Error, Debug)]
 #[error("{0}")]
-pub struct Fault(pub String);
+pub struct EmitError(pub String);
 
-impl Fault {
-    pub fn new(what: impl Into<String>) -> Fault {
-        Fault(what.into())
+impl EmitError {
+    pub fn new(what: impl Into<String>) -> EmitError {
+        EmitError(what.into())
     }
 }
 
 #[cfg(feature = "llvm")]
-impl From<inkwell::builder::BuilderError> for Fault {
-    fn from(e: inkwell::builder::BuilderError) -> Fault {
-        Fault(e.to_string())
+impl From<inkwell::builder::BuilderError> for EmitError {
+    fn from(e: inkwell::builder::BuilderError) -> EmitError {
+        EmitError(e.to_string())
     }
 }

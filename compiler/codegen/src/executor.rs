@@ -5,15 +5,15 @@
 use crate::cache::ObjectCache;
 #[cfg(feature = "cranelift")]
 use crate::clif;
-use crate::compile::{Library, Part, link};
+use crate::compile::{GeneratedCode, LinkedLibrary, link};
 use crate::error::CodegenError;
 #[cfg(feature = "llvm")]
-use crate::llvm::{self, Output};
+use crate::llvm::{self, EmitFormat};
 use crate::model::caller_symbol;
 use libloading::os::unix::{Library as Loaded, Symbol};
-use mlcc_ir::dim::{Sym, SymValues};
+use mlcc_ir::dim::{SizeSymbol, SymValues};
 use mlcc_ir::kernel::{BufDecl, Kernel};
-use mlcc_target::{Arch, Level};
+use mlcc_target::{Arch, FeatureLevel};
 use thiserror::Error;
 
 #[derive(Error, Debug)]
@@ -34,21 +34,21 @@ pub enum ExecutorError {
 
 /// Memory aligned as the runtime aligns buffers.
 #[derive(Clone, Debug)]
-pub struct Aligned {
-    cells: Vec<Cell>,
+pub struct AlignedBytes {
+    cells: Vec<AlignedBlock>,
     len: usize,
 }
 
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
-struct Cell([u8; 64]);
+struct AlignedBlock([u8; 64]);
 
-impl Aligned {
-    pub fn zeroed(len: usize) -> Aligned {
-        Aligned { cells: vec![Cell([0; 64]); len.div_ceil(64)], len }
+impl AlignedBytes {
+    pub fn zeroed(len: usize) -> AlignedBytes {
+        AlignedBytes { cells: vec![AlignedBlock([0; 64]); len.div_ceil(64)], len }
     }
-    pub fn from_bytes(bytes: &[u8]) -> Aligned {
-        let mut out = Aligned::zeroed(bytes.len());
+    pub fn from_bytes(bytes: &[u8]) -> AlignedBytes {
+        let mut out = AlignedBytes::zeroed(bytes.len());
         out.bytes_mut().copy_from_slice(bytes);
         out
     }
@@ -62,45 +62,49 @@ impl Aligned {
     }
 }
 
-type Caller = unsafe extern "C" fn(*const u64);
+type KernelCaller = unsafe extern "C" fn(*const u64);
 
 /// Kernels, ready to be called.
-pub struct Executor {
+pub struct KernelExecutor {
     kernels: Vec<Kernel>,
-    callers: Vec<Symbol<Caller>>,
+    callers: Vec<Symbol<KernelCaller>>,
     _loaded: Loaded,
-    _library: Library,
+    _library: LinkedLibrary,
 }
 
-impl Executor {
+impl KernelExecutor {
     /// Compiles `kernels` with LLVM for `level`, which this machine must be able to run.
     #[cfg(feature = "llvm")]
-    pub fn new(kernels: &[Kernel], level: &Level) -> Result<Executor, ExecutorError> {
+    pub fn new(kernels: &[Kernel], level: &FeatureLevel) -> Result<KernelExecutor, ExecutorError> {
         let (arch, triple) = (host()?, host_triple()?);
         check_level(level)?;
-        let object = llvm::kernels_object(arch, &triple, level, kernels, Output::Object)?;
-        Executor::from_object(kernels, object)
+        let object = llvm::kernels_object(arch, &triple, level, kernels, EmitFormat::Object)?;
+        KernelExecutor::from_object(kernels, object)
     }
 
     /// The same, with the code of an earlier call if there is one.
     #[cfg(feature = "llvm")]
-    pub fn cached(kernels: &[Kernel], level: &Level, cache: &ObjectCache) -> Result<Executor, ExecutorError> {
+    pub fn cached(
+        kernels: &[Kernel],
+        level: &FeatureLevel,
+        cache: &ObjectCache,
+    ) -> Result<KernelExecutor, ExecutorError> {
         let (arch, triple) = (host()?, host_triple()?);
         check_level(level)?;
         let object = llvm::cached_kernels_object(arch, &triple, level, kernels, cache)?;
-        Executor::from_object(kernels, object)
+        KernelExecutor::from_object(kernels, object)
     }
 
     /// The same with Cranelift.
     #[cfg(feature = "cranelift")]
-    pub fn with_cranelift(kernels: &[Kernel], level: &Level) -> Result<Executor, ExecutorError> {
+    pub fn with_cranelift(kernels: &[Kernel], level: &FeatureLevel) -> Result<KernelExecutor, ExecutorError> {
         check_level(level)?;
         let object = clif::kernels_object(host()?, level, kernels)?;
-        Executor::from_object(kernels, object)
+        KernelExecutor::from_object(kernels, object)
     }
 
     /// Takes an object of any back end that exports `kernels` by their names, with the calling convention of kernels.
-    pub fn from_object(kernels: &[Kernel], object: Vec<u8>) -> Result<Executor, ExecutorError> {
+    pub fn from_object(kernels: &[Kernel], object: Vec<u8>) -> Result<KernelExecutor, ExecutorError> {
         let arch = host()?;
         let baseline =
             mlcc_target::specs().map_err(mlcc_target::TargetError::from).map_err(CodegenError::from)?;
@@ -111,23 +115,23 @@ impl Executor {
         let callers = clif::callers_object(arch, &baseline, kernels)?;
         #[cfg(not(feature = "cranelift"))]
         let callers = llvm::callers_object(arch, &host_triple()?, &baseline, kernels)?;
-        let part = |name: &str, bytes| Part { name: name.into(), bytes };
+        let part = |name: &str, bytes| GeneratedCode { name: name.into(), bytes };
         let library = link(&[part("kernels", object), part("callers", callers)], arch, "kernels.so")?;
         // SAFETY: the library has no initialisers; it was made from the objects above and imports nothing.
         let loaded = unsafe { Loaded::new(library.path()) }?;
         let mut callers = Vec::with_capacity(kernels.len());
         for i in 0..kernels.len() {
             // SAFETY: `callers_object` defines this symbol with this type.
-            callers.push(unsafe { loaded.get::<Caller>(caller_symbol(i).as_bytes()) }?);
+            callers.push(unsafe { loaded.get::<KernelCaller>(caller_symbol(i).as_bytes()) }?);
         }
-        Ok(Executor { kernels: kernels.to_vec(), callers, _loaded: loaded, _library: library })
+        Ok(KernelExecutor { kernels: kernels.to_vec(), callers, _loaded: loaded, _library: library })
     }
 
     /// Runs a kernel with that many workers, each on its own thread. `buffers` are the parameters in order.
     pub fn run(
         &self,
         kernel: &str,
-        buffers: &mut [Aligned],
+        buffers: &mut [AlignedBytes],
         dims: &SymValues,
         workers: usize,
     ) -> Result<(), ExecutorError> {
@@ -136,7 +140,7 @@ impl Executor {
         let decl = &self.kernels[index];
         check_buffers(decl, buffers, dims)?;
         let mut args: Vec<u64> = buffers.iter_mut().map(|b| b.bytes_mut().as_mut_ptr() as u64).collect();
-        args.extend(decl.dims.iter().map(|(sym, _): &(Sym, _)| dims.get(*sym) as u64));
+        args.extend(decl.dims.iter().map(|(sym, _): &(SizeSymbol, _)| dims.get(*sym) as u64));
         let call = &self.callers[index];
         std::thread::scope(|scope| {
             for worker in 0..workers {
@@ -169,7 +173,7 @@ fn host_triple() -> Result<String, ExecutorError> {
 }
 
 /// Refuses levels that would make this process execute an illegal instruction.
-fn check_level(level: &Level) -> Result<(), ExecutorError> {
+fn check_level(level: &FeatureLevel) -> Result<(), ExecutorError> {
     let have = mlcc_target::detected_features();
     let missing: Vec<&str> =
         level.features.iter().map(String::as_str).filter(|f| !have.contains(f)).collect();
@@ -179,7 +183,7 @@ fn check_level(level: &Level) -> Result<(), ExecutorError> {
     Err(ExecutorError::Level { level: level.name.clone(), missing: missing.join(", ") })
 }
 
-fn check_buffers(kernel: &Kernel, buffers: &[Aligned], dims: &SymValues) -> Result<(), ExecutorError> {
+fn check_buffers(kernel: &Kernel, buffers: &[AlignedBytes], dims: &SymValues) -> Result<(), ExecutorError> {
     if buffers.len() != kernel.params.len() {
         let (expected, found) = (kernel.params.len(), buffers.len());
         return Err(ExecutorError::Count { kernel: kernel.name.clone(), what: "buffers", expected, found });

@@ -3,7 +3,7 @@
 use std::io::Result;
 use std::path::Path;
 
-use mlcc_files::unfinished::{self, Registration};
+use mlcc_files::unfinished::{self, CleanupRegistration};
 use tempfile::TempDir;
 
 /// A folder that goes away with this value.
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 pub struct TemporaryFolder {
     folder: TempDir,
     /// After the folder, which removes itself.
-    _registration: Registration,
+    _registration: CleanupRegistration,
 }
 
 impl TemporaryFolder {

@@ -10,7 +10,7 @@
 //! subnormals, infinities and NaN (kept as quiet NaN).
 
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BinOp, Expr, ExprId, Kernel, Literal, Ty};
+use mlcc_ir::kernel::{BinOp, Expr, ExprId, ExprType, Kernel, Literal};
 use mlcc_ir::rewrite::rewrite_exprs;
 use mlcc_ir::types::DType;
 
@@ -30,7 +30,7 @@ pub fn lower_halfs(kernel: &Kernel, support: HalfSupport) -> Kernel {
     rewrite_exprs(kernel, |kb, expr, ty| lower(kb, support, expr, ty))
 }
 
-fn lower(kb: &mut KernelBuilder, support: HalfSupport, expr: &Expr, ty: Ty) -> Option<ExprId> {
+fn lower(kb: &mut KernelBuilder, support: HalfSupport, expr: &Expr, ty: ExprType) -> Option<ExprId> {
     match expr {
         Expr::Const(Literal::Float(bits)) if is_half(ty.dtype) => {
             let value = f64::from_bits(*bits);
@@ -92,12 +92,12 @@ fn convert_from_f32(kb: &mut KernelBuilder, support: HalfSupport, a: ExprId, to:
 }
 
 /// Constants and operators on `lanes` u32 values.
-struct Words<'a> {
+struct WordBuilder<'a> {
     kb: &'a mut KernelBuilder,
     lanes: u32,
 }
 
-impl Words<'_> {
+impl WordBuilder<'_> {
     fn int(&mut self, value: u32) -> ExprId {
         let scalar = self.kb.int_of(i64::from(value), DType::U32);
         self.kb.splat(scalar, self.lanes)
@@ -114,24 +114,24 @@ impl Words<'_> {
         self.op(BinOp::Lt, a, b)
     }
     fn as_f32(&mut self, a: ExprId) -> ExprId {
-        self.kb.bitcast(a, Ty::vector(DType::F32, self.lanes))
+        self.kb.bitcast(a, ExprType::vector(DType::F32, self.lanes))
     }
     fn as_u32(&mut self, a: ExprId) -> ExprId {
-        self.kb.bitcast(a, Ty::vector(DType::U32, self.lanes))
+        self.kb.bitcast(a, ExprType::vector(DType::U32, self.lanes))
     }
     fn half_bits(&mut self, a: ExprId) -> ExprId {
-        let bits = self.kb.bitcast(a, Ty::vector(DType::U16, self.lanes));
+        let bits = self.kb.bitcast(a, ExprType::vector(DType::U16, self.lanes));
         self.kb.cast(bits, DType::U32)
     }
     fn half_value(&mut self, a: ExprId, dtype: DType) -> ExprId {
         let bits = self.kb.cast(a, DType::U16);
-        self.kb.bitcast(bits, Ty::vector(dtype, self.lanes))
+        self.kb.bitcast(bits, ExprType::vector(dtype, self.lanes))
     }
 }
 
-fn words(kb: &mut KernelBuilder, a: ExprId) -> Words<'_> {
+fn words(kb: &mut KernelBuilder, a: ExprId) -> WordBuilder<'_> {
     let lanes = kb.ty(a).lanes;
-    Words { kb, lanes }
+    WordBuilder { kb, lanes }
 }
 
 fn bf16_to_f32(kb: &mut KernelBuilder, a: ExprId) -> ExprId {
@@ -168,9 +168,9 @@ fn f16_to_f32(kb: &mut KernelBuilder, a: ExprId) -> ExprId {
     let normal = w.op(BinOp::Add, aligned, 112 << 23);
     let special = w.op(BinOp::Or, aligned, 0x7f80_0000);
     // A subnormal is its mantissa times 2^-24, exactly.
-    let signed = w.kb.bitcast(magnitude, Ty::vector(DType::I32, w.lanes));
+    let signed = w.kb.bitcast(magnitude, ExprType::vector(DType::I32, w.lanes));
     let mantissa = w.kb.cast(signed, DType::F32);
-    let scale = w.kb.constant(f64::from(2.0f32.powi(-24)), Ty::F32);
+    let scale = w.kb.constant(f64::from(2.0f32.powi(-24)), ExprType::F32);
     let tiny = w.kb.mul(mantissa, scale);
     let tiny = w.as_u32(tiny);
     let finite = w.below(magnitude, 0x7c00);
@@ -195,7 +195,7 @@ fn f32_to_f16(kb: &mut KernelBuilder, a: ExprId) -> ExprId {
     let normal = w.op(BinOp::Shr, rounded, 13);
     // Subnormal results: adding 0.5 leaves the mantissa, rounded by the addition, in the low bits.
     let value = w.as_f32(magnitude);
-    let magic = w.kb.constant(0.5, Ty::F32);
+    let magic = w.kb.constant(0.5, ExprType::F32);
     let sum = w.kb.add(value, magic);
     let sum = w.as_u32(sum);
     let subnormal = w.op(BinOp::Sub, sum, 126 << 23);

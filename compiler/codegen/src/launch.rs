@@ -3,14 +3,16 @@
 //! Arguments are the same in every call: addresses of buffers, then of what the kernel reads for its sizes and to find buffers that
 //! move ([`crate::placement`]).
 
-use crate::error::{CodegenError, Fault};
-use crate::model::{Limits, gpu_kernel_symbol};
-use crate::placement::{Placement, Word, placements};
+use crate::error::{CodegenError, EmitError};
+use crate::model::{EntryLimits, gpu_kernel_symbol};
+use crate::placement::{ArgumentWord, BufferPlacement, placements};
 use crate::table::{DeviceEntryDesc, DimExpr, LaunchArg, LaunchDesc};
 use mlcc_abi::{Control, arg, repeat};
-use mlcc_ir::dim::{Atom, Bounds, Dim, Sym};
-use mlcc_ir::kernel::{BufId, ExprArena, ForKind, Kernel, Space, Stmt};
-use mlcc_ir::step::{Base, BufferRef, Exchange, Grid, Launch, Repeat, Step, StepItem};
+use mlcc_ir::dim::{Dim, DimAtom, SizeBounds, SizeSymbol};
+use mlcc_ir::kernel::{BufId, ExprArena, ForKind, Kernel, MemorySpace, Stmt};
+use mlcc_ir::step::{
+    AllGather, BufferRef, LaunchGrid, LaunchItem, MemoryBase, RepeatMode, StepItem, StepProgram,
+};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
@@ -38,16 +40,16 @@ pub fn blocks_of(kernel: &Kernel) -> Option<i64> {
     of(&kernel.body, &kernel.exprs)
 }
 
-fn widest(body: &[Stmt], exprs: &ExprArena, threads: &mut [u32; 3]) -> Result<(), Fault> {
+fn widest(body: &[Stmt], exprs: &ExprArena, threads: &mut [u32; 3]) -> Result<(), EmitError> {
     for stmt in body {
         match stmt {
             Stmt::For { extent, kind, body, .. } => {
                 if let ForKind::Thread(axis) = kind {
                     let slot = threads.get_mut(usize::from(*axis));
-                    let slot = slot.ok_or_else(|| Fault(format!("thread axis {axis}")))?;
+                    let slot = slot.ok_or_else(|| EmitError(format!("thread axis {axis}")))?;
                     let extent = exprs.as_int(*extent).and_then(|e| u32::try_from(e).ok());
                     let extent =
-                        extent.ok_or_else(|| Fault::new("extent of a thread loop is not constant"))?;
+                        extent.ok_or_else(|| EmitError::new("extent of a thread loop is not constant"))?;
                     *slot = (*slot).max(extent);
                 }
                 widest(body, exprs, threads)?;
@@ -78,7 +80,7 @@ impl SharedMemory {
 
     /// Bytes of its buffers.
     pub fn bytes_of(kernel: &Kernel) -> u64 {
-        let shared = kernel.bufs.values().filter(|buf| buf.space == Space::Shared);
+        let shared = kernel.bufs.values().filter(|buf| buf.space == MemorySpace::Shared);
         let bytes = shared.map(|buf| {
             let len = buf.len.as_const().and_then(|len| u64::try_from(len).ok()).unwrap_or(0);
             len.saturating_mul(buf.dtype.bytes().unwrap_or(1) as u64)
@@ -88,7 +90,7 @@ impl SharedMemory {
 
     pub fn of(kernel: &Kernel) -> SharedMemory {
         let (mut places, mut end) = (BTreeMap::new(), 0u64);
-        for (id, buf) in kernel.bufs.iter().filter(|(_, buf)| buf.space == Space::Shared) {
+        for (id, buf) in kernel.bufs.iter().filter(|(_, buf)| buf.space == MemorySpace::Shared) {
             let len = buf.len.as_const().and_then(|len| u64::try_from(len).ok()).unwrap_or(0);
             let bytes = len.saturating_mul(buf.dtype.bytes().unwrap_or(1) as u64);
             places.insert(id, u32::try_from(end).unwrap_or(u32::MAX));
@@ -102,35 +104,35 @@ impl SharedMemory {
 }
 
 const _: () = assert!(matches!(
-    (Grid::MOST_BLOCKS, mlcc_abi::MOST_BLOCKS),
+    (LaunchGrid::MOST_BLOCKS, mlcc_abi::MOST_BLOCKS),
     ([a, b, c], [x, y, z]) if a == x as i64 && b == y as i64 && c == z as i64
 ));
 
 /// The launch lists of steps, of which no launch may be impossible within `limits`.
 pub fn device_entries(
-    steps: &[Step],
+    steps: &[StepProgram],
     kernels: &[Kernel],
-    limits: Limits,
+    limits: EntryLimits,
 ) -> Result<Vec<DeviceEntryDesc>, CodegenError> {
     let mut known = BTreeMap::new();
     for kernel in kernels {
-        known.insert(kernel.name.as_str(), Launched { kernel, placements: placements(kernel, steps) });
+        known.insert(kernel.name.as_str(), LaunchedKernel { kernel, placements: placements(kernel, steps) });
     }
     steps.iter().map(|step| device_entry(step, &known, limits)).collect()
 }
 
 /// A kernel as launches need it.
-struct Launched<'a> {
+struct LaunchedKernel<'a> {
     kernel: &'a Kernel,
-    placements: Vec<Placement>,
+    placements: Vec<BufferPlacement>,
 }
 
 fn device_entry(
-    step: &Step,
-    kernels: &BTreeMap<&str, Launched<'_>>,
-    limits: Limits,
+    step: &StepProgram,
+    kernels: &BTreeMap<&str, LaunchedKernel<'_>>,
+    limits: EntryLimits,
 ) -> Result<DeviceEntryDesc, CodegenError> {
-    let bounds = Bounds {
+    let bounds = SizeBounds {
         chunk: match limits.most(&step.name) {
             0 => i64::MAX,
             most => i64::try_from(most).unwrap_or(i64::MAX),
@@ -163,12 +165,12 @@ fn device_entry(
 }
 
 /// What has no kernel: the runtime joins the rows of all ranks.
-fn exchange(exchange: &Exchange) -> Result<LaunchDesc, Fault> {
-    let Exchange { part, all, parts, wanted } = exchange;
+fn exchange(exchange: &AllGather) -> Result<LaunchDesc, EmitError> {
+    let AllGather { part, all, parts, wanted } = exchange;
     let mut args = Vec::new();
     for place in [part, all] {
         if *place != BufferRef::fixed(place.base, place.offset, place.bytes) {
-            return Err(Fault::new("its buffers move"));
+            return Err(EmitError::new("its buffers move"));
         }
         let (kind, base) = base_address(place.base)?;
         args.push(LaunchArg { kind, reserved: 0, offset: base + place.offset });
@@ -178,47 +180,47 @@ fn exchange(exchange: &Exchange) -> Result<LaunchDesc, Fault> {
         kernel: String::new(),
         grid: [grid_extent(&parts.rows)?, one()?, one()?],
         block: [1; 3],
-        shared_bytes: u32::try_from(parts.row_bytes).map_err(|_| Fault::new("its rows are too long"))?,
+        shared_bytes: u32::try_from(parts.row_bytes).map_err(|_| EmitError::new("its rows are too long"))?,
         args,
         repeat: if *wanted { repeat::EXCHANGE_WANTED } else { repeat::EXCHANGE },
     })
 }
 
 fn describe(
-    launch: &Launch,
-    kernels: &BTreeMap<&str, Launched<'_>>,
-    bounds: &Bounds,
-) -> Result<LaunchDesc, Fault> {
+    launch: &LaunchItem,
+    kernels: &BTreeMap<&str, LaunchedKernel<'_>>,
+    bounds: &SizeBounds,
+) -> Result<LaunchDesc, EmitError> {
     let found = kernels.get(launch.kernel.as_str());
-    let Launched { kernel, placements } =
-        found.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
+    let LaunchedKernel { kernel, placements } =
+        found.ok_or_else(|| EmitError::new("is launched but not among the kernels"))?;
     let (buffers, dims) = (launch.buffers.len(), launch.dims.len());
     if buffers != kernel.params.len() || dims != kernel.dims.len() {
         let (b, d) = (kernel.params.len(), kernel.dims.len());
-        return Err(Fault(format!("takes {b} buffers and {d} sizes, got {buffers} and {dims}")));
+        return Err(EmitError(format!("takes {b} buffers and {d} sizes, got {buffers} and {dims}")));
     }
-    let grid = launch.grid.as_ref().ok_or_else(|| Fault::new("has no launch shape"))?;
-    let threads = threads_of(kernel).map_err(|e| Fault(e.to_string()))?;
+    let grid = launch.grid.as_ref().ok_or_else(|| EmitError::new("has no launch shape"))?;
+    let threads = threads_of(kernel).map_err(|e| EmitError(e.to_string()))?;
     if threads != grid.threads {
-        return Err(Fault(format!(
+        return Err(EmitError(format!(
             "has thread loops for {threads:?} but is launched with {:?}",
             grid.threads
         )));
     }
     for (axis, blocks) in grid.blocks.iter().enumerate() {
         let most = blocks.range(bounds).map(|(_, most)| most);
-        if let Some(fault) = most.and_then(|most| Grid::axis_fault(axis, most)) {
-            return Err(Fault(format!("{fault}; build with a smaller --chunk or -c/--ctx-size")));
+        if let Some(fault) = most.and_then(|most| LaunchGrid::axis_fault(axis, most)) {
+            return Err(EmitError(format!("{fault}; build with a smaller --chunk or -c/--ctx-size")));
         }
     }
     let repeat = match launch.repeat {
-        Repeat::Once => repeat::ONCE,
-        Repeat::Wanted => repeat::WANTED,
-        Repeat::EachSequence { .. } => repeat::EACH_SEQUENCE,
-        Repeat::EachWorker => return Err(Fault::new("is for each worker, of which a GPU has none")),
+        RepeatMode::Once => repeat::ONCE,
+        RepeatMode::Wanted => repeat::WANTED,
+        RepeatMode::EachSequence { .. } => repeat::EACH_SEQUENCE,
+        RepeatMode::EachWorker => return Err(EmitError::new("is for each worker, of which a GPU has none")),
     };
     if repeat == repeat::EACH_SEQUENCE && grid.blocks[2].as_const() != Some(1) {
-        return Err(Fault::new("has blocks in z, which are those of sequences"));
+        return Err(EmitError::new("has blocks in z, which are those of sequences"));
     }
     let address = |kind, offset| LaunchArg { kind, reserved: 0, offset };
     let field = |offset: usize| address(arg::CONTROL, offset as u64);
@@ -227,22 +229,22 @@ fn describe(
         let (kind, base) = base_address(buffer.base)?;
         args.push(address(kind, base + buffer.offset));
     }
-    let placement = Placement::of(launch);
+    let placement = BufferPlacement::of(launch);
     let number = placements.iter().position(|known| *known == placement);
-    let number = number.ok_or_else(|| Fault::new("has buffers in places that its code does not know"))?;
+    let number = number.ok_or_else(|| EmitError::new("has buffers in places that its code does not know"))?;
     for word in placement.words(dims) {
         args.push(match word {
-            Word::Size(i) => field(size_field(&launch.dims[i], &launch.repeat)?),
-            Word::Past => field(offset_of!(Control, past)),
-            Word::PageTable => address(arg::PAGE_TABLE, 0),
-            Word::SequenceCount => field(offset_of!(Control, b)),
-            Word::Sequences => address(arg::SEQUENCES, 0),
+            ArgumentWord::Size(i) => field(size_field(&launch.dims[i], &launch.repeat)?),
+            ArgumentWord::Past => field(offset_of!(Control, past)),
+            ArgumentWord::PageTable => address(arg::PAGE_TABLE, 0),
+            ArgumentWord::SequenceCount => field(offset_of!(Control, b)),
+            ArgumentWord::Sequences => address(arg::SEQUENCES, 0),
         });
     }
     if let Some(size) = launch.dims.iter().zip(&kernel.dims).find(|(dim, (sym, _))| **dim != Dim::sym(*sym))
         && repeat == repeat::EACH_SEQUENCE
     {
-        return Err(Fault(format!("takes `{}` for a size of each sequence", size.0)));
+        return Err(EmitError(format!("takes `{}` for a size of each sequence", size.0)));
     }
     let [x, y, z] = &grid.blocks;
     Ok(LaunchDesc {
@@ -256,37 +258,39 @@ fn describe(
 }
 
 /// The kind of an address and where the base begins.
-fn base_address(base: Base) -> Result<(u32, u64), Fault> {
+fn base_address(base: MemoryBase) -> Result<(u32, u64), EmitError> {
     Ok(match base {
-        Base::Adapters => (arg::ADAPTERS, 0),
-        Base::Weights => (arg::WEIGHTS, 0),
-        Base::State => (arg::STATE, 0),
-        Base::Arena => (arg::ARENA, 0),
-        Base::Tokens => (arg::TOKENS, 0),
-        Base::Logits => (arg::LOGITS, 0),
-        Base::Probs => (arg::PROBS, 0),
-        Base::Temperature => (arg::CONTROL, offset_of!(Control, temperature) as u64),
-        Base::Pages => (arg::PAGES, 0),
-        Base::PageTable => (arg::PAGE_TABLE, 0),
-        Base::Wanted => (arg::WANTED, 0),
+        MemoryBase::Adapters => (arg::ADAPTERS, 0),
+        MemoryBase::Weights => (arg::WEIGHTS, 0),
+        MemoryBase::State => (arg::STATE, 0),
+        MemoryBase::Arena => (arg::ARENA, 0),
+        MemoryBase::Tokens => (arg::TOKENS, 0),
+        MemoryBase::Logits => (arg::LOGITS, 0),
+        MemoryBase::Probs => (arg::PROBS, 0),
+        MemoryBase::Temperature => (arg::CONTROL, offset_of!(Control, temperature) as u64),
+        MemoryBase::Pages => (arg::PAGES, 0),
+        MemoryBase::PageTable => (arg::PAGE_TABLE, 0),
+        MemoryBase::Wanted => (arg::WANTED, 0),
     })
 }
 
 /// Where a size lies in the control block.
-fn size_field(dim: &Dim, repeat: &Repeat) -> Result<usize, Fault> {
+fn size_field(dim: &Dim, repeat: &RepeatMode) -> Result<usize, EmitError> {
     match (dim.constant(), dim.terms()) {
-        (0, [(Atom::Sym(Sym::N), 1)]) if *repeat == Repeat::Wanted => Ok(offset_of!(Control, n_wanted)),
-        (0, [(Atom::Sym(Sym::N), 1)]) => Ok(offset_of!(Control, n)),
-        (0, [(Atom::Sym(Sym::Past), 1)]) => Ok(offset_of!(Control, past)),
-        _ => Err(Fault(format!("size `{dim}` cannot be an argument of a launch (only n and past)"))),
+        (0, [(DimAtom::Sym(SizeSymbol::N), 1)]) if *repeat == RepeatMode::Wanted => {
+            Ok(offset_of!(Control, n_wanted))
+        }
+        (0, [(DimAtom::Sym(SizeSymbol::N), 1)]) => Ok(offset_of!(Control, n)),
+        (0, [(DimAtom::Sym(SizeSymbol::Past), 1)]) => Ok(offset_of!(Control, past)),
+        _ => Err(EmitError(format!("size `{dim}` cannot be an argument of a launch (only n and past)"))),
     }
 }
 
 /// A size as `ceil((coef_n * n + coef_past * past + constant) / div)`: linear, or one floor division plus a constant.
-fn grid_extent(dim: &Dim) -> Result<DimExpr, Fault> {
-    let unfit = || Fault(format!("grid size `{dim}` is not of the form (a*n + b*past + c) / d"));
+fn grid_extent(dim: &Dim) -> Result<DimExpr, EmitError> {
+    let unfit = || EmitError(format!("grid size `{dim}` is not of the form (a*n + b*past + c) / d"));
     match dim.terms() {
-        [(Atom::FloorDiv(inner, div), 1)] => {
+        [(DimAtom::FloorDiv(inner, div), 1)] => {
             let mut linear = linear(inner).ok_or_else(unfit)?;
             // floor(x / d) + k = ceil((x - d + 1 + k * d) / d)
             linear.constant += 1 - div + dim.constant() * div;
@@ -301,8 +305,8 @@ fn linear(dim: &Dim) -> Option<DimExpr> {
     let mut out = DimExpr { coef_n: 0, coef_past: 0, constant: dim.constant(), div: 1 };
     for (atom, coefficient) in dim.terms() {
         match atom {
-            Atom::Sym(Sym::N) => out.coef_n = *coefficient,
-            Atom::Sym(Sym::Past) => out.coef_past = *coefficient,
+            DimAtom::Sym(SizeSymbol::N) => out.coef_n = *coefficient,
+            DimAtom::Sym(SizeSymbol::Past) => out.coef_past = *coefficient,
             _ => return None,
         }
     }
@@ -314,8 +318,8 @@ mod tests {
     use super::*;
     use mlcc_ir::builder::KernelBuilder;
     use mlcc_ir::dim::SymValues;
-    use mlcc_ir::kernel::Access;
-    use mlcc_ir::step::{Parts, Shares};
+    use mlcc_ir::kernel::ParamAccess;
+    use mlcc_ir::step::{GatherShape, WorkSchedule};
     use mlcc_ir::types::DType;
 
     fn eval(e: &DimExpr, n: i64, past: i64) -> i64 {
@@ -325,13 +329,13 @@ mod tests {
 
     #[test]
     fn grid_sizes_equal_their_dims() {
-        let n = Dim::from(Sym::N);
+        let n = Dim::from(SizeSymbol::N);
         let dims = [
             Dim::from(7),
             n.clone(),
             n.scale(3).add(&Dim::from(5)),
             n.ceil_div(16),
-            n.add(&Dim::from(Sym::Past)).floor_div(4),
+            n.add(&Dim::from(SizeSymbol::Past)).floor_div(4),
             n.scale(2).floor_div(3).add(&Dim::from(2)),
         ];
         for dim in &dims {
@@ -355,42 +359,43 @@ mod tests {
             kb.finish()
         };
         assert_eq!(blocks_of(&kernel(Dim::from(7))), Some(42));
-        assert_eq!(blocks_of(&kernel(Dim::from(Sym::N))), None);
+        assert_eq!(blocks_of(&kernel(Dim::from(SizeSymbol::N))), None);
         assert_eq!(blocks_of(&KernelBuilder::new("none").finish()), Some(1));
     }
 
     #[test]
     fn exchanges_are_launches_without_a_kernel() {
-        let place = |offset| BufferRef::fixed(Base::Arena, offset, 4096);
-        let parts = Parts { ranks: 2, rows: Sym::N.into(), row_bytes: 64 };
-        let exchange = Exchange { part: place(128), all: place(8192), parts, wanted: true };
+        let place = |offset| BufferRef::fixed(MemoryBase::Arena, offset, 4096);
+        let parts = GatherShape { ranks: 2, rows: SizeSymbol::N.into(), row_bytes: 64 };
+        let exchange = AllGather { part: place(128), all: place(8192), parts, wanted: true };
         let made = super::exchange(&exchange).unwrap();
         assert_eq!((made.kernel.as_str(), made.shared_bytes, made.repeat), ("", 64, repeat::EXCHANGE_WANTED));
         assert_eq!([made.args[0].offset, made.args[1].offset], [128, 8192]);
         assert_eq!(eval(&made.grid[0], 7, 5), 7);
         let moves = BufferRef { per_past: 64, ..place(0) };
-        assert!(super::exchange(&Exchange { part: moves, ..exchange }).is_err());
+        assert!(super::exchange(&AllGather { part: moves, ..exchange }).is_err());
     }
 
     #[test]
     fn grids_beyond_the_limits_of_the_build_are_refused() {
         let mut kb = KernelBuilder::new("k");
-        let rows = kb.sym(Sym::N);
+        let rows = kb.sym(SizeSymbol::N);
         kb.for_("row", rows, ForKind::Block(1), |_, _| ());
         let kernel = kb.finish();
-        let grid = Grid { blocks: [Dim::from(1), Dim::sym(Sym::N), Dim::from(1)], threads: [1; 3] };
-        let launch = Launch {
+        let grid =
+            LaunchGrid { blocks: [Dim::from(1), Dim::sym(SizeSymbol::N), Dim::from(1)], threads: [1; 3] };
+        let launch = LaunchItem {
             kernel: "k".into(),
             buffers: vec![],
-            dims: vec![Dim::sym(Sym::N)],
+            dims: vec![Dim::sym(SizeSymbol::N)],
             grid: Some(grid),
-            repeat: Repeat::Once,
-            shares: Shares::Static,
+            repeat: RepeatMode::Once,
+            shares: WorkSchedule::Static,
         };
         let items = vec![StepItem::Launch(launch)];
-        let step = Step { name: "prefill".into(), items, arena_bytes: 0 };
+        let step = StepProgram { name: "prefill".into(), items, arena_bytes: 0 };
         let made = |chunk, context| {
-            let limits = Limits { chunk, context, ..Limits::default() };
+            let limits = EntryLimits { chunk, context, ..EntryLimits::default() };
             device_entries(std::slice::from_ref(&step), std::slice::from_ref(&kernel), limits)
                 .map_err(|e| e.to_string())
         };
@@ -405,26 +410,29 @@ mod tests {
     fn buffers_that_move_are_told_how_many_rows_are_before_them() {
         let mut kb = KernelBuilder::new("k");
         for name in ["x", "y"] {
-            kb.param(name, DType::F32, 16, Access::Out, 64);
+            kb.param(name, DType::F32, 16, ParamAccess::Out, 64);
         }
-        let past = kb.sym(Sym::Past);
+        let past = kb.sym(SizeSymbol::Past);
         kb.for_("i", past, ForKind::Block(0), |_, _| ());
         let kernel = kb.finish();
         let launch = |per_past: [u64; 2]| {
-            let buffer = |per_past| BufferRef { per_past, ..BufferRef::fixed(Base::State, 64, 64) };
-            StepItem::Launch(Launch {
+            let buffer = |per_past| BufferRef { per_past, ..BufferRef::fixed(MemoryBase::State, 64, 64) };
+            StepItem::Launch(LaunchItem {
                 kernel: "k".into(),
                 buffers: per_past.map(buffer).to_vec(),
-                dims: vec![Dim::sym(Sym::Past)],
-                grid: Some(Grid { blocks: [Sym::Past.into(), 1.into(), 1.into()], threads: [1; 3] }),
-                repeat: Repeat::Once,
-                shares: Shares::Static,
+                dims: vec![Dim::sym(SizeSymbol::Past)],
+                grid: Some(LaunchGrid {
+                    blocks: [SizeSymbol::Past.into(), 1.into(), 1.into()],
+                    threads: [1; 3],
+                }),
+                repeat: RepeatMode::Once,
+                shares: WorkSchedule::Static,
             })
         };
         let entry = |launches: &[[u64; 2]]| {
             let items = launches.iter().map(|l| launch(*l)).collect();
-            let steps = [Step { name: "decode".into(), items, arena_bytes: 0 }];
-            let limits = Limits { context: 9, ..Limits::default() };
+            let steps = [StepProgram { name: "decode".into(), items, arena_bytes: 0 }];
+            let limits = EntryLimits { context: 9, ..EntryLimits::default() };
             device_entries(&steps, std::slice::from_ref(&kernel), limits).map(|mut entries| entries.remove(0))
         };
         let args =
@@ -442,13 +450,19 @@ mod tests {
 
     #[test]
     fn other_forms_are_refused() {
-        let odd = Dim::from(Sym::N).floor_div(2).scale(2);
+        let odd = Dim::from(SizeSymbol::N).floor_div(2).scale(2);
         assert!(grid_extent(&odd).unwrap_err().to_string().contains("grid size"));
-        assert_eq!(size_field(&Dim::from(Sym::Past), &Repeat::Once).unwrap(), offset_of!(Control, past));
-        let rows = Dim::from(Sym::N);
-        assert_eq!(size_field(&rows, &Repeat::Wanted).unwrap(), offset_of!(Control, n_wanted));
-        for size in [odd, Dim::from(Sym::N).add(&Dim::from(1)), Dim::from(3), Dim::from(Sym::B)] {
-            assert!(size_field(&size, &Repeat::Once).unwrap_err().to_string().contains("only n and past"));
+        assert_eq!(
+            size_field(&Dim::from(SizeSymbol::Past), &RepeatMode::Once).unwrap(),
+            offset_of!(Control, past)
+        );
+        let rows = Dim::from(SizeSymbol::N);
+        assert_eq!(size_field(&rows, &RepeatMode::Wanted).unwrap(), offset_of!(Control, n_wanted));
+        for size in [odd, Dim::from(SizeSymbol::N).add(&Dim::from(1)), Dim::from(3), Dim::from(SizeSymbol::B)]
+        {
+            assert!(
+                size_field(&size, &RepeatMode::Once).unwrap_err().to_string().contains("only n and past")
+            );
         }
     }
 }

@@ -34,11 +34,11 @@ pub mod table;
 mod units;
 
 #[cfg(any(feature = "llvm", feature = "cranelift"))]
-pub use compile::{Jobs, Library, Part, link};
+pub use compile::{CompileJobs, GeneratedCode, LinkedLibrary, link};
 #[cfg(feature = "llvm")]
 pub use compile::{compile, compile_by, emit};
 #[cfg(feature = "cranelift")]
 pub use compile::{compile_with_cranelift, compile_with_cranelift_by};
-pub use error::{CodegenError, Fault};
-pub use model::{Input, LevelInput};
-pub use objects::{CodeListener, Made};
+pub use error::{CodegenError, EmitError};
+pub use model::{CodegenInput, LevelInput};
+pub use objects::{CodeListener, ObjectCounts};

@@ -27,7 +27,7 @@ pub enum LinkError {
 
 /// How a linker wants its options.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Style {
+enum LinkerFlavor {
     /// A compiler driver: linker options after `-Wl,`.
     Driver,
     /// A linker itself.
@@ -38,7 +38,7 @@ enum Style {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Linker {
     pub program: PathBuf,
-    style: Style,
+    style: LinkerFlavor,
 }
 
 /// Programs to try, best first, and the package that brings one.
@@ -69,20 +69,20 @@ pub fn find_linker(arch: Arch) -> Result<Linker, LinkError> {
 }
 
 /// Linkers are called `ld`, `ld.lld`, `ld-19`, `aarch64-linux-gnu-ld`, `mold`, `wild`; all else is a compiler driver.
-fn style_of(program: &Path) -> Style {
+fn style_of(program: &Path) -> LinkerFlavor {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let plain = name.rsplit('-').any(|part| {
         let part = part.split('.').next().unwrap_or(part);
         matches!(part, "ld" | "lld" | "mold" | "wild")
     });
-    if plain { Style::Plain } else { Style::Driver }
+    if plain { LinkerFlavor::Plain } else { LinkerFlavor::Driver }
 }
 
 impl Linker {
     /// Links `objects` into the shared library `output`.
     pub fn link(&self, objects: &[PathBuf], soname: &str, output: &Path) -> Result<(), LinkError> {
         let mut args: Vec<OsString> = vec!["-shared".into()];
-        if self.style == Style::Driver {
+        if self.style == LinkerFlavor::Driver {
             args.push("-nostdlib".into());
         }
         let soname = format!("-soname={soname}");
@@ -97,8 +97,8 @@ impl Linker {
         ];
         for option in options {
             match self.style {
-                Style::Driver => args.push(format!("-Wl,{option}").into()),
-                Style::Plain => args.push(option.into()),
+                LinkerFlavor::Driver => args.push(format!("-Wl,{option}").into()),
+                LinkerFlavor::Plain => args.push(option.into()),
             }
         }
         args.push("-o".into());
@@ -125,16 +125,16 @@ mod tests {
     #[test]
     fn linkers_are_told_from_drivers() {
         for plain in ["/usr/bin/ld", "ld.lld", "ld.lld-19", "aarch64-linux-gnu-ld", "ld.gold", "/opt/mold"] {
-            assert_eq!(style_of(Path::new(plain)), Style::Plain, "{plain}");
+            assert_eq!(style_of(Path::new(plain)), LinkerFlavor::Plain, "{plain}");
         }
         for driver in ["/usr/bin/cc", "gcc-12", "clang", "aarch64-linux-gnu-gcc"] {
-            assert_eq!(style_of(Path::new(driver)), Style::Driver, "{driver}");
+            assert_eq!(style_of(Path::new(driver)), LinkerFlavor::Driver, "{driver}");
         }
     }
 
     #[test]
     fn a_linker_that_is_not_there_is_named() {
-        let linker = Linker { program: "/nonexistent/ld".into(), style: Style::Plain };
+        let linker = Linker { program: "/nonexistent/ld".into(), style: LinkerFlavor::Plain };
         let error = linker.link(&[], "x.so", Path::new("x.so")).unwrap_err().to_string();
         assert!(error.contains("/nonexistent/ld"), "{error}");
     }

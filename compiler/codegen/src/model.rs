@@ -3,56 +3,56 @@
 
 use crate::error::CodegenError;
 use crate::prepare::abi_features;
-use crate::ptxas::Assembler;
+use crate::ptxas::PtxAssembler;
 use crate::table::{StateDesc, TableDesc, VariantDesc};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
-use mlcc_ir::kernel::{Access, Kernel};
-use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Shares, Step, StepItem};
+use mlcc_ir::kernel::{Kernel, ParamAccess};
+use mlcc_ir::step::{BufferRef, LaunchItem, MemoryBase, RepeatMode, StepItem, StepProgram, WorkSchedule};
 use mlcc_ir::types::DType;
-use mlcc_target::{Level, Target};
+use mlcc_target::{CompileTarget, FeatureLevel};
 use std::collections::BTreeMap;
 
 /// A lowered model.
-pub struct Input<'a> {
-    pub target: &'a Target,
+pub struct CodegenInput<'a> {
+    pub target: &'a CompileTarget,
     /// In the order of `target.levels`: best first.
     pub levels: Vec<LevelInput<'a>>,
     /// What the table says about the model. Code generation fills in `variants` (CPU) or `images` and `device_entries`
     /// (GPU).
     pub table: TableDesc,
     /// Makes machine code for each level of a GPU target, beside the text.
-    pub assembler: Option<&'a Assembler>,
+    pub assembler: Option<&'a PtxAssembler>,
 }
 
 /// Kernels and steps for one level; the choice of kernels may differ from level to level.
 #[derive(Clone, Copy)]
 pub struct LevelInput<'a> {
-    pub level: &'a Level,
+    pub level: &'a FeatureLevel,
     pub kernels: &'a [Kernel],
-    pub steps: &'a [Step],
+    pub steps: &'a [StepProgram],
 }
 
 /// Arguments of a CPU kernel that are alike in every launch: its code may rely on them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Fixed {
+pub struct FixedArguments {
     /// One for each dimension; those that are missing are not known.
     dims: Vec<Option<i64>>,
     /// One call computes everything.
     pub alone: bool,
 }
 
-impl Fixed {
+impl FixedArguments {
     pub fn dim(&self, index: usize) -> Option<i64> {
         self.dims.get(index).copied().flatten()
     }
 
-    fn of_launch(launch: &Launch) -> Fixed {
-        let alone = launch.repeat == Repeat::EachWorker || launch.repeat.has_whole_sequences();
-        Fixed { dims: launch.dims.iter().map(Dim::as_const).collect(), alone }
+    fn of_launch(launch: &LaunchItem) -> FixedArguments {
+        let alone = launch.repeat == RepeatMode::EachWorker || launch.repeat.has_whole_sequences();
+        FixedArguments { dims: launch.dims.iter().map(Dim::as_const).collect(), alone }
     }
 
-    fn and(&mut self, other: &Fixed) {
+    fn and(&mut self, other: &FixedArguments) {
         for (mine, other) in self.dims.iter_mut().zip(&other.dims) {
             *mine = mine.filter(|_| *mine == *other);
         }
@@ -61,11 +61,13 @@ impl Fixed {
 }
 
 /// What the launches of each kernel have in common.
-pub fn fixed_arguments<'a>(steps: impl IntoIterator<Item = &'a Step>) -> BTreeMap<&'a str, Fixed> {
-    let mut all: BTreeMap<&str, Fixed> = BTreeMap::new();
+pub fn fixed_arguments<'a>(
+    steps: impl IntoIterator<Item = &'a StepProgram>,
+) -> BTreeMap<&'a str, FixedArguments> {
+    let mut all: BTreeMap<&str, FixedArguments> = BTreeMap::new();
     for item in steps.into_iter().flat_map(|step| &step.items) {
         let StepItem::Launch(launch) = item else { continue };
-        let one = Fixed::of_launch(launch);
+        let one = FixedArguments::of_launch(launch);
         all.entry(&launch.kernel).and_modify(|fixed| fixed.and(&one)).or_insert(one);
     }
     all
@@ -73,7 +75,7 @@ pub fn fixed_arguments<'a>(steps: impl IntoIterator<Item = &'a Step>) -> BTreeMa
 
 /// Limits that entry points hold their arguments against before they touch memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Limits {
+pub struct EntryLimits {
     /// Most tokens in one call; 0 = no limit.
     pub chunk: u64,
     /// Most tokens in the state; 0 = no limit.
@@ -86,7 +88,7 @@ pub struct Limits {
 
 /// What an entry point checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Checks {
+pub enum ArgumentChecks {
     None,
     /// `1 <= n <= chunk`.
     Rows,
@@ -98,14 +100,14 @@ pub enum Checks {
     Pieces,
 }
 
-impl Checks {
-    pub fn of_step(name: &str) -> Checks {
+impl ArgumentChecks {
+    pub fn of_step(name: &str) -> ArgumentChecks {
         match plain(name) {
-            PREFILL | "decode" | "prefill_logits" | mlcc_abi::ENCODE => Checks::Tokens,
-            BATCH_STEP => Checks::Sequences,
-            RAGGED_STEP => Checks::Pieces,
-            "softmax_with_temperature" | mlcc_abi::LIKELIEST_ENTRY => Checks::Rows,
-            _ => Checks::None,
+            PREFILL | "decode" | "prefill_logits" | mlcc_abi::ENCODE => ArgumentChecks::Tokens,
+            BATCH_STEP => ArgumentChecks::Sequences,
+            RAGGED_STEP => ArgumentChecks::Pieces,
+            "softmax_with_temperature" | mlcc_abi::LIKELIEST_ENTRY => ArgumentChecks::Rows,
+            _ => ArgumentChecks::None,
         }
     }
 }
@@ -115,7 +117,7 @@ pub(crate) fn plain(step: &str) -> &str {
     step.strip_prefix(mlcc_abi::ADAPTED).unwrap_or(step)
 }
 
-impl Limits {
+impl EntryLimits {
     /// The most that `n` may be in a step.
     pub fn most(&self, step: &str) -> u64 {
         match plain(step) {
@@ -126,8 +128,8 @@ impl Limits {
             _ => self.chunk,
         }
     }
-    pub fn of(table: &TableDesc) -> Limits {
-        Limits {
+    pub fn of(table: &TableDesc) -> EntryLimits {
+        EntryLimits {
             chunk: table.plan.chunk,
             context: table.plan.context,
             vocab: table.plan.vocab,
@@ -209,7 +211,7 @@ pub fn variant(input: &LevelInput<'_>) -> Result<VariantDesc, CodegenError> {
 
 /// Kernels and step that give every piece of the state its initial value. Pieces of equal size and value share code.
 /// Rows of caches are not touched: they are read only after they were written.
-pub fn state_step(states: &[StateDesc]) -> Result<(Vec<Kernel>, Step), CodegenError> {
+pub fn state_step(states: &[StateDesc]) -> Result<(Vec<Kernel>, StepProgram), CodegenError> {
     let mut kernels: BTreeMap<String, Kernel> = BTreeMap::new();
     let mut items = Vec::new();
     for state in states.iter().filter(|s| s.cache.is_none()) {
@@ -222,23 +224,23 @@ pub fn state_step(states: &[StateDesc]) -> Result<(Vec<Kernel>, Step), CodegenEr
         }
         let name = format!("fill_{cells}_{}_{fill:08x}", dtype.name());
         kernels.entry(name.clone()).or_insert_with(|| fill_kernel(&name, dtype, cells, fill));
-        items.push(StepItem::Launch(Launch {
+        items.push(StepItem::Launch(LaunchItem {
             kernel: name,
-            buffers: vec![BufferRef::fixed(Base::State, state.offset, state.bytes)],
+            buffers: vec![BufferRef::fixed(MemoryBase::State, state.offset, state.bytes)],
             dims: Vec::new(),
             grid: None,
-            repeat: Repeat::Once,
-            shares: Shares::Static,
+            repeat: RepeatMode::Once,
+            shares: WorkSchedule::Static,
         }));
     }
-    let step = Step { name: STATE_STEP.into(), items, arena_bytes: 0 };
+    let step = StepProgram { name: STATE_STEP.into(), items, arena_bytes: 0 };
     Ok((kernels.into_values().collect(), step))
 }
 
 fn fill_kernel(name: &str, dtype: DType, cells: u64, value: u32) -> Kernel {
     let mut kb = KernelBuilder::new(name);
     let cells = cells as i64;
-    let out = kb.param("state", dtype, Dim::from(cells), Access::Out, dtype.bytes().unwrap_or(1) as u32);
+    let out = kb.param("state", dtype, Dim::from(cells), ParamAccess::Out, dtype.bytes().unwrap_or(1) as u32);
     let extent = kb.int(cells);
     kb.par("i", extent, |kb, i| {
         let value = kb.int_of(i64::from(value), dtype);

@@ -16,16 +16,16 @@ pub const KERNEL_SYMBOL: &str = "mlcc.kernel";
 
 /// Hash of all that an object depends on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Key(u128);
+pub struct ObjectKey(u128);
 
-impl Key {
-    pub fn of(parts: &[&[u8]]) -> Key {
+impl ObjectKey {
+    pub fn of(parts: &[&[u8]]) -> ObjectKey {
         let mut hash = Xxh3::new();
         for part in parts {
             hash.update(&(part.len() as u64).to_le_bytes());
             hash.update(part);
         }
-        Key(hash.digest128())
+        ObjectKey(hash.digest128())
     }
 
     pub fn bytes(self) -> [u8; 16] {
@@ -33,12 +33,12 @@ impl Key {
     }
 }
 
-impl Key {
+impl ObjectKey {
     /// Of its text.
     pub const DIGITS: usize = 32;
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)
     }
@@ -46,16 +46,16 @@ impl fmt::Display for Key {
 
 /// How many objects a build has linked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Made {
+pub struct ObjectCounts {
     pub objects: usize,
     /// Those of earlier builds among them.
     pub from_cache: usize,
 }
 
 /// Those of one build.
-pub struct Objects<'a> {
+pub struct ObjectStore<'a> {
     /// `None` while one is made.
-    made: Mutex<BTreeMap<Key, Option<Vec<u8>>>>,
+    made: Mutex<BTreeMap<ObjectKey, Option<Vec<u8>>>>,
     cache: Option<&'a ObjectCache>,
     from_cache: AtomicUsize,
     listener: Option<&'a CodeListener>,
@@ -78,9 +78,9 @@ impl fmt::Debug for CodeListener {
     }
 }
 
-impl<'a> Objects<'a> {
-    pub fn new(cache: Option<&'a ObjectCache>, listener: Option<&'a CodeListener>) -> Objects<'a> {
-        Objects { made: Mutex::default(), cache, from_cache: AtomicUsize::new(0), listener }
+impl<'a> ObjectStore<'a> {
+    pub fn new(cache: Option<&'a ObjectCache>, listener: Option<&'a CodeListener>) -> ObjectStore<'a> {
+        ObjectStore { made: Mutex::default(), cache, from_cache: AtomicUsize::new(0), listener }
     }
 
     /// Runs the pieces of work that make objects, and tells the listener of each that is done.
@@ -104,9 +104,9 @@ impl<'a> Objects<'a> {
     /// Sees to it that there is such an object once all threads are done: makes it, unless that has been begun.
     pub fn want(
         &self,
-        key: Key,
+        key: ObjectKey,
         make: impl FnOnce() -> Result<Vec<u8>, CodegenError>,
-    ) -> Result<Key, CodegenError> {
+    ) -> Result<ObjectKey, CodegenError> {
         let begun = match self.all().entry(key) {
             Entry::Occupied(_) => true,
             Entry::Vacant(place) => place.insert(None).is_some(),
@@ -120,7 +120,7 @@ impl<'a> Objects<'a> {
 
     fn cached(
         &self,
-        key: Key,
+        key: ObjectKey,
         make: impl FnOnce() -> Result<Vec<u8>, CodegenError>,
     ) -> Result<Vec<u8>, CodegenError> {
         let Some(cache) = self.cache else { return make() };
@@ -134,20 +134,21 @@ impl<'a> Objects<'a> {
     }
 
     /// After all work was done: what was made. Leaves the cache within its limit.
-    pub fn finish(&self) -> Made {
-        let made = Made { objects: self.all().len(), from_cache: self.from_cache.load(Ordering::Relaxed) };
+    pub fn finish(&self) -> ObjectCounts {
+        let made =
+            ObjectCounts { objects: self.all().len(), from_cache: self.from_cache.load(Ordering::Relaxed) };
         if let Some(cache) = self.cache.filter(|_| made.from_cache < made.objects) {
             cache.trim();
         }
         made
     }
 
-    fn all(&self) -> MutexGuard<'_, BTreeMap<Key, Option<Vec<u8>>>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<ObjectKey, Option<Vec<u8>>>> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An object that was wanted, after all work was done without error.
-    pub fn get(&self, key: &Key) -> Vec<u8> {
+    pub fn get(&self, key: &ObjectKey) -> Vec<u8> {
         self.all().get(key).and_then(Option::as_ref).cloned().unwrap_or_default()
     }
 }
@@ -191,7 +192,7 @@ mod tests {
             let heard = heard.clone();
             move |done, total| heard.lock().unwrap().push((done, total))
         });
-        let objects = Objects::new(None, Some(&listener));
+        let objects = ObjectStore::new(None, Some(&listener));
         assert_eq!(objects.run(2, &[2, 0, 1], Ok).unwrap(), [0, 1, 2]);
         let mut heard = heard.lock().unwrap().clone();
         heard.sort();

@@ -5,22 +5,22 @@
 //! is known when code is made, so launches of a kernel that differ in it have code of their own.
 
 use mlcc_ir::kernel::Kernel;
-use mlcc_ir::step::{Base, Launch, Sequences, Step, StepItem};
+use mlcc_ir::step::{LaunchItem, MemoryBase, SequenceFilter, StepItem, StepProgram};
 use std::collections::BTreeSet;
 
 /// How the buffers of a launch move.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Placement {
+pub struct BufferPlacement {
     /// Of a launch for each sequence of a batch: for which of them.
-    pub sequences: Option<Sequences>,
+    pub sequences: Option<SequenceFilter>,
     /// By parameter of the kernel.
-    pub buffers: Vec<Moves>,
+    pub buffers: Vec<AddressStrides>,
 }
 
 /// What is added to the address of a buffer, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct Moves {
-    pub from: Origin,
+pub struct AddressStrides {
+    pub from: AddressOrigin,
     /// For each row before those of the call; in pages, for each such row of the page that the new row is in.
     pub per_past: u64,
     /// For each page before that one, in pages.
@@ -33,7 +33,7 @@ pub struct Moves {
 
 /// What the argument of a buffer counts from.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub enum Origin {
+pub enum AddressOrigin {
     /// It is an address.
     #[default]
     Fixed,
@@ -44,7 +44,7 @@ pub enum Origin {
 
 /// An address of a word that an argument is, behind the buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Word {
+pub enum ArgumentWord {
     /// Of the size of that number.
     Size(usize),
     /// Of the rows before those of the call.
@@ -56,43 +56,43 @@ pub enum Word {
     Sequences,
 }
 
-impl Placement {
+impl BufferPlacement {
     /// Nothing moves.
-    pub fn fixed(kernel: &Kernel) -> Placement {
-        Placement { sequences: None, buffers: vec![Moves::default(); kernel.params.len()] }
+    pub fn fixed(kernel: &Kernel) -> BufferPlacement {
+        BufferPlacement { sequences: None, buffers: vec![AddressStrides::default(); kernel.params.len()] }
     }
 
-    pub fn of(launch: &Launch) -> Placement {
+    pub fn of(launch: &LaunchItem) -> BufferPlacement {
         let sequences = launch.repeat.sequences();
-        let moves = |buffer: &mlcc_ir::step::BufferRef| Moves {
+        let moves = |buffer: &mlcc_ir::step::BufferRef| AddressStrides {
             from: match buffer.base {
-                Base::State if sequences.is_some() => Origin::State,
-                Base::PageTable if sequences.is_some() => Origin::PageTable,
-                _ => Origin::Fixed,
+                MemoryBase::State if sequences.is_some() => AddressOrigin::State,
+                MemoryBase::PageTable if sequences.is_some() => AddressOrigin::PageTable,
+                _ => AddressOrigin::Fixed,
             },
             per_past: buffer.per_past,
             per_page: if buffer.per_past > 0 { buffer.per_page } else { 0 },
             per_row: buffer.per_row,
             per_sequence: buffer.per_sequence,
         };
-        Placement { sequences, buffers: launch.buffers.iter().map(moves).collect() }
+        BufferPlacement { sequences, buffers: launch.buffers.iter().map(moves).collect() }
     }
 
     /// What follows the buffers, for a kernel of so many sizes.
-    pub fn words(&self, sizes: usize) -> Vec<Word> {
+    pub fn words(&self, sizes: usize) -> Vec<ArgumentWord> {
         if self.sequences.is_some() {
-            return vec![Word::SequenceCount, Word::Sequences];
+            return vec![ArgumentWord::SequenceCount, ArgumentWord::Sequences];
         }
-        let past = self.buffers.iter().any(|b| b.per_past > 0).then_some(Word::Past);
-        let table = self.buffers.iter().any(|b| b.per_page > 0).then_some(Word::PageTable);
-        (0..sizes).map(Word::Size).chain(past).chain(table).collect()
+        let past = self.buffers.iter().any(|b| b.per_past > 0).then_some(ArgumentWord::Past);
+        let table = self.buffers.iter().any(|b| b.per_page > 0).then_some(ArgumentWord::PageTable);
+        (0..sizes).map(ArgumentWord::Size).chain(past).chain(table).collect()
     }
 }
 
 /// All placements of a kernel in the launches of steps, in an order that depends on nothing else; a kernel that nobody launches has one.
-pub fn placements(kernel: &Kernel, steps: &[Step]) -> Vec<Placement> {
+pub fn placements(kernel: &Kernel, steps: &[StepProgram]) -> Vec<BufferPlacement> {
     let launches = steps.iter().flat_map(|step| &step.items).filter_map(StepItem::launch);
     let launches = launches.filter(|launch| launch.kernel == kernel.name);
-    let all: BTreeSet<Placement> = launches.map(Placement::of).collect();
-    if all.is_empty() { vec![Placement::fixed(kernel)] } else { all.into_iter().collect() }
+    let all: BTreeSet<BufferPlacement> = launches.map(BufferPlacement::of).collect();
+    if all.is_empty() { vec![BufferPlacement::fixed(kernel)] } else { all.into_iter().collect() }
 }

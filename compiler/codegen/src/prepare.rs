@@ -5,28 +5,28 @@ use crate::halfs::{HalfSupport, lower_halfs};
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{Expr, Kernel, Stmt};
 use mlcc_ir::rewrite::expand_instrs;
-use mlcc_target::{Arch, Level};
+use mlcc_target::{Arch, FeatureLevel};
 use std::collections::BTreeSet;
 
 /// Capabilities of one target level, as code generation needs them.
 #[derive(Clone, Debug)]
-pub struct Caps {
+pub struct LevelCapabilities {
     pub arch: Arch,
-    pub level: Level,
+    pub level: FeatureLevel,
     pub vector_bits: u32,
     /// A fused multiply-add that is one instruction.
     pub fma: bool,
     pub halfs: HalfSupport,
 }
 
-impl Caps {
-    pub fn new(arch: Arch, level: &Level) -> Caps {
+impl LevelCapabilities {
+    pub fn new(arch: Arch, level: &FeatureLevel) -> LevelCapabilities {
         let (fma, f16_casts) = match arch {
             Arch::X86_64 => (level.has("fma"), level.has("f16c")),
             Arch::Aarch64 | Arch::Nvptx => (true, true),
         };
         let vector_bits = level.vector_bits;
-        Caps { arch, level: level.clone(), vector_bits, fma, halfs: HalfSupport { f16_casts } }
+        LevelCapabilities { arch, level: level.clone(), vector_bits, fma, halfs: HalfSupport { f16_casts } }
     }
     pub fn has(&self, feature: &str) -> bool {
         self.level.has(feature)
@@ -39,7 +39,7 @@ impl Caps {
 }
 
 /// Expands instructions that the target lacks, then half-precision arithmetic.
-pub fn prepare(kernel: &Kernel, caps: &Caps) -> Kernel {
+pub fn prepare(kernel: &Kernel, caps: &LevelCapabilities) -> Kernel {
     let expanded = expand_instrs(kernel, |id| caps.available(id));
     lower_halfs(&expanded, caps.halfs)
 }
@@ -74,7 +74,7 @@ pub fn instrs_of(kernel: &Kernel) -> BTreeSet<InstrId> {
 }
 
 /// The bits of [`mlcc_abi::feature`] that a loader must check for this level.
-pub fn abi_features(level: &Level) -> Result<u64, CodegenError> {
+pub fn abi_features(level: &FeatureLevel) -> Result<u64, CodegenError> {
     let mut bits = 0;
     for name in &level.features {
         // Part of every x86-64.

@@ -27,21 +27,21 @@ pub enum PtxasError {
 
 /// An assembler that was asked for its version. Equal versions make equal code.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Assembler {
+pub struct PtxAssembler {
     pub path: PathBuf,
     /// For example `12.9.86`.
     pub version: String,
 }
 
-impl Assembler {
+impl PtxAssembler {
     /// [`find_ptxas`], with its version.
-    pub fn find() -> Result<Assembler, PtxasError> {
+    pub fn find() -> Result<PtxAssembler, PtxasError> {
         let path = find_ptxas().ok_or(PtxasError::Missing)?;
         let run = Command::new(&path).arg("--version").output();
         let run = run.map_err(|source| PtxasError::Io { action: "run", path: path.clone(), source })?;
         let output = String::from_utf8_lossy(&run.stdout).into_owned();
         match version(&output) {
-            Some(version) => Ok(Assembler { path, version: version.into() }),
+            Some(version) => Ok(PtxAssembler { path, version: version.into() }),
             None => Err(PtxasError::Version { path, output: output.trim().into() }),
         }
     }
@@ -85,7 +85,7 @@ pub fn driver_of_ptx(ptx: u32) -> Option<&'static str> {
 
 /// What the assembler says about one kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Usage {
+pub struct ResourceUsage {
     pub kernel: String,
     pub registers: u32,
     /// Bytes of local memory written because registers ran out.
@@ -95,9 +95,9 @@ pub struct Usage {
 
 /// Machine code and its use of resources.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Assembled {
+pub struct AssembledCubin {
     pub cubin: Vec<u8>,
-    pub usage: Vec<Usage>,
+    pub usage: Vec<ResourceUsage>,
 }
 
 /// `MLCC_PTXAS`, `ptxas` in `PATH` or in the usual place of the toolkit, or that of the Python package.
@@ -118,12 +118,12 @@ pub fn find_ptxas() -> Option<PathBuf> {
 }
 
 /// Assembles PTX for devices of compute capability `sm`.
-pub fn assemble(ptxas: &Path, ptx: &[u8], sm: u32) -> Result<Assembled, PtxasError> {
+pub fn assemble(ptxas: &Path, ptx: &[u8], sm: u32) -> Result<AssembledCubin, PtxasError> {
     assemble_for(ptxas, ptx, &format!("sm_{sm}"))
 }
 
 /// The same, for a target of the assembler (`sm_90a`).
-pub fn assemble_for(ptxas: &Path, ptx: &[u8], arch: &str) -> Result<Assembled, PtxasError> {
+pub fn assemble_for(ptxas: &Path, ptx: &[u8], arch: &str) -> Result<AssembledCubin, PtxasError> {
     let io = |action, path: &Path| {
         let path = path.to_owned();
         move |source| PtxasError::Io { action, path, source }
@@ -143,16 +143,16 @@ pub fn assemble_for(ptxas: &Path, ptx: &[u8], arch: &str) -> Result<Assembled, P
         return Err(PtxasError::Refused { arch: arch.into(), output: text.trim().to_owned() });
     }
     let cubin = std::fs::read(&output).map_err(io("read", &output))?;
-    Ok(Assembled { cubin, usage: usage(&text) })
+    Ok(AssembledCubin { cubin, usage: usage(&text) })
 }
 
 /// Reads the report of `ptxas -v`.
-fn usage(report: &str) -> Vec<Usage> {
-    let mut all: Vec<Usage> = Vec::new();
+fn usage(report: &str) -> Vec<ResourceUsage> {
+    let mut all: Vec<ResourceUsage> = Vec::new();
     for line in report.lines() {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
-            all.push(Usage { kernel, registers: 0, spill_bytes: 0, shared_bytes: 0 });
+            all.push(ResourceUsage { kernel, registers: 0, spill_bytes: 0, shared_bytes: 0 });
         }
         let Some(last) = all.last_mut() else { continue };
         if let Some(bytes) = number_before(line, " bytes spill stores") {
@@ -183,7 +183,7 @@ mod tests {
         for wrong in ["", "release 12.9", "release, V", "x, Vx", "x, V12"] {
             assert_eq!(version(wrong), None, "{wrong}");
         }
-        let assembler = Assembler { path: "ptxas".into(), version: "12.9.86".into() };
+        let assembler = PtxAssembler { path: "ptxas".into(), version: "12.9.86".into() };
         assert_eq!(
             (assembler.driver().as_str(), driver_of_ptx(63), driver_of_ptx(78)),
             ("12.0", Some("11.4"), Some("11.8"))
@@ -199,8 +199,8 @@ mod tests {
             ptxas info    : Used 40 registers, used 1 barriers, 8 bytes cumulative stack size, 1024 bytes smem\n\
             ptxas info    : Compiling entry function 'k_b' for 'sm_80'\n\
             ptxas info    : Used 9 registers, used 0 barriers\n";
-        let a = Usage { kernel: "k_a".into(), registers: 40, spill_bytes: 12, shared_bytes: 1024 };
-        let b = Usage { kernel: "k_b".into(), registers: 9, spill_bytes: 0, shared_bytes: 0 };
+        let a = ResourceUsage { kernel: "k_a".into(), registers: 40, spill_bytes: 12, shared_bytes: 1024 };
+        let b = ResourceUsage { kernel: "k_b".into(), registers: 9, spill_bytes: 0, shared_bytes: 0 };
         assert_eq!(usage(report), [a, b]);
     }
 }

@@ -6,38 +6,39 @@
 //!
 //! Back ends implement [`StepCode`], their instructions; what a step consists of stands here.
 
-use crate::error::Fault;
-use crate::model::{Checks, Limits, PREFILL, plain};
-pub(crate) use crate::step_code::{Compare, IntOp, StepCode, Taken};
+use crate::error::EmitError;
+use crate::model::{ArgumentChecks, EntryLimits, PREFILL, plain};
+pub(crate) use crate::step_code::{ClaimedWork, IntCompare, IntOp, StepCode};
 use mlcc_abi::{Ctx, Sequence, status};
-use mlcc_ir::dim::{Atom, Dim, Sym};
+use mlcc_ir::dim::{Dim, DimAtom, SizeSymbol};
 use mlcc_ir::step::{
-    Base, BufferRef, Exchange, Launch, PAGE_ROWS, Repeat, Sequences, Shares, Step, StepItem,
+    AllGather, BufferRef, LaunchItem, MemoryBase, PAGE_ROWS, RepeatMode, SequenceFilter, StepItem,
+    StepProgram, WorkSchedule,
 };
 use std::mem::offset_of;
 use std::ops::Range;
 
-type Result<T> = std::result::Result<T, Fault>;
+type EmitResult<T> = std::result::Result<T, EmitError>;
 
 /// Adds the code of `step` to its function.
-pub(crate) fn emit<C: StepCode>(code: &mut C, step: &Step, limits: Limits) -> Result<()> {
-    let fields = Fields::read(code)?;
-    Emitter { code, fields, row: None, wanted: false, totals: Vec::new() }.run(step, limits)
+pub(crate) fn emit<C: StepCode>(code: &mut C, step: &StepProgram, limits: EntryLimits) -> EmitResult<()> {
+    let fields = ContextFields::read(code)?;
+    StepEmitter { code, fields, row: None, wanted: false, totals: Vec::new() }.run(step, limits)
 }
 
 /// The items of `prefill` that make nothing but logits: those around the launches that write them which use neither states nor pages.
 /// `None` for other entry points and for steps of several ranks, whose callers always want logits.
-fn logits_only_items(step: &Step) -> Option<Range<usize>> {
+fn logits_only_items(step: &StepProgram) -> Option<Range<usize>> {
     let ranks = step.items.iter().any(|item| matches!(item, StepItem::Exchange(_)));
     if plain(&step.name) != PREFILL || ranks {
         return None;
     }
-    let uses = |item: &StepItem, bases: &[Base]| match item {
+    let uses = |item: &StepItem, bases: &[MemoryBase]| match item {
         StepItem::Launch(launch) => launch.buffers.iter().any(|buffer| bases.contains(&buffer.base)),
         StepItem::Exchange(_) | StepItem::Barrier => false,
     };
-    let writes_logits = |item: &StepItem| uses(item, &[Base::Logits]);
-    let has_state = |item: &StepItem| uses(item, &[Base::State, Base::Pages]);
+    let writes_logits = |item: &StepItem| uses(item, &[MemoryBase::Logits]);
+    let has_state = |item: &StepItem| uses(item, &[MemoryBase::State, MemoryBase::Pages]);
     let (first, last) =
         (step.items.iter().position(writes_logits)?, step.items.iter().rposition(writes_logits)?);
     let start = step.items[..first].iter().rposition(has_state).map_or(0, |before| before + 1);
@@ -45,20 +46,20 @@ fn logits_only_items(step: &Step) -> Option<Range<usize>> {
     Some(start..end)
 }
 
-struct Emitter<'a, C: StepCode> {
+struct StepEmitter<'a, C: StepCode> {
     code: &'a mut C,
-    fields: Fields<C::Value>,
+    fields: ContextFields<C::Value>,
     /// The sequence that a launch is for.
-    row: Option<Row<C::Value>>,
+    row: Option<SequenceFields<C::Value>>,
     /// It is for the rows whose logits are wanted.
     wanted: bool,
     /// The work of all sequences, by that of one.
-    totals: Vec<(Repeat, C::Value)>,
+    totals: Vec<(RepeatMode, C::Value)>,
 }
 
 /// What the context says, read once: it stays the same while a step runs.
 #[derive(Clone, Copy)]
-struct Fields<V> {
+struct ContextFields<V> {
     n: V,
     b: V,
     n_wanted: V,
@@ -75,10 +76,10 @@ struct Fields<V> {
     probs: V,
 }
 
-impl<V: Copy> Fields<V> {
-    fn read(code: &mut impl StepCode<Value = V>) -> Result<Fields<V>> {
+impl<V: Copy> ContextFields<V> {
+    fn read(code: &mut impl StepCode<Value = V>) -> EmitResult<ContextFields<V>> {
         let this = code.context();
-        Ok(Fields {
+        Ok(ContextFields {
             n: code.load_int(this, offset_of!(Ctx, n))?,
             b: code.load_int(this, offset_of!(Ctx, b))?,
             n_wanted: code.load_int(this, offset_of!(Ctx, n_wanted))?,
@@ -98,7 +99,7 @@ impl<V: Copy> Fields<V> {
 }
 
 #[derive(Clone, Copy)]
-struct Row<V> {
+struct SequenceFields<V> {
     index: V,
     state: V,
     page_table: V,
@@ -108,9 +109,9 @@ struct Row<V> {
     rows: V,
 }
 
-impl<C: StepCode> Emitter<'_, C> {
-    fn run(&mut self, step: &Step, limits: Limits) -> Result<()> {
-        self.check(Checks::of_step(&step.name), step, limits)?;
+impl<C: StepCode> StepEmitter<'_, C> {
+    fn run(&mut self, step: &StepProgram, limits: EntryLimits) -> EmitResult<()> {
+        self.check(ArgumentChecks::of_step(&step.name), step, limits)?;
         self.add_up_work(step)?;
         let logits_only = logits_only_items(step).unwrap_or_default();
         let mut without_logits = None;
@@ -126,7 +127,7 @@ impl<C: StepCode> Emitter<'_, C> {
             }
             match item {
                 StepItem::Launch(launch) => {
-                    self.repeated(launch).map_err(|f| Fault(format!("kernel {}: {f}", launch.kernel)))?;
+                    self.repeated(launch).map_err(|f| EmitError(format!("kernel {}: {f}", launch.kernel)))?;
                 }
                 StepItem::Exchange(exchange) => self.exchange(number as u32, exchange)?,
                 StepItem::Barrier => self.code.wait()?,
@@ -142,11 +143,11 @@ impl<C: StepCode> Emitter<'_, C> {
 
     /// Goes on only if the caller wants logits; else waits for the other workers, whose results may be read next, and goes to the block
     /// that this gives.
-    fn pass_over_logits(&mut self) -> Result<C::Block> {
+    fn pass_over_logits(&mut self) -> EmitResult<C::Block> {
         let this = self.code.context();
         let address = self.code.load_int(this, offset_of!(Ctx, logits))?;
         let one = self.code.int(1);
-        let unwanted = self.code.compare(Compare::UnsignedLess, address, one)?;
+        let unwanted = self.code.compare(IntCompare::UnsignedLess, address, one)?;
         let [wait, wanted, after] = ["wait", "logits", "after_logits"].map(|name| self.code.block(name));
         self.code.branch(unwanted, wait, wanted)?;
         self.code.enter(wait);
@@ -158,28 +159,28 @@ impl<C: StepCode> Emitter<'_, C> {
 
     // ---- the context
 
-    fn sym(&self, sym: Sym) -> C::Value {
+    fn sym(&self, sym: SizeSymbol) -> C::Value {
         match sym {
-            Sym::N if self.wanted => self.fields.n_wanted,
-            Sym::N => self.row.map_or(self.fields.n, |row| row.rows),
-            Sym::B => self.fields.b,
-            Sym::Past => self.row.map_or(self.fields.past, |row| row.past),
+            SizeSymbol::N if self.wanted => self.fields.n_wanted,
+            SizeSymbol::N => self.row.map_or(self.fields.n, |row| row.rows),
+            SizeSymbol::B => self.fields.b,
+            SizeSymbol::Past => self.row.map_or(self.fields.past, |row| row.past),
         }
     }
 
-    fn base(&mut self, base: Base) -> Result<C::Value> {
+    fn base(&mut self, base: MemoryBase) -> EmitResult<C::Value> {
         Ok(match base {
-            Base::Weights => self.fields.weights,
-            Base::Adapters => self.fields.adapters,
-            Base::State => self.row.map_or(self.fields.state, |row| row.state),
-            Base::Pages => self.fields.pages,
-            Base::PageTable => self.row.map_or(self.fields.page_table, |row| row.page_table),
-            Base::Arena => self.fields.arena,
-            Base::Tokens => self.fields.tokens,
-            Base::Wanted => self.fields.wanted,
-            Base::Logits => self.fields.logits,
-            Base::Probs => self.fields.probs,
-            Base::Temperature => {
+            MemoryBase::Weights => self.fields.weights,
+            MemoryBase::Adapters => self.fields.adapters,
+            MemoryBase::State => self.row.map_or(self.fields.state, |row| row.state),
+            MemoryBase::Pages => self.fields.pages,
+            MemoryBase::PageTable => self.row.map_or(self.fields.page_table, |row| row.page_table),
+            MemoryBase::Arena => self.fields.arena,
+            MemoryBase::Tokens => self.fields.tokens,
+            MemoryBase::Wanted => self.fields.wanted,
+            MemoryBase::Logits => self.fields.logits,
+            MemoryBase::Probs => self.fields.probs,
+            MemoryBase::Temperature => {
                 let this = self.code.context();
                 self.code.offset(this, offset_of!(Ctx, temperature) as u64)?
             }
@@ -188,16 +189,16 @@ impl<C: StepCode> Emitter<'_, C> {
 
     // ---- launches
 
-    fn repeated(&mut self, launch: &Launch) -> Result<()> {
+    fn repeated(&mut self, launch: &LaunchItem) -> EmitResult<()> {
         match launch.repeat {
-            Repeat::Once | Repeat::EachSequence { .. } => self.shared(launch),
-            Repeat::Wanted => {
+            RepeatMode::Once | RepeatMode::EachSequence { .. } => self.shared(launch),
+            RepeatMode::Wanted => {
                 self.wanted = true;
                 let result = self.shared(launch);
                 self.wanted = false;
                 result
             }
-            Repeat::EachWorker => {
+            RepeatMode::EachWorker => {
                 let whole = [0, 1, 1].map(|part| self.code.int(part));
                 self.call(launch, whole)
             }
@@ -205,18 +206,18 @@ impl<C: StepCode> Emitter<'_, C> {
     }
 
     /// A launch that all workers share.
-    fn shared(&mut self, launch: &Launch) -> Result<()> {
+    fn shared(&mut self, launch: &LaunchItem) -> EmitResult<()> {
         match &launch.shares {
-            Shares::Static => {
+            WorkSchedule::Static => {
                 let share = self.code.share();
                 self.launch(launch, share)
             }
-            Shares::Dynamic { pieces } => self.pieces(launch, pieces),
+            WorkSchedule::Dynamic { pieces } => self.pieces(launch, pieces),
         }
     }
 
     /// A launch in pieces, as the caller deals them out; the worker's share, if it does not.
-    fn pieces(&mut self, launch: &Launch, pieces: &Dim) -> Result<()> {
+    fn pieces(&mut self, launch: &LaunchItem, pieces: &Dim) -> EmitResult<()> {
         let [take, run, done] = ["take", "run", "done"].map(|name| self.code.block(name));
         let pieces = self.dim(pieces)?;
         let pieces = self.code.narrow(pieces)?;
@@ -224,38 +225,40 @@ impl<C: StepCode> Emitter<'_, C> {
 
         self.code.enter(take);
         let taken = self.code.take(pieces)?;
-        let none = self.code.is_taken(taken, Taken::None)?;
+        let none = self.code.is_taken(taken, ClaimedWork::None)?;
         self.code.branch(none, done, run)?;
 
         self.code.enter(run);
         let share = self.code.taken_share()?;
         self.launch(launch, share)?;
-        let further = self.code.is_taken(taken, Taken::Piece)?;
+        let further = self.code.is_taken(taken, ClaimedWork::Piece)?;
         self.code.branch(further, take, done)?;
         self.code.enter(done);
         Ok(())
     }
 
     /// Part `.0` of `.1` of a launch.
-    fn launch(&mut self, launch: &Launch, [part, of]: [C::Value; 2]) -> Result<()> {
+    fn launch(&mut self, launch: &LaunchItem, [part, of]: [C::Value; 2]) -> EmitResult<()> {
         let one = self.code.int(1);
         let end = self.code.op(IntOp::Add, part, one)?;
         match &launch.repeat {
-            Repeat::EachSequence { work, of: which } => self.each(launch, work, *which, [part, end, of]),
-            Repeat::Once | Repeat::Wanted | Repeat::EachWorker => self.call(launch, [part, end, of]),
+            RepeatMode::EachSequence { work, of: which } => self.each(launch, work, *which, [part, end, of]),
+            RepeatMode::Once | RepeatMode::Wanted | RepeatMode::EachWorker => {
+                self.call(launch, [part, end, of])
+            }
         }
     }
 
     /// What a share of the work of all sequences has of each ([`mlcc_ir::step::Share::of_sequence`]).
     fn each(
         &mut self,
-        launch: &Launch,
+        launch: &LaunchItem,
         work: &Dim,
-        which: Sequences,
+        which: SequenceFilter,
         [first, end, of]: [C::Value; 3],
-    ) -> Result<()> {
+    ) -> EmitResult<()> {
         let total = self.totals.iter().find(|(of, _)| *of == launch.repeat).map(|(_, total)| *total);
-        let total = total.ok_or_else(|| Fault::new("work that was not added up"))?;
+        let total = total.ok_or_else(|| EmitError::new("work that was not added up"))?;
         let start = self.boundary(first, of, total)?;
         let stop = self.boundary(end, of, total)?;
         self.for_sequences(|s, at| {
@@ -265,7 +268,7 @@ impl<C: StepCode> Emitter<'_, C> {
             let first = s.code.op(IntOp::SignedMax, first, zero)?;
             let end = s.code.op(IntOp::Sub, stop, at)?;
             let end = s.code.op(IntOp::SignedMin, end, length)?;
-            let some = s.code.compare(Compare::SignedLess, first, end)?;
+            let some = s.code.compare(IntCompare::SignedLess, first, end)?;
             s.code.branch(some, run, next)?;
             s.code.enter(run);
             s.call(launch, [first, end, length])?;
@@ -277,22 +280,22 @@ impl<C: StepCode> Emitter<'_, C> {
     }
 
     /// Where a part begins of so many parts of a line.
-    fn boundary(&mut self, part: C::Value, of: C::Value, total: C::Value) -> Result<C::Value> {
+    fn boundary(&mut self, part: C::Value, of: C::Value, total: C::Value) -> EmitResult<C::Value> {
         let product = self.code.op(IntOp::Mul, part, total)?;
         self.code.op(IntOp::UnsignedDiv, product, of)
     }
 
     /// The work of all sequences, once for all launches.
-    fn add_up_work(&mut self, step: &Step) -> Result<()> {
+    fn add_up_work(&mut self, step: &StepProgram) -> EmitResult<()> {
         for item in &step.items {
-            let StepItem::Launch(Launch { repeat, .. }) = item else { continue };
-            let Repeat::EachSequence { work, of } = repeat else { continue };
+            let StepItem::Launch(LaunchItem { repeat, .. }) = item else { continue };
+            let RepeatMode::EachSequence { work, of } = repeat else { continue };
             if self.totals.iter().any(|(of, _)| of == repeat) {
                 continue;
             }
             let total = match work.as_const() {
-                Some(1) if *of == Sequences::All => self.fields.b,
-                _ if *of == Sequences::All && *work == Dim::sym(Sym::N) => self.fields.n,
+                Some(1) if *of == SequenceFilter::All => self.fields.b,
+                _ if *of == SequenceFilter::All && *work == Dim::sym(SizeSymbol::N) => self.fields.n,
                 _ => self.for_sequences(|s, before| {
                     let work = s.work(work, *of)?;
                     s.code.op(IntOp::Add, before, work)
@@ -304,15 +307,15 @@ impl<C: StepCode> Emitter<'_, C> {
     }
 
     /// The work of the sequence, 0 if it is not among `which`.
-    fn work(&mut self, work: &Dim, which: Sequences) -> Result<C::Value> {
-        let (all, rows, one) = (self.dim(work)?, self.sym(Sym::N), self.code.int(1));
+    fn work(&mut self, work: &Dim, which: SequenceFilter) -> EmitResult<C::Value> {
+        let (all, rows, one) = (self.dim(work)?, self.sym(SizeSymbol::N), self.code.int(1));
         let taken = match which {
-            Sequences::All => return Ok(all),
-            Sequences::OneRow => {
+            SequenceFilter::All => return Ok(all),
+            SequenceFilter::OneRow => {
                 let two = self.code.int(2);
-                self.code.compare(Compare::SignedLess, rows, two)?
+                self.code.compare(IntCompare::SignedLess, rows, two)?
             }
-            Sequences::SeveralRows => self.code.compare(Compare::SignedGreater, rows, one)?,
+            SequenceFilter::SeveralRows => self.code.compare(IntCompare::SignedGreater, rows, one)?,
         };
         let taken = self.code.number(taken)?;
         self.code.op(IntOp::Mul, all, taken)
@@ -321,12 +324,12 @@ impl<C: StepCode> Emitter<'_, C> {
     /// `body` for each sequence, with the number that it gave for the one before, 0 at first; gives the last one.
     fn for_sequences(
         &mut self,
-        body: impl FnOnce(&mut Self, C::Value) -> Result<C::Value>,
-    ) -> Result<C::Value> {
+        body: impl FnOnce(&mut Self, C::Value) -> EmitResult<C::Value>,
+    ) -> EmitResult<C::Value> {
         let zero = self.code.int(0);
         let (head, [index, before]) = self.code.begin_loop("sequences", [zero, zero])?;
         let [inside, done] = ["sequence", "done"].map(|name| self.code.block(name));
-        let more = self.code.compare(Compare::UnsignedLess, index, self.fields.b)?;
+        let more = self.code.compare(IntCompare::UnsignedLess, index, self.fields.b)?;
         self.code.branch(more, inside, done)?;
         self.code.enter(inside);
         self.row = Some(self.sequence(index)?);
@@ -339,7 +342,7 @@ impl<C: StepCode> Emitter<'_, C> {
         Ok(before)
     }
 
-    fn sequence(&mut self, index: C::Value) -> Result<Row<C::Value>> {
+    fn sequence(&mut self, index: C::Value) -> EmitResult<SequenceFields<C::Value>> {
         let this = self.code.context();
         let all = self.code.load_address(this, offset_of!(Ctx, sequences))?;
         let at = self.advance(all, index, size_of::<Sequence>() as u64)?;
@@ -348,18 +351,18 @@ impl<C: StepCode> Emitter<'_, C> {
         let past = self.code.load_int(at, offset_of!(Sequence, past))?;
         let first = self.code.load_int(at, offset_of!(Sequence, first))?;
         let rows = self.code.load_int(at, offset_of!(Sequence, rows))?;
-        Ok(Row { index, state, page_table, past, first, rows })
+        Ok(SequenceFields { index, state, page_table, past, first, rows })
     }
 
     /// The address after `count` items of `bytes` bytes.
-    fn advance(&mut self, address: C::Value, count: C::Value, bytes: u64) -> Result<C::Value> {
+    fn advance(&mut self, address: C::Value, count: C::Value, bytes: u64) -> EmitResult<C::Value> {
         let bytes = self.code.int(bytes as i64);
         let all = self.code.op(IntOp::Mul, count, bytes)?;
         self.code.advance(address, all)
     }
 
     /// Calls the kernel for a share: first part, end and number of parts.
-    fn call(&mut self, launch: &Launch, share: [C::Value; 3]) -> Result<()> {
+    fn call(&mut self, launch: &LaunchItem, share: [C::Value; 3]) -> EmitResult<()> {
         let mut args = Vec::with_capacity(launch.buffers.len() + launch.dims.len() + share.len());
         for buffer in &launch.buffers {
             args.push(self.address(buffer)?);
@@ -372,10 +375,10 @@ impl<C: StepCode> Emitter<'_, C> {
     }
 
     /// The first worker speaks for its rank.
-    fn exchange(&mut self, item: u32, exchange: &Exchange) -> Result<()> {
+    fn exchange(&mut self, item: u32, exchange: &AllGather) -> EmitResult<()> {
         let [speak, go_on] = ["exchange", "exchanged"].map(|name| self.code.block(name));
         let ([worker, _], one) = (self.code.share(), self.code.int(1));
-        let first = self.code.compare(Compare::UnsignedLess, worker, one)?;
+        let first = self.code.compare(IntCompare::UnsignedLess, worker, one)?;
         self.code.branch(first, speak, go_on)?;
         self.code.enter(speak);
         let (part, all) = (self.address(&exchange.part)?, self.address(&exchange.all)?);
@@ -389,7 +392,7 @@ impl<C: StepCode> Emitter<'_, C> {
         Ok(())
     }
 
-    fn address(&mut self, buffer: &BufferRef) -> Result<C::Value> {
+    fn address(&mut self, buffer: &BufferRef) -> EmitResult<C::Value> {
         let &BufferRef { base, offset, per_past, per_page, per_row, per_sequence, per_worker, bytes: _ } =
             buffer;
         let base = self.base(base)?;
@@ -397,7 +400,7 @@ impl<C: StepCode> Emitter<'_, C> {
         if per_past > 0 && per_page > 0 {
             address = self.row_in_page(address, per_past, per_page)?;
         } else if per_past > 0 {
-            address = self.advance(address, self.sym(Sym::Past), per_past)?;
+            address = self.advance(address, self.sym(SizeSymbol::Past), per_past)?;
         }
         if let Some(row) = self.row {
             for (number, bytes) in [(row.first, per_row), (row.index, per_sequence)] {
@@ -414,11 +417,11 @@ impl<C: StepCode> Emitter<'_, C> {
     }
 
     /// Where the row after `past` others lies, given where the rows of page 0 begin.
-    fn row_in_page(&mut self, address: C::Value, row: u64, page: u64) -> Result<C::Value> {
-        let past = self.sym(Sym::Past);
+    fn row_in_page(&mut self, address: C::Value, row: u64, page: u64) -> EmitResult<C::Value> {
+        let past = self.sym(SizeSymbol::Past);
         let rows = self.code.int(PAGE_ROWS as i64);
         let index = self.code.op(IntOp::UnsignedDiv, past, rows)?;
-        let table = self.base(Base::PageTable)?;
+        let table = self.base(MemoryBase::PageTable)?;
         let number = self.code.load_entry(table, index)?;
         let address = self.advance(address, number, page)?;
         let within = self.code.op(IntOp::SignedRem, past, rows)?;
@@ -427,7 +430,7 @@ impl<C: StepCode> Emitter<'_, C> {
 
     // ---- sizes
 
-    fn dim(&mut self, dim: &Dim) -> Result<C::Value> {
+    fn dim(&mut self, dim: &Dim) -> EmitResult<C::Value> {
         let mut sum = self.code.int(dim.constant());
         for (atom, coefficient) in dim.terms() {
             let value = self.atom(atom)?;
@@ -438,13 +441,13 @@ impl<C: StepCode> Emitter<'_, C> {
         Ok(sum)
     }
 
-    fn atom(&mut self, atom: &Atom) -> Result<C::Value> {
+    fn atom(&mut self, atom: &DimAtom) -> EmitResult<C::Value> {
         match atom {
-            Atom::Sym(s) => Ok(self.sym(*s)),
-            Atom::FloorDiv(dim, by) => self.floor_div(dim, *by),
-            Atom::Min(a, b) => self.of_dims(IntOp::SignedMin, a, b),
-            Atom::Max(a, b) => self.of_dims(IntOp::SignedMax, a, b),
-            Atom::Product(factors) => {
+            DimAtom::Sym(s) => Ok(self.sym(*s)),
+            DimAtom::FloorDiv(dim, by) => self.floor_div(dim, *by),
+            DimAtom::Min(a, b) => self.of_dims(IntOp::SignedMin, a, b),
+            DimAtom::Max(a, b) => self.of_dims(IntOp::SignedMax, a, b),
+            DimAtom::Product(factors) => {
                 let mut product = self.code.int(1);
                 for factor in factors {
                     let factor = self.dim(factor)?;
@@ -455,35 +458,35 @@ impl<C: StepCode> Emitter<'_, C> {
         }
     }
 
-    fn of_dims(&mut self, op: IntOp, a: &Dim, b: &Dim) -> Result<C::Value> {
+    fn of_dims(&mut self, op: IntOp, a: &Dim, b: &Dim) -> EmitResult<C::Value> {
         let (a, b) = (self.dim(a)?, self.dim(b)?);
         self.code.op(op, a, b)
     }
 
     /// Rounds towards minus infinity; the divisor is positive.
-    fn floor_div(&mut self, dim: &Dim, by: i64) -> Result<C::Value> {
+    fn floor_div(&mut self, dim: &Dim, by: i64) -> EmitResult<C::Value> {
         let value = self.dim(dim)?;
         let [by, zero] = [by, 0].map(|value| self.code.int(value));
         let quotient = self.code.op(IntOp::SignedDiv, value, by)?;
         let rest = self.code.op(IntOp::SignedRem, value, by)?;
-        let negative = self.code.compare(Compare::SignedLess, rest, zero)?;
+        let negative = self.code.compare(IntCompare::SignedLess, rest, zero)?;
         let one = self.code.number(negative)?;
         self.code.op(IntOp::Sub, quotient, one)
     }
 
     // ---- checks
 
-    fn check(&mut self, checks: Checks, step: &Step, limits: Limits) -> Result<()> {
-        if checks == Checks::None {
+    fn check(&mut self, checks: ArgumentChecks, step: &StepProgram, limits: EntryLimits) -> EmitResult<()> {
+        if checks == ArgumentChecks::None {
             return Ok(());
         }
-        let n = self.sym(Sym::N);
-        self.refuse_if(Compare::SignedLess, n, 1, status::BAD_LENGTH)?;
+        let n = self.sym(SizeSymbol::N);
+        self.refuse_if(IntCompare::SignedLess, n, 1, status::BAD_LENGTH)?;
         let most = limits.most(&step.name);
         if most > 0 {
-            self.refuse_if(Compare::SignedGreater, n, most as i64, status::BAD_LENGTH)?;
+            self.refuse_if(IntCompare::SignedGreater, n, most as i64, status::BAD_LENGTH)?;
         }
-        if checks == Checks::Rows {
+        if checks == ArgumentChecks::Rows {
             return Ok(());
         }
         // Unsigned, so that a negative `past`, which would reach before the state, is refused as well.
@@ -491,29 +494,29 @@ impl<C: StepCode> Emitter<'_, C> {
             0 => i64::MAX,
             some => some as i64,
         };
-        if matches!(checks, Checks::Sequences | Checks::Pieces) {
+        if matches!(checks, ArgumentChecks::Sequences | ArgumentChecks::Pieces) {
             self.check_sequences(checks, limits.batch, context)?;
         } else {
-            let past = self.sym(Sym::Past);
-            self.refuse_if(Compare::UnsignedAtLeast, past, context, status::CONTEXT_FULL)?;
+            let past = self.sym(SizeSymbol::Past);
+            self.refuse_if(IntCompare::UnsignedAtLeast, past, context, status::CONTEXT_FULL)?;
             let total = self.code.op(IntOp::Add, past, n)?;
-            self.refuse_if(Compare::UnsignedGreater, total, context, status::CONTEXT_FULL)?;
+            self.refuse_if(IntCompare::UnsignedGreater, total, context, status::CONTEXT_FULL)?;
         }
-        if checks == Checks::Pieces {
+        if checks == ArgumentChecks::Pieces {
             self.refuse_unless_counted(self.fields.n_wanted, n)?;
-            self.check_entries(Base::Wanted, n, status::BAD_LENGTH)?;
+            self.check_entries(MemoryBase::Wanted, n, status::BAD_LENGTH)?;
         }
         if limits.vocab == 0 {
             return Ok(());
         }
         let vocab = self.code.int(limits.vocab as i64);
-        self.check_entries(Base::Tokens, vocab, status::BAD_TOKEN)
+        self.check_entries(MemoryBase::Tokens, vocab, status::BAD_TOKEN)
     }
 
     /// The sequences of a call: their number, their rows, what they have seen.
-    fn check_sequences(&mut self, checks: Checks, batch: u64, context: i64) -> Result<()> {
+    fn check_sequences(&mut self, checks: ArgumentChecks, batch: u64, context: i64) -> EmitResult<()> {
         let (n, b) = (self.fields.n, self.fields.b);
-        let one_each = checks == Checks::Sequences;
+        let one_each = checks == ArgumentChecks::Sequences;
         if one_each {
             self.refuse_unless_equal(b, n)?;
         } else {
@@ -522,7 +525,7 @@ impl<C: StepCode> Emitter<'_, C> {
             self.refuse_unless_counted(b, most)?;
         }
         self.for_sequences(|s, before| {
-            let row = s.row.ok_or_else(|| Fault::new("no sequence"))?;
+            let row = s.row.ok_or_else(|| EmitError::new("no sequence"))?;
             if one_each {
                 let one = s.code.int(1);
                 s.refuse_unless_equal(row.first, row.index)?;
@@ -532,56 +535,56 @@ impl<C: StepCode> Emitter<'_, C> {
             s.refuse_unless_below(row.first, n)?;
             let left = s.code.op(IntOp::Sub, n, row.first)?;
             s.refuse_unless_counted(row.rows, left)?;
-            s.refuse_if(Compare::UnsignedAtLeast, row.past, context, status::CONTEXT_FULL)?;
+            s.refuse_if(IntCompare::UnsignedAtLeast, row.past, context, status::CONTEXT_FULL)?;
             let total = s.code.op(IntOp::Add, row.past, row.rows)?;
-            s.refuse_if(Compare::UnsignedGreater, total, context, status::CONTEXT_FULL)?;
+            s.refuse_if(IntCompare::UnsignedGreater, total, context, status::CONTEXT_FULL)?;
             Ok(before)
         })?;
         Ok(())
     }
 
     /// `n` numbers, at least one, which index a table of `end` rows.
-    fn check_entries(&mut self, base: Base, end: C::Value, status: i32) -> Result<()> {
+    fn check_entries(&mut self, base: MemoryBase, end: C::Value, status: i32) -> EmitResult<()> {
         let (n, entries) = (self.fields.n, self.base(base)?);
         let [zero, one] = [0, 1].map(|value| self.code.int(value));
         let (head, [index, _]) = self.code.begin_loop("entry", [zero; 2])?;
         let good = self.code.block("good");
         let entry = self.code.load_entry(entries, index)?;
-        let bad = self.code.compare(Compare::UnsignedAtLeast, entry, end)?;
+        let bad = self.code.compare(IntCompare::UnsignedAtLeast, entry, end)?;
         self.leave_if(bad, status)?;
         let next = self.code.op(IntOp::Add, index, one)?;
-        let more = self.code.compare(Compare::SignedLess, next, n)?;
+        let more = self.code.compare(IntCompare::SignedLess, next, n)?;
         self.code.repeat_if(more, head, [next, zero], good)?;
         self.code.enter(good);
         Ok(())
     }
 
     /// A number of sequences or rows is below another one, neither of them negative.
-    fn refuse_unless_below(&mut self, number: C::Value, end: C::Value) -> Result<()> {
-        let holds = self.code.compare(Compare::UnsignedAtLeast, number, end)?;
+    fn refuse_unless_below(&mut self, number: C::Value, end: C::Value) -> EmitResult<()> {
+        let holds = self.code.compare(IntCompare::UnsignedAtLeast, number, end)?;
         self.leave_if(holds, status::BAD_LENGTH)
     }
 
     /// It is in `1..=most`.
-    fn refuse_unless_counted(&mut self, number: C::Value, most: C::Value) -> Result<()> {
+    fn refuse_unless_counted(&mut self, number: C::Value, most: C::Value) -> EmitResult<()> {
         let one = self.code.int(1);
         let less = self.code.op(IntOp::Sub, number, one)?;
         self.refuse_unless_below(less, most)
     }
 
-    fn refuse_unless_equal(&mut self, a: C::Value, b: C::Value) -> Result<()> {
+    fn refuse_unless_equal(&mut self, a: C::Value, b: C::Value) -> EmitResult<()> {
         let difference = self.code.op(IntOp::Sub, a, b)?;
         let one = self.code.int(1);
         self.refuse_unless_below(difference, one)
     }
 
-    fn refuse_if(&mut self, compare: Compare, value: C::Value, bound: i64, status: i32) -> Result<()> {
+    fn refuse_if(&mut self, compare: IntCompare, value: C::Value, bound: i64, status: i32) -> EmitResult<()> {
         let bound = self.code.int(bound);
         let holds = self.code.compare(compare, value, bound)?;
         self.leave_if(holds, status)
     }
 
-    fn leave_if(&mut self, condition: C::Value, status: i32) -> Result<()> {
+    fn leave_if(&mut self, condition: C::Value, status: i32) -> EmitResult<()> {
         let [out, next] = ["refuse", "accept"].map(|name| self.code.block(name));
         self.code.branch(condition, out, next)?;
         self.code.enter(out);

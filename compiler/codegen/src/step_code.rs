@@ -1,8 +1,8 @@
 //! The instructions that a back end gives for steps.
 
-use crate::error::Fault;
+use crate::error::EmitError;
 
-type Result<T> = std::result::Result<T, Fault>;
+type EmitResult<T> = std::result::Result<T, EmitError>;
 
 /// Operations on 64-bit integers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,7 +18,7 @@ pub(crate) enum IntOp {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Compare {
+pub(crate) enum IntCompare {
     SignedLess,
     SignedGreater,
     UnsignedLess,
@@ -28,7 +28,7 @@ pub(crate) enum Compare {
 
 /// What a worker has got of a launch in pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Taken {
+pub(crate) enum ClaimedWork {
     /// Nothing is left.
     None,
     /// A piece; there may be more.
@@ -51,34 +51,35 @@ pub(crate) trait StepCode {
     fn share(&self) -> [Self::Value; 2];
 
     fn int(&mut self, value: i64) -> Self::Value;
-    fn op(&mut self, op: IntOp, a: Self::Value, b: Self::Value) -> Result<Self::Value>;
+    fn op(&mut self, op: IntOp, a: Self::Value, b: Self::Value) -> EmitResult<Self::Value>;
     /// A condition.
-    fn compare(&mut self, compare: Compare, a: Self::Value, b: Self::Value) -> Result<Self::Value>;
+    fn compare(&mut self, compare: IntCompare, a: Self::Value, b: Self::Value) -> EmitResult<Self::Value>;
     /// 1 if the condition holds, else 0.
-    fn number(&mut self, condition: Self::Value) -> Result<Self::Value>;
+    fn number(&mut self, condition: Self::Value) -> EmitResult<Self::Value>;
 
     /// The address `bytes` bytes later, in the same object.
-    fn offset(&mut self, address: Self::Value, bytes: u64) -> Result<Self::Value>;
-    fn advance(&mut self, address: Self::Value, bytes: Self::Value) -> Result<Self::Value>;
+    fn offset(&mut self, address: Self::Value, bytes: u64) -> EmitResult<Self::Value>;
+    fn advance(&mut self, address: Self::Value, bytes: Self::Value) -> EmitResult<Self::Value>;
     /// The integer at an offset in bytes.
-    fn load_int(&mut self, address: Self::Value, offset: usize) -> Result<Self::Value>;
-    fn load_address(&mut self, address: Self::Value, offset: usize) -> Result<Self::Value>;
+    fn load_int(&mut self, address: Self::Value, offset: usize) -> EmitResult<Self::Value>;
+    fn load_address(&mut self, address: Self::Value, offset: usize) -> EmitResult<Self::Value>;
     /// Number `index` of a table of 32-bit integers, taken as one without a sign.
-    fn load_entry(&mut self, table: Self::Value, index: Self::Value) -> Result<Self::Value>;
+    fn load_entry(&mut self, table: Self::Value, index: Self::Value) -> EmitResult<Self::Value>;
 
     fn block(&mut self, name: &'static str) -> Self::Block;
     /// Goes on in a block.
     fn enter(&mut self, block: Self::Block);
-    fn jump(&mut self, to: Self::Block) -> Result<()>;
-    fn branch(&mut self, condition: Self::Value, then: Self::Block, otherwise: Self::Block) -> Result<()>;
+    fn jump(&mut self, to: Self::Block) -> EmitResult<()>;
+    fn branch(&mut self, condition: Self::Value, then: Self::Block, otherwise: Self::Block)
+    -> EmitResult<()>;
     /// Begins a loop and goes on in its first block; gives the numbers that it is entered with, `first` at first.
     fn begin_loop(
         &mut self,
         name: &'static str,
         first: [Self::Value; 2],
-    ) -> Result<(Self::Head, [Self::Value; 2])>;
+    ) -> EmitResult<(Self::Head, [Self::Value; 2])>;
     /// Runs the loop again with other numbers.
-    fn repeat(&mut self, head: Self::Head, next: [Self::Value; 2]) -> Result<()>;
+    fn repeat(&mut self, head: Self::Head, next: [Self::Value; 2]) -> EmitResult<()>;
     /// The same if the condition holds; else goes to `done`.
     fn repeat_if(
         &mut self,
@@ -86,23 +87,23 @@ pub(crate) trait StepCode {
         head: Self::Head,
         next: [Self::Value; 2],
         done: Self::Block,
-    ) -> Result<()>;
-    fn leave(&mut self, status: i32) -> Result<()>;
+    ) -> EmitResult<()>;
+    fn leave(&mut self, status: i32) -> EmitResult<()>;
 
-    fn call(&mut self, kernel: &str, args: &[Self::Value]) -> Result<()>;
+    fn call(&mut self, kernel: &str, args: &[Self::Value]) -> EmitResult<()>;
     /// A barrier, if there are several workers.
-    fn wait(&mut self) -> Result<()>;
+    fn wait(&mut self) -> EmitResult<()>;
     /// Calls [`mlcc_abi::Ctx::exchange`] for the item of that number: where the part and the rows of all ranks are, how many rows, bytes
     /// of a row.
-    fn exchange(&mut self, item: u32, args: [Self::Value; 4]) -> Result<()>;
+    fn exchange(&mut self, item: u32, args: [Self::Value; 4]) -> EmitResult<()>;
     /// The item of that number is over, if somebody wants to know.
-    fn tell(&mut self, item: u32) -> Result<()>;
+    fn tell(&mut self, item: u32) -> EmitResult<()>;
     /// An integer of 32 bits for [`StepCode::take`].
-    fn narrow(&mut self, value: Self::Value) -> Result<Self::Value>;
-    /// Takes a piece of a launch that is worth `pieces` of the smallest ones; gives one of [`Taken`].
-    fn take(&mut self, pieces: Self::Value) -> Result<Self::Value>;
+    fn narrow(&mut self, value: Self::Value) -> EmitResult<Self::Value>;
+    /// Takes a piece of a launch that is worth `pieces` of the smallest ones; gives one of [`ClaimedWork`].
+    fn take(&mut self, pieces: Self::Value) -> EmitResult<Self::Value>;
     /// A condition.
-    fn is_taken(&mut self, taken: Self::Value, what: Taken) -> Result<Self::Value>;
+    fn is_taken(&mut self, taken: Self::Value, what: ClaimedWork) -> EmitResult<Self::Value>;
     /// What was taken last, as worker and workers.
-    fn taken_share(&mut self) -> Result<[Self::Value; 2]>;
+    fn taken_share(&mut self) -> EmitResult<[Self::Value; 2]>;
 }

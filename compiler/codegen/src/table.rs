@@ -165,7 +165,7 @@ pub enum RelocTarget {
 
 /// One pointer slot of the block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reloc {
+pub struct PointerReloc {
     pub at: u64,
     pub target: RelocTarget,
 }
@@ -174,12 +174,12 @@ pub struct Reloc {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableImage {
     pub bytes: Vec<u8>,
-    pub relocs: Vec<Reloc>,
+    pub relocs: Vec<PointerReloc>,
 }
 
 /// A run of the block, for back ends that spell a symbol as a sequence of fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Piece<'a> {
+pub enum ImageRun<'a> {
     Bytes(&'a [u8]),
     Pointer(&'a RelocTarget),
 }
@@ -188,19 +188,19 @@ impl TableImage {
     pub const ALIGN: u64 = 64;
 
     /// Bytes and pointers in order; the sizes (8 per pointer) add up to `bytes.len()`.
-    pub fn pieces(&self) -> Vec<Piece<'_>> {
+    pub fn pieces(&self) -> Vec<ImageRun<'_>> {
         let mut out = Vec::with_capacity(2 * self.relocs.len() + 1);
         let mut from = 0;
         for reloc in &self.relocs {
             let at = reloc.at as usize;
             if at > from {
-                out.push(Piece::Bytes(&self.bytes[from..at]));
+                out.push(ImageRun::Bytes(&self.bytes[from..at]));
             }
-            out.push(Piece::Pointer(&reloc.target));
+            out.push(ImageRun::Pointer(&reloc.target));
             from = at + 8;
         }
         if from < self.bytes.len() {
-            out.push(Piece::Bytes(&self.bytes[from..]));
+            out.push(ImageRun::Bytes(&self.bytes[from..]));
         }
         out
     }
@@ -219,7 +219,7 @@ impl TableImage {
     }
 
     fn pointer(&mut self, target: RelocTarget) {
-        self.relocs.push(Reloc { at: self.bytes.len() as u64, target });
+        self.relocs.push(PointerReloc { at: self.bytes.len() as u64, target });
         self.u64(0);
     }
 
@@ -230,7 +230,7 @@ impl TableImage {
     }
 
     fn point(&mut self, slot: u64, to: u64) {
-        self.relocs.push(Reloc { at: slot, target: RelocTarget::Own(to) });
+        self.relocs.push(PointerReloc { at: slot, target: RelocTarget::Own(to) });
     }
 
     fn function(&mut self, name: &Option<String>) {
@@ -243,9 +243,9 @@ impl TableImage {
 
 /// Strings and arrays whose place is known only after the fixed parts are laid out.
 #[derive(Default)]
-struct Strings<'a>(Vec<(u64, &'a [u8])>);
+struct StringPool<'a>(Vec<(u64, &'a [u8])>);
 
-impl<'a> Strings<'a> {
+impl<'a> StringPool<'a> {
     /// Writes a `Str` field.
     fn text(&mut self, image: &mut TableImage, s: &'a str) {
         self.0.push((image.slot(), s.as_bytes()));
@@ -271,7 +271,7 @@ impl TableDesc {
     /// Lays the table out.
     pub fn image(&self) -> TableImage {
         let mut image = TableImage::default();
-        let mut strings = Strings::default();
+        let mut strings = StringPool::default();
         let arrays = self.header(&mut image, &mut strings);
         debug_assert_eq!(image.bytes.len(), size_of::<abi::ModelTable>());
         let place = |image: &mut TableImage, index: usize, len: usize| {
@@ -296,7 +296,7 @@ impl TableDesc {
     }
 
     /// Writes the fixed table; returns the slots of its five arrays.
-    fn header<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) -> [u64; 5] {
+    fn header<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) -> [u64; 5] {
         image.u64(abi::MAGIC);
         image.u32(abi::ABI_VERSION);
         image.u32(size_of::<abi::ModelTable>() as u32);
@@ -326,7 +326,7 @@ impl TableDesc {
         slots
     }
 
-    fn write_device_entries<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) {
+    fn write_device_entries<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) {
         let mut launch_slots = Vec::new();
         for entry in &self.device_entries {
             strings.text(image, &entry.name);
@@ -358,7 +358,7 @@ impl TableDesc {
 }
 
 impl VariantDesc {
-    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) {
+    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) {
         strings.text(image, &self.name);
         image.u64(self.features);
         let entries = [
@@ -377,7 +377,7 @@ impl VariantDesc {
 }
 
 impl ParamDesc {
-    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) {
+    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) {
         debug_assert!(self.dims.len() <= 4, "parameter {} has more than four dims", self.name);
         strings.text(image, &self.name);
         strings.text(image, &self.format);
@@ -391,7 +391,7 @@ impl ParamDesc {
 }
 
 impl StateDesc {
-    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) {
+    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) {
         strings.text(image, &self.name);
         image.u64(self.offset);
         image.u64(self.bytes);
@@ -414,7 +414,7 @@ impl StateDesc {
 }
 
 impl ImageDesc {
-    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) {
+    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) {
         strings.text(image, &self.kind);
         image.u32(self.sm);
         image.u32(self.scope);
@@ -425,7 +425,7 @@ impl ImageDesc {
 
 impl LaunchDesc {
     /// Returns the slot of the argument array.
-    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) -> u64 {
+    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) -> u64 {
         strings.text(image, &self.kernel);
         for g in &self.grid {
             [g.coef_n, g.coef_past, g.constant, g.div].into_iter().for_each(|v| image.u64(v as u64));
@@ -534,7 +534,7 @@ mod tests {
     fn pieces_cover_the_block() {
         let image = sample().image();
         let sum: usize =
-            image.pieces().iter().map(|p| if let Piece::Bytes(b) = p { b.len() } else { 8 }).sum();
+            image.pieces().iter().map(|p| if let ImageRun::Bytes(b) = p { b.len() } else { 8 }).sum();
         assert_eq!(sum, image.bytes.len());
         assert_eq!(sample().image(), image);
     }

@@ -1,52 +1,52 @@
 //! What is compiled by itself: every kernel and every step of every level.
 
 use crate::error::CodegenError;
-use crate::model::{Fixed, LevelInput, fixed_arguments, kernel_symbol, state_step};
-use crate::objects::{Key, Objects, with_symbols};
+use crate::model::{FixedArguments, LevelInput, fixed_arguments, kernel_symbol, state_step};
+use crate::objects::{ObjectKey, ObjectStore, with_symbols};
 use crate::table::StateDesc;
 use mlcc_ir::kernel::Kernel;
-use mlcc_ir::step::{Step, StepItem};
-use mlcc_target::Level;
+use mlcc_ir::step::{StepItem, StepProgram};
+use mlcc_target::FeatureLevel;
 use std::collections::BTreeMap;
 
 /// One object file.
-pub enum Unit<'a> {
+pub enum ObjectUnit<'a> {
     Kernel {
-        level: &'a Level,
+        level: &'a FeatureLevel,
         kernel: &'a Kernel,
         #[cfg_attr(not(feature = "llvm"), allow(dead_code, reason = "Cranelift specialises nothing"))]
-        fixed: &'a Fixed,
+        fixed: &'a FixedArguments,
     },
     Step {
-        level: &'a Level,
-        step: &'a Step,
-        kernels: &'a Callees<'a>,
+        level: &'a FeatureLevel,
+        step: &'a StepProgram,
+        kernels: &'a KernelTable<'a>,
     },
 }
 
-impl Unit<'_> {
+impl ObjectUnit<'_> {
     /// A measure of the time that it takes.
     fn size(&self) -> usize {
         match self {
-            Unit::Kernel { kernel, .. } => kernel.exprs.len(),
-            Unit::Step { step, .. } => 8 * step.items.len(),
+            ObjectUnit::Kernel { kernel, .. } => kernel.exprs.len(),
+            ObjectUnit::Step { step, .. } => 8 * step.items.len(),
         }
     }
 }
 
 /// A back end.
-pub trait Generator: Sync {
+pub trait CodeGenerator: Sync {
     /// Makes sure that the unit's object is among `objects`; returns its key there. A kernel's function is called
     /// [`KERNEL_SYMBOL`](crate::objects::KERNEL_SYMBOL) in it.
-    fn object(&self, unit: &Unit<'_>, objects: &Objects<'_>) -> Result<Key, CodegenError>;
+    fn object(&self, unit: &ObjectUnit<'_>, objects: &ObjectStore<'_>) -> Result<ObjectKey, CodegenError>;
 }
 
 /// Kernels by name.
-pub struct Callees<'a>(BTreeMap<&'a str, &'a Kernel>);
+pub struct KernelTable<'a>(BTreeMap<&'a str, &'a Kernel>);
 
-impl<'a> Callees<'a> {
+impl<'a> KernelTable<'a> {
     /// Those that a step launches, in the order of their names.
-    pub fn launched_by(&self, step: &Step) -> BTreeMap<&'a str, &'a Kernel> {
+    pub fn launched_by(&self, step: &StepProgram) -> BTreeMap<&'a str, &'a Kernel> {
         let launches = step.items.iter().filter_map(StepItem::launch);
         let named = launches.filter_map(|launch| self.0.get_key_value(launch.kernel.as_str()));
         named.map(|(name, kernel)| (*name, *kernel)).collect()
@@ -56,7 +56,7 @@ impl<'a> Callees<'a> {
 /// Kernels and step that initialise the state.
 pub struct StateUnits {
     kernels: Vec<Kernel>,
-    step: Step,
+    step: StepProgram,
 }
 
 impl StateUnits {
@@ -68,15 +68,15 @@ impl StateUnits {
 
 /// Everything of one level.
 pub struct LevelUnits<'a> {
-    pub level: &'a Level,
-    kernels: Vec<(&'a Kernel, Fixed)>,
-    steps: Vec<&'a Step>,
-    callees: Callees<'a>,
+    pub level: &'a FeatureLevel,
+    kernels: Vec<(&'a Kernel, FixedArguments)>,
+    steps: Vec<&'a StepProgram>,
+    callees: KernelTable<'a>,
 }
 
 impl<'a> LevelUnits<'a> {
     pub fn new(input: &LevelInput<'a>, state: &'a StateUnits) -> Result<LevelUnits<'a>, CodegenError> {
-        let steps: Vec<&Step> = input.steps.iter().chain([&state.step]).collect();
+        let steps: Vec<&StepProgram> = input.steps.iter().chain([&state.step]).collect();
         let mut fixed = fixed_arguments(steps.iter().copied());
         let mut callees = BTreeMap::new();
         let mut kernels = Vec::new();
@@ -87,21 +87,21 @@ impl<'a> LevelUnits<'a> {
             }
             kernels.push((kernel, fixed.remove(kernel.name.as_str()).unwrap_or_default()));
         }
-        Ok(LevelUnits { level: input.level, kernels, steps, callees: Callees(callees) })
+        Ok(LevelUnits { level: input.level, kernels, steps, callees: KernelTable(callees) })
     }
 
     /// Kernels, then steps.
-    pub fn units(&self) -> Vec<Unit<'_>> {
+    pub fn units(&self) -> Vec<ObjectUnit<'_>> {
         let kernels = self.kernels.iter();
-        let kernels = kernels.map(|(kernel, fixed)| Unit::Kernel { level: self.level, kernel, fixed });
+        let kernels = kernels.map(|(kernel, fixed)| ObjectUnit::Kernel { level: self.level, kernel, fixed });
         let steps = self.steps.iter();
-        let steps = steps.map(|step| Unit::Step { level: self.level, step, kernels: &self.callees });
+        let steps = steps.map(|step| ObjectUnit::Step { level: self.level, step, kernels: &self.callees });
         kernels.chain(steps).collect()
     }
 }
 
 /// Numbers of the units, those first that take long.
-pub fn largest_first(units: &[Unit<'_>]) -> Vec<usize> {
+pub fn largest_first(units: &[ObjectUnit<'_>]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..units.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(units[i].size()));
     order
@@ -111,24 +111,24 @@ pub fn largest_first(units: &[Unit<'_>]) -> Vec<usize> {
 /// kernel that it is.
 pub fn compile_units(
     levels: &[LevelUnits<'_>],
-    generator: &impl Generator,
+    generator: &impl CodeGenerator,
     threads: usize,
-    objects: &Objects<'_>,
+    objects: &ObjectStore<'_>,
 ) -> Result<Vec<Vec<u8>>, CodegenError> {
-    let units: Vec<Unit<'_>> = levels.iter().flat_map(LevelUnits::units).collect();
+    let units: Vec<ObjectUnit<'_>> = levels.iter().flat_map(LevelUnits::units).collect();
     let keys = objects.run(threads, &largest_first(&units), |i| generator.object(&units[i], objects))?;
-    let mut symbols: BTreeMap<Key, Vec<String>> = BTreeMap::new();
+    let mut symbols: BTreeMap<ObjectKey, Vec<String>> = BTreeMap::new();
     let mut order = Vec::new();
     for (unit, key) in units.iter().zip(&keys) {
         let names = symbols.entry(*key).or_insert_with(|| {
             order.push(*key);
             Vec::new()
         });
-        if let Unit::Kernel { level, kernel, .. } = unit {
+        if let ObjectUnit::Kernel { level, kernel, .. } = unit {
             names.push(kernel_symbol(&kernel.name, &level.name));
         }
     }
-    let finished = |key: &Key| {
+    let finished = |key: &ObjectKey| {
         let object = objects.get(key);
         match symbols[key].as_slice() {
             [] => Ok(object),

@@ -4,13 +4,13 @@
 //! these steps: the logits move as far as rounding the weights has moved them, and activations and caches that are rounded to codes
 //! are rounded anew. A graph that is further from the reference is that of another model.
 
-use mlcc_models::golden::{Golden, GoldenPrompt};
+use mlcc_models::golden::{GoldenFile, GoldenPrompt};
 use serde::Serialize;
 
 use crate::distance::{largest, moments_error, relative_error};
 use crate::kernel_check::{KernelCheck, SEEDS, kernel_prompt};
-use crate::replay::{Failure, prompt_name};
-use crate::stored::{MovedWeights, StoredGraph};
+use crate::replay::{BoxedError, prompt_name};
+use crate::stored::{PerturbedWeights, StoredGraph};
 
 /// How many times as far as moved weights a format may move the logits. On the reference cases formats of 4 and 8 bits move them mostly
 /// 0.5 to 1.2 times as far and at most 1.9 times, but for a prompt with another choice of experts; mean and deviation 2.4 times.
@@ -72,9 +72,9 @@ impl FormatError {
 /// error of short prompts is none for longer ones, and where no weights are packed, as their steps do not tell of caches.
 pub fn measure(
     graph: &StoredGraph,
-    golden: &Golden,
+    golden: &GoldenFile,
     kernels: &KernelCheck,
-) -> Result<Option<FormatError>, Failure> {
+) -> Result<Option<FormatError>, BoxedError> {
     let mut worst: Option<(f64, f64)> = None;
     if kernels.not_checked.is_some() || !graph.is_packed() {
         return Ok(None);
@@ -92,22 +92,22 @@ pub fn measure(
 }
 
 /// How far logits after a prompt move, and mean and deviation at its positions.
-fn spread(graph: &StoredGraph, prompt: &GoldenPrompt, name: &str) -> Result<(f64, f64), Failure> {
+fn spread(graph: &StoredGraph, prompt: &GoldenPrompt, name: &str) -> Result<(f64, f64), BoxedError> {
     let ids = kernel_prompt(prompt, name)?;
     let (source, tokens) = ids.split_at(prompt.source_tokens());
     let (vocab, scale) = (prompt.logits_last.len(), largest(&prompt.logits_last));
     // Behind the prompt of an encoder-decoder model lie tokens that the reference has written.
     let rows = prompt.input_ids.len() - source.len();
-    let logits = |moved| -> Result<Vec<f32>, Failure> {
+    let logits = |moved| -> Result<Vec<f32>, BoxedError> {
         let mut all = graph.logits_behind(source, tokens, moved)?;
         all.truncate(rows * vocab);
         Ok(all)
     };
-    let expected = logits(MovedWeights::Unmoved)?;
+    let expected = logits(PerturbedWeights::Unmoved)?;
     let last = expected.len().saturating_sub(vocab);
     let (mut after, mut at_positions) = (0f64, 0f64);
     for seed in SEEDS {
-        let moved = logits(MovedWeights::WithinSteps(seed))?;
+        let moved = logits(PerturbedWeights::WithinSteps(seed))?;
         after = after.max(relative_error(&moved[last..], &expected[last..], scale));
         at_positions = at_positions.max(moments_error(&moved, &expected, vocab, scale));
     }

@@ -3,28 +3,28 @@
 
 use mlcc_engine::eval::WindowModel;
 use mlcc_engine::{LanguageModel, TokenId};
-use mlcc_interp::graph::{GraphError, Interpreter, States, Tensor};
-use mlcc_interp::kernel::Options;
-use mlcc_interp::steps::{Memory, StepError, run_step};
+use mlcc_interp::graph::{GraphError, Interpreter, StateValues, Tensor};
+use mlcc_interp::kernel::ExecutionOptions;
+use mlcc_interp::steps::{StepMemory, StepRunError, run_step};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::module::Module;
-use mlcc_ir::step::Base;
+use mlcc_ir::step::MemoryBase;
 use mlcc_models::{Architecture, Checkpoint};
 use mlcc_passes::plan_memory::MemoryPlan;
-use mlcc_passes::{LevelCode, Program};
+use mlcc_passes::{LevelCode, LoweredProgram};
 use mlcc_runtime::source_rows;
 
-use crate::weights::{WeightError, pack_param, read_param};
+use crate::weights::{WeightWriteError, pack_param, read_param};
 
 #[derive(Debug, thiserror::Error)]
 pub enum InterpretError {
     #[error(transparent)]
-    Weight(#[from] WeightError),
+    Weight(#[from] WeightWriteError),
     #[error(transparent)]
     Graph(#[from] GraphError),
     #[error(transparent)]
-    Step(#[from] StepError),
+    Step(#[from] StepRunError),
     #[error("the program has no step `{0}`; it is not lowered completely")]
     NoStep(String),
     #[error("the interpreter has no value for parameter {0}")]
@@ -36,7 +36,7 @@ pub enum InterpretError {
 /// The graph of a model with f32 weights, in the state after the tokens fed so far.
 pub struct GraphModel<'m> {
     interpreter: Interpreter<'m>,
-    states: States,
+    states: StateValues,
     logits: Vec<f32>,
     past: usize,
     vocab: usize,
@@ -59,7 +59,7 @@ impl<'m> GraphModel<'m> {
             values.push(Tensor::f32(&dims, &read_param(checkpoint, param)?));
         }
         let interpreter = Interpreter::new(module, move |id| values[id.index()].clone());
-        let states = States::new(module)?;
+        let states = StateValues::new(module)?;
         let (vocab, whole_prompts) = (architecture.vocab(), architecture.needs_whole_prompts());
         let decoder_start = architecture.decoder_start().map(|token| token as TokenId);
         Ok(GraphModel {
@@ -108,7 +108,7 @@ impl LanguageModel for GraphModel<'_> {
     }
 
     fn reset(&mut self) -> Result<(), InterpretError> {
-        self.states = States::new(self.interpreter.module())?;
+        self.states = StateValues::new(self.interpreter.module())?;
         self.past = 0;
         Ok(())
     }
@@ -141,11 +141,11 @@ impl WindowModel for GraphModel<'_> {
 
 /// The steps of a lowered program with packed weights, in the state after the tokens fed so far.
 pub struct StepModel<'p> {
-    program: &'p Program,
+    program: &'p LoweredProgram,
     plan: &'p MemoryPlan,
     level: &'p LevelCode,
-    memory: Memory,
-    options: Options,
+    memory: StepMemory,
+    options: ExecutionOptions,
     chunk: usize,
     logits: Vec<f32>,
     past: usize,
@@ -158,7 +158,7 @@ impl<'p> StepModel<'p> {
     /// Packs all weights into memory. `chunk` is the one that the program was planned for; `workers` share each kernel
     /// (a GPU has its own parallelism).
     pub fn new(
-        program: &'p Program,
+        program: &'p LoweredProgram,
         level: usize,
         checkpoint: &Checkpoint,
         architecture: &Architecture,
@@ -168,11 +168,11 @@ impl<'p> StepModel<'p> {
         let missing = || InterpretError::NoStep("prefill".into());
         let plan = program.memory.as_ref().ok_or_else(missing)?;
         let level = program.levels.get(level).ok_or_else(missing)?;
-        let mut memory = Memory::default();
-        *memory.block(Base::Weights) = weights(program, plan, checkpoint)?;
-        *memory.block(Base::Adapters) = vec![0; plan.adapter_bytes as usize];
-        *memory.block(Base::Arena) = vec![0; plan.arena_bytes() as usize];
-        let options = Options::workers(workers);
+        let mut memory = StepMemory::default();
+        *memory.block(MemoryBase::Weights) = weights(program, plan, checkpoint)?;
+        *memory.block(MemoryBase::Adapters) = vec![0; plan.adapter_bytes as usize];
+        *memory.block(MemoryBase::Arena) = vec![0; plan.arena_bytes() as usize];
+        let options = ExecutionOptions::workers(workers);
         let (vocab, whole_prompts) = (architecture.vocab(), architecture.needs_whole_prompts());
         let logits = Vec::new();
         let decoder_start = architecture.decoder_start().map(|token| token as TokenId);
@@ -202,10 +202,10 @@ impl<'p> StepModel<'p> {
                 cell.copy_from_slice(&fill);
             }
         }
-        *self.memory.block(Base::State) = block;
+        *self.memory.block(MemoryBase::State) = block;
         let (pages, table) = self.plan.example_pages();
-        *self.memory.block(Base::Pages) = pages;
-        *self.memory.block(Base::PageTable) = table;
+        *self.memory.block(MemoryBase::Pages) = pages;
+        *self.memory.block(MemoryBase::PageTable) = table;
         self.past = 0;
     }
 
@@ -213,11 +213,11 @@ impl<'p> StepModel<'p> {
     fn run(&mut self, entry: &str, tokens: &[TokenId], rows: usize) -> Result<(), InterpretError> {
         let step = self.level.steps.iter().find(|s| s.name == entry);
         let step = step.ok_or_else(|| InterpretError::NoStep(entry.into()))?;
-        *self.memory.block(Base::Tokens) = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
-        *self.memory.block(Base::Logits) = vec![0; 4 * rows * self.vocab];
+        *self.memory.block(MemoryBase::Tokens) = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
+        *self.memory.block(MemoryBase::Logits) = vec![0; 4 * rows * self.vocab];
         let sizes = SymValues { past: self.past as i64, ..SymValues::tokens(tokens.len() as i64) };
         run_step(step, &self.level.lowered.kernels, &mut self.memory, &sizes, &self.options)?;
-        let (cells, _) = self.memory.block(Base::Logits).as_chunks::<4>();
+        let (cells, _) = self.memory.block(MemoryBase::Logits).as_chunks::<4>();
         self.logits.extend(cells.iter().map(|&c| f32::from_le_bytes(c)));
         self.past += tokens.len();
         Ok(())
@@ -243,12 +243,16 @@ impl StepModel<'_> {
 
     /// Scratch memory as the last call has left it.
     pub fn scratch(&mut self) -> &[u8] {
-        self.memory.block(Base::Arena)
+        self.memory.block(MemoryBase::Arena)
     }
 }
 
 /// The weights payload.
-fn weights(program: &Program, plan: &MemoryPlan, checkpoint: &Checkpoint) -> Result<Vec<u8>, InterpretError> {
+fn weights(
+    program: &LoweredProgram,
+    plan: &MemoryPlan,
+    checkpoint: &Checkpoint,
+) -> Result<Vec<u8>, InterpretError> {
     let mut blob = vec![0; plan.weights_bytes as usize];
     for (id, param) in program.module.params.iter().filter(|(_, param)| !param.is_adapter()) {
         let (offset, _) = plan.params[id.index()];

@@ -9,13 +9,13 @@
 
 use mlcc_engine::LanguageModel;
 use mlcc_engine::eval::WindowModel;
-use mlcc_models::golden::{Golden, GoldenPrompt};
+use mlcc_models::golden::{GoldenFile, GoldenPrompt};
 use serde::Serialize;
 
 use crate::distance::{relative_error, rms_error};
 use crate::format;
-use crate::replay::{Failure, prompt_ids, prompt_name};
-use crate::stored::{MovedWeights, StoredGraph};
+use crate::replay::{BoxedError, prompt_ids, prompt_name};
+use crate::stored::{PerturbedWeights, StoredGraph};
 
 /// Largest error of kernels, relative to the largest logit of the prompt.
 pub const SHARP: f64 = 1e-3;
@@ -104,9 +104,9 @@ impl KernelCheck {
 pub fn check<M>(
     model: &mut M,
     graph: &StoredGraph,
-    golden: &Golden,
+    golden: &GoldenFile,
     tolerance: Option<f64>,
-) -> Result<KernelCheck, Failure>
+) -> Result<KernelCheck, BoxedError>
 where
     M: LanguageModel + WindowModel,
 {
@@ -146,7 +146,7 @@ where
 
 /// The tokens that kernels are held against the graph on: of an encoder-decoder model with those that the reference has written, as
 /// the decoder would see one token alone.
-pub(crate) fn kernel_prompt(prompt: &GoldenPrompt, name: &str) -> Result<Vec<i32>, Failure> {
+pub(crate) fn kernel_prompt(prompt: &GoldenPrompt, name: &str) -> Result<Vec<i32>, BoxedError> {
     let mut ids = prompt_ids(prompt, name)?;
     if prompt.source_tokens() > 0 {
         ids.extend(prompt.greedy.iter().map(|&id| id as i32));
@@ -160,12 +160,12 @@ fn check_prompt<M>(
     (ids, prompt): (&[i32], &GoldenPrompt),
     tolerance: Option<f64>,
     row: &mut PromptCheck,
-) -> Result<(), Failure>
+) -> Result<(), BoxedError>
 where
     M: LanguageModel + WindowModel,
 {
     let (source, tokens) = ids.split_at(prompt.source_tokens());
-    let expected = graph.logits_behind(source, tokens, MovedWeights::Unmoved)?;
+    let expected = graph.logits_behind(source, tokens, PerturbedWeights::Unmoved)?;
     let vocab = expected.len() / tokens.len();
     let scale = expected.iter().fold(0f64, |m, x| m.max(f64::from(x.abs())));
     model.reset()?;
@@ -186,7 +186,7 @@ where
     if tolerance.is_none() && row.error > SHARP {
         let mut moved = PromptCheck::default();
         for seed in SEEDS {
-            let logits = graph.logits_behind(source, tokens, MovedWeights::Slightly(seed))?;
+            let logits = graph.logits_behind(source, tokens, PerturbedWeights::Slightly(seed))?;
             compare(&mut moved, &logits, &expected, scale);
         }
         row.spread = Some(moved.error);

@@ -21,11 +21,11 @@ use serde::Serialize;
 use crate::distance::relative_error;
 use crate::format;
 
-pub type Failure = Box<dyn Error + Send + Sync>;
+pub type BoxedError = Box<dyn Error + Send + Sync>;
 
 /// A named value `[rows, width]` of one call.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tap {
+pub struct TapOutput {
     pub name: String,
     pub width: usize,
     pub values: Vec<f32>,
@@ -36,12 +36,12 @@ pub const LOGITS: &str = "logits";
 
 /// One call of an entry point: `tokens` after the `start` tokens of earlier calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct TapCall {
     pub start: usize,
     pub tokens: Vec<i32>,
 }
 
-impl Call {
+impl TapCall {
     /// A single token goes through decode, as in a session.
     pub fn entry(&self) -> &'static str {
         if self.tokens.len() == 1 { "decode" } else { "prefill" }
@@ -49,12 +49,12 @@ impl Call {
 }
 
 /// A prompt as calls: all but the last token through prefill in pieces of at most `chunk`, the last one through decode.
-pub fn calls(tokens: &[i32], chunk: usize) -> Vec<Call> {
+pub fn calls(tokens: &[i32], chunk: usize) -> Vec<TapCall> {
     let Some((last, first)) = tokens.split_last() else { return Vec::new() };
     let mut calls = Vec::new();
     let mut start = 0;
     for piece in first.chunks(chunk.max(1)).chain([&[*last][..]]) {
-        calls.push(Call { start, tokens: piece.to_vec() });
+        calls.push(TapCall { start, tokens: piece.to_vec() });
         start += piece.len();
     }
     calls
@@ -69,11 +69,11 @@ pub fn some_tokens(count: usize, vocab: usize) -> Vec<i32> {
 /// Anything that runs calls of one sequence and shows its taps.
 pub trait LayerModel {
     /// Runs the next call; taps in the order of the model definition, [`LOGITS`] last.
-    fn call(&mut self, call: &Call) -> Result<Vec<Tap>, Failure>;
+    fn call(&mut self, call: &TapCall) -> Result<Vec<TapOutput>, BoxedError>;
 }
 
 /// The taps of every call.
-pub fn run_all(model: &mut dyn LayerModel, calls: &[Call]) -> Result<Vec<Vec<Tap>>, Failure> {
+pub fn run_all(model: &mut dyn LayerModel, calls: &[TapCall]) -> Result<Vec<Vec<TapOutput>>, BoxedError> {
     calls.iter().map(|call| model.call(call)).collect()
 }
 
@@ -116,7 +116,7 @@ pub struct LayerRow {
 
 /// A tap of one call that is outside of the tolerance.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Departure {
+pub struct TapDeviation {
     pub name: String,
     /// Number of the call.
     #[serde(skip)]
@@ -128,15 +128,15 @@ pub struct Departure {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Comparison {
+pub struct LayerComparison {
     pub tolerance: f64,
     pub worst: f64,
     pub rows: Vec<LayerRow>,
     /// The first in the order of execution.
-    pub first: Option<Departure>,
+    pub first: Option<TapDeviation>,
 }
 
-impl Comparison {
+impl LayerComparison {
     pub fn ok(&self) -> bool {
         self.first.is_none()
     }
@@ -169,12 +169,12 @@ impl Comparison {
 
 /// Holds taps against those of a reference, by name; taps that only one side has are left out.
 pub fn compare(
-    calls: &[Call],
-    found: &[Vec<Tap>],
-    expected: &[Vec<Tap>],
+    calls: &[TapCall],
+    found: &[Vec<TapOutput>],
+    expected: &[Vec<TapOutput>],
     tolerance: f64,
-) -> Result<Comparison, Failure> {
-    let mut result = Comparison { tolerance, worst: 0.0, rows: Vec::new(), first: None };
+) -> Result<LayerComparison, BoxedError> {
+    let mut result = LayerComparison { tolerance, worst: 0.0, rows: Vec::new(), first: None };
     for (number, ((call, found), expected)) in calls.iter().zip(found).zip(expected).enumerate() {
         for tap in found {
             let Some(want) = expected.iter().find(|e| e.name == tap.name) else { continue };
@@ -193,7 +193,7 @@ pub fn compare(
             *cell = Some(cell.unwrap_or(0.0).max(error));
             if error > tolerance && result.first.is_none() {
                 let (name, entry, start) = (tap.name.clone(), call.entry(), call.start);
-                result.first = Some(Departure { name, call: number, entry, start, error });
+                result.first = Some(TapDeviation { name, call: number, entry, start, error });
             }
         }
     }
@@ -207,8 +207,8 @@ pub fn compare(
 mod tests {
     use super::*;
 
-    fn tap(name: &str, values: &[f32]) -> Tap {
-        Tap { name: name.into(), width: values.len(), values: values.to_vec() }
+    fn tap(name: &str, values: &[f32]) -> TapOutput {
+        TapOutput { name: name.into(), width: values.len(), values: values.to_vec() }
     }
 
     #[test]

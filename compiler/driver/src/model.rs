@@ -1,13 +1,13 @@
 //! The graph module of a model: all its entry functions.
 
-use mlcc_ir::dim::{Dim, Sym};
+use mlcc_ir::dim::{Dim, SizeSymbol};
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::{Op, OpError};
-use mlcc_ir::sequences::Batching;
+use mlcc_ir::sequences::RowBatching;
 use mlcc_ir::types::{DType, TensorType};
-use mlcc_models::{AdapterSlots, Architecture, EntrySpec, Logits};
+use mlcc_models::{AdapterSlots, Architecture, EntrySpec, LogitScope};
 use mlcc_passes::plan_memory::{LIKELIEST, SOFTMAX};
 
 /// The entry function for rows of several sequences.
@@ -54,10 +54,10 @@ fn build_with(
     batch: u32,
     slots: Option<AdapterSlots>,
 ) -> Result<Module, OpError> {
-    let (n, one) = (Dim::sym(Sym::N), Dim::from(1));
+    let (n, one) = (Dim::sym(SizeSymbol::N), Dim::from(1));
     let (stream, texts) = (architecture.stream(), architecture.texts());
     if texts.is_some() {
-        let (name, logits, batching) = (STEP, Logits::Wanted, Batching::Ragged);
+        let (name, logits, batching) = (STEP, LogitScope::Wanted, RowBatching::Ragged);
         let adapters = None;
         let source = false;
         architecture.build(
@@ -67,11 +67,11 @@ fn build_with(
         return b.finish();
     }
     let entries = [
-        ("prefill", &n, Logits::Last, Batching::Single),
-        ("decode", &one, Logits::Last, Batching::Single),
-        ("prefill_logits", &n, Logits::All, Batching::Single),
-        ("decode_batch", &n, Logits::All, Batching::OneEach),
-        (STEP, &n, Logits::Wanted, Batching::Ragged),
+        ("prefill", &n, LogitScope::Last, RowBatching::Single),
+        ("decode", &one, LogitScope::Last, RowBatching::Single),
+        ("prefill_logits", &n, LogitScope::All, RowBatching::Single),
+        ("decode_batch", &n, LogitScope::All, RowBatching::OneEach),
+        (STEP, &n, LogitScope::Wanted, RowBatching::Ragged),
     ];
     for adapters in std::iter::once(None).chain(slots.map(Some)) {
         for (name, n, logits, batching) in entries {
@@ -95,13 +95,13 @@ fn build_with(
     }
     if architecture.decoder_start().is_some() {
         let (name, logits, batching, adapters, source) =
-            (mlcc_abi::ENCODE, Logits::Last, Batching::Single, None, true);
+            (mlcc_abi::ENCODE, LogitScope::Last, RowBatching::Single, None, true);
         architecture.build(
             &mut b,
             &EntrySpec { name, n, logits, context, stream, batching, texts, adapters, source },
         );
     }
-    b.set_batching(Batching::Single);
+    b.set_batching(RowBatching::Single);
     softmax_with_temperature(&mut b, architecture.vocab());
     b.finish()
 }
@@ -123,7 +123,7 @@ pub fn add_likeliest(module: &mut Module) -> Result<(), OpError> {
 
 /// `softmax(logits / temperature)` of `n` rows of logits.
 fn softmax_with_temperature(b: &mut GraphBuilder, vocab: usize) {
-    let logits = TensorType::new(DType::F32, [Dim::sym(Sym::N), Dim::from(vocab as i64)]);
+    let logits = TensorType::new(DType::F32, [Dim::sym(SizeSymbol::N), Dim::from(vocab as i64)]);
     let temperature = TensorType::new(DType::F32, [1]);
     b.function(SOFTMAX, FunctionKind::Entry, &[logits, temperature], |b, inputs| {
         let scaled = b.div(inputs[0], inputs[1]);

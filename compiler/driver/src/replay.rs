@@ -8,7 +8,7 @@ use std::error::Error;
 
 use mlcc_engine::LanguageModel;
 use mlcc_engine::eval::WindowModel;
-use mlcc_models::golden::{Golden, GoldenPrompt};
+use mlcc_models::golden::{GoldenFile, GoldenPrompt};
 use serde::Serialize;
 
 use crate::distance::{largest, moments, relative_error, relative_moments};
@@ -31,7 +31,7 @@ pub fn tolerance(scheme: &str) -> Option<f64> {
 /// What the verdict of a replay is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Judged {
+pub enum ReplaySubject {
     /// The results were held against the reference.
     Model,
     /// The kernels were held against the graph that the artifact has: a graph that is wrong itself is not seen.
@@ -40,39 +40,39 @@ pub enum Judged {
     Nothing,
 }
 
-impl Judged {
+impl ReplaySubject {
     /// The verdict by a bar for the distance from the reference, else by `kernels`, where some were checked.
-    pub fn of(bar: Option<f64>, kernels: Option<&KernelCheck>) -> Judged {
+    pub fn of(bar: Option<f64>, kernels: Option<&KernelCheck>) -> ReplaySubject {
         match kernels {
-            _ if bar.is_some() => Judged::Model,
-            Some(kernels) if kernels.checked() > 0 => Judged::Kernels,
-            _ => Judged::Nothing,
+            _ if bar.is_some() => ReplaySubject::Model,
+            Some(kernels) if kernels.checked() > 0 => ReplaySubject::Kernels,
+            _ => ReplaySubject::Nothing,
         }
     }
 
     /// A line for people. `measured` is the error of the format, where that was the bar for the model.
     pub(crate) fn text(self, measured: Option<&FormatError>) -> String {
         match (self, measured) {
-            (Judged::Model, None) => "judged: the model, against the reference".into(),
-            (Judged::Model, Some(error)) => format!(
+            (ReplaySubject::Model, None) => "judged: the model, against the reference".into(),
+            (ReplaySubject::Model, Some(error)) => format!(
                 "judged: the kernels, against the artifact's own graph, and the model, against the reference. Errors of the model below \
                  {:.1e} are not told from that of the format: verify a build with --quant f32 for those",
                 error.permitted
             ),
-            (Judged::Kernels, _) => {
+            (ReplaySubject::Kernels, _) => {
                 "judged: the kernels alone, against the artifact's own graph. Whether that graph is the model is NOT judged: verify a build \
                  with --quant f32 for that"
                     .into()
             }
-            (Judged::Nothing, _) => "judged: nothing".into(),
+            (ReplaySubject::Nothing, _) => "judged: nothing".into(),
         }
     }
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct ReplayOutcome {
     pub ok: bool,
-    pub judged: Judged,
+    pub judged: ReplaySubject,
     pub format: String,
     /// The bar of a plain format for the distance from the reference, or the user's.
     pub tolerance: Option<f64>,
@@ -157,22 +157,27 @@ impl ReplayBar {
     }
 }
 
-pub type Failure = Box<dyn Error + Send + Sync>;
+pub type BoxedError = Box<dyn Error + Send + Sync>;
 
 /// Replays all prompts. `format` is for the outcome. Without a `tolerance` every finite outcome is right.
 pub fn replay<M>(
     model: &mut M,
-    golden: &Golden,
+    golden: &GoldenFile,
     format: &str,
     tolerance: Option<f64>,
-) -> Result<Outcome, Failure>
+) -> Result<ReplayOutcome, BoxedError>
 where
     M: LanguageModel + WindowModel,
 {
     replay_within(model, golden, format, ReplayBar { tolerance, format_error: None })
 }
 
-fn replay_within<M>(model: &mut M, golden: &Golden, format: &str, bar: ReplayBar) -> Result<Outcome, Failure>
+fn replay_within<M>(
+    model: &mut M,
+    golden: &GoldenFile,
+    format: &str,
+    bar: ReplayBar,
+) -> Result<ReplayOutcome, BoxedError>
 where
     M: LanguageModel + WindowModel,
 {
@@ -182,9 +187,9 @@ where
         prompts.push(replay_prompt(model, prompt, name, &bar)?);
     }
     let ReplayBar { tolerance, format_error } = bar;
-    Ok(Outcome {
+    Ok(ReplayOutcome {
         ok: bar.permits(&prompts),
-        judged: Judged::of(tolerance.or(format_error.map(|error| error.permitted)), None),
+        judged: ReplaySubject::of(tolerance.or(format_error.map(|error| error.permitted)), None),
         format: format.into(),
         tolerance,
         format_error,
@@ -202,12 +207,12 @@ where
 /// distance from the reference.
 pub fn judge<M>(
     model: &mut M,
-    golden: &Golden,
+    golden: &GoldenFile,
     format: &str,
     own: Option<f64>,
     graph: impl FnOnce() -> Result<StoredGraph, String>,
     tolerance: Option<f64>,
-) -> Result<Outcome, Failure>
+) -> Result<ReplayOutcome, BoxedError>
 where
     M: LanguageModel + WindowModel,
 {
@@ -227,7 +232,7 @@ where
     let mut outcome = replay_within(model, golden, format, bar)?;
     outcome.ok &= if unchecked { tolerance.is_some() } else { kernels.ok };
     let model_bar = bar.tolerance.or(format_error.map(|error| error.permitted));
-    outcome.judged = Judged::of(model_bar, Some(&kernels));
+    outcome.judged = ReplaySubject::of(model_bar, Some(&kernels));
     outcome.kernels = Some(kernels);
     Ok(outcome)
 }
@@ -237,7 +242,7 @@ fn replay_prompt<M>(
     prompt: &GoldenPrompt,
     name: String,
     bar: &ReplayBar,
-) -> Result<PromptOutcome, Failure>
+) -> Result<PromptOutcome, BoxedError>
 where
     M: LanguageModel + WindowModel,
 {
@@ -283,7 +288,7 @@ pub fn prompt_name(prompt: &GoldenPrompt, number: usize) -> String {
     prompt.name.clone().unwrap_or_else(|| format!("#{number}"))
 }
 
-pub fn prompt_ids(prompt: &GoldenPrompt, name: &str) -> Result<Vec<i32>, Failure> {
+pub fn prompt_ids(prompt: &GoldenPrompt, name: &str) -> Result<Vec<i32>, BoxedError> {
     let ids = prompt.input_ids.iter().map(|&id| i32::try_from(id)).collect::<Result<Vec<i32>, _>>();
     Ok(ids.map_err(|_| format!("prompt {name}: ids beyond 2^31 are no token ids of any model"))?)
 }
@@ -294,7 +299,7 @@ fn greedy_equal<M: LanguageModel>(
     first: usize,
     prompt: &GoldenPrompt,
     expected: &[u32],
-) -> Result<(usize, Option<WrongToken>), Failure> {
+) -> Result<(usize, Option<WrongToken>), BoxedError> {
     let mut token = first;
     for (step, &want) in expected.iter().enumerate() {
         if token != want as usize {
@@ -324,7 +329,7 @@ fn greedy_agreement<M: LanguageModel>(
     prompt: &GoldenPrompt,
     tolerance: f64,
     permitted: Option<f64>,
-) -> Result<(usize, usize, Option<WrongToken>), Failure> {
+) -> Result<(usize, usize, Option<WrongToken>), BoxedError> {
     let (mut equal, mut decisive, mut token) = (0, 0, first);
     let mut wrong = None;
     for (step, &want) in prompt.greedy.iter().enumerate() {
@@ -349,7 +354,7 @@ fn decode_error<M: LanguageModel>(
     ids: &[i32],
     expected: &[f32],
     scale: f64,
-) -> Result<f64, Failure> {
+) -> Result<f64, BoxedError> {
     model.reset()?;
     let mut error = 0.0;
     for (i, &id) in ids.iter().enumerate() {
@@ -377,7 +382,7 @@ fn positions_error<M: WindowModel>(
     prompt: &GoldenPrompt,
     ids: &[i32],
     scale: f64,
-) -> Result<Option<f64>, Failure> {
+) -> Result<Option<f64>, BoxedError> {
     let Some(checks) = &prompt.logits_checksum_all_positions else { return Ok(None) };
     let vocab = prompt.logits_last.len();
     let all = model.window_logits(ids).map_err(Into::into)?;
@@ -388,7 +393,7 @@ fn positions_error<M: WindowModel>(
     Ok(Some(relative_moments(all.chunks(vocab).map(moments).zip(expected), scale)))
 }
 
-impl Outcome {
+impl ReplayOutcome {
     /// For people.
     pub fn text(&self, source: &str) -> String {
         let mut out = String::new();

@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 
 use mlcc_abi::{ENCODE, section};
-use mlcc_interp::graph::{GraphError, Interpreter, Piece, Ranks, States, Tensor};
+use mlcc_interp::graph::{GraphError, Interpreter, RankedModel, SequenceRows, StateValues, Tensor};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::module::{Module, ParamId, ParamSource};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, Packing};
 use mlcc_models::Checkpoint;
-use mlcc_passes::Program;
+use mlcc_passes::LoweredProgram;
 use mlcc_quant::{dequantize, half_steps};
 use mlcc_runtime::Model;
 
@@ -29,7 +29,7 @@ const MOVED: f64 = 1.0 / 4096.0;
 
 /// How weights are moved before the graph is interpreted; the same way for the same seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MovedWeights {
+pub enum PerturbedWeights {
     /// They are what is stored.
     Unmoved,
     /// By up to 2^-12 of themselves.
@@ -64,7 +64,7 @@ impl StoredGraph {
     }
 
     /// The graph of a program, with the weights as the weight writer would store them.
-    pub fn of_program(program: &Program, checkpoint: &Checkpoint) -> Result<StoredGraph, String> {
+    pub fn of_program(program: &LoweredProgram, checkpoint: &Checkpoint) -> Result<StoredGraph, String> {
         StoredGraph::new(program.module.clone(), |module, id, rank| {
             let param = param_of_rank(&module.params[id], rank).map_err(|e| e.to_string())?;
             let stored = stored_param(checkpoint, &param, program.pack_options(&param.name));
@@ -118,7 +118,7 @@ impl StoredGraph {
     }
 
     /// Logits at every position of a prompt, one row after the other.
-    pub fn logits(&self, tokens: &[i32], moved: MovedWeights) -> Result<Vec<f32>, String> {
+    pub fn logits(&self, tokens: &[i32], moved: PerturbedWeights) -> Result<Vec<f32>, String> {
         self.logits_behind(&[], tokens, moved)
     }
 
@@ -127,7 +127,7 @@ impl StoredGraph {
         &self,
         source: &[i32],
         tokens: &[i32],
-        moved: MovedWeights,
+        moved: PerturbedWeights,
     ) -> Result<Vec<f32>, String> {
         let sizes = |tokens: &[i32]| SymValues::tokens(tokens.len() as i64);
         let behind = SymValues { past: source.len() as i64, ..sizes(tokens) };
@@ -140,10 +140,10 @@ impl StoredGraph {
     }
 
     /// Vectors of texts, one after the other, by a model of texts.
-    pub fn vectors(&self, texts: &[&[i32]], moved: MovedWeights) -> Result<Vec<f32>, String> {
+    pub fn vectors(&self, texts: &[&[i32]], moved: PerturbedWeights) -> Result<Vec<f32>, String> {
         let tokens = texts.concat();
-        let pieces: Vec<Piece> =
-            texts.iter().map(|text| Piece { past: 0, rows: text.len() as i64 }).collect();
+        let pieces: Vec<SequenceRows> =
+            texts.iter().map(|text| SequenceRows { past: 0, rows: text.len() as i64 }).collect();
         let ends = texts.iter().scan(0, |end, text| {
             *end += text.len() as i32;
             Some(*end - 1)
@@ -163,9 +163,9 @@ impl StoredGraph {
     /// The first output of what `step` does with the states of `sequences` sequences.
     fn run(
         &self,
-        moved: MovedWeights,
+        moved: PerturbedWeights,
         sequences: usize,
-        step: impl Fn(&Interpreter<'_>, &mut Vec<States>) -> Result<Vec<Tensor>, GraphError> + Sync,
+        step: impl Fn(&Interpreter<'_>, &mut Vec<StateValues>) -> Result<Vec<Tensor>, GraphError> + Sync,
     ) -> Result<Vec<f32>, String> {
         let value = |(id, param): (usize, &Option<StoredParam>)| match param {
             Some(param) if is_table(&self.module.params[ParamId::from_index(id)].source) => {
@@ -175,8 +175,8 @@ impl StoredGraph {
             None => Tensor::f32(&[0], &[]),
         };
         let values = |rank: &Vec<Option<StoredParam>>| rank.iter().enumerate().map(value).collect();
-        let ranks = Ranks::new(self.params.iter().map(|rank| (&self.module, values(rank))).collect());
-        let states = States::new(&self.module).map_err(|e| e.to_string())?;
+        let ranks = RankedModel::new(self.params.iter().map(|rank| (&self.module, values(rank))).collect());
+        let states = StateValues::new(&self.module).map_err(|e| e.to_string())?;
         let mut states = vec![vec![states; sequences]; self.params.len()];
         // All ranks give the same.
         let first = ranks.run(&mut states, step).map_err(|e| e.to_string())?.into_iter().next();
@@ -225,12 +225,12 @@ fn stored(model: &Model, module: &Module, id: ParamId, rank: usize) -> Result<St
 
 impl StoredParam {
     /// The weights, each of them moved by its own share of what is permitted. `stream` keeps parameters apart.
-    fn moved(&self, moved: MovedWeights, stream: u64) -> Tensor {
+    fn moved(&self, moved: PerturbedWeights, stream: u64) -> Tensor {
         let mut value = self.value.clone();
         let (seed, steps) = match moved {
-            MovedWeights::Unmoved => return value,
-            MovedWeights::Slightly(seed) => (seed, None),
-            MovedWeights::WithinSteps(seed) => (seed, Some(&self.steps)),
+            PerturbedWeights::Unmoved => return value,
+            PerturbedWeights::Slightly(seed) => (seed, None),
+            PerturbedWeights::WithinSteps(seed) => (seed, Some(&self.steps)),
         };
         let relative = match (steps, value.dtype) {
             (Some(_), DType::BF16) => 1.0 / 256.0,

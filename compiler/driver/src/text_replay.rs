@@ -4,21 +4,21 @@
 //! kernels are held against the graph on the stored weights, as those of models that generate text are
 //! ([`crate::kernel_check`]).
 
-use mlcc_models::golden::{GoldenText, TextGolden};
-use mlcc_runtime::Texts;
+use mlcc_models::golden::{PoolingGoldenCase, PoolingGoldenFile};
+use mlcc_runtime::TextEmbedder;
 use serde::Serialize;
 
 use crate::distance::{largest, relative_error, rms_error};
 use crate::format;
 use crate::format_error::FormatError;
 use crate::kernel_check::{KernelCheck, PromptCheck, SEEDS, SHARP, SPREADS};
-use crate::replay::{Failure, Judged};
-use crate::stored::{MovedWeights, StoredGraph};
+use crate::replay::{BoxedError, ReplaySubject};
+use crate::stored::{PerturbedWeights, StoredGraph};
 
 #[derive(Clone, Debug, Serialize)]
-pub struct TextOutcome {
+pub struct EmbeddingOutcome {
     pub ok: bool,
-    pub judged: Judged,
+    pub judged: ReplaySubject,
     pub format: String,
     /// The bar of a plain format for the distance from the reference, or the user's.
     pub tolerance: Option<f64>,
@@ -28,20 +28,20 @@ pub struct TextOutcome {
     pub worst_relative_error: f64,
     /// Whether each text gets the same bits alone as beside the others.
     pub same_alone: bool,
-    pub texts: Vec<TextError>,
+    pub texts: Vec<EmbeddingDeviation>,
     /// The kernels against the graph, which judges packed formats.
     pub kernels: Option<KernelCheck>,
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub struct TextError {
+pub struct EmbeddingDeviation {
     pub name: String,
     pub tokens: usize,
     pub error: f64,
 }
 
 /// How an artifact is judged.
-pub struct Bar<'a> {
+pub struct ErrorBar<'a> {
     /// Of the weights, for the outcome.
     pub format: &'a str,
     /// The permitted error of the format; `None` for packed weights.
@@ -52,14 +52,14 @@ pub struct Bar<'a> {
 
 /// Replays all texts of a golden that belongs to the model ([`ids_of`] has been asked).
 pub fn judge(
-    texts: &mut Texts,
-    golden: &TextGolden,
+    texts: &mut TextEmbedder,
+    golden: &PoolingGoldenFile,
     ids: &[Vec<i32>],
-    bar: &Bar<'_>,
+    bar: &ErrorBar<'_>,
     graph: impl FnOnce() -> Result<StoredGraph, String>,
-) -> Result<TextOutcome, Failure> {
+) -> Result<EmbeddingOutcome, BoxedError> {
     let all: Vec<&[i32]> = ids.iter().map(Vec::as_slice).collect();
-    let expected: Vec<f32> = golden.inputs.iter().flat_map(GoldenText::expected).copied().collect();
+    let expected: Vec<f32> = golden.inputs.iter().flat_map(PoolingGoldenCase::expected).copied().collect();
     let scale = largest(&expected);
     let width = texts.model().text_width().max(1);
     let together = texts.run(&all)?.to_vec();
@@ -69,8 +69,8 @@ pub fn judge(
         same_alone &= alone.iter().zip(vector).all(|(a, b)| a.to_bits() == b.to_bits());
     }
     let rows = golden.inputs.iter().enumerate().zip(together.chunks(width));
-    let rows: Vec<TextError> = rows
-        .map(|((number, text), vector)| TextError {
+    let rows: Vec<EmbeddingDeviation> = rows
+        .map(|((number, text), vector)| EmbeddingDeviation {
             name: text.name.clone().unwrap_or_else(|| format!("#{number}")),
             tokens: text.input_ids.len(),
             error: relative_error(vector, text.expected(), scale),
@@ -95,9 +95,9 @@ pub fn judge(
         (_, Some(permitted)) => worst <= permitted,
         (_, None) => false,
     };
-    Ok(TextOutcome {
+    Ok(EmbeddingOutcome {
         ok: right && same_alone,
-        judged: Judged::of(model_bar, kernels.as_ref()),
+        judged: ReplaySubject::of(model_bar, kernels.as_ref()),
         format: bar.format.into(),
         tolerance,
         format_error,
@@ -111,12 +111,12 @@ pub fn judge(
 /// What the model is fed for each text: a token of another type has an id beyond the vocabulary of `vocab` tokens. The error is for
 /// people: the golden belongs to another model.
 pub fn ids_of(
-    golden: &TextGolden,
+    golden: &PoolingGoldenFile,
     width: usize,
     vocab: usize,
     types: usize,
 ) -> Result<Vec<Vec<i32>>, String> {
-    let text = |(number, text): (usize, &GoldenText)| {
+    let text = |(number, text): (usize, &PoolingGoldenCase)| {
         let wrong = |what: String| format!("inputs[{number}] {what}");
         let found = text.expected().len();
         if found != width {
@@ -139,7 +139,7 @@ pub fn ids_of(
 /// format may take these from the reference.
 fn check_kernels(
     graph: &StoredGraph,
-    rows: &[TextError],
+    rows: &[EmbeddingDeviation],
     all: &[&[i32]],
     made: &[f32],
     tolerance: Option<f64>,
@@ -154,7 +154,7 @@ fn check_kernels(
     let width = made.len() / all.len().max(1);
     let made = &made[..count * width];
     // The largest distance and the root of the mean square.
-    let spread_by = |moved: fn(u64) -> MovedWeights, expected: &[f32], scale: f64| {
+    let spread_by = |moved: fn(u64) -> PerturbedWeights, expected: &[f32], scale: f64| {
         let (mut most, mut rms) = (0f64, 0f64);
         for seed in SEEDS {
             let found = graph.vectors(&all[..count], moved(seed))?;
@@ -165,7 +165,7 @@ fn check_kernels(
     };
     let expected = match count {
         0 => Vec::new(),
-        _ => graph.vectors(&all[..count], MovedWeights::Unmoved)?,
+        _ => graph.vectors(&all[..count], PerturbedWeights::Unmoved)?,
     };
     let scale = largest(&expected);
     let worst = relative_error(made, &expected, scale);
@@ -174,12 +174,12 @@ fn check_kernels(
     let mut rms_permitted = permitted;
     let mut spread = None;
     if tolerance.is_none() && worst > SHARP {
-        let (most, rms) = spread_by(MovedWeights::Slightly, &expected, scale)?;
+        let (most, rms) = spread_by(PerturbedWeights::Slightly, &expected, scale)?;
         rms_permitted = SHARP.max(SPREADS * rms);
         permitted = SHARP.max(SPREADS * most);
         spread = Some(most);
     }
-    let row = |(i, row): (usize, &TextError)| {
+    let row = |(i, row): (usize, &EmbeddingDeviation)| {
         let of = |all: &[f32]| all.get(i * width..(i + 1) * width).unwrap_or_default().to_vec();
         let (name, tokens) = (row.name.clone(), row.tokens);
         match i < count {
@@ -210,7 +210,7 @@ fn check_kernels(
     let format_error = match left_out {
         Some(_) => None,
         None if !graph.is_packed() => None,
-        None => Some(FormatError::of_vectors(spread_by(MovedWeights::WithinSteps, &expected, scale)?.0)),
+        None => Some(FormatError::of_vectors(spread_by(PerturbedWeights::WithinSteps, &expected, scale)?.0)),
     };
     let check = KernelCheck {
         ok: count > 0 && worst <= permitted && worst_rms <= rms_permitted,
@@ -222,7 +222,7 @@ fn check_kernels(
     Ok((check, format_error))
 }
 
-impl TextOutcome {
+impl EmbeddingOutcome {
     /// For people.
     pub fn text(&self, source: &str) -> String {
         let mut out = self.kernels.as_ref().map(|kernels| kernels.text() + "\n").unwrap_or_default();

@@ -6,25 +6,25 @@
 
 use std::collections::BTreeSet;
 
-use mlcc_target::{Field, Kind, Level, show};
+use mlcc_target::{FeatureLevel, TuneField, WorkloadKind, show};
 
 /// What builds and judges: the machine, predictions for one, or one that a test makes up.
-pub trait Machine {
+pub trait CandidateEvaluator {
     /// What is made of a level and held against others.
     type Artifact;
     type Error;
     /// The code for this level, as a number that is equal where the code is.
-    fn code(&mut self, level: &Level) -> Result<u128, Self::Error>;
-    /// Builds and loads the code of the last call of [`Machine::code`].
+    fn code(&mut self, level: &FeatureLevel) -> Result<u128, Self::Error>;
+    /// Builds and loads the code of the last call of [`CandidateEvaluator::code`].
     fn load(&mut self) -> Result<Self::Artifact, Self::Error>;
     /// Holds both against each other. `None` if the search is over before there is a result.
     fn compare(
         &mut self,
         old: &mut Self::Artifact,
         new: &mut Self::Artifact,
-        kind: Kind,
-        effort: Effort,
-    ) -> Result<Option<Comparison>, Self::Error>;
+        kind: WorkloadKind,
+        effort: ComparisonEffort,
+    ) -> Result<Option<SpeedComparison>, Self::Error>;
     /// Why a value is left out whose code cannot be built or judged. What is given back ends the search.
     fn refused(&self, error: Self::Error) -> Result<String, Self::Error> {
         Err(error)
@@ -32,24 +32,24 @@ pub trait Machine {
     /// Whether the search has to end: its time is over, or its user ends it.
     fn is_over(&self) -> bool;
     /// Is told of every value that was judged.
-    fn tried(&mut self, trial: &Trial);
+    fn tried(&mut self, trial: &TuneTrial);
     /// Is told of every value that was left out.
-    fn left_out(&mut self, _: &Refusal) {}
+    fn left_out(&mut self, _: &RefusedValue) {}
 }
 
 /// What times runs, whose speed drifts and has noise larger than most gains.
-pub trait Timer {
+pub trait SpeedTimer {
     type Artifact;
     type Error;
     /// Tokens per second of one run.
-    fn speed(&mut self, artifact: &mut Self::Artifact, kind: Kind) -> Result<f64, Self::Error>;
+    fn speed(&mut self, artifact: &mut Self::Artifact, kind: WorkloadKind) -> Result<f64, Self::Error>;
     /// Whether there is no time left for more turns.
     fn ends(&self) -> bool;
 }
 
 /// How much a comparison may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Effort {
+pub enum ComparisonEffort {
     /// One of many: as much as it takes to tell.
     Search,
     /// The last one, which nothing depends on but what is reported and written.
@@ -58,8 +58,8 @@ pub enum Effort {
 
 /// Two artifacts on one kind of work.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Comparison {
-    pub kind: Kind,
+pub struct SpeedComparison {
+    pub kind: WorkloadKind,
     /// Medians, in tokens per second.
     pub without: f64,
     pub with: f64,
@@ -70,43 +70,43 @@ pub struct Comparison {
     pub turns: usize,
 }
 
-impl Comparison {
+impl SpeedComparison {
     /// Of two speeds without noise.
-    pub fn exact(kind: Kind, without: f64, with: f64) -> Comparison {
+    pub fn exact(kind: WorkloadKind, without: f64, with: f64) -> SpeedComparison {
         let gain = with / without;
-        Comparison { kind, without, with, gain, wins: if gain > 1.0 { 1.0 } else { 0.0 }, turns: 1 }
+        SpeedComparison { kind, without, with, gain, wins: if gain > 1.0 { 1.0 } else { 0.0 }, turns: 1 }
     }
 }
 
 /// A value that was tried.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Trial {
+pub struct TuneTrial {
     pub key: &'static str,
     pub from: String,
     pub to: String,
-    pub comparisons: Vec<Comparison>,
+    pub comparisons: Vec<SpeedComparison>,
     pub taken: bool,
 }
 
 /// A value whose code cannot be built or judged.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Refusal {
+pub struct RefusedValue {
     pub key: &'static str,
     pub to: String,
     pub why: String,
 }
 
 /// What was found.
-pub struct Found<A> {
+pub struct TuneResult<A> {
     /// The level with the tuning that is the fastest.
-    pub level: Level,
+    pub level: FeatureLevel,
     pub artifact: A,
     /// Number of its code.
     code: u128,
     /// Values that were judged, in order.
-    pub trials: Vec<Trial>,
+    pub trials: Vec<TuneTrial>,
     /// Values that were left out.
-    pub refused: Vec<Refusal>,
+    pub refused: Vec<RefusedValue>,
     /// Values that give code that was judged already.
     pub equal: usize,
     /// Whether the search came to its end before its time was over.
@@ -125,15 +125,25 @@ const WORTH: f64 = 0.01;
 const AGREEMENT: f64 = 2.0 / 3.0;
 
 /// Varies the keys of `base` in turns, until no key is left whose change is faster, or the time is over.
-pub fn search<M: Machine>(machine: &mut M, base: &Level) -> Result<Found<M::Artifact>, M::Error> {
+pub fn search<M: CandidateEvaluator>(
+    machine: &mut M,
+    base: &FeatureLevel,
+) -> Result<TuneResult<M::Artifact>, M::Error> {
     let code = machine.code(base)?;
     let mut seen = BTreeSet::from([code]);
     let artifact = machine.load()?;
     let level = base.clone();
-    let mut found =
-        Found { level, artifact, code, trials: Vec::new(), refused: Vec::new(), equal: 0, complete: true };
+    let mut found = TuneResult {
+        level,
+        artifact,
+        code,
+        trials: Vec::new(),
+        refused: Vec::new(),
+        equal: 0,
+        complete: true,
+    };
     loop {
-        let taken = |found: &Found<M::Artifact>| found.trials.iter().filter(|trial| trial.taken).count();
+        let taken = |found: &TuneResult<M::Artifact>| found.trials.iter().filter(|trial| trial.taken).count();
         let before = taken(&found);
         for field in base.fields() {
             vary(machine, field, &mut found, &mut seen)?;
@@ -146,10 +156,10 @@ pub fn search<M: Machine>(machine: &mut M, base: &Level) -> Result<Found<M::Arti
 }
 
 /// Tries the values of one key; one that is better takes the place of the best at once.
-fn vary<M: Machine>(
+fn vary<M: CandidateEvaluator>(
     machine: &mut M,
-    field: &Field,
-    found: &mut Found<M::Artifact>,
+    field: &TuneField,
+    found: &mut TuneResult<M::Artifact>,
     seen: &mut BTreeSet<u128>,
 ) -> Result<(), M::Error> {
     for (value, change) in field.candidates(&found.level) {
@@ -163,19 +173,19 @@ fn vary<M: Machine>(
         }
         let to = show(&value);
         let trial = match judge(machine, field, found, seen, &level) {
-            Ok(Judged::Equal) => {
+            Ok(CandidateOutcome::Equal) => {
                 found.equal += 1;
                 continue;
             }
-            Ok(Judged::NoCode) => {
+            Ok(CandidateOutcome::NoCode) => {
                 found.equal += 1;
                 return Ok(());
             }
-            Ok(Judged::Trial(trial)) => *trial,
+            Ok(CandidateOutcome::Trial(trial)) => *trial,
             // What was being built or run was stopped.
             Err(_) if machine.is_over() => return Ok(()),
             Err(error) => {
-                let refusal = Refusal { key: field.key, to, why: machine.refused(error)? };
+                let refusal = RefusedValue { key: field.key, to, why: machine.refused(error)? };
                 if !found.refused.contains(&refusal) {
                     machine.left_out(&refusal);
                     found.refused.push(refusal);
@@ -187,7 +197,7 @@ fn vary<M: Machine>(
         let taken = comparisons.len() == field.kinds.len() && is_better(&comparisons);
         let tables = found.level.tables().unwrap_or_default();
         let from = field.get(&tables).map(show).unwrap_or_default();
-        let trial = Trial { key: field.key, from, to, comparisons, taken };
+        let trial = TuneTrial { key: field.key, from, to, comparisons, taken };
         machine.tried(&trial);
         found.trials.push(trial);
         if taken {
@@ -198,51 +208,60 @@ fn vary<M: Machine>(
 }
 
 /// What became of a value.
-enum Judged<A> {
+enum CandidateOutcome<A> {
     /// Its code was judged already.
     Equal,
     /// The same, and no other value of the key gives another one.
     NoCode,
     /// Its artifact with the number of its code, against the best so far.
-    Trial(Box<((A, u128), Vec<Comparison>)>),
+    Trial(Box<((A, u128), Vec<SpeedComparison>)>),
 }
 
-fn judge<M: Machine>(
+fn judge<M: CandidateEvaluator>(
     machine: &mut M,
-    field: &Field,
-    found: &mut Found<M::Artifact>,
+    field: &TuneField,
+    found: &mut TuneResult<M::Artifact>,
     seen: &mut BTreeSet<u128>,
-    level: &Level,
-) -> Result<Judged<M::Artifact>, M::Error> {
+    level: &FeatureLevel,
+) -> Result<CandidateOutcome<M::Artifact>, M::Error> {
     let code = machine.code(level)?;
     if !seen.insert(code) {
-        return Ok(if field.all_differ() && code == found.code { Judged::NoCode } else { Judged::Equal });
+        return Ok(if field.all_differ() && code == found.code {
+            CandidateOutcome::NoCode
+        } else {
+            CandidateOutcome::Equal
+        });
     }
     let mut artifact = machine.load()?;
     let mut comparisons = Vec::new();
     for &kind in field.kinds {
-        comparisons.extend(machine.compare(&mut found.artifact, &mut artifact, kind, Effort::Search)?);
+        comparisons.extend(machine.compare(
+            &mut found.artifact,
+            &mut artifact,
+            kind,
+            ComparisonEffort::Search,
+        )?);
     }
-    Ok(Judged::Trial(Box::new(((artifact, code), comparisons))))
+    Ok(CandidateOutcome::Trial(Box::new(((artifact, code), comparisons))))
 }
 
 /// What was found against the start, on every kind of work. Empty if the user ends it.
-pub fn confirm<M: Machine>(
+pub fn confirm<M: CandidateEvaluator>(
     machine: &mut M,
-    base: &Level,
+    base: &FeatureLevel,
     found: &mut M::Artifact,
-) -> Result<Vec<Comparison>, M::Error> {
+) -> Result<Vec<SpeedComparison>, M::Error> {
     machine.code(base)?;
     let mut start = machine.load()?;
     let mut comparisons = Vec::new();
     for &kind in base.kinds() {
-        comparisons.extend(machine.compare(&mut start, found, kind, Effort::Last)?);
+        comparisons.extend(machine.compare(&mut start, found, kind, ComparisonEffort::Last)?);
     }
     Ok(comparisons)
 }
 
 /// Whether the new artifact is to be preferred: faster in sum, in most turns, and at nothing slower.
-pub fn is_better(comparisons: &[Comparison]) -> bool {
+pub fn is_better(comparisons: &[SpeedComparison]) -> bool {
     let sum: f64 = comparisons.iter().map(|c| c.gain.ln()).sum();
     let best = comparisons.iter().max_by(|a, b| a.gain.total_cmp(&b.gain));
     sum >= WORTH.ln_1p()
@@ -259,15 +278,15 @@ fn is_clear(quotients: &[f64]) -> bool {
 }
 
 /// Times both in turns; what counts is the median of the quotients. `None` if the search is over before there are enough of them.
-pub fn in_turns<T: Timer>(
+pub fn in_turns<T: SpeedTimer>(
     machine: &mut T,
     old: &mut T::Artifact,
     new: &mut T::Artifact,
-    kind: Kind,
-    effort: Effort,
-) -> Result<Option<Comparison>, T::Error> {
-    let most = if effort == Effort::Last { LAST_TURNS } else { TURNS.1 };
-    let enough = |so_far: &[f64]| effort == Effort::Search && is_clear(so_far);
+    kind: WorkloadKind,
+    effort: ComparisonEffort,
+) -> Result<Option<SpeedComparison>, T::Error> {
+    let most = if effort == ComparisonEffort::Last { LAST_TURNS } else { TURNS.1 };
+    let enough = |so_far: &[f64]| effort == ComparisonEffort::Search && is_clear(so_far);
     let (mut without, mut with, mut quotients) = (Vec::new(), Vec::new(), Vec::new());
     while quotients.len() < most && !enough(&quotients) {
         // Who comes first changes: the second of a turn may find a warmer or a slower machine.
@@ -291,7 +310,7 @@ pub fn in_turns<T: Timer>(
     }
     let wins = quotients.iter().filter(|q| **q > 1.0).count() as f64 / turns as f64;
     let (without, with, gain) = (median(&without), median(&with), median(&quotients));
-    Ok(Some(Comparison { kind, without, with, gain, wins, turns }))
+    Ok(Some(SpeedComparison { kind, without, with, gain, wins, turns }))
 }
 
 /// 0 of nothing.

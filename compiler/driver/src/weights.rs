@@ -2,11 +2,11 @@
 //! memory stays near the size of one tensor.
 
 use mlcc_interp::graph::Tensor;
-use mlcc_ir::module::{ColumnRange, Param, ParamSource, RowBlocks};
+use mlcc_ir::module::{ColumnRange, ModelParam, ParamSource, RowBlocks};
 use mlcc_ir::types::Packing;
 use mlcc_models::checkpoint::FiniteCheck;
 use mlcc_models::{Checkpoint, CheckpointError, TensorData};
-use mlcc_quant::{PackOptions, Packer, QuantError, dequantize, half_steps, pack};
+use mlcc_quant::{PackOptions, QuantError, WeightPacker, dequantize, half_steps, pack};
 use std::cell::RefCell;
 
 /// Values read at a time.
@@ -14,7 +14,7 @@ const PIECE: usize = 1 << 18;
 
 /// Why a parameter could not be written.
 #[derive(Debug, thiserror::Error)]
-pub enum WeightError {
+pub enum WeightWriteError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error("tensor {tensor}: {source}")]
@@ -28,7 +28,7 @@ pub enum WeightError {
 }
 
 /// Rows and columns of a parameter; a vector is one row.
-pub fn matrix_shape(param: &Param) -> Option<(usize, usize)> {
+pub fn matrix_shape(param: &ModelParam) -> Option<(usize, usize)> {
     let dims: Option<Vec<usize>> =
         param.ty.dims.iter().map(|d| d.as_const().and_then(|d| usize::try_from(d).ok())).collect();
     match dims?.as_slice() {
@@ -48,19 +48,20 @@ pub struct PackedTensor {
 }
 
 /// Packs one parameter, handing finished bytes to `write` as they come. Returns the tensors that it is made of.
-pub fn pack_param<E: From<WeightError>>(
+pub fn pack_param<E: From<WeightWriteError>>(
     checkpoint: &Checkpoint,
-    param: &Param,
+    param: &ModelParam,
     options: PackOptions,
     mut write: impl FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<Vec<PackedTensor>, E> {
-    let (n, k) = matrix_shape(param).ok_or_else(|| WeightError::Shape(param.name.clone()))?;
-    let named = |source| WeightError::Pack { tensor: param.name.clone(), source };
+    let (n, k) = matrix_shape(param).ok_or_else(|| WeightWriteError::Shape(param.name.clone()))?;
+    let named = |source| WeightWriteError::Pack { tensor: param.name.clone(), source };
     let packing = param.packing.unwrap_or(Packing::RowMajor);
     // Rows of a vector's source are its elements.
     let width = row_width(param, k);
-    let reader = Reader::open(checkpoint, whole_source(param)?, width).map_err(WeightError::from)?;
-    let mut packer = Packer::new(param.ty.dtype, packing, n, k, options).map_err(named)?;
+    let reader =
+        SourceReader::open(checkpoint, whole_source(param)?, width).map_err(WeightWriteError::from)?;
+    let mut packer = WeightPacker::new(param.ty.dtype, packing, n, k, options).map_err(named)?;
     let mut bytes = Vec::new();
     let rows_at_once = (PIECE / k.max(1)).max(1);
     let mut values = vec![0.0; rows_at_once.min(n) * k];
@@ -68,7 +69,7 @@ pub fn pack_param<E: From<WeightError>>(
     while row < n {
         let rows = rows_at_once.min(n - row);
         let piece = &mut values[..rows * k];
-        reader.read(row * (k / width), piece).map_err(WeightError::from)?;
+        reader.read(row * (k / width), piece).map_err(WeightWriteError::from)?;
         packer.push_rows(piece, &mut bytes).map_err(named)?;
         write(&bytes)?;
         bytes.clear();
@@ -84,11 +85,11 @@ pub fn pack_param<E: From<WeightError>>(
 /// The tensors that rows with these marks come from.
 fn packed_tensors(
     source: &ParamSource,
-    reader: &Reader<'_>,
+    reader: &SourceReader<'_>,
     exact: &[bool],
     tensors: &mut Vec<PackedTensor>,
 ) {
-    if let (ParamSource::Concat(sources), Reader::Concat(parts)) = (source, reader) {
+    if let (ParamSource::Concat(sources), SourceReader::Concat(parts)) = (source, reader) {
         let mut row = 0;
         for (source, (rows, reader)) in sources.iter().zip(parts) {
             let end = (row + rows).min(exact.len());
@@ -102,39 +103,39 @@ fn packed_tensors(
 }
 
 /// All values of a parameter, transformed but not quantized.
-pub fn read_param(checkpoint: &Checkpoint, param: &Param) -> Result<Vec<f32>, WeightError> {
-    let (n, k) = matrix_shape(param).ok_or_else(|| WeightError::Shape(param.name.clone()))?;
+pub fn read_param(checkpoint: &Checkpoint, param: &ModelParam) -> Result<Vec<f32>, WeightWriteError> {
+    let (n, k) = matrix_shape(param).ok_or_else(|| WeightWriteError::Shape(param.name.clone()))?;
     let mut values = vec![0.0; n * k];
-    Reader::open(checkpoint, whole_source(param)?, row_width(param, k))?.read(0, &mut values)?;
+    SourceReader::open(checkpoint, whole_source(param)?, row_width(param, k))?.read(0, &mut values)?;
     Ok(values)
 }
 
 /// The values that a stored parameter stands for: rounded to its type, quantized and back for packed ones.
 pub fn stored_value(
     checkpoint: &Checkpoint,
-    param: &Param,
+    param: &ModelParam,
     options: PackOptions,
-) -> Result<Tensor, WeightError> {
+) -> Result<Tensor, WeightWriteError> {
     Ok(stored_param(checkpoint, param, options)?.0)
 }
 
 /// [`stored_value`], and how far from each value of a packed parameter its weight may have been; nothing of a plain one.
 pub fn stored_param(
     checkpoint: &Checkpoint,
-    param: &Param,
+    param: &ModelParam,
     options: PackOptions,
-) -> Result<(Tensor, Vec<f32>), WeightError> {
+) -> Result<(Tensor, Vec<f32>), WeightWriteError> {
     let dims: Option<Vec<usize>> =
         param.ty.dims.iter().map(|d| d.as_const().and_then(|d| usize::try_from(d).ok())).collect();
-    let dims = dims.ok_or_else(|| WeightError::Shape(param.name.clone()))?;
+    let dims = dims.ok_or_else(|| WeightWriteError::Shape(param.name.clone()))?;
     let values = read_param(checkpoint, param)?;
     let dtype = param.ty.dtype;
     if !dtype.is_packed() {
         let value = Tensor::new(dtype, &dims, values.into_iter().map(f64::from).collect());
         return Ok((value, Vec::new()));
     }
-    let named = |source| WeightError::Pack { tensor: param.name.clone(), source };
-    let (n, k) = matrix_shape(param).ok_or_else(|| WeightError::Shape(param.name.clone()))?;
+    let named = |source| WeightWriteError::Pack { tensor: param.name.clone(), source };
+    let (n, k) = matrix_shape(param).ok_or_else(|| WeightWriteError::Shape(param.name.clone()))?;
     let bytes = pack(dtype, Packing::RowMajor, n, k, &values, options).map_err(named)?;
     let values = dequantize(dtype, Packing::RowMajor, n, k, &bytes).map_err(named)?;
     let steps = half_steps(dtype, Packing::RowMajor, n, k, &bytes).map_err(named)?;
@@ -142,50 +143,50 @@ pub fn stored_param(
 }
 
 /// The parameter as a rank has it.
-pub fn param_of_rank(param: &Param, rank: usize) -> Result<Param, WeightError> {
-    let source = param.source.of_rank(rank).ok_or_else(|| WeightError::Ranks(param.name.clone()))?;
-    Ok(Param { source: source.clone(), ..param.clone() })
+pub fn param_of_rank(param: &ModelParam, rank: usize) -> Result<ModelParam, WeightWriteError> {
+    let source = param.source.of_rank(rank).ok_or_else(|| WeightWriteError::Ranks(param.name.clone()))?;
+    Ok(ModelParam { source: source.clone(), ..param.clone() })
 }
 
 /// The source of a parameter that is the same on all ranks.
-fn whole_source(param: &Param) -> Result<&ParamSource, WeightError> {
+fn whole_source(param: &ModelParam) -> Result<&ParamSource, WeightWriteError> {
     match &param.source {
-        ParamSource::Ranks(_) => Err(WeightError::Ranks(param.name.clone())),
+        ParamSource::Ranks(_) => Err(WeightWriteError::Ranks(param.name.clone())),
         source => Ok(source),
     }
 }
 
 /// Elements of a row as sources count rows: a vector has as many rows as elements.
-fn row_width(param: &Param, k: usize) -> usize {
+fn row_width(param: &ModelParam, k: usize) -> usize {
     if param.ty.rank() < 2 { 1 } else { k.max(1) }
 }
 
 /// An open [`ParamSource`] that gives rows of `k` values.
-enum Reader<'a> {
+enum SourceReader<'a> {
     Tensor { data: TensorData<'a>, k: usize },
-    Map { f: fn(f64, f32) -> f32, argument: f64, inner: Box<Reader<'a>> },
-    Concat(Vec<(usize, Reader<'a>)>),
-    Rows { blocks: RowBlocks, inner: Box<Reader<'a>>, k: usize },
-    Columns { order: Vec<usize>, inner: Box<Reader<'a>> },
-    ColumnRange { range: ColumnRange, inner: Box<Reader<'a>> },
-    UnitRows { inner: Box<Reader<'a>>, k: usize },
+    Map { f: fn(f64, f32) -> f32, argument: f64, inner: Box<SourceReader<'a>> },
+    Concat(Vec<(usize, SourceReader<'a>)>),
+    Rows { blocks: RowBlocks, inner: Box<SourceReader<'a>>, k: usize },
+    Columns { order: Vec<usize>, inner: Box<SourceReader<'a>> },
+    ColumnRange { range: ColumnRange, inner: Box<SourceReader<'a>> },
+    UnitRows { inner: Box<SourceReader<'a>>, k: usize },
     Whole { values: Vec<f32>, k: usize },
     Zeros,
-    Transpose(Transposed<'a>),
+    Transpose(TransposedReader<'a>),
 }
 
 /// The transpose of what `inner` gives: held from the first read to that of the last row, so that of many matrices that are read
 /// one after the other one is in memory.
-struct Transposed<'a> {
-    inner: Box<Reader<'a>>,
+struct TransposedReader<'a> {
+    inner: Box<SourceReader<'a>>,
     rows: usize,
     k: usize,
     values: RefCell<Vec<f32>>,
 }
 
-impl Transposed<'_> {
+impl TransposedReader<'_> {
     fn read(&self, row: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
-        let Transposed { rows, k, .. } = *self;
+        let TransposedReader { rows, k, .. } = *self;
         if out.is_empty() {
             return Ok(());
         }
@@ -204,61 +205,64 @@ impl Transposed<'_> {
     }
 }
 
-impl<'a> Reader<'a> {
+impl<'a> SourceReader<'a> {
     fn open(
         checkpoint: &'a Checkpoint,
         source: &ParamSource,
         k: usize,
-    ) -> Result<Reader<'a>, CheckpointError> {
+    ) -> Result<SourceReader<'a>, CheckpointError> {
         Ok(match source {
-            ParamSource::Tensor(name) => Reader::Tensor { data: checkpoint.read(name)?, k },
+            ParamSource::Tensor(name) => SourceReader::Tensor { data: checkpoint.read(name)?, k },
             ParamSource::Scale(factor, inner) => {
-                let inner = Box::new(Reader::open(checkpoint, inner, k)?);
-                Reader::Map { f: |factor, x| (f64::from(x) * factor) as f32, argument: *factor, inner }
+                let inner = Box::new(SourceReader::open(checkpoint, inner, k)?);
+                SourceReader::Map { f: |factor, x| (f64::from(x) * factor) as f32, argument: *factor, inner }
             }
             ParamSource::NegExp(inner) => {
-                let inner = Box::new(Reader::open(checkpoint, inner, k)?);
-                Reader::Map { f: |_, x| (-f64::from(x).exp()) as f32, argument: 0.0, inner }
+                let inner = Box::new(SourceReader::open(checkpoint, inner, k)?);
+                SourceReader::Map { f: |_, x| (-f64::from(x).exp()) as f32, argument: 0.0, inner }
             }
             ParamSource::Exp(inner) => {
-                let inner = Box::new(Reader::open(checkpoint, inner, k)?);
-                Reader::Map { f: |_, x| f64::from(x).exp() as f32, argument: 0.0, inner }
+                let inner = Box::new(SourceReader::open(checkpoint, inner, k)?);
+                SourceReader::Map { f: |_, x| f64::from(x).exp() as f32, argument: 0.0, inner }
             }
             ParamSource::Offset(term, inner) => {
-                let inner = Box::new(Reader::open(checkpoint, inner, k)?);
-                Reader::Map { f: |term, x| (f64::from(x) + term) as f32, argument: *term, inner }
+                let inner = Box::new(SourceReader::open(checkpoint, inner, k)?);
+                SourceReader::Map { f: |term, x| (f64::from(x) + term) as f32, argument: *term, inner }
             }
-            ParamSource::Rows(blocks, inner) => {
-                Reader::Rows { blocks: *blocks, inner: Box::new(Reader::open(checkpoint, inner, k)?), k }
-            }
-            ParamSource::Columns(order, inner) => {
-                Reader::Columns { order: order.clone(), inner: Box::new(Reader::open(checkpoint, inner, k)?) }
-            }
+            ParamSource::Rows(blocks, inner) => SourceReader::Rows {
+                blocks: *blocks,
+                inner: Box::new(SourceReader::open(checkpoint, inner, k)?),
+                k,
+            },
+            ParamSource::Columns(order, inner) => SourceReader::Columns {
+                order: order.clone(),
+                inner: Box::new(SourceReader::open(checkpoint, inner, k)?),
+            },
             // Rows of the source are longer.
-            ParamSource::ColumnRange(range, inner) => Reader::ColumnRange {
+            ParamSource::ColumnRange(range, inner) => SourceReader::ColumnRange {
                 range: *range,
-                inner: Box::new(Reader::open(checkpoint, inner, range.of)?),
+                inner: Box::new(SourceReader::open(checkpoint, inner, range.of)?),
             },
             ParamSource::UnitRows(inner) => {
-                Reader::UnitRows { inner: Box::new(Reader::open(checkpoint, inner, k)?), k }
+                SourceReader::UnitRows { inner: Box::new(SourceReader::open(checkpoint, inner, k)?), k }
             }
-            ParamSource::Values(values) => Reader::Whole { values: values.clone(), k },
+            ParamSource::Values(values) => SourceReader::Whole { values: values.clone(), k },
             // Empty until the runtime fills it.
-            ParamSource::Adapter => Reader::Zeros,
+            ParamSource::Adapter => SourceReader::Zeros,
             // Parts of ranks stand in no other source, and `whole_source` has refused them.
             ParamSource::Concat(parts) | ParamSource::Ranks(parts) => {
                 let open = |part| {
-                    let reader = Reader::open(checkpoint, part, k)?;
+                    let reader = SourceReader::open(checkpoint, part, k)?;
                     Ok((reader.rows(k), reader))
                 };
-                Reader::Concat(parts.iter().map(open).collect::<Result<_, CheckpointError>>()?)
+                SourceReader::Concat(parts.iter().map(open).collect::<Result<_, CheckpointError>>()?)
             }
             ParamSource::Transpose(inner) => {
                 // The columns of the source are the rows here, so its row length is the number of our rows.
-                let total = Reader::open(checkpoint, inner, 1)?.elements();
+                let total = SourceReader::open(checkpoint, inner, 1)?.elements();
                 let rows = total.checked_div(k).unwrap_or(0);
-                let inner = Box::new(Reader::open(checkpoint, inner, rows.max(1))?);
-                Reader::Transpose(Transposed { inner, rows, k, values: RefCell::default() })
+                let inner = Box::new(SourceReader::open(checkpoint, inner, rows.max(1))?);
+                SourceReader::Transpose(TransposedReader { inner, rows, k, values: RefCell::default() })
             }
         })
     }
@@ -266,50 +270,52 @@ impl<'a> Reader<'a> {
     /// Values of all rows, if opened for rows of one value.
     fn elements(&self) -> usize {
         match self {
-            Reader::Tensor { data, .. } => data.elements(),
-            Reader::Map { inner, .. } | Reader::UnitRows { inner, .. } | Reader::Columns { inner, .. } => {
-                inner.elements()
-            }
-            Reader::Concat(parts) => parts.iter().map(|(_, reader)| reader.elements()).sum(),
-            Reader::Rows { blocks, inner, .. } => {
+            SourceReader::Tensor { data, .. } => data.elements(),
+            SourceReader::Map { inner, .. }
+            | SourceReader::UnitRows { inner, .. }
+            | SourceReader::Columns { inner, .. } => inner.elements(),
+            SourceReader::Concat(parts) => parts.iter().map(|(_, reader)| reader.elements()).sum(),
+            SourceReader::Rows { blocks, inner, .. } => {
                 let width = inner.elements().checked_div(blocks.of).unwrap_or(0);
                 blocks.rows().unwrap_or(0) * width
             }
-            Reader::ColumnRange { range, inner } => inner.rows(range.of) * range.len,
-            Reader::Whole { values, .. } => values.len(),
-            Reader::Zeros => 0,
-            Reader::Transpose(transposed) => transposed.rows * transposed.k,
+            SourceReader::ColumnRange { range, inner } => inner.rows(range.of) * range.len,
+            SourceReader::Whole { values, .. } => values.len(),
+            SourceReader::Zeros => 0,
+            SourceReader::Transpose(transposed) => transposed.rows * transposed.k,
         }
     }
 
     fn rows(&self, k: usize) -> usize {
         match self {
-            Reader::Tensor { data, .. } => data.elements().checked_div(k).unwrap_or(0),
-            Reader::Map { inner, .. } => inner.rows(k),
-            Reader::Concat(parts) => parts.iter().map(|(rows, _)| rows).sum(),
-            Reader::Rows { blocks, .. } => blocks.rows().unwrap_or(0),
-            Reader::UnitRows { inner, .. } | Reader::Columns { inner, .. } => inner.rows(k),
-            Reader::ColumnRange { range, inner } => inner.rows(range.of),
-            Reader::Whole { values, .. } => values.len().checked_div(k).unwrap_or(0),
-            Reader::Zeros => 0,
-            Reader::Transpose(Transposed { rows, k: own, .. }) => (rows * own).checked_div(k).unwrap_or(0),
+            SourceReader::Tensor { data, .. } => data.elements().checked_div(k).unwrap_or(0),
+            SourceReader::Map { inner, .. } => inner.rows(k),
+            SourceReader::Concat(parts) => parts.iter().map(|(rows, _)| rows).sum(),
+            SourceReader::Rows { blocks, .. } => blocks.rows().unwrap_or(0),
+            SourceReader::UnitRows { inner, .. } | SourceReader::Columns { inner, .. } => inner.rows(k),
+            SourceReader::ColumnRange { range, inner } => inner.rows(range.of),
+            SourceReader::Whole { values, .. } => values.len().checked_div(k).unwrap_or(0),
+            SourceReader::Zeros => 0,
+            SourceReader::Transpose(TransposedReader { rows, k: own, .. }) => {
+                (rows * own).checked_div(k).unwrap_or(0)
+            }
         }
     }
 
     /// Fills `out` (whole rows) from row `row` on; NaN and infinities are errors that name the element.
     fn read(&self, row: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
         match self {
-            Reader::Tensor { data, k } => {
+            SourceReader::Tensor { data, k } => {
                 data.read_f32_into(row * k, out)?;
                 FiniteCheck::new(data.info()).check(row * k, out)
             }
-            Reader::Map { f, argument, inner } => {
+            SourceReader::Map { f, argument, inner } => {
                 inner.read(row, out)?;
                 out.iter_mut().for_each(|x| *x = f(*argument, *x));
                 Ok(())
             }
-            Reader::Concat(parts) => Reader::read_parts(parts, row, out),
-            Reader::Rows { blocks, inner, k } => {
+            SourceReader::Concat(parts) => SourceReader::read_parts(parts, row, out),
+            SourceReader::Rows { blocks, inner, k } => {
                 let (mut row, mut out) = (row, out);
                 while !out.is_empty() {
                     // To the end of the block.
@@ -320,7 +326,7 @@ impl<'a> Reader<'a> {
                 }
                 Ok(())
             }
-            Reader::Columns { order, inner } => {
+            SourceReader::Columns { order, inner } => {
                 inner.read(row, out)?;
                 let mut line = vec![0.0; order.len()];
                 for row in out.chunks_exact_mut(order.len().max(1)) {
@@ -329,7 +335,7 @@ impl<'a> Reader<'a> {
                 }
                 Ok(())
             }
-            Reader::ColumnRange { range, inner } => {
+            SourceReader::ColumnRange { range, inner } => {
                 let mut lines = vec![0.0; out.len() / range.len.max(1) * range.of];
                 inner.read(row, &mut lines)?;
                 let lines = lines.chunks_exact(range.of.max(1));
@@ -338,25 +344,25 @@ impl<'a> Reader<'a> {
                 }
                 Ok(())
             }
-            Reader::UnitRows { inner, k } => {
+            SourceReader::UnitRows { inner, k } => {
                 inner.read(row, out)?;
                 out.chunks_mut(*k).for_each(unit_length);
                 Ok(())
             }
-            Reader::Whole { values, k } => {
+            SourceReader::Whole { values, k } => {
                 out.copy_from_slice(&values[row * k..row * k + out.len()]);
                 Ok(())
             }
-            Reader::Zeros => {
+            SourceReader::Zeros => {
                 out.fill(0.0);
                 Ok(())
             }
-            Reader::Transpose(transposed) => transposed.read(row, out),
+            SourceReader::Transpose(transposed) => transposed.read(row, out),
         }
     }
 
     fn read_parts(
-        parts: &[(usize, Reader)],
+        parts: &[(usize, SourceReader)],
         mut row: usize,
         mut out: &mut [f32],
     ) -> Result<(), CheckpointError> {
@@ -381,16 +387,16 @@ impl<'a> Reader<'a> {
 
     fn width(&self) -> Option<usize> {
         match self {
-            Reader::Tensor { k, .. }
-            | Reader::Whole { k, .. }
-            | Reader::Rows { k, .. }
-            | Reader::Transpose(Transposed { k, .. })
-            | Reader::UnitRows { k, .. } => Some(*k),
-            Reader::Map { inner, .. } => inner.width(),
-            Reader::Columns { order, .. } => Some(order.len()),
-            Reader::ColumnRange { range, .. } => Some(range.len),
-            Reader::Zeros => None,
-            Reader::Concat(parts) => parts.iter().find_map(|(_, r)| r.width()),
+            SourceReader::Tensor { k, .. }
+            | SourceReader::Whole { k, .. }
+            | SourceReader::Rows { k, .. }
+            | SourceReader::Transpose(TransposedReader { k, .. })
+            | SourceReader::UnitRows { k, .. } => Some(*k),
+            SourceReader::Map { inner, .. } => inner.width(),
+            SourceReader::Columns { order, .. } => Some(order.len()),
+            SourceReader::ColumnRange { range, .. } => Some(range.len),
+            SourceReader::Zeros => None,
+            SourceReader::Concat(parts) => parts.iter().find_map(|(_, r)| r.width()),
         }
     }
 }

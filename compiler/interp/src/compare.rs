@@ -22,7 +22,7 @@ impl Tolerance {
 
 /// The distance between two arrays.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Difference {
+pub struct ArrayDifference {
     /// Largest `|got - want|`; infinite where one side is NaN or infinite and the other differs.
     pub max_abs: f64,
     pub max_abs_at: usize,
@@ -35,14 +35,14 @@ pub struct Difference {
     pub len: usize,
 }
 
-impl Difference {
+impl ArrayDifference {
     /// `max_abs / scale`, or `max_abs` if the reference is all zero.
     pub fn max_rel(&self) -> f64 {
         if self.scale > 0.0 { self.max_abs / self.scale } else { self.max_abs }
     }
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for ArrayDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -62,11 +62,11 @@ impl fmt::Display for Difference {
 }
 
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub enum Mismatch {
+pub enum ComparisonError {
     #[error("lengths differ: got {got} elements, want {want}")]
     Length { got: usize, want: usize },
     #[error("{0}")]
-    Values(Box<Difference>),
+    Values(Box<ArrayDifference>),
 }
 
 /// Compares with a tolerance. NaN equals NaN, an infinity only itself. `Ok` carries the distance.
@@ -74,15 +74,16 @@ pub fn compare(
     got: impl IntoIterator<Item = impl Into<f64>>,
     want: impl IntoIterator<Item = impl Into<f64>>,
     tolerance: Tolerance,
-) -> Result<Difference, Mismatch> {
+) -> Result<ArrayDifference, ComparisonError> {
     let got: Vec<f64> = got.into_iter().map(Into::into).collect();
     let want: Vec<f64> = want.into_iter().map(Into::into).collect();
     if got.len() != want.len() {
-        return Err(Mismatch::Length { got: got.len(), want: want.len() });
+        return Err(ComparisonError::Length { got: got.len(), want: want.len() });
     }
     let scale = want.iter().filter(|w| w.is_finite()).fold(0.0f64, |m, w| m.max(w.abs()));
     let limit = tolerance.absolute + tolerance.relative * scale;
-    let mut d = Difference { max_abs: 0.0, max_abs_at: 0, scale, first: None, count: 0, len: want.len() };
+    let mut d =
+        ArrayDifference { max_abs: 0.0, max_abs_at: 0, scale, first: None, count: 0, len: want.len() };
     for (i, (&g, &w)) in got.iter().zip(&want).enumerate() {
         let equal = g == w || (g.is_nan() && w.is_nan());
         let distance = match (equal, g.is_finite() && w.is_finite()) {
@@ -98,7 +99,7 @@ pub fn compare(
             d.first.get_or_insert((i, g, w));
         }
     }
-    if d.count == 0 { Ok(d) } else { Err(Mismatch::Values(Box::new(d))) }
+    if d.count == 0 { Ok(d) } else { Err(ComparisonError::Values(Box::new(d))) }
 }
 
 /// Compares two f32 arrays and panics with the difference: for tests.
@@ -119,7 +120,7 @@ mod tests {
         let close = compare([1.0f32, -4.001, 2.0], want, Tolerance::relative(1e-3)).unwrap();
         assert_eq!((close.max_abs_at, close.scale), (1, 4.0));
         let far = compare([1.0f32, -4.001, 2.1], want, Tolerance::absolute(1e-4)).unwrap_err();
-        let Mismatch::Values(d) = far else { panic!("{far}") };
+        let ComparisonError::Values(d) = far else { panic!("{far}") };
         assert_eq!((d.count, d.first.map(|f| f.0), d.max_abs_at), (2, Some(1), 2));
     }
 

@@ -1,14 +1,14 @@
 //! Whether two modules mean the same: both are interpreted on the same random weights and inputs. For tests of passes.
 
-use crate::compare::{Mismatch, Tolerance, compare};
+use crate::compare::{ComparisonError, Tolerance, compare};
 use crate::graph::{
-    GraphError, Interpreter, Piece, RankError, Ranks, States, Tensor, WeightError, param_value,
-    param_value_of_rank,
+    GraphError, Interpreter, RankError, RankedModel, SequenceRows, StateValues, Tensor, WeightLoadError,
+    param_value, param_value_of_rank,
 };
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::module::{Module, ParamSource};
-use mlcc_ir::sequences::{Batching, batching};
+use mlcc_ir::sequences::{RowBatching, batching};
 use mlcc_ir::types::{DType, TensorType};
 use std::collections::BTreeMap;
 
@@ -16,25 +16,25 @@ use std::collections::BTreeMap;
 const IDS: u64 = 8;
 
 #[derive(Debug, thiserror::Error)]
-pub enum Different {
+pub enum EquivalenceError {
     #[error("{module} module: {error}")]
     Fails { module: &'static str, error: GraphError },
     #[error(transparent)]
-    Weights(#[from] WeightError),
+    Weights(#[from] WeightLoadError),
     #[error("the split module: {0}")]
     Rank(#[from] RankError),
     #[error("function @{function}, step {step} with n = {n}, output {output}: rank {rank} has other bits")]
     Bits { function: String, step: usize, n: i64, output: usize, rank: usize },
     #[error("function @{function}, step {step} with n = {n}, {what}: {mismatch}")]
-    Values { function: String, step: usize, n: i64, what: String, mismatch: Mismatch },
+    Values { function: String, step: usize, n: i64, what: String, mismatch: ComparisonError },
     #[error("the module has no {0} any more")]
     Gone(String),
 }
 
 /// Random numbers in multiples of 1/8 from -2 to 2, the same on every machine.
-struct Numbers(u64);
+struct RandomEighths(u64);
 
-impl Numbers {
+impl RandomEighths {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -46,7 +46,7 @@ impl Numbers {
 
 /// A tensor of a type: floats in multiples of 1/8 from -2 to 2, integers from 0 to 7.
 pub fn random_tensor(dtype: DType, dims: &[usize], seed: u64) -> Tensor {
-    let mut numbers = Numbers(seed);
+    let mut numbers = RandomEighths(seed);
     let mut element = || match dtype.is_int() {
         true => (numbers.next() % IDS) as f64,
         false => (numbers.next() % 33) as f64 / 8.0 - 2.0,
@@ -61,7 +61,7 @@ pub fn random_inputs(f: &Function, syms: &SymValues, seed: u64) -> Vec<Tensor> {
     let inputs = f.inputs.iter().enumerate();
     let mut inputs: Vec<Tensor> =
         inputs.map(|(i, &v)| random_tensor(f.ty(v).dtype, &dims(f.ty(v)), seed + i as u64)).collect();
-    if let (Batching::Ragged, [_, wanted, ..]) = (batching(f), &mut inputs[..]) {
+    if let (RowBatching::Ragged, [_, wanted, ..]) = (batching(f), &mut inputs[..]) {
         wanted.data.iter_mut().for_each(|row| *row %= syms.n as f64);
     }
     inputs
@@ -126,12 +126,12 @@ impl RandomWeights {
         }
     }
     /// [`RandomWeights::values`] of a rank.
-    pub fn values_of_rank(&self, module: &Module, rank: usize) -> Result<Vec<Tensor>, WeightError> {
+    pub fn values_of_rank(&self, module: &Module, rank: usize) -> Result<Vec<Tensor>, WeightLoadError> {
         let tensor = |name: &str| self.tensors.get(name).cloned();
         module.params.values().map(|p| param_value_of_rank(p, rank, &tensor)).collect()
     }
     /// Values of all parameters of a module made from these tensors, by parameter.
-    pub fn values(&self, module: &Module) -> Result<Vec<Tensor>, WeightError> {
+    pub fn values(&self, module: &Module) -> Result<Vec<Tensor>, WeightLoadError> {
         let tensor = |name: &str| self.tensors.get(name).cloned();
         module.params.values().map(|p| param_value(p, &tensor)).collect()
     }
@@ -144,30 +144,31 @@ pub fn same_meaning(
     after: &Module,
     seed: u64,
     tolerance: Tolerance,
-) -> Result<(), Different> {
+) -> Result<(), EquivalenceError> {
     let weights = RandomWeights::new(before, seed);
     let (old, new) = (weights.values(before)?, weights.values(after)?);
     let entries = before.functions.values().filter(|f| f.kind == FunctionKind::Entry);
     for f in entries {
         for n in [1, 3] {
-            same_function(Side { before, after, old: &old, new: &new }, f, n, seed, tolerance)?;
+            same_function(ModulePair { before, after, old: &old, new: &new }, f, n, seed, tolerance)?;
         }
     }
     Ok(())
 }
 
 /// Runs every entry of `whole`, and on all ranks of `split`, as [`same_meaning`] does: every rank gives the bits of the whole.
-pub fn same_on_ranks(whole: &Module, split: &Module, seed: u64) -> Result<(), Different> {
+pub fn same_on_ranks(whole: &Module, split: &Module, seed: u64) -> Result<(), EquivalenceError> {
     let weights = RandomWeights::new(whole, seed);
     let values = weights.values(whole)?;
-    let fails = |error| Different::Fails { module: "the original", error };
+    let fails = |error| EquivalenceError::Fails { module: "the original", error };
     let interpreter = Interpreter::new(whole, |id| values[id.0 as usize].clone());
     let of_rank = |rank| Ok((split, weights.values_of_rank(split, rank)?));
-    let ranks = Ranks::new((0..split.ranks()).map(of_rank).collect::<Result<_, Different>>()?);
+    let ranks = RankedModel::new((0..split.ranks()).map(of_rank).collect::<Result<_, EquivalenceError>>()?);
     for f in whole.functions.values().filter(|f| f.kind == FunctionKind::Entry) {
         for n in [1, 3] {
             let syms = SymValues::tokens(n);
-            let new = |module| States::new(module).map(|state| vec![state; sequences(f, n)]).map_err(fails);
+            let new =
+                |module| StateValues::new(module).map(|state| vec![state; sequences(f, n)]).map_err(fails);
             let (mut states, mut parts) = (new(whole)?, vec![new(split)?; split.ranks()]);
             for step in 0..2 {
                 let inputs = random_inputs(f, &syms, seed.wrapping_add(100 * (step as u64 + 1)));
@@ -179,7 +180,13 @@ pub fn same_on_ranks(whole: &Module, split: &Module, seed: u64) -> Result<(), Di
                         (g.dtype, &g.dims, bits(g)) == (w.dtype, &w.dims, bits(w))
                     };
                     if let Some(output) = got.iter().zip(&want).position(|pair| !same(pair)) {
-                        return Err(Different::Bits { function: f.name.clone(), step, n, output, rank });
+                        return Err(EquivalenceError::Bits {
+                            function: f.name.clone(),
+                            step,
+                            n,
+                            output,
+                            rank,
+                        });
                     }
                 }
             }
@@ -191,14 +198,14 @@ pub fn same_on_ranks(whole: &Module, split: &Module, seed: u64) -> Result<(), Di
 /// Sequences of a call with `n` rows.
 fn sequences(f: &Function, n: i64) -> usize {
     match batching(f) {
-        Batching::Single => 1,
-        Batching::OneEach => n as usize,
-        Batching::Ragged => 2.min(n as usize),
+        RowBatching::Single => 1,
+        RowBatching::OneEach => n as usize,
+        RowBatching::Ragged => 2.min(n as usize),
     }
 }
 
 #[derive(Clone, Copy)]
-struct Side<'a> {
+struct ModulePair<'a> {
     before: &'a Module,
     after: &'a Module,
     old: &'a [Tensor],
@@ -206,28 +213,28 @@ struct Side<'a> {
 }
 
 fn same_function(
-    Side { before, after, old, new }: Side,
+    ModulePair { before, after, old, new }: ModulePair,
     f: &Function,
     n: i64,
     seed: u64,
     tolerance: Tolerance,
-) -> Result<(), Different> {
-    let fails = |module| move |error| Different::Fails { module, error };
+) -> Result<(), EquivalenceError> {
+    let fails = |module| move |error| EquivalenceError::Fails { module, error };
     let (first, second) = ("the original", "the changed");
     let reference = Interpreter::new(before, |id| old[id.0 as usize].clone());
     let changed = Interpreter::new(after, |id| new[id.0 as usize].clone());
     let sequences = sequences(f, n);
-    let mut states = vec![States::new(before).map_err(fails(first))?; sequences];
-    let mut new_states = vec![States::new(after).map_err(fails(second))?; sequences];
+    let mut states = vec![StateValues::new(before).map_err(fails(first))?; sequences];
+    let mut new_states = vec![StateValues::new(after).map_err(fails(second))?; sequences];
     let syms = SymValues::tokens(n);
     for step in 0..2 {
         let inputs = random_inputs(f, &syms, seed.wrapping_add(100 * (step as u64 + 1)));
         let want = run(&reference, &f.name, &inputs, &mut states, syms).map_err(fails(first))?;
         let got = run(&changed, &f.name, &inputs, &mut new_states, syms).map_err(fails(second))?;
         let check = |what: String, got: &Tensor, want: &Tensor| {
-            compare(got.data.iter().copied(), want.data.iter().copied(), tolerance)
-                .map(drop)
-                .map_err(|mismatch| Different::Values { function: f.name.clone(), step, n, what, mismatch })
+            compare(got.data.iter().copied(), want.data.iter().copied(), tolerance).map(drop).map_err(
+                |mismatch| EquivalenceError::Values { function: f.name.clone(), step, n, what, mismatch },
+            )
         };
         for (i, (g, w)) in got.iter().zip(&want).enumerate() {
             check(format!("output {i}"), g, w)?;
@@ -236,7 +243,7 @@ fn same_function(
             for (states, new_states) in states.iter().zip(&new_states) {
                 let value = after.state(&state.name).and_then(|id| new_states.get(id));
                 let (Some(g), Some(w)) = (value, states.get(id)) else {
-                    return Err(Different::Gone(format!("state @{}", state.name)));
+                    return Err(EquivalenceError::Gone(format!("state @{}", state.name)));
                 };
                 check(format!("state @{}", state.name), g, w)?;
             }
@@ -250,7 +257,7 @@ fn run(
     interpreter: &Interpreter,
     function: &str,
     inputs: &[Tensor],
-    states: &mut [States],
+    states: &mut [StateValues],
     syms: SymValues,
 ) -> Result<Vec<Tensor>, GraphError> {
     let Some((id, f)) = interpreter.module().function(function) else {
@@ -258,12 +265,12 @@ fn run(
     };
     let past = syms.past;
     match batching(f) {
-        Batching::Single => interpreter.run(id, inputs, &mut states[0], syms),
-        Batching::OneEach => interpreter.run_batch(id, inputs, states, &vec![past; states.len()]),
-        Batching::Ragged => {
+        RowBatching::Single => interpreter.run(id, inputs, &mut states[0], syms),
+        RowBatching::OneEach => interpreter.run_batch(id, inputs, states, &vec![past; states.len()]),
+        RowBatching::Ragged => {
             // The first sequence has what the others leave.
             let others = states.len() as i64 - 1;
-            let mut pieces = vec![Piece { past, rows: 1 }; states.len()];
+            let mut pieces = vec![SequenceRows { past, rows: 1 }; states.len()];
             pieces[0].rows = syms.n - others;
             interpreter.run_pieces(id, inputs, states, &pieces, ((syms.n + 1) / 2) as usize)
         }

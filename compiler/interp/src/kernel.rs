@@ -20,23 +20,23 @@ pub(crate) mod machine;
 pub mod memory;
 pub mod program;
 
-pub use buffer::Buffer;
-pub use error::{Fault, InterpError};
-pub use program::Program;
+pub use buffer::KernelBuffer;
+pub use error::{InterpError, KernelFault};
+pub use program::KernelProgram;
 
-use error::{Failure, Run};
-use machine::{Machine, Task};
-use memory::Storage;
+use error::{LocatedFault, RunResult};
+use machine::{ExecutionTask, KernelMachine};
+use memory::BufferStorage;
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::kernel::{BufDecl, Kernel, Space};
-use mlcc_ir::step::Share;
+use mlcc_ir::kernel::{BufDecl, Kernel, MemorySpace};
+use mlcc_ir::step::WorkShare;
 
 /// Most values of registers and allocations, all threads of a block together.
 const MAX_CELLS: u128 = 1 << 27;
 
 /// Order in which workers or blocks run; results must not depend on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Order {
+pub enum ExecutionOrder {
     #[default]
     Forward,
     Reverse,
@@ -45,46 +45,46 @@ pub enum Order {
 
 /// How to run a kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Options {
+pub struct ExecutionOptions {
     /// CPU workers; GPU kernels ignore it.
     pub workers: usize,
-    pub order: Order,
+    pub order: ExecutionOrder,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { workers: 1, order: Order::Forward }
+impl Default for ExecutionOptions {
+    fn default() -> ExecutionOptions {
+        ExecutionOptions { workers: 1, order: ExecutionOrder::Forward }
     }
 }
 
-impl Options {
-    pub fn workers(workers: usize) -> Options {
-        Options { workers, order: Order::Forward }
+impl ExecutionOptions {
+    pub fn workers(workers: usize) -> ExecutionOptions {
+        ExecutionOptions { workers, order: ExecutionOrder::Forward }
     }
 }
 
 /// Runs a kernel with one worker, or all blocks of a GPU kernel in order. `buffers`: one per parameter.
-pub fn run(kernel: &Kernel, buffers: &mut [Buffer], dims: &SymValues) -> Result<(), InterpError> {
-    Program::new(kernel)?.run(buffers, dims, &Options::default())
+pub fn run(kernel: &Kernel, buffers: &mut [KernelBuffer], dims: &SymValues) -> Result<(), InterpError> {
+    KernelProgram::new(kernel)?.run(buffers, dims, &ExecutionOptions::default())
 }
 
 /// Runs a kernel with several workers, or in another order.
 pub fn run_with(
     kernel: &Kernel,
-    buffers: &mut [Buffer],
+    buffers: &mut [KernelBuffer],
     dims: &SymValues,
-    options: &Options,
+    options: &ExecutionOptions,
 ) -> Result<(), InterpError> {
-    Program::new(kernel)?.run(buffers, dims, options)
+    KernelProgram::new(kernel)?.run(buffers, dims, options)
 }
 
-impl Program {
+impl KernelProgram {
     /// Runs the kernel on `buffers`, one per parameter. After an error the buffers hold what had been stored so far.
     pub fn run(
         &self,
-        buffers: &mut [Buffer],
+        buffers: &mut [KernelBuffer],
         dims: &SymValues,
-        options: &Options,
+        options: &ExecutionOptions,
     ) -> Result<(), InterpError> {
         self.explained(self.launch(buffers, dims, options.workers, |machine| self.tasks(machine, options)))
     }
@@ -92,48 +92,48 @@ impl Program {
     /// Runs a share of a CPU kernel, and nothing else. Outputs keep what they held elsewhere.
     pub fn run_share(
         &self,
-        buffers: &mut [Buffer],
+        buffers: &mut [KernelBuffer],
         dims: &SymValues,
-        share: Share,
+        share: WorkShare,
     ) -> Result<(), InterpError> {
         if self.gpu {
             let what = "a GPU kernel has blocks, not workers".into();
-            return self.explained(Err(Fault::Malformed(what).into()));
+            return self.explained(Err(KernelFault::Malformed(what).into()));
         }
-        let tasks = |_: &Machine| vec![Task::Worker { share, number: 0 }];
+        let tasks = |_: &KernelMachine| vec![ExecutionTask::Worker { share, number: 0 }];
         self.explained(self.launch(buffers, dims, 1, tasks))
     }
 
-    fn explained(&self, run: Run) -> Result<(), InterpError> {
+    fn explained(&self, run: RunResult) -> Result<(), InterpError> {
         run.map_err(|failure| {
-            let Failure { fault, at } = *failure;
+            let LocatedFault { fault, at } = *failure;
             InterpError { kernel: self.kernel.name.clone(), fault, at }
         })
     }
 
     fn launch(
         &self,
-        buffers: &mut [Buffer],
+        buffers: &mut [KernelBuffer],
         dims: &SymValues,
         workers: usize,
-        tasks: impl FnOnce(&Machine) -> Vec<Task>,
-    ) -> Run {
+        tasks: impl FnOnce(&KernelMachine) -> Vec<ExecutionTask>,
+    ) -> RunResult {
         self.check_arguments(buffers, dims)?;
         self.check_size(dims)?;
         let memory = self.memory(buffers, dims, workers);
         let values: Vec<i64> = self.kernel.dims.iter().map(|(sym, _)| dims.get(*sym)).collect();
-        let mut machine = Machine::new(self, memory, &values)?;
+        let mut machine = KernelMachine::new(self, memory, &values)?;
         let result = tasks(&machine).into_iter().try_for_each(|task| machine.run(task));
-        let mut memory: Vec<Option<Storage>> = machine.memory.into_iter().map(Some).collect();
+        let mut memory: Vec<Option<BufferStorage>> = machine.memory.into_iter().map(Some).collect();
         for (id, buffer) in self.kernel.params.iter().zip(buffers) {
-            buffer.bytes = memory[id.0 as usize].take().map(Storage::into_bytes).unwrap_or_default();
+            buffer.bytes = memory[id.0 as usize].take().map(BufferStorage::into_bytes).unwrap_or_default();
         }
         result
     }
 
-    fn check_arguments(&self, buffers: &[Buffer], dims: &SymValues) -> Run {
+    fn check_arguments(&self, buffers: &[KernelBuffer], dims: &SymValues) -> RunResult {
         let fault = |name: &str, expected: String, found: String| {
-            Fault::Argument { name: name.into(), expected, found }.into()
+            KernelFault::Argument { name: name.into(), expected, found }.into()
         };
         if buffers.len() != self.kernel.params.len() {
             let (expected, found) = (self.kernel.params.len(), buffers.len());
@@ -149,26 +149,26 @@ impl Program {
             let align = decl.assumed_align();
             if len > 0 && !buffer.address.is_multiple_of(u64::from(align)) {
                 let (buffer, address) = (decl.name.clone(), buffer.address);
-                return Err(Fault::Misplaced { buffer, address, align }.into());
+                return Err(KernelFault::Misplaced { buffer, address, align }.into());
             }
         }
         Ok(())
     }
 
     /// The interpreter's own memory is bounded, whatever a text asks for.
-    fn check_size(&self, dims: &SymValues) -> Run {
+    fn check_size(&self, dims: &SymValues) -> RunResult {
         let threads: usize = self.threads.iter().product();
-        let own = self.kernel.bufs.values().filter(|b| b.space != Space::Global);
+        let own = self.kernel.bufs.values().filter(|b| b.space != MemorySpace::Global);
         let cells = own.map(|b| b.len.eval(dims).max(0) as u128).sum::<u128>() + self.cells as u128;
         let cells = cells * threads as u128;
         if cells > MAX_CELLS {
             let what = format!("it needs {cells} values for registers and allocations; at most {MAX_CELLS}");
-            return Err(Fault::Malformed(what).into());
+            return Err(KernelFault::Malformed(what).into());
         }
         Ok(())
     }
 
-    fn memory(&self, buffers: &mut [Buffer], dims: &SymValues, workers: usize) -> Vec<Storage> {
+    fn memory(&self, buffers: &mut [KernelBuffer], dims: &SymValues, workers: usize) -> Vec<BufferStorage> {
         let threads = self.threads.iter().product();
         let concurrent = self.gpu || workers > 1;
         let mut params: Vec<Option<usize>> = vec![None; self.kernel.bufs.len()];
@@ -180,39 +180,41 @@ impl Program {
             match param {
                 Some(i) => {
                     let (writes, reads) = (decl.access.writes(), decl.access.reads());
-                    Storage::param(&decl.name, &mut buffers[i], len, !reads, writes && concurrent)
+                    BufferStorage::param(&decl.name, &mut buffers[i], len, !reads, writes && concurrent)
                 }
-                None => Storage::allocation(&decl.name, decl.dtype, decl.space, len, threads),
+                None => BufferStorage::allocation(&decl.name, decl.dtype, decl.space, len, threads),
             }
         };
         self.kernel.bufs.values().zip(params).map(storage).collect()
     }
 
     /// All workers or all blocks, in the wanted order.
-    fn tasks(&self, machine: &Machine, options: &Options) -> Vec<Task> {
-        let mut tasks: Vec<Task> = if self.gpu {
+    fn tasks(&self, machine: &KernelMachine, options: &ExecutionOptions) -> Vec<ExecutionTask> {
+        let mut tasks: Vec<ExecutionTask> = if self.gpu {
             let extent = |axis: usize| {
                 self.blocks[axis].iter().map(|r| machine.cells(*r)[0] as i64).max().unwrap_or(1)
             };
             let (x, y, z) = (extent(0), extent(1), extent(2));
             let all = (0..z).flat_map(|k| (0..y).flat_map(move |j| (0..x).map(move |i| [i, j, k])));
-            all.enumerate().map(|(number, index)| Task::Block { index, number }).collect()
+            all.enumerate().map(|(number, index)| ExecutionTask::Block { index, number }).collect()
         } else {
             let workers = options.workers.max(1);
-            (0..workers).map(|number| Task::Worker { share: Share::part(number, workers), number }).collect()
+            (0..workers)
+                .map(|number| ExecutionTask::Worker { share: WorkShare::part(number, workers), number })
+                .collect()
         };
         options.order.apply(&mut tasks);
         tasks
     }
 }
 
-impl Order {
+impl ExecutionOrder {
     /// Puts what is in ascending order into this one.
     pub(crate) fn apply<T>(self, items: &mut [T]) {
         match self {
-            Order::Forward => {}
-            Order::Reverse => items.reverse(),
-            Order::Shuffled(seed) => shuffle(items, seed),
+            ExecutionOrder::Forward => {}
+            ExecutionOrder::Reverse => items.reverse(),
+            ExecutionOrder::Shuffled(seed) => shuffle(items, seed),
         }
     }
 }

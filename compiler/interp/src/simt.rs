@@ -6,16 +6,22 @@
 
 pub(crate) mod matrix;
 
-use crate::kernel::error::{Fault, Run};
-use crate::kernel::machine::{Machine, Task};
-use crate::kernel::program::{Reg, Stage};
+use crate::kernel::error::{KernelFault, RunResult};
+use crate::kernel::machine::{ExecutionTask, KernelMachine};
+use crate::kernel::program::{CompiledStmt, RegisterRange};
 
 /// Threads of a warp.
 pub const WARP: usize = 32;
 
-impl<'p> Machine<'p> {
+impl<'p> KernelMachine<'p> {
     /// A loop whose extent may differ between threads: those that have finished wait, inactive, for the others.
-    pub(crate) fn serial(&mut self, extent: Reg, var: Option<Reg>, name: &str, body: &'p [Stage]) -> Run {
+    pub(crate) fn serial(
+        &mut self,
+        extent: RegisterRange,
+        var: Option<RegisterRange>,
+        name: &str,
+        body: &'p [CompiledStmt],
+    ) -> RunResult {
         let mut range: Option<(i64, i64)> = None;
         for (_, &e) in self.mask.iter().zip(self.cells(extent)).filter(|(on, _)| **on) {
             let e = e as i64;
@@ -42,7 +48,12 @@ impl<'p> Machine<'p> {
         Ok(())
     }
 
-    pub(crate) fn branch(&mut self, cond: Reg, then: &'p [Stage], otherwise: &'p [Stage]) -> Run {
+    pub(crate) fn branch(
+        &mut self,
+        cond: RegisterRange,
+        then: &'p [CompiledStmt],
+        otherwise: &'p [CompiledStmt],
+    ) -> RunResult {
         let before = self.mask.clone();
         let taken: Vec<bool> = self.cells(cond).iter().zip(&before).map(|(c, on)| *on && *c != 0).collect();
         let rest: Vec<bool> = taken.iter().zip(&before).map(|(t, on)| *on && !*t).collect();
@@ -52,7 +63,7 @@ impl<'p> Machine<'p> {
         Ok(())
     }
 
-    fn masked(&mut self, mask: Vec<bool>, body: &'p [Stage]) -> Run {
+    fn masked(&mut self, mask: Vec<bool>, body: &'p [CompiledStmt]) -> RunResult {
         if body.is_empty() || !mask.contains(&true) {
             return Ok(());
         }
@@ -60,9 +71,15 @@ impl<'p> Machine<'p> {
         self.stages(body)
     }
 
-    pub(crate) fn block_axis(&mut self, axis: u8, extent: Reg, var: Option<Reg>, body: &'p [Stage]) -> Run {
-        let Task::Block { index, .. } = self.task else {
-            return Err(Fault::Malformed("a block loop in a CPU kernel".into()).into());
+    pub(crate) fn block_axis(
+        &mut self,
+        axis: u8,
+        extent: RegisterRange,
+        var: Option<RegisterRange>,
+        body: &'p [CompiledStmt],
+    ) -> RunResult {
+        let ExecutionTask::Block { index, .. } = self.task else {
+            return Err(KernelFault::Malformed("a block loop in a CPU kernel".into()).into());
         };
         let index = index[axis as usize];
         if index >= self.cells(extent)[0] as i64 {
@@ -72,7 +89,13 @@ impl<'p> Machine<'p> {
         self.stages(body).map_err(|e| e.inside(["block.x", "block.y", "block.z"][axis as usize], index))
     }
 
-    pub(crate) fn thread_axis(&mut self, axis: u8, extent: Reg, var: Option<Reg>, body: &'p [Stage]) -> Run {
+    pub(crate) fn thread_axis(
+        &mut self,
+        axis: u8,
+        extent: RegisterRange,
+        var: Option<RegisterRange>,
+        body: &'p [CompiledStmt],
+    ) -> RunResult {
         let shape = self.program.threads;
         let extent = self.cells(extent)[0] as usize;
         let place = |thread: usize| match axis {
@@ -97,16 +120,22 @@ impl<'p> Machine<'p> {
     }
 
     /// Each active thread gets the value of the thread in its warp whose lane is its own xor `lane_mask`.
-    pub(crate) fn shuffle_xor(&mut self, instr: &'static str, value: Reg, lane_mask: Reg, out: Reg) -> Run {
+    pub(crate) fn shuffle_xor(
+        &mut self,
+        instr: &'static str,
+        value: RegisterRange,
+        lane_mask: RegisterRange,
+        out: RegisterRange,
+    ) -> RunResult {
         let threads = self.threads();
         for thread in (0..threads).filter(|t| self.mask[*t]).collect::<Vec<_>>() {
             let mask = self.cells(lane_mask)[thread] as i64;
             if !(0..WARP as i64).contains(&mask) {
-                return Err(Fault::LaneMask { instr, thread, mask }.into());
+                return Err(KernelFault::LaneMask { instr, thread, mask }.into());
             }
             let source_thread = thread ^ mask as usize;
             if !self.mask.get(source_thread).is_some_and(|on| *on) {
-                return Err(Fault::InactiveLane { instr, thread, source_thread }.into());
+                return Err(KernelFault::InactiveLane { instr, thread, source_thread }.into());
             }
             self.registers[out.at * threads + thread] = self.cells(value)[source_thread];
         }

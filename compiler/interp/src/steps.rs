@@ -9,27 +9,29 @@
 mod interleaved;
 mod ranks;
 
-pub use interleaved::{Schedule, Takers, run_batch_interleaved, run_interleaved};
-pub use ranks::{Call, Rank, run_ranks, run_ranks_interleaved};
+pub use interleaved::{ChunkOwnership, WorkerSchedule, run_batch_interleaved, run_interleaved};
+pub use ranks::{RankCall, RankMemory, run_ranks, run_ranks_interleaved};
 
-use crate::kernel::{Buffer, InterpError, Options, run_with};
+use crate::kernel::{ExecutionOptions, InterpError, KernelBuffer, run_with};
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::kernel::{Access, Kernel};
-use mlcc_ir::step::{Base, BufferRef, Launch, PAGE_ROWS, Pieces, Repeat, Step, StepItem};
+use mlcc_ir::kernel::{Kernel, ParamAccess};
+use mlcc_ir::step::{
+    BufferRef, GuidedChunks, LaunchItem, MemoryBase, PAGE_ROWS, RepeatMode, StepItem, StepProgram,
+};
 
 /// Memory of one sequence, by base.
 #[derive(Clone, Default)]
-pub struct Memory {
-    blocks: [Vec<u8>; Base::ALL.len()],
+pub struct StepMemory {
+    blocks: [Vec<u8>; MemoryBase::ALL.len()],
 }
 
-impl Memory {
+impl StepMemory {
     /// The bytes of a base; grow it to the planned size before running.
-    pub fn block(&mut self, base: Base) -> &mut Vec<u8> {
+    pub fn block(&mut self, base: MemoryBase) -> &mut Vec<u8> {
         &mut self.blocks[slot(base)]
     }
 
-    fn read(&self, place: &BufferRef, at: At) -> Result<Vec<u8>, StepError> {
+    fn read(&self, place: &BufferRef, at: LaunchPosition) -> Result<Vec<u8>, StepRunError> {
         let block = &self.blocks[slot(place.base)];
         let start = self.start(place, at)?;
         // All pages, or the rows of one.
@@ -38,7 +40,7 @@ impl Memory {
         // Inputs and outputs hold only the rows of this call; the rest of the worst case is never touched.
         match block.get(start..end.min(block.len())) {
             Some(bytes) => Ok(bytes.to_vec()),
-            None => Err(StepError::Range { base: place.base.name(), start, end, size: block.len() }),
+            None => Err(StepRunError::Range { base: place.base.name(), start, end, size: block.len() }),
         }
     }
 
@@ -57,31 +59,31 @@ impl Memory {
     }
 
     /// The sizes of a launch on pages, which may be those of more sequences than there are in the step.
-    fn with_all_pages(&self, launch: &Launch, sizes: &SymValues) -> SymValues {
+    fn with_all_pages(&self, launch: &LaunchItem, sizes: &SymValues) -> SymValues {
         let page = launch.buffers.iter().map(|b| b.per_page).max().unwrap_or(0) as usize;
-        let of_sequence = self.blocks[slot(Base::PageTable)].len() / 4;
-        let pages = self.blocks[slot(Base::Pages)].len().checked_div(page).unwrap_or(0);
+        let of_sequence = self.blocks[slot(MemoryBase::PageTable)].len() / 4;
+        let pages = self.blocks[slot(MemoryBase::Pages)].len().checked_div(page).unwrap_or(0);
         let all = pages.checked_div(of_sequence).unwrap_or(0) as i64;
         SymValues { b: sizes.b.max(all), ..*sizes }
     }
 
     /// Where a buffer begins.
-    fn start(&self, place: &BufferRef, at: At) -> Result<usize, StepError> {
+    fn start(&self, place: &BufferRef, at: LaunchPosition) -> Result<usize, StepRunError> {
         if place.per_page == 0 || place.per_past == 0 {
             return Ok(at.start(place));
         }
         let (index, row) = (at.past / PAGE_ROWS as usize, at.past % PAGE_ROWS as usize);
-        let table = self.blocks[slot(Base::PageTable)].as_chunks::<4>().0;
+        let table = self.blocks[slot(MemoryBase::PageTable)].as_chunks::<4>().0;
         let page =
             table.get(index).map(|entry| i32::from_le_bytes(*entry)).and_then(|p| usize::try_from(p).ok());
-        let page = page.ok_or(StepError::NoPage { index, pages: table.len() })?;
+        let page = page.ok_or(StepRunError::NoPage { index, pages: table.len() })?;
         Ok(place.offset as usize + page * place.per_page as usize + row * place.per_past as usize)
     }
 }
 
 /// Which launch of a buffer's kernel it is.
 #[derive(Clone, Copy)]
-struct At {
+struct LaunchPosition {
     past: usize,
     /// The first row of a sequence, and its number.
     row: usize,
@@ -90,7 +92,7 @@ struct At {
     worker: usize,
 }
 
-impl At {
+impl LaunchPosition {
     fn start(self, place: &BufferRef) -> usize {
         let strides = [
             (place.per_past, self.past),
@@ -104,7 +106,7 @@ impl At {
 
 /// What a sequence of a batch has of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sequence {
+pub struct BatchSequence {
     /// The state block, and the table of its pages as bytes.
     pub state: Vec<u8>,
     pub page_table: Vec<u8>,
@@ -116,7 +118,7 @@ pub struct Sequence {
 
 /// A run of a launch: the sizes of its rows, the sequence that it is for, if it is for one, and the first row of that.
 #[derive(Clone, Copy)]
-struct Turn {
+struct LaunchRun {
     sizes: SymValues,
     sequence: Option<usize>,
     row: usize,
@@ -124,38 +126,38 @@ struct Turn {
     line: [i64; 3],
 }
 
-impl Turn {
+impl LaunchRun {
     /// Of a launch that is for no sequence.
-    fn once(sizes: SymValues) -> Turn {
-        Turn { sizes, sequence: None, row: 0, line: [0, 1, 1] }
+    fn once(sizes: SymValues) -> LaunchRun {
+        LaunchRun { sizes, sequence: None, row: 0, line: [0, 1, 1] }
     }
 
-    fn at(&self, worker: usize) -> At {
+    fn at(&self, worker: usize) -> LaunchPosition {
         let past = self.sizes.past.max(0) as usize;
-        At { past, row: self.row, sequence: self.sequence.unwrap_or(0), worker }
+        LaunchPosition { past, row: self.row, sequence: self.sequence.unwrap_or(0), worker }
     }
 }
 
 /// Sizes of a step of the sequences as a whole.
-fn sizes_of_all(sequences: &[Sequence]) -> SymValues {
+fn sizes_of_all(sequences: &[BatchSequence]) -> SymValues {
     SymValues { n: sequences.iter().map(|s| s.rows).sum(), b: sequences.len() as i64, past: 0 }
 }
 
 /// The runs of a launch in a step of the sequences.
-fn turns(launch: &Launch, sequences: &[Sequence], wanted: usize) -> Vec<Turn> {
+fn turns(launch: &LaunchItem, sequences: &[BatchSequence], wanted: usize) -> Vec<LaunchRun> {
     let sizes = sizes_of_all(sequences);
-    let of_sequence = |s: &Sequence| SymValues { n: s.rows, past: s.past, ..sizes };
+    let of_sequence = |s: &BatchSequence| SymValues { n: s.rows, past: s.past, ..sizes };
     let work = match &launch.repeat {
-        Repeat::Once | Repeat::EachWorker => return vec![Turn::once(sizes)],
-        Repeat::Wanted => return vec![Turn::once(SymValues { n: wanted as i64, ..sizes })],
-        Repeat::EachSequence { work, of } => {
-            |s: &Sequence| if of.has(s.rows) { work.eval(&of_sequence(s)) } else { 0 }
+        RepeatMode::Once | RepeatMode::EachWorker => return vec![LaunchRun::once(sizes)],
+        RepeatMode::Wanted => return vec![LaunchRun::once(SymValues { n: wanted as i64, ..sizes })],
+        RepeatMode::EachSequence { work, of } => {
+            |s: &BatchSequence| if of.has(s.rows) { work.eval(&of_sequence(s)) } else { 0 }
         }
     };
     let total = sequences.iter().map(work).sum();
     let (mut row, mut at) = (0, 0);
-    let mut turn = |(i, s): (usize, &Sequence)| {
-        let turn = Turn { sizes: of_sequence(s), sequence: Some(i), row, line: [at, work(s), total] };
+    let mut turn = |(i, s): (usize, &BatchSequence)| {
+        let turn = LaunchRun { sizes: of_sequence(s), sequence: Some(i), row, line: [at, work(s), total] };
         row += s.rows as usize;
         at += work(s);
         turn
@@ -165,16 +167,16 @@ fn turns(launch: &Launch, sequences: &[Sequence], wanted: usize) -> Vec<Turn> {
 
 /// Runs `run` with the state of the sequence of a turn in `memory`.
 fn with_state<R>(
-    memory: &mut Memory,
-    sequences: &mut [Sequence],
-    turn: &Turn,
-    run: impl FnOnce(&mut Memory) -> R,
+    memory: &mut StepMemory,
+    sequences: &mut [BatchSequence],
+    turn: &LaunchRun,
+    run: impl FnOnce(&mut StepMemory) -> R,
 ) -> R {
     let Some(sequence) = turn.sequence else { return run(memory) };
     let sequence = &mut sequences[sequence];
-    let mut swap = |memory: &mut Memory| {
-        std::mem::swap(memory.block(Base::State), &mut sequence.state);
-        std::mem::swap(memory.block(Base::PageTable), &mut sequence.page_table);
+    let mut swap = |memory: &mut StepMemory| {
+        std::mem::swap(memory.block(MemoryBase::State), &mut sequence.state);
+        std::mem::swap(memory.block(MemoryBase::PageTable), &mut sequence.page_table);
     };
     swap(memory);
     let result = run(memory);
@@ -182,13 +184,13 @@ fn with_state<R>(
     result
 }
 
-fn slot(base: Base) -> usize {
-    Base::ALL.iter().position(|b| *b == base).unwrap_or(0)
+fn slot(base: MemoryBase) -> usize {
+    MemoryBase::ALL.iter().position(|b| *b == base).unwrap_or(0)
 }
 
 /// Why a step could not be run.
 #[derive(Debug, thiserror::Error)]
-pub enum StepError {
+pub enum StepRunError {
     #[error("step launches unknown kernel {0}")]
     NoKernel(String),
     #[error("kernel {0} is launched for each sequence of a batch, but there is no batch")]
@@ -208,53 +210,55 @@ pub enum StepError {
     #[error("exchange {number}: rank {rank} joins {expected}, rank {other} joins {found}")]
     Parts { rank: usize, number: usize, other: usize, expected: String, found: String },
     #[error("rank {rank}: {error}")]
-    Rank { rank: usize, error: Box<StepError> },
+    Rank { rank: usize, error: Box<StepRunError> },
     #[error(transparent)]
     Kernel(#[from] InterpError),
 }
 
 /// Runs all launches in order with the given workers. `sizes` are the symbols of this call. Not for batches: [`run_batch`].
 pub fn run_step(
-    step: &Step,
+    step: &StepProgram,
     kernels: &[Kernel],
-    memory: &mut Memory,
+    memory: &mut StepMemory,
     sizes: &SymValues,
-    options: &Options,
-) -> Result<(), StepError> {
+    options: &ExecutionOptions,
+) -> Result<(), StepRunError> {
     for item in &step.items {
         match item {
             StepItem::Barrier => {}
-            StepItem::Exchange(exchange) => return Err(StepError::Alone { ranks: exchange.parts.ranks }),
+            StepItem::Exchange(exchange) => return Err(StepRunError::Alone { ranks: exchange.parts.ranks }),
             StepItem::Launch(launch) if !is_for_one(launch) => {
-                return Err(StepError::NoBatch(launch.kernel.clone()));
+                return Err(StepRunError::NoBatch(launch.kernel.clone()));
             }
-            StepItem::Launch(launch) => run_launch(launch, kernels, memory, &Turn::once(*sizes), options)?,
+            StepItem::Launch(launch) => {
+                run_launch(launch, kernels, memory, &LaunchRun::once(*sizes), options)?
+            }
         }
     }
     Ok(())
 }
 
 /// Whether a launch is of a step of one sequence.
-fn is_for_one(launch: &Launch) -> bool {
+fn is_for_one(launch: &LaunchItem) -> bool {
     match launch.repeat {
-        Repeat::Once | Repeat::EachWorker => true,
-        Repeat::Wanted | Repeat::EachSequence { .. } => false,
+        RepeatMode::Once | RepeatMode::EachWorker => true,
+        RepeatMode::Wanted | RepeatMode::EachSequence { .. } => false,
     }
 }
 
 /// Runs a step that takes rows of `sequences`, and gives logits of `wanted` rows. `memory` holds what the sequences share; its
 /// state is not used.
 pub fn run_batch(
-    step: &Step,
+    step: &StepProgram,
     kernels: &[Kernel],
-    memory: &mut Memory,
-    sequences: &mut [Sequence],
+    memory: &mut StepMemory,
+    sequences: &mut [BatchSequence],
     wanted: usize,
-    options: &Options,
-) -> Result<(), StepError> {
+    options: &ExecutionOptions,
+) -> Result<(), StepRunError> {
     for item in &step.items {
         if let StepItem::Exchange(exchange) = item {
-            return Err(StepError::Alone { ranks: exchange.parts.ranks });
+            return Err(StepRunError::Alone { ranks: exchange.parts.ranks });
         }
         let StepItem::Launch(launch) = item else { continue };
         for turn in turns(launch, sequences, wanted) {
@@ -268,39 +272,42 @@ pub fn run_batch(
 }
 
 fn run_launch(
-    launch: &Launch,
+    launch: &LaunchItem,
     kernels: &[Kernel],
-    memory: &mut Memory,
-    turn: &Turn,
-    options: &Options,
-) -> Result<(), StepError> {
+    memory: &mut StepMemory,
+    turn: &LaunchRun,
+    options: &ExecutionOptions,
+) -> Result<(), StepRunError> {
     let (kernel, sizes) = (find(kernels, launch)?, &turn.sizes);
     let workers = match launch.repeat {
-        Repeat::EachWorker => 1,
+        RepeatMode::EachWorker => 1,
         // A piece is what one of so many workers would compute.
-        Repeat::Once | Repeat::Wanted | Repeat::EachSequence { .. } => {
-            let parts = |pieces: Pieces| options.workers * pieces.equal * Pieces::SMALLEST;
+        RepeatMode::Once | RepeatMode::Wanted | RepeatMode::EachSequence { .. } => {
+            let parts = |pieces: GuidedChunks| options.workers * pieces.equal * GuidedChunks::SMALLEST;
             launch.shares.pieces(options.workers, sizes).map_or(options.workers, parts)
         }
     };
     on_buffers(launch, kernel, memory, sizes, turn.at(0), |buffers, sizes| {
-        run_with(kernel, buffers, sizes, &Options { workers, ..*options })
+        run_with(kernel, buffers, sizes, &ExecutionOptions { workers, ..*options })
     })
 }
 
-fn find<'k>(kernels: &'k [Kernel], launch: &Launch) -> Result<&'k Kernel, StepError> {
-    kernels.iter().find(|k| k.name == launch.kernel).ok_or_else(|| StepError::NoKernel(launch.kernel.clone()))
+fn find<'k>(kernels: &'k [Kernel], launch: &LaunchItem) -> Result<&'k Kernel, StepRunError> {
+    kernels
+        .iter()
+        .find(|k| k.name == launch.kernel)
+        .ok_or_else(|| StepRunError::NoKernel(launch.kernel.clone()))
 }
 
 /// Runs `kernel` on copies of the buffers of a launch, and writes back what it may have changed.
 fn on_buffers(
-    launch: &Launch,
+    launch: &LaunchItem,
     kernel: &Kernel,
-    memory: &mut Memory,
+    memory: &mut StepMemory,
     sizes: &SymValues,
-    at: At,
-    run: impl FnOnce(&mut [Buffer], &SymValues) -> Result<(), InterpError>,
-) -> Result<(), StepError> {
+    at: LaunchPosition,
+    run: impl FnOnce(&mut [KernelBuffer], &SymValues) -> Result<(), InterpError>,
+) -> Result<(), StepRunError> {
     let sizes = &memory.with_all_pages(launch, sizes);
     let (mut buffers, mut before) = (Vec::new(), Vec::new());
     for (place, &buf) in launch.buffers.iter().zip(&kernel.params) {
@@ -311,13 +318,13 @@ fn on_buffers(
         data.truncate(bytes);
         let start = memory.start(place, at)?;
         before.push((start, if place.per_page > 0 { data.clone() } else { Vec::new() }));
-        buffers.push(Buffer::new(decl.dtype, data).at(start as u64));
+        buffers.push(KernelBuffer::new(decl.dtype, data).at(start as u64));
     }
     run(&mut buffers, sizes)?;
     for (((place, &buf), buffer), (start, before)) in
         launch.buffers.iter().zip(&kernel.params).zip(&buffers).zip(&before)
     {
-        if kernel.bufs[buf].access != Access::In {
+        if kernel.bufs[buf].access != ParamAccess::In {
             memory.write(place, *start, before, &buffer.bytes);
         }
     }

@@ -4,19 +4,19 @@ use crate::builder::KernelBuilder;
 use crate::dim::Dim;
 use crate::entity::EntityId;
 use crate::kernel::*;
-use crate::step::Grid;
+use crate::step::LaunchGrid;
 use crate::types::DType;
 
 /// One of the kernels, and how many blocks it has in x, y and z.
 #[derive(Clone, Copy)]
-pub struct Part<'a> {
+pub struct GridMember<'a> {
     pub kernel: &'a Kernel,
     pub blocks: &'a [Dim; 3],
 }
 
 /// The grid of kernels that stand side by side.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Layout {
+pub struct FusedGrid {
     /// Where the blocks of one come after those of another.
     axis: usize,
     /// By part: how many there are along this axis. All of a part whose number is constant.
@@ -24,13 +24,13 @@ pub struct Layout {
     pub blocks: [Dim; 3],
 }
 
-impl Layout {
+impl FusedGrid {
     /// `None` where there is no axis with a constant number of blocks of every part that agrees with the others on the other two.
-    pub fn of(parts: &[&[Dim; 3]]) -> Option<Layout> {
-        (0..3).find_map(|axis| Layout::along(parts, axis))
+    pub fn of(parts: &[&[Dim; 3]]) -> Option<FusedGrid> {
+        (0..3).find_map(|axis| FusedGrid::along(parts, axis))
     }
 
-    fn along(parts: &[&[Dim; 3]], axis: usize) -> Option<Layout> {
+    fn along(parts: &[&[Dim; 3]], axis: usize) -> Option<FusedGrid> {
         let of = |blocks: &&[Dim; 3]| constant(blocks).or_else(|| blocks[axis].as_const());
         let along: Vec<i64> = parts.iter().map(of).collect::<Option<_>>()?;
         let varying = parts.iter().filter(|blocks| constant(blocks).is_none());
@@ -47,7 +47,7 @@ impl Layout {
         }
         let all = along.iter().try_fold(0i64, |sum, part| sum.checked_add(*part))?;
         blocks[axis] = Dim::from(all);
-        Grid::axis_fault(axis, all).is_none().then_some(Layout { axis, along, blocks })
+        LaunchGrid::axis_fault(axis, all).is_none().then_some(FusedGrid { axis, along, blocks })
     }
 }
 
@@ -71,14 +71,15 @@ pub fn meets_in_threads(kernel: &Kernel) -> bool {
 
 /// The kernels as one: its parameters are those of the first, then those of the second, and so on; sizes of one
 /// symbol are one. `None` for a kernel that is no nest of block loops, which the verifier refuses.
-pub fn beside(name: &str, parts: &[Part], layout: &Layout) -> Option<Kernel> {
-    let nests: Vec<Nest> = parts.iter().map(|part| Nest::of(part.kernel)).collect::<Option<_>>()?;
+pub fn beside(name: &str, parts: &[GridMember], layout: &FusedGrid) -> Option<Kernel> {
+    let nests: Vec<BlockNest> = parts.iter().map(|part| BlockNest::of(part.kernel)).collect::<Option<_>>()?;
     let mut kb = KernelBuilder::new(name);
-    let mut copies: Vec<Copied> = parts.iter().map(|part| Copied::declare(part.kernel, &mut kb)).collect();
+    let mut copies: Vec<CopiedKernel> =
+        parts.iter().map(|part| CopiedKernel::declare(part.kernel, &mut kb)).collect();
     share_memory(&mut kb, parts, &mut copies);
     let mut loops = Vec::new();
     let mut indices = [kb.int(0); 3];
-    let Layout { axis, along, blocks } = layout;
+    let FusedGrid { axis, along, blocks } = layout;
     for at in (0..3).filter(|at| at == axis || blocks[*at].as_const() != Some(1)) {
         let extent = match blocks[at].as_const() {
             Some(constant) => kb.int(constant),
@@ -155,7 +156,7 @@ fn choose(kb: &mut KernelBuilder, index: ExprId, bodies: Vec<(i64, Vec<ExprId>, 
 }
 
 /// Block loops of a kernel, from outside to inside.
-struct Nest<'a> {
+struct BlockNest<'a> {
     /// Index, axis and extent.
     loops: Vec<(VarId, usize, ExprId)>,
     /// Values and buffers that are declared between the loops.
@@ -163,9 +164,9 @@ struct Nest<'a> {
     body: &'a [Stmt],
 }
 
-impl<'a> Nest<'a> {
-    fn of(kernel: &'a Kernel) -> Option<Nest<'a>> {
-        let mut nest = Nest { loops: Vec::new(), between: Vec::new(), body: &kernel.body };
+impl<'a> BlockNest<'a> {
+    fn of(kernel: &'a Kernel) -> Option<BlockNest<'a>> {
+        let mut nest = BlockNest { loops: Vec::new(), between: Vec::new(), body: &kernel.body };
         while let Some((Stmt::For { var, extent, kind: ForKind::Block(axis), body }, before)) =
             nest.body.split_last()
         {
@@ -181,17 +182,17 @@ impl<'a> Nest<'a> {
 }
 
 /// What declarations of a kernel became in another one.
-struct Copied<'a> {
+struct CopiedKernel<'a> {
     kernel: &'a Kernel,
     bufs: Vec<Option<BufId>>,
     vars: Vec<Option<ExprId>>,
     exprs: Vec<Option<ExprId>>,
 }
 
-impl<'a> Copied<'a> {
+impl<'a> CopiedKernel<'a> {
     /// Parameters and sizes; everything else follows where it is used.
-    fn declare(kernel: &'a Kernel, kb: &mut KernelBuilder) -> Copied<'a> {
-        let mut copied = Copied {
+    fn declare(kernel: &'a Kernel, kb: &mut KernelBuilder) -> CopiedKernel<'a> {
+        let mut copied = CopiedKernel {
             kernel,
             bufs: vec![None; kernel.bufs.len()],
             vars: vec![None; kernel.vars.len()],
@@ -244,7 +245,7 @@ impl<'a> Copied<'a> {
                 Stmt::Instr { instr: *instr, args }
             }
             // Declared before all parts.
-            Stmt::Alloc { buf } if self.kernel.bufs[*buf].space == Space::Shared => return,
+            Stmt::Alloc { buf } if self.kernel.bufs[*buf].space == MemorySpace::Shared => return,
             Stmt::Alloc { buf } => Stmt::Alloc { buf: self.buf(kb, *buf) },
             Stmt::Barrier | Stmt::Commit | Stmt::Wait { .. } => stmt.clone(),
         };
@@ -298,12 +299,12 @@ fn without_number(name: &str) -> &str {
 }
 
 /// Shared memory: a block runs one part alone, so all parts have the same buffers, each as long as the longest of them.
-fn share_memory(kb: &mut KernelBuilder, parts: &[Part], copies: &mut [Copied]) {
+fn share_memory(kb: &mut KernelBuilder, parts: &[GridMember], copies: &mut [CopiedKernel]) {
     let mut shared: Vec<BufDecl> = Vec::new();
     let mut places = Vec::new();
     for (number, part) in parts.iter().enumerate() {
         let mut taken = vec![false; shared.len()];
-        for (buf, decl) in part.kernel.bufs.iter().filter(|(_, decl)| decl.space == Space::Shared) {
+        for (buf, decl) in part.kernel.bufs.iter().filter(|(_, decl)| decl.space == MemorySpace::Shared) {
             let free =
                 |dtype: DType| shared.iter().zip(&taken).position(|(s, taken)| s.dtype == dtype && !taken);
             let place = free(decl.dtype).unwrap_or(shared.len());

@@ -2,7 +2,7 @@
 //!
 //! Constructors panic on type errors, and name the line of their caller: those are bugs in a generator, not in user input.
 
-use crate::dim::{Atom, Dim, Sym};
+use crate::dim::{Dim, DimAtom, SizeSymbol};
 use crate::instr::InstrId;
 use crate::kernel::*;
 use crate::types::DType;
@@ -44,7 +44,7 @@ impl KernelBuilder {
     pub fn kernel(&self) -> &Kernel {
         &self.kernel
     }
-    pub fn ty(&self, e: ExprId) -> Ty {
+    pub fn ty(&self, e: ExprId) -> ExprType {
         self.kernel.exprs.ty(e)
     }
     pub fn expr(&self, e: ExprId) -> &Expr {
@@ -59,10 +59,11 @@ impl KernelBuilder {
         name: &str,
         dtype: DType,
         len: impl Into<Dim>,
-        access: Access,
+        access: ParamAccess,
         align: u32,
     ) -> BufId {
-        let decl = BufDecl { name: name.into(), dtype, space: Space::Global, len: len.into(), access, align };
+        let decl =
+            BufDecl { name: name.into(), dtype, space: MemorySpace::Global, len: len.into(), access, align };
         self.declare_param(decl)
     }
     /// The same, as another kernel declares it.
@@ -76,11 +77,11 @@ impl KernelBuilder {
         self.kernel.bufs.push(decl)
     }
     /// The run-time value of a symbol, declared as an argument on first use.
-    pub fn sym(&mut self, sym: Sym) -> ExprId {
+    pub fn sym(&mut self, sym: SizeSymbol) -> ExprId {
         let var = match self.kernel.dims.iter().find(|(s, _)| *s == sym) {
             Some((_, var)) => *var,
             None => {
-                let var = self.kernel.vars.push(VarDecl { name: sym.name().into(), ty: Ty::I64 });
+                let var = self.kernel.vars.push(VarDecl { name: sym.name().into(), ty: ExprType::I64 });
                 self.kernel.dims.push((sym, var));
                 var
             }
@@ -92,21 +93,21 @@ impl KernelBuilder {
         let mut sum = self.int(dim.constant());
         for (atom, coefficient) in dim.terms().to_vec() {
             let value = match atom {
-                Atom::Sym(s) => self.sym(s),
-                Atom::FloorDiv(d, by) => {
+                DimAtom::Sym(s) => self.sym(s),
+                DimAtom::FloorDiv(d, by) => {
                     let d = self.dim(&d);
                     let by = self.int(by);
                     self.div(d, by)
                 }
-                Atom::Min(a, b) => {
+                DimAtom::Min(a, b) => {
                     let (a, b) = (self.dim(&a), self.dim(&b));
                     self.min(a, b)
                 }
-                Atom::Max(a, b) => {
+                DimAtom::Max(a, b) => {
                     let (a, b) = (self.dim(&a), self.dim(&b));
                     self.max(a, b)
                 }
-                Atom::Product(factors) => {
+                DimAtom::Product(factors) => {
                     let mut product = self.int(1);
                     for factor in &factors {
                         let factor = self.dim(factor);
@@ -122,13 +123,13 @@ impl KernelBuilder {
         sum
     }
     /// Allocates a buffer of constant length in the current block.
-    pub fn alloc(&mut self, name: &str, dtype: DType, len: usize, space: Space) -> BufId {
+    pub fn alloc(&mut self, name: &str, dtype: DType, len: usize, space: MemorySpace) -> BufId {
         let decl = BufDecl {
             name: name.into(),
             dtype,
             space,
             len: Dim::from(len),
-            access: Access::InOut,
+            access: ParamAccess::InOut,
             align: 64,
         };
         let buf = self.kernel.bufs.push(decl);
@@ -136,7 +137,7 @@ impl KernelBuilder {
         buf
     }
     /// A variable that the caller assigns with `For` or `Let` itself.
-    pub fn new_var(&mut self, name: &str, ty: Ty) -> VarId {
+    pub fn new_var(&mut self, name: &str, ty: ExprType) -> VarId {
         self.kernel.vars.push(VarDecl { name: name.into(), ty })
     }
 
@@ -159,7 +160,7 @@ impl KernelBuilder {
             Some(1) if plain => return Some((OpenFor(None), self.int(0))),
             _ => {}
         }
-        let var = self.new_var(name, Ty::I64);
+        let var = self.new_var(name, ExprType::I64);
         self.turns.extend(self.kernel.exprs.as_int(extent).map(|turns| (var, turns)));
         let value = self.var(var);
         self.open_block();
@@ -220,23 +221,23 @@ impl KernelBuilder {
     #[track_caller]
     pub fn copy(&mut self, instr: InstrId, (to, at): (BufId, ExprId), (from, source): (BufId, ExprId)) {
         let args = vec![self.load(to, at), self.load(from, source)];
-        let types: Vec<Ty> = args.iter().map(|&a| self.ty(a)).collect();
+        let types: Vec<ExprType> = args.iter().map(|&a| self.ty(a)).collect();
         assert_eq!(types, instr.def().args, "arguments of {}", instr.def().name);
         self.push(Stmt::Instr { instr, args });
     }
 
     // ---- expressions
 
-    pub fn intern(&mut self, expr: Expr, ty: Ty) -> ExprId {
+    pub fn intern(&mut self, expr: Expr, ty: ExprType) -> ExprId {
         self.kernel.exprs.intern(expr, ty)
     }
     pub fn int(&mut self, value: i64) -> ExprId {
-        self.intern(Expr::Const(Literal::Int(value)), Ty::I64)
+        self.intern(Expr::Const(Literal::Int(value)), ExprType::I64)
     }
     #[track_caller]
     pub fn int_of(&mut self, value: i64, dtype: DType) -> ExprId {
         assert!(dtype.is_int() || dtype == DType::Bool, "integer literal of {dtype}");
-        self.intern(Expr::Const(Literal::Int(value)), Ty::scalar(dtype))
+        self.intern(Expr::Const(Literal::Int(value)), ExprType::scalar(dtype))
     }
     pub fn float(&mut self, value: f64) -> ExprId {
         self.float_of(value, DType::F32)
@@ -244,11 +245,11 @@ impl KernelBuilder {
     #[track_caller]
     pub fn float_of(&mut self, value: f64, dtype: DType) -> ExprId {
         assert!(dtype.is_float(), "float literal of {dtype}");
-        self.intern(Expr::Const(Literal::Float(value.to_bits())), Ty::scalar(dtype))
+        self.intern(Expr::Const(Literal::Float(value.to_bits())), ExprType::scalar(dtype))
     }
     /// A literal of any type, splatted to `ty.lanes`.
     #[track_caller]
-    pub fn constant(&mut self, value: f64, ty: Ty) -> ExprId {
+    pub fn constant(&mut self, value: f64, ty: ExprType) -> ExprId {
         let scalar = if ty.dtype.is_float() {
             self.float_of(value, ty.dtype)
         } else {
@@ -268,7 +269,7 @@ impl KernelBuilder {
     pub fn load_masked(&mut self, buf: BufId, index: ExprId, mask: Option<ExprId>) -> ExprId {
         let ti = self.ty(index);
         assert_eq!(ti.dtype, DType::I64, "load index of {}", self.kernel.bufs[buf].name);
-        let ty = Ty::vector(self.kernel.bufs[buf].dtype, ti.lanes);
+        let ty = ExprType::vector(self.kernel.bufs[buf].dtype, ti.lanes);
         self.intern(Expr::Load { buf, index, mask }, ty)
     }
     /// `lanes` consecutive elements from `base`.
@@ -295,7 +296,7 @@ impl KernelBuilder {
         assert!(ty.lanes == 1 && ty.dtype.is_int() && self.ty(stride) == ty, "ramp of {ty}");
         match lanes {
             1 => base,
-            _ => self.intern(Expr::Ramp { base, stride }, Ty::vector(ty.dtype, lanes)),
+            _ => self.intern(Expr::Ramp { base, stride }, ExprType::vector(ty.dtype, lanes)),
         }
     }
     #[track_caller]
@@ -304,7 +305,7 @@ impl KernelBuilder {
         assert_eq!(ty.lanes, 1, "splat of a vector");
         match lanes {
             1 => value,
-            _ => self.intern(Expr::Splat(value), Ty::vector(ty.dtype, lanes)),
+            _ => self.intern(Expr::Splat(value), ExprType::vector(ty.dtype, lanes)),
         }
     }
     pub fn unary(&mut self, op: UnOp, a: ExprId) -> ExprId {
@@ -320,7 +321,7 @@ impl KernelBuilder {
         if let Some(simple) = self.simplify(op, a, b) {
             return simple;
         }
-        let ty = if op.is_comparison() { Ty::vector(DType::Bool, ta.lanes) } else { ta };
+        let ty = if op.is_comparison() { ExprType::vector(DType::Bool, ta.lanes) } else { ta };
         self.intern(Expr::Binary(op, a, b), ty)
     }
     #[track_caller]
@@ -420,12 +421,12 @@ impl KernelBuilder {
         if ty.dtype == dtype {
             return a;
         }
-        self.intern(Expr::Cast(a), Ty::vector(dtype, ty.lanes))
+        self.intern(Expr::Cast(a), ExprType::vector(dtype, ty.lanes))
     }
     #[track_caller]
-    pub fn bitcast(&mut self, a: ExprId, to: Ty) -> ExprId {
+    pub fn bitcast(&mut self, a: ExprId, to: ExprType) -> ExprId {
         let from = self.ty(a);
-        let bits = |t: Ty| t.dtype.bytes().map(|b| b * t.lanes as usize);
+        let bits = |t: ExprType| t.dtype.bytes().map(|b| b * t.lanes as usize);
         assert_eq!(bits(from), bits(to), "bitcast of {from} to {to}");
         if from == to { a } else { self.intern(Expr::Bitcast(a), to) }
     }
@@ -444,13 +445,13 @@ impl KernelBuilder {
         let ty = self.ty(a);
         let available = ty.lanes * if b.is_some() { 2 } else { 1 };
         assert!(lanes.iter().all(|&l| l < available) && b.is_none_or(|b| self.ty(b) == ty), "shuffle lanes");
-        let out = Ty::vector(ty.dtype, lanes.len() as u32);
+        let out = ExprType::vector(ty.dtype, lanes.len() as u32);
         self.intern(Expr::Shuffle { a, b, lanes }, out)
     }
     #[track_caller]
     pub fn instr(&mut self, instr: InstrId, args: Vec<ExprId>) -> ExprId {
         let def = instr.def();
-        let types: Vec<Ty> = args.iter().map(|&a| self.ty(a)).collect();
+        let types: Vec<ExprType> = args.iter().map(|&a| self.ty(a)).collect();
         assert_eq!(types, def.args, "arguments of {}", def.name);
         let ret = def.ret.expect("instr with a result");
         self.intern(Expr::Instr(instr, args), ret)

@@ -37,7 +37,7 @@ impl RedOp {
 /// a `Load` in an index position (gather) is the integer element. Arithmetic on values is exact up to the rounding of
 /// the output's dtype: the interpreter computes in f64, kernels in f32.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Scalar {
+pub enum ScalarExpr {
     /// Index along output axis `.0`.
     Axis(usize),
     /// Index of the reduction that binds this variable.
@@ -48,49 +48,53 @@ pub enum Scalar {
     /// Element of input `arg`; packed inputs give the dequantized value.
     Load {
         arg: usize,
-        index: Vec<Scalar>,
+        index: Vec<ScalarExpr>,
     },
-    Unary(UnOp, Box<Scalar>),
-    Binary(BinOp, Box<Scalar>, Box<Scalar>),
-    Select(Box<Scalar>, Box<Scalar>, Box<Scalar>),
-    Cast(DType, Box<Scalar>),
+    Unary(UnOp, Box<ScalarExpr>),
+    Binary(BinOp, Box<ScalarExpr>, Box<ScalarExpr>),
+    Select(Box<ScalarExpr>, Box<ScalarExpr>, Box<ScalarExpr>),
+    Cast(DType, Box<ScalarExpr>),
     /// Over `var in 0..extent`.
     Reduce {
         op: RedOp,
         var: u32,
         extent: Dim,
-        body: Box<Scalar>,
+        body: Box<ScalarExpr>,
     },
 }
 
-impl Scalar {
-    pub fn load(arg: usize, index: Vec<Scalar>) -> Scalar {
-        Scalar::Load { arg, index }
+impl ScalarExpr {
+    pub fn load(arg: usize, index: Vec<ScalarExpr>) -> ScalarExpr {
+        ScalarExpr::Load { arg, index }
     }
-    pub fn unary(op: UnOp, a: Scalar) -> Scalar {
-        Scalar::Unary(op, Box::new(a))
+    pub fn unary(op: UnOp, a: ScalarExpr) -> ScalarExpr {
+        ScalarExpr::Unary(op, Box::new(a))
     }
-    pub fn binary(op: BinOp, a: Scalar, b: Scalar) -> Scalar {
-        Scalar::Binary(op, Box::new(a), Box::new(b))
+    pub fn binary(op: BinOp, a: ScalarExpr, b: ScalarExpr) -> ScalarExpr {
+        ScalarExpr::Binary(op, Box::new(a), Box::new(b))
     }
-    pub fn sum(a: Scalar, b: Scalar) -> Scalar {
-        Scalar::binary(BinOp::Add, a, b)
+    pub fn sum(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr {
+        ScalarExpr::binary(BinOp::Add, a, b)
     }
-    pub fn product(a: Scalar, b: Scalar) -> Scalar {
-        Scalar::binary(BinOp::Mul, a, b)
+    pub fn product(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr {
+        ScalarExpr::binary(BinOp::Mul, a, b)
     }
-    pub fn reduce(op: RedOp, var: u32, extent: Dim, body: Scalar) -> Scalar {
-        Scalar::Reduce { op, var, extent, body: Box::new(body) }
+    pub fn reduce(op: RedOp, var: u32, extent: Dim, body: ScalarExpr) -> ScalarExpr {
+        ScalarExpr::Reduce { op, var, extent, body: Box::new(body) }
     }
     /// True if any reduction is inside.
     pub fn has_reduction(&self) -> bool {
         match self {
-            Scalar::Reduce { .. } => true,
-            Scalar::Axis(_) | Scalar::Red(_) | Scalar::Int(_) | Scalar::Dim(_) | Scalar::Float(_) => false,
-            Scalar::Load { index, .. } => index.iter().any(Scalar::has_reduction),
-            Scalar::Unary(_, a) | Scalar::Cast(_, a) => a.has_reduction(),
-            Scalar::Binary(_, a, b) => a.has_reduction() || b.has_reduction(),
-            Scalar::Select(c, a, b) => c.has_reduction() || a.has_reduction() || b.has_reduction(),
+            ScalarExpr::Reduce { .. } => true,
+            ScalarExpr::Axis(_)
+            | ScalarExpr::Red(_)
+            | ScalarExpr::Int(_)
+            | ScalarExpr::Dim(_)
+            | ScalarExpr::Float(_) => false,
+            ScalarExpr::Load { index, .. } => index.iter().any(ScalarExpr::has_reduction),
+            ScalarExpr::Unary(_, a) | ScalarExpr::Cast(_, a) => a.has_reduction(),
+            ScalarExpr::Binary(_, a, b) => a.has_reduction() || b.has_reduction(),
+            ScalarExpr::Select(c, a, b) => c.has_reduction() || a.has_reduction() || b.has_reduction(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 
 /// A size that is known only when a step runs. The set is closed; ranges come from the build options.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Sym {
+pub enum SizeSymbol {
     /// Tokens in this call.
     N,
     /// Sequences in this call.
@@ -15,21 +15,21 @@ pub enum Sym {
     Past,
 }
 
-impl Sym {
-    pub const ALL: [Sym; 3] = [Sym::N, Sym::B, Sym::Past];
+impl SizeSymbol {
+    pub const ALL: [SizeSymbol; 3] = [SizeSymbol::N, SizeSymbol::B, SizeSymbol::Past];
     pub fn name(self) -> &'static str {
         match self {
-            Sym::N => "n",
-            Sym::B => "b",
-            Sym::Past => "past",
+            SizeSymbol::N => "n",
+            SizeSymbol::B => "b",
+            SizeSymbol::Past => "past",
         }
     }
 }
 
 /// What a coefficient may multiply.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Atom {
-    Sym(Sym),
+pub enum DimAtom {
+    Sym(SizeSymbol),
     FloorDiv(Box<Dim>, i64),
     Min(Box<Dim>, Box<Dim>),
     Max(Box<Dim>, Box<Dim>),
@@ -42,7 +42,7 @@ pub enum Atom {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Dim {
     constant: i64,
-    terms: Vec<(Atom, i64)>,
+    terms: Vec<(DimAtom, i64)>,
 }
 
 /// Values of the symbols for one call, used to evaluate sizes.
@@ -58,18 +58,18 @@ impl SymValues {
     pub fn tokens(n: i64) -> Self {
         SymValues { n, b: 1, past: 0 }
     }
-    pub fn get(&self, sym: Sym) -> i64 {
+    pub fn get(&self, sym: SizeSymbol) -> i64 {
         match sym {
-            Sym::N => self.n,
-            Sym::B => self.b,
-            Sym::Past => self.past,
+            SizeSymbol::N => self.n,
+            SizeSymbol::B => self.b,
+            SizeSymbol::Past => self.past,
         }
     }
 }
 
 /// What is known of the symbols at compile time: `1 <= n <= chunk`, `1 <= b <= batch`, `past >= 0`, `past + n <= context`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Bounds {
+pub struct SizeBounds {
     pub chunk: i64,
     pub batch: i64,
     /// `None`: any number of tokens.
@@ -77,10 +77,10 @@ pub struct Bounds {
 }
 
 impl Dim {
-    pub fn sym(sym: Sym) -> Dim {
-        Dim { constant: 0, terms: vec![(Atom::Sym(sym), 1)] }
+    pub fn sym(sym: SizeSymbol) -> Dim {
+        Dim { constant: 0, terms: vec![(DimAtom::Sym(sym), 1)] }
     }
-    pub fn of_atom(atom: Atom) -> Dim {
+    pub fn of_atom(atom: DimAtom) -> Dim {
         Dim { constant: 0, terms: vec![(atom, 1)] }
     }
     /// The constant value, if there is no symbol in it.
@@ -90,12 +90,12 @@ impl Dim {
     pub fn constant(&self) -> i64 {
         self.constant
     }
-    pub fn terms(&self) -> &[(Atom, i64)] {
+    pub fn terms(&self) -> &[(DimAtom, i64)] {
         &self.terms
     }
-    fn normalise(constant: i64, mut terms: Vec<(Atom, i64)>) -> Dim {
+    fn normalise(constant: i64, mut terms: Vec<(DimAtom, i64)>) -> Dim {
         terms.sort();
-        let mut merged: Vec<(Atom, i64)> = Vec::with_capacity(terms.len());
+        let mut merged: Vec<(DimAtom, i64)> = Vec::with_capacity(terms.len());
         for (atom, coefficient) in terms {
             match merged.last_mut() {
                 Some((last, c)) if *last == atom => *c += coefficient,
@@ -135,8 +135,8 @@ impl Dim {
             coefficient *= content;
             let terms = dim.terms.iter().map(|(a, c)| (a.clone(), c / content)).collect();
             match Dim::normalise(dim.constant / content, terms) {
-                Dim { constant: 0, terms } if matches!(terms[..], [(Atom::Product(_), 1)]) => {
-                    if let Some((Atom::Product(inner), _)) = terms.into_iter().next() {
+                Dim { constant: 0, terms } if matches!(terms[..], [(DimAtom::Product(_), 1)]) => {
+                    if let Some((DimAtom::Product(inner), _)) = terms.into_iter().next() {
                         factors.extend(inner);
                     }
                 }
@@ -144,7 +144,7 @@ impl Dim {
             }
         }
         factors.sort();
-        Dim { constant: 0, terms: vec![(Atom::Product(factors), coefficient)] }
+        Dim { constant: 0, terms: vec![(DimAtom::Product(factors), coefficient)] }
     }
     /// Greatest common divisor of all coefficients; negative if the first one is.
     fn content(&self) -> i64 {
@@ -169,7 +169,7 @@ impl Dim {
         }
         match self.as_const() {
             Some(c) => Dim::from(c.div_euclid(divisor)),
-            None => Dim { constant: 0, terms: vec![(Atom::FloorDiv(Box::new(self.clone()), divisor), 1)] },
+            None => Dim { constant: 0, terms: vec![(DimAtom::FloorDiv(Box::new(self.clone()), divisor), 1)] },
         }
     }
     /// `ceil(self / divisor)`.
@@ -187,7 +187,7 @@ impl Dim {
             }
             None => {
                 let (a, b) = if self <= other { (self, other) } else { (other, self) };
-                Dim { constant: 0, terms: vec![(Atom::Min(Box::new(a.clone()), Box::new(b.clone())), 1)] }
+                Dim { constant: 0, terms: vec![(DimAtom::Min(Box::new(a.clone()), Box::new(b.clone())), 1)] }
             }
         }
     }
@@ -202,29 +202,29 @@ impl Dim {
             }
             None => {
                 let (a, b) = if self <= other { (self, other) } else { (other, self) };
-                Dim { constant: 0, terms: vec![(Atom::Max(Box::new(a.clone()), Box::new(b.clone())), 1)] }
+                Dim { constant: 0, terms: vec![(DimAtom::Max(Box::new(a.clone()), Box::new(b.clone())), 1)] }
             }
         }
     }
     /// Value for given symbols.
     pub fn eval(&self, values: &SymValues) -> i64 {
-        let atom = |a: &Atom| match a {
-            Atom::Sym(s) => values.get(*s),
-            Atom::FloorDiv(d, by) => d.eval(values).div_euclid(*by),
-            Atom::Min(a, b) => a.eval(values).min(b.eval(values)),
-            Atom::Max(a, b) => a.eval(values).max(b.eval(values)),
-            Atom::Product(factors) => factors.iter().map(|d| d.eval(values)).product(),
+        let atom = |a: &DimAtom| match a {
+            DimAtom::Sym(s) => values.get(*s),
+            DimAtom::FloorDiv(d, by) => d.eval(values).div_euclid(*by),
+            DimAtom::Min(a, b) => a.eval(values).min(b.eval(values)),
+            DimAtom::Max(a, b) => a.eval(values).max(b.eval(values)),
+            DimAtom::Product(factors) => factors.iter().map(|d| d.eval(values)).product(),
         };
         self.terms.iter().fold(self.constant, |sum, (a, c)| sum + c * atom(a))
     }
     /// As [`Dim::eval`]; `None` where a number overflows.
     pub fn checked_eval(&self, values: &SymValues) -> Option<i64> {
-        let atom = |a: &Atom| match a {
-            Atom::Sym(s) => Some(values.get(*s)),
-            Atom::FloorDiv(d, by) => d.checked_eval(values)?.checked_div_euclid(*by),
-            Atom::Min(a, b) => Some(a.checked_eval(values)?.min(b.checked_eval(values)?)),
-            Atom::Max(a, b) => Some(a.checked_eval(values)?.max(b.checked_eval(values)?)),
-            Atom::Product(factors) => {
+        let atom = |a: &DimAtom| match a {
+            DimAtom::Sym(s) => Some(values.get(*s)),
+            DimAtom::FloorDiv(d, by) => d.checked_eval(values)?.checked_div_euclid(*by),
+            DimAtom::Min(a, b) => Some(a.checked_eval(values)?.min(b.checked_eval(values)?)),
+            DimAtom::Max(a, b) => Some(a.checked_eval(values)?.max(b.checked_eval(values)?)),
+            DimAtom::Product(factors) => {
                 factors.iter().try_fold(1i64, |all, d| all.checked_mul(d.checked_eval(values)?))
             }
         };
@@ -232,14 +232,14 @@ impl Dim {
     }
     /// Least and greatest value under the bounds (exact for linear sizes, else possibly wider); `None` if there is no
     /// limit or a number overflows.
-    pub fn range(&self, bounds: &Bounds) -> Option<(i64, i64)> {
+    pub fn range(&self, bounds: &SizeBounds) -> Option<(i64, i64)> {
         let linear = |values: SymValues| {
             self.terms.iter().try_fold(self.constant, |sum, (atom, c)| match atom {
-                Atom::Sym(s) => sum.checked_add(c.checked_mul(values.get(*s))?),
+                DimAtom::Sym(s) => sum.checked_add(c.checked_mul(values.get(*s))?),
                 _ => Some(sum),
             })
         };
-        let grows = self.terms.iter().any(|(a, _)| *a == Atom::Sym(Sym::Past));
+        let grows = self.terms.iter().any(|(a, _)| *a == DimAtom::Sym(SizeSymbol::Past));
         let corners = match bounds.context {
             None if grows => return None,
             None => [(1, 0), (bounds.chunk, 0), (1, 0), (1, 0)],
@@ -257,20 +257,20 @@ impl Dim {
         }
         for (atom, c) in &self.terms {
             let (a, b) = match atom {
-                Atom::Sym(_) => continue,
-                Atom::FloorDiv(d, by) => {
+                DimAtom::Sym(_) => continue,
+                DimAtom::FloorDiv(d, by) => {
                     let (low, high) = d.range(bounds)?;
                     (low.div_euclid(*by), high.div_euclid(*by))
                 }
-                Atom::Min(x, y) => {
+                DimAtom::Min(x, y) => {
                     let (x, y) = (x.range(bounds)?, y.range(bounds)?);
                     (x.0.min(y.0), x.1.min(y.1))
                 }
-                Atom::Max(x, y) => {
+                DimAtom::Max(x, y) => {
                     let (x, y) = (x.range(bounds)?, y.range(bounds)?);
                     (x.0.max(y.0), x.1.max(y.1))
                 }
-                Atom::Product(factors) => factors.iter().try_fold((1i64, 1i64), |(low, high), d| {
+                DimAtom::Product(factors) => factors.iter().try_fold((1i64, 1i64), |(low, high), d| {
                     let (a, b) = d.range(bounds)?;
                     let all = [
                         low.checked_mul(a)?,
@@ -288,16 +288,16 @@ impl Dim {
         Some((low, high))
     }
     /// Replaces a symbol by a size (used to specialise `n` to 1).
-    pub fn substitute(&self, sym: Sym, by: &Dim) -> Dim {
+    pub fn substitute(&self, sym: SizeSymbol, by: &Dim) -> Dim {
         let mut out = Dim::from(self.constant);
         for (atom, coefficient) in &self.terms {
             let value = match atom {
-                Atom::Sym(s) if *s == sym => by.clone(),
-                Atom::Sym(s) => Dim::sym(*s),
-                Atom::FloorDiv(d, divisor) => d.substitute(sym, by).floor_div(*divisor),
-                Atom::Min(a, b) => a.substitute(sym, by).minimum(&b.substitute(sym, by)),
-                Atom::Max(a, b) => a.substitute(sym, by).maximum(&b.substitute(sym, by)),
-                Atom::Product(factors) => {
+                DimAtom::Sym(s) if *s == sym => by.clone(),
+                DimAtom::Sym(s) => Dim::sym(*s),
+                DimAtom::FloorDiv(d, divisor) => d.substitute(sym, by).floor_div(*divisor),
+                DimAtom::Min(a, b) => a.substitute(sym, by).minimum(&b.substitute(sym, by)),
+                DimAtom::Max(a, b) => a.substitute(sym, by).maximum(&b.substitute(sym, by)),
+                DimAtom::Product(factors) => {
                     factors.iter().fold(Dim::from(1), |p, d| p.product(&d.substitute(sym, by)))
                 }
             };
@@ -322,8 +322,8 @@ impl From<i32> for Dim {
         Dim::from(i64::from(constant))
     }
 }
-impl From<Sym> for Dim {
-    fn from(sym: Sym) -> Dim {
+impl From<SizeSymbol> for Dim {
+    fn from(sym: SizeSymbol) -> Dim {
         Dim::sym(sym)
     }
 }
@@ -349,11 +349,11 @@ impl fmt::Display for Dim {
                 write!(f, "{}*", coefficient.abs())?;
             }
             match atom {
-                Atom::Sym(s) => f.write_str(s.name())?,
-                Atom::FloorDiv(d, by) => write!(f, "floordiv({d}, {by})")?,
-                Atom::Min(a, b) => write!(f, "min({a}, {b})")?,
-                Atom::Max(a, b) => write!(f, "max({a}, {b})")?,
-                Atom::Product(factors) => {
+                DimAtom::Sym(s) => f.write_str(s.name())?,
+                DimAtom::FloorDiv(d, by) => write!(f, "floordiv({d}, {by})")?,
+                DimAtom::Min(a, b) => write!(f, "min({a}, {b})")?,
+                DimAtom::Max(a, b) => write!(f, "max({a}, {b})")?,
+                DimAtom::Product(factors) => {
                     let factors: Vec<String> = factors.iter().map(Dim::to_string).collect();
                     write!(f, "mul({})", factors.join(", "))?;
                 }
@@ -374,21 +374,24 @@ mod tests {
 
     #[test]
     fn products_have_one_form() {
-        let (n, total) = (Dim::sym(Sym::N), Dim::sym(Sym::N).add(&Dim::sym(Sym::Past)));
+        let (n, total) = (Dim::sym(SizeSymbol::N), Dim::sym(SizeSymbol::N).add(&Dim::sym(SizeSymbol::Past)));
         let scores = n.scale(4).product(&total);
         assert_eq!(scores, total.scale(2).product(&n.scale(2)));
         assert_eq!(scores.to_string(), "4*mul(n, n + past)");
         assert_eq!(scores.eval(&SymValues { n: 3, b: 1, past: 5 }), 96);
         assert_eq!(n.product(&Dim::from(3)), n.scale(3));
         assert_eq!(n.product(&n).product(&total), total.product(&n).product(&n));
-        assert_eq!(scores.substitute(Sym::N, &Dim::from(1)), Dim::sym(Sym::Past).scale(4).add(&Dim::from(4)));
+        assert_eq!(
+            scores.substitute(SizeSymbol::N, &Dim::from(1)),
+            Dim::sym(SizeSymbol::Past).scale(4).add(&Dim::from(4))
+        );
     }
 
     #[test]
     fn ranges_hold_every_value_and_are_reached_where_linear() {
-        let (n, past) = (Dim::sym(Sym::N), Dim::sym(Sym::Past));
+        let (n, past) = (Dim::sym(SizeSymbol::N), Dim::sym(SizeSymbol::Past));
         let total = n.add(&past);
-        let bounds = Bounds { chunk: 3, batch: 1, context: Some(7) };
+        let bounds = SizeBounds { chunk: 3, batch: 1, context: Some(7) };
         let dims = [
             (total.clone(), true),
             (n.scale(5).sub(&past.scale(2)), true),
@@ -406,7 +409,7 @@ mod tests {
             assert!(low <= least && most <= high, "{dim}");
             assert!(!exact || (low, high) == (least, most), "{dim}: {low}..{high}, is {least}..{most}");
         }
-        assert_eq!(total.range(&Bounds { chunk: 3, batch: 1, context: None }), None);
-        assert_eq!(n.range(&Bounds { chunk: 3, batch: 1, context: None }), Some((1, 3)));
+        assert_eq!(total.range(&SizeBounds { chunk: 3, batch: 1, context: None }), None);
+        assert_eq!(n.range(&SizeBounds { chunk: 3, batch: 1, context: None }), Some((1, 3)));
     }
 }

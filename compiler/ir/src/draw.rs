@@ -2,7 +2,7 @@
 //! into it, edges with the type of the value. Parameters are lines in the boxes that read them, views are left out.
 
 use crate::entity::EntityId;
-use crate::graph::{Def, Function, FunctionKind, Node, NodeId, ValueId};
+use crate::graph::{Function, FunctionKind, GraphNode, NodeId, ValueDef, ValueId};
 use crate::module::{Module, StateId};
 use crate::ops::Op;
 use std::collections::BTreeSet;
@@ -23,14 +23,14 @@ pub fn dot(module: &Module) -> String {
         quoted(&module.name)
     );
     for (i, f) in drawn.into_iter().enumerate() {
-        let drawing = Drawing { module, f, number: i, from: vec![None; f.values.len()], lines: vec![] };
+        let drawing = GraphDrawing { module, f, number: i, from: vec![None; f.values.len()], lines: vec![] };
         out.push_str(&drawing.finish());
     }
     out.push_str("}\n");
     out
 }
 
-struct Drawing<'a> {
+struct GraphDrawing<'a> {
     module: &'a Module,
     f: &'a Function,
     number: usize,
@@ -39,7 +39,7 @@ struct Drawing<'a> {
     lines: Vec<String>,
 }
 
-impl Drawing<'_> {
+impl GraphDrawing<'_> {
     fn finish(mut self) -> String {
         for (i, &v) in self.f.inputs.iter().enumerate() {
             let id = format!("f{}in{i}", self.number);
@@ -77,7 +77,7 @@ impl Drawing<'_> {
     }
 
     fn states(&self) -> BTreeSet<StateId> {
-        let state = |node: &Node| match node.op {
+        let state = |node: &GraphNode| match node.op {
             Op::StateRead(s) | Op::StateWrite(s) | Op::CacheAppend(s) => Some(s),
             _ => None,
         };
@@ -88,7 +88,7 @@ impl Drawing<'_> {
         format!("f{}s{}", self.number, state.index())
     }
 
-    fn node(&mut self, id: NodeId, node: &Node) {
+    fn node(&mut self, id: NodeId, node: &GraphNode) {
         let from = match node.op {
             Op::Param(_) => None,
             Op::Reshape { .. } | Op::SequenceSplit { .. } | Op::SequenceJoin | Op::WantedRows => {
@@ -114,7 +114,7 @@ impl Drawing<'_> {
     }
 
     /// Name, ops of a group or body, types of the weights.
-    fn label(&self, node: &Node) -> String {
+    fn label(&self, node: &GraphNode) -> String {
         let callee = match node.op {
             Op::Call(id) | Op::Scan { body: id, .. } => self.module.functions.get(id),
             _ => None,
@@ -127,7 +127,7 @@ impl Drawing<'_> {
 
     /// The type of a matrix of weights.
     fn weight(&self, v: ValueId) -> Option<String> {
-        let Def::Node(def, _) = self.f.values[v].def else { return None };
+        let ValueDef::Node(def, _) = self.f.values[v].def else { return None };
         match self.f.nodes[def].op {
             Op::Param(_) if self.f.ty(v).rank() == 2 => Some(format!("weights {}", self.f.ty(v))),
             Op::Reshape { .. } => self.weight(*self.f.nodes[def].inputs.first()?),

@@ -31,14 +31,14 @@ pub(crate) use entity;
 
 /// A dense arena: values are pushed, never removed, and found by their id.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Arena<I, T> {
+pub struct EntityArena<I, T> {
     items: Vec<T>,
     id: PhantomData<I>,
 }
 
-impl<I: EntityId, T> Arena<I, T> {
+impl<I: EntityId, T> EntityArena<I, T> {
     pub fn new() -> Self {
-        Arena { items: Vec::new(), id: PhantomData }
+        EntityArena { items: Vec::new(), id: PhantomData }
     }
     pub fn push(&mut self, item: T) -> I {
         self.items.push(item);
@@ -67,23 +67,23 @@ impl<I: EntityId, T> Arena<I, T> {
     }
 }
 
-impl<I: EntityId, T> Default for Arena<I, T> {
+impl<I: EntityId, T> Default for EntityArena<I, T> {
     fn default() -> Self {
         Self::new()
     }
 }
-impl<I: EntityId, T> Index<I> for Arena<I, T> {
+impl<I: EntityId, T> Index<I> for EntityArena<I, T> {
     type Output = T;
     fn index(&self, id: I) -> &T {
         &self.items[id.index()]
     }
 }
-impl<I: EntityId, T> IndexMut<I> for Arena<I, T> {
+impl<I: EntityId, T> IndexMut<I> for EntityArena<I, T> {
     fn index_mut(&mut self, id: I) -> &mut T {
         &mut self.items[id.index()]
     }
 }
-impl<I: EntityId, T: std::fmt::Debug> std::fmt::Debug for Arena<I, T> {
+impl<I: EntityId, T: std::fmt::Debug> std::fmt::Debug for EntityArena<I, T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(&self.items).finish()
     }

@@ -1,18 +1,18 @@
 //! Packed weight formats as data. A weight is `(number - zero) * scale` of the number that its code stands for, with a scale for
-//! each group of consecutive weights of a row; [`Format`] says how many bits a code has, how large groups are, and which numbers
+//! each group of consecutive weights of a row; [`QuantFormat`] says how many bits a code has, how large groups are, and which numbers
 //! are stored for each of them. Quantizer, packer, kernels, reports and tables follow from these fields (`mlcc-quant` has the
 //! arithmetic and the bytes).
 
 /// A group-quantized weight format: how the weights of one row are encoded, not how they lie in memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Format {
+pub struct QuantFormat {
     /// Bits of a code, 2 to 8.
     pub bits: usize,
     pub values: CodeValues,
     pub group: GroupSize,
     pub scale: ScaleType,
-    pub zero: Zero,
-    /// Systematic, see [`Format::systematic_name`].
+    pub zero: ZeroPoint,
+    /// Systematic, see [`QuantFormat::systematic_name`].
     name: &'static str,
 }
 
@@ -52,7 +52,7 @@ pub enum ScaleType {
 
 /// Which value code 0 stands for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Zero {
+pub enum ZeroPoint {
     /// `(code - zero) * scale` with the same zero point everywhere: symmetric.
     Constant(u8),
     /// `(code - zero) * scale` with a whole zero point for each group, stored in the type of the scale (AWQ, GPTQ).
@@ -83,65 +83,68 @@ const WORD: usize = 32;
 /// Columns that kernels take together where codes divide a byte.
 const BLOCK: usize = 32;
 
-impl Format {
+impl QuantFormat {
     /// The registry: every format that there is. Another one is a line here, and lines for what `--quant` calls it in
     /// `mlcc_passes::scheme`.
-    pub const ALL: &'static [Format] = &[
+    pub const ALL: &'static [QuantFormat] = &[
         // MLC q4f16, ggml Q4_0: codes 0..=14, and 15 in blocks kept as a file has them.
-        Format::new("q4g32", 4, GroupSize::Columns(32), Zero::Constant(7)),
+        QuantFormat::new("q4g32", 4, GroupSize::Columns(32), ZeroPoint::Constant(7)),
         // MLC q8f16, ggml Q8_0: codes 1..=255, and 0 in blocks kept as a file has them.
-        Format::new("q8g32", 8, GroupSize::Columns(32), Zero::Constant(128)),
+        QuantFormat::new("q8g32", 8, GroupSize::Columns(32), ZeroPoint::Constant(128)),
         // MLC q3f16: ten codes 0..=6 in a word.
-        Format::new("q3g40", 3, GroupSize::Columns(40), Zero::Constant(3)),
-        Format::new("q4g32_f32", 4, GroupSize::Columns(32), Zero::Constant(7)).with_scale(ScaleType::F32),
-        Format::new("q4g32_bf16", 4, GroupSize::Columns(32), Zero::Constant(7)).with_scale(ScaleType::BF16),
+        QuantFormat::new("q3g40", 3, GroupSize::Columns(40), ZeroPoint::Constant(3)),
+        QuantFormat::new("q4g32_f32", 4, GroupSize::Columns(32), ZeroPoint::Constant(7))
+            .with_scale(ScaleType::F32),
+        QuantFormat::new("q4g32_bf16", 4, GroupSize::Columns(32), ZeroPoint::Constant(7))
+            .with_scale(ScaleType::BF16),
         // AWQ, GPTQ, compressed-tensors.
-        Format::new("q4g64", 4, GroupSize::Columns(64), Zero::Constant(7)),
-        Format::new("q4g128", 4, GroupSize::Columns(128), Zero::Constant(7)),
-        Format::new("q8g128", 8, GroupSize::Columns(128), Zero::Constant(128)),
-        Format::new("q4g32_zero", 4, GroupSize::Columns(32), Zero::PerGroup),
-        Format::new("q4g64_zero", 4, GroupSize::Columns(64), Zero::PerGroup),
-        Format::new("q4g128_zero", 4, GroupSize::Columns(128), Zero::PerGroup),
-        Format::new("q8g32_zero", 8, GroupSize::Columns(32), Zero::PerGroup),
+        QuantFormat::new("q4g64", 4, GroupSize::Columns(64), ZeroPoint::Constant(7)),
+        QuantFormat::new("q4g128", 4, GroupSize::Columns(128), ZeroPoint::Constant(7)),
+        QuantFormat::new("q8g128", 8, GroupSize::Columns(128), ZeroPoint::Constant(128)),
+        QuantFormat::new("q4g32_zero", 4, GroupSize::Columns(32), ZeroPoint::PerGroup),
+        QuantFormat::new("q4g64_zero", 4, GroupSize::Columns(64), ZeroPoint::PerGroup),
+        QuantFormat::new("q4g128_zero", 4, GroupSize::Columns(128), ZeroPoint::PerGroup),
+        QuantFormat::new("q8g32_zero", 8, GroupSize::Columns(32), ZeroPoint::PerGroup),
         // For scales that f16 does not hold.
-        Format::new("q4g32_bf16_zero", 4, GroupSize::Columns(32), Zero::PerGroup).with_scale(ScaleType::BF16),
+        QuantFormat::new("q4g32_bf16_zero", 4, GroupSize::Columns(32), ZeroPoint::PerGroup)
+            .with_scale(ScaleType::BF16),
         // One scale per output channel.
-        Format::new("q8row", 8, GroupSize::Row, Zero::Constant(128)),
+        QuantFormat::new("q8row", 8, GroupSize::Row, ZeroPoint::Constant(128)),
         // ggml Q4_1; Q5_1 with bits to spare.
-        Format::new("q4g32_min", 4, GroupSize::Columns(32), Zero::Minimum),
-        Format::new("q8g32_min", 8, GroupSize::Columns(32), Zero::Minimum),
+        QuantFormat::new("q4g32_min", 4, GroupSize::Columns(32), ZeroPoint::Minimum),
+        QuantFormat::new("q8g32_min", 8, GroupSize::Columns(32), ZeroPoint::Minimum),
         // MXFP4 (OCP): scales are powers of two, of which bf16 has all.
-        Format::new("e2m1g32_bf16", 4, GroupSize::Columns(32), Zero::Constant(12))
+        QuantFormat::new("e2m1g32_bf16", 4, GroupSize::Columns(32), ZeroPoint::Constant(12))
             .with_scale(ScaleType::BF16)
             .with_values(CodeValues::E2M1),
         // FP8 in blocks of 128 x 128, and per channel: each row of a block has its scale.
-        Format::new("e4m3g128_f32", 8, GroupSize::Columns(128), Zero::Constant(0))
+        QuantFormat::new("e4m3g128_f32", 8, GroupSize::Columns(128), ZeroPoint::Constant(0))
             .with_scale(ScaleType::F32)
             .with_values(CodeValues::E4M3),
     ];
 
-    pub const Q4G32: Format = Format::named("q4g32");
-    pub const Q8G32: Format = Format::named("q8g32");
+    pub const Q4G32: QuantFormat = QuantFormat::named("q4g32");
+    pub const Q8G32: QuantFormat = QuantFormat::named("q8g32");
 
     /// With f16 scales.
-    const fn new(name: &'static str, bits: usize, group: GroupSize, zero: Zero) -> Format {
-        Format { bits, values: CodeValues::Whole, group, scale: ScaleType::F16, zero, name }
+    const fn new(name: &'static str, bits: usize, group: GroupSize, zero: ZeroPoint) -> QuantFormat {
+        QuantFormat { bits, values: CodeValues::Whole, group, scale: ScaleType::F16, zero, name }
     }
 
-    const fn with_scale(self, scale: ScaleType) -> Format {
-        Format { scale, ..self }
+    const fn with_scale(self, scale: ScaleType) -> QuantFormat {
+        QuantFormat { scale, ..self }
     }
 
-    const fn with_values(self, values: CodeValues) -> Format {
-        Format { values, ..self }
+    const fn with_values(self, values: CodeValues) -> QuantFormat {
+        QuantFormat { values, ..self }
     }
 
     /// The format of a name that there is, for constants.
-    pub const fn named(name: &str) -> Format {
+    pub const fn named(name: &str) -> QuantFormat {
         let mut at = 0;
-        while at < Format::ALL.len() {
-            if same(Format::ALL[at].name, name) {
-                return Format::ALL[at];
+        while at < QuantFormat::ALL.len() {
+            if same(QuantFormat::ALL[at].name, name) {
+                return QuantFormat::ALL[at];
             }
             at += 1;
         }
@@ -152,8 +155,8 @@ impl Format {
         self.name
     }
 
-    pub fn parse(name: &str) -> Option<Format> {
-        Format::ALL.iter().copied().find(|format| format.name == name)
+    pub fn parse(name: &str) -> Option<QuantFormat> {
+        QuantFormat::ALL.iter().copied().find(|format| format.name == name)
     }
 
     /// `q<bits>g<columns of a group>` (`q<bits>row` for whole rows; `e2m1` or `e4m3` in place of `q<bits>` for such floats), then what
@@ -169,9 +172,9 @@ impl Format {
             ScaleType::F32 => "_f32",
         };
         let zero = match self.zero {
-            Zero::Constant(_) => "",
-            Zero::PerGroup => "_zero",
-            Zero::Minimum => "_min",
+            ZeroPoint::Constant(_) => "",
+            ZeroPoint::PerGroup => "_zero",
+            ZeroPoint::Minimum => "_min",
         };
         let codes = match self.values {
             CodeValues::Whole => format!("q{}", self.bits),
@@ -250,8 +253,8 @@ impl Format {
     /// Numbers of the scale's type that are stored for each group.
     pub const fn numbers(self) -> usize {
         match self.zero {
-            Zero::Constant(_) => 1,
-            Zero::PerGroup | Zero::Minimum => 2,
+            ZeroPoint::Constant(_) => 1,
+            ZeroPoint::PerGroup | ZeroPoint::Minimum => 2,
         }
     }
 
@@ -268,7 +271,7 @@ impl Format {
 
     /// Whether all groups have the same zero point.
     pub const fn is_symmetric(self) -> bool {
-        matches!(self.zero, Zero::Constant(_))
+        matches!(self.zero, ZeroPoint::Constant(_))
     }
 
     /// Whether kernels have integer products for it.
@@ -292,16 +295,16 @@ mod tests {
 
     #[test]
     fn names_are_systematic_and_parse() {
-        for &format in Format::ALL {
+        for &format in QuantFormat::ALL {
             assert_eq!(format.name(), format.systematic_name());
-            assert_eq!(Format::parse(format.name()), Some(format));
+            assert_eq!(QuantFormat::parse(format.name()), Some(format));
         }
-        assert_eq!(Format::parse("q4g33"), None);
+        assert_eq!(QuantFormat::parse("q4g33"), None);
     }
 
     #[test]
     fn numbers_of_small_floats() {
-        let format = Format::named("e2m1g32_bf16");
+        let format = QuantFormat::named("e2m1g32_bf16");
         let values: Vec<f32> = (0..15).map(|code| (format.number(code) - 12.0) / 2.0).collect();
         let positive = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
         assert_eq!(values[7..], positive);
@@ -310,7 +313,7 @@ mod tests {
             let a = code.clamp(1, 13);
             assert_eq!(format.number(code), f32::from(4 * code + 5 - (2 * a + a.clamp(3, 11))));
         }
-        let format = Format::named("e4m3g128_f32");
+        let format = QuantFormat::named("e4m3g128_f32");
         let codes = [0x00, 0x02, 0x10, 0x70, 0x71, 0xfc, 0xfd];
         let values = [0.0, 2f32.powi(-9), 2f32.powi(-6), 1.0, -1.0, 448.0, -448.0];
         assert_eq!(codes.map(|code| format.number(code)), values);
@@ -319,10 +322,10 @@ mod tests {
     /// What layouts and kernels rely on.
     #[test]
     fn groups_are_whole_blocks_of_whole_words() {
-        for &format in Format::ALL {
+        for &format in QuantFormat::ALL {
             assert!((2..=8).contains(&format.bits), "{}", format.name());
             assert!(format.block().is_multiple_of(format.codes_per_word()), "{}", format.name());
-            if let Zero::Constant(zero) = format.zero {
+            if let ZeroPoint::Constant(zero) = format.zero {
                 let zeros =
                     (0..format.code_count()).filter(|&code| format.number(code as u8) == f32::from(zero));
                 // A float has a second one.

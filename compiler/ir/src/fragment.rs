@@ -6,7 +6,7 @@
 const LANE_BITS: usize = 5;
 
 /// What a set bit of a lane's or an element's number adds to (row, column).
-pub type Step = (u32, u32);
+pub type BitStride = (u32, u32);
 
 /// A matrix of `rows` x `columns` in the registers of a warp: a linear map from (lane, element) to (row, column), in bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,9 +14,9 @@ pub struct Fragment {
     pub rows: u32,
     pub columns: u32,
     /// For each bit of the lane.
-    pub lane: [Step; LANE_BITS],
+    pub lane: [BitStride; LANE_BITS],
     /// For each bit of the number of an element among those of a lane, which lie in its registers in this order.
-    pub element: &'static [Step],
+    pub element: &'static [BitStride],
 }
 
 impl Fragment {
@@ -27,7 +27,7 @@ impl Fragment {
 
     /// Row and column of element `element` of lane `lane`.
     pub fn place(&self, lane: u32, element: u32) -> (u32, u32) {
-        let bits = |number: u32, steps: &[Step]| {
+        let bits = |number: u32, steps: &[BitStride]| {
             let set = steps.iter().enumerate().filter(|(bit, _)| number >> bit & 1 == 1);
             set.fold((0, 0), |(row, column), (_, step)| (row + step.0, column + step.1))
         };
@@ -38,7 +38,7 @@ impl Fragment {
 
 /// `sums + a * b`, of a warp: `a` is `[m, k]`, `b` `[k, n]`, the sums `[m, n]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Mma {
+pub struct MmaLayout {
     pub a: Fragment,
     pub b: Fragment,
     pub sums: Fragment,
@@ -53,7 +53,7 @@ const SUMS: Fragment = Fragment {
 };
 
 /// m16n8k16, elements of 16 bits.
-pub const M16N8K16: Mma = Mma {
+pub const M16N8K16: MmaLayout = MmaLayout {
     a: Fragment {
         rows: 16,
         columns: 16,
@@ -70,7 +70,7 @@ pub const M16N8K16: Mma = Mma {
 };
 
 /// m16n8k32, bytes.
-pub const M16N8K32: Mma = Mma {
+pub const M16N8K32: MmaLayout = MmaLayout {
     a: Fragment {
         rows: 16,
         columns: 32,

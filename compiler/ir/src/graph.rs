@@ -4,7 +4,7 @@
 //! outputs have the types that its op infers from its inputs; a state is written at most once per function, and a
 //! `state.read` gives the value from before the step wherever it stands.
 
-use crate::entity::{Arena, entity};
+use crate::entity::{EntityArena, entity};
 use crate::module::Module;
 use crate::ops::{Op, OpError};
 use crate::types::TensorType;
@@ -27,20 +27,20 @@ pub enum FunctionKind {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Def {
+pub enum ValueDef {
     Input(u32),
     /// Output number `.1` of a node.
     Node(NodeId, u32),
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub struct Value {
+pub struct GraphValue {
     pub ty: TensorType,
-    pub def: Def,
+    pub def: ValueDef,
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub struct Node {
+pub struct GraphNode {
     pub op: Op,
     pub inputs: Vec<ValueId>,
     pub outputs: Vec<ValueId>,
@@ -50,8 +50,8 @@ pub struct Node {
 pub struct Function {
     pub name: String,
     pub kind: FunctionKind,
-    pub values: Arena<ValueId, Value>,
-    pub nodes: Arena<NodeId, Node>,
+    pub values: EntityArena<ValueId, GraphValue>,
+    pub nodes: EntityArena<NodeId, GraphNode>,
     pub inputs: Vec<ValueId>,
     /// Live nodes in execution order.
     pub body: Vec<NodeId>,
@@ -63,7 +63,7 @@ impl Function {
         Function { name: name.into(), kind, ..Function::default() }
     }
     pub fn add_input(&mut self, ty: TensorType) -> ValueId {
-        let value = self.values.push(Value { ty, def: Def::Input(self.inputs.len() as u32) });
+        let value = self.values.push(GraphValue { ty, def: ValueDef::Input(self.inputs.len() as u32) });
         self.inputs.push(value);
         value
     }
@@ -75,11 +75,11 @@ impl Function {
     }
     /// Appends a node whose output types are known.
     pub fn append_typed(&mut self, op: Op, inputs: &[ValueId], types: Vec<TensorType>) -> Vec<ValueId> {
-        let node = self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs: Vec::new() });
+        let node = self.nodes.push(GraphNode { op, inputs: inputs.to_vec(), outputs: Vec::new() });
         let outputs: Vec<ValueId> = types
             .into_iter()
             .enumerate()
-            .map(|(i, ty)| self.values.push(Value { ty, def: Def::Node(node, i as u32) }))
+            .map(|(i, ty)| self.values.push(GraphValue { ty, def: ValueDef::Node(node, i as u32) }))
             .collect();
         self.nodes[node].outputs.clone_from(&outputs);
         self.body.push(node);
@@ -89,20 +89,20 @@ impl Function {
         &self.values[v].ty
     }
     /// The node that defines a value; `None` for inputs.
-    pub fn def(&self, v: ValueId) -> Option<&Node> {
+    pub fn def(&self, v: ValueId) -> Option<&GraphNode> {
         match self.values[v].def {
-            Def::Input(_) => None,
-            Def::Node(n, _) => Some(&self.nodes[n]),
+            ValueDef::Input(_) => None,
+            ValueDef::Node(n, _) => Some(&self.nodes[n]),
         }
     }
     pub fn def_id(&self, v: ValueId) -> Option<NodeId> {
         match self.values[v].def {
-            Def::Input(_) => None,
-            Def::Node(n, _) => Some(n),
+            ValueDef::Input(_) => None,
+            ValueDef::Node(n, _) => Some(n),
         }
     }
     /// Live nodes in order.
-    pub fn live(&self) -> impl DoubleEndedIterator<Item = (NodeId, &Node)> {
+    pub fn live(&self) -> impl DoubleEndedIterator<Item = (NodeId, &GraphNode)> {
         self.body.iter().map(|&id| (id, &self.nodes[id]))
     }
     /// How often each value is used by live nodes and outputs, indexed by value.

@@ -9,7 +9,7 @@ use crate::graph::{Function, FunctionKind, ValueId};
 use crate::kernel::{BinOp, UnOp};
 use crate::module::*;
 use crate::ops::{Op, OpError};
-use crate::sequences::Batching;
+use crate::sequences::RowBatching;
 use crate::types::{DType, TensorType};
 
 /// A module under construction, with the functions that are open (innermost last).
@@ -20,7 +20,7 @@ pub struct GraphBuilder {
     /// Taps of the open entry function; `None` where they are not wanted.
     taps: Option<Vec<(String, ValueId)>>,
     /// The rows of the open entry function.
-    batching: Batching,
+    batching: RowBatching,
     /// Splits of its sequences that are open.
     depth: usize,
 }
@@ -32,7 +32,7 @@ impl GraphBuilder {
             open: Vec::new(),
             error: None,
             taps: None,
-            batching: Batching::Single,
+            batching: RowBatching::Single,
             depth: 0,
         }
     }
@@ -76,7 +76,7 @@ impl GraphBuilder {
         {
             let (names, values): (Vec<String>, Vec<ValueId>) = taps.drain(..).unzip();
             function.outputs.extend(values);
-            self.module.taps.push(Taps { function: name.into(), names });
+            self.module.taps.push(FunctionTaps { function: name.into(), names });
         }
         self.module.functions.push(function)
     }
@@ -97,7 +97,7 @@ impl GraphBuilder {
         taps.push((name, value));
     }
     /// Says what rows the entry functions take that come next.
-    pub fn set_batching(&mut self, batching: Batching) {
+    pub fn set_batching(&mut self, batching: RowBatching) {
         self.batching = batching;
     }
     /// True where a batched function is between [`GraphBuilder::split_sequences`] and [`GraphBuilder::join_sequences`].
@@ -109,7 +109,7 @@ impl GraphBuilder {
     /// outermost pair does something.
     pub fn split_sequences(&mut self, rows: &[ValueId]) -> Vec<ValueId> {
         self.depth += 1;
-        let split = Op::SequenceSplit { ragged: self.batching == Batching::Ragged };
+        let split = Op::SequenceSplit { ragged: self.batching == RowBatching::Ragged };
         match self.batching.is_batched() && self.depth == 1 {
             true => rows.iter().map(|&v| self.op(split.clone(), &[v])).collect(),
             false => rows.to_vec(),
@@ -159,7 +159,9 @@ impl GraphBuilder {
     ) -> ValueId {
         let id = match self.module.param(name) {
             Some(id) => id,
-            None => self.module.params.push(Param { name: name.into(), ty, role, source, packing: None }),
+            None => {
+                self.module.params.push(ModelParam { name: name.into(), ty, role, source, packing: None })
+            }
         };
         self.op(Op::Param(id), &[])
     }
@@ -167,7 +169,7 @@ impl GraphBuilder {
     pub fn state(&mut self, name: &str, ty: TensorType, init: f64) -> StateId {
         match self.module.state(name) {
             Some(id) => id,
-            None => self.module.states.push(State { name: name.into(), ty, init }),
+            None => self.module.states.push(ModelState { name: name.into(), ty, init }),
         }
     }
     pub fn read(&mut self, state: StateId) -> ValueId {

@@ -3,8 +3,8 @@
 //! and the expansion of the meaning elsewhere, and one generated test per row compares the two.
 
 use crate::builder::KernelBuilder;
-use crate::fragment::{M16N8K16, M16N8K32, Mma};
-use crate::kernel::{BinOp, ExprId, Ty};
+use crate::fragment::{M16N8K16, M16N8K32, MmaLayout};
+use crate::kernel::{BinOp, ExprId, ExprType};
 use crate::types::DType;
 
 /// A row of [`INSTRS`].
@@ -13,28 +13,28 @@ pub struct InstrId(pub u32);
 
 /// Who executes the instruction together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Scope {
+pub enum ExecutionScope {
     Thread,
     Warp,
 }
 
 /// What the instruction computes.
 #[derive(Clone, Copy)]
-pub enum Meaning {
+pub enum InstrSemantics {
     /// An expression of its arguments.
     Expr(fn(&mut KernelBuilder, &[ExprId]) -> ExprId),
     /// GPU: the first argument as held by the thread whose lane in its warp of 32 is `lane ^ second argument`.
     ShuffleXor,
-    /// No visible effect: a statement whose argument is a `Load`, of which only the address matters (prefetch, touch).
+    /// No visible effect: a statement whose argument is a `StepLoad`, of which only the address matters (prefetch, touch).
     Hint,
     /// GPU: `sums + a * b` of the fragments (sums, a, b) that all lanes of a warp hold. The order in which products are added is not
     /// defined.
-    Mma(&'static Mma),
-    /// GPU: `matrices` times 8 rows of 16 bytes from shared memory, by [`crate::fragment::UNITS`]. The argument is a `Load`
+    Mma(&'static MmaLayout),
+    /// GPU: `matrices` times 8 rows of 16 bytes from shared memory, by [`crate::fragment::UNITS`]. The argument is a `StepLoad`
     /// of which only the address matters; `transposed` exchanges rows and columns of units of 16 bits.
     LoadMatrix { matrices: u32, transposed: bool },
-    /// GPU: a statement that copies so many bytes to shared from global memory, both aligned to as many. Both arguments are `Load`s of
-    /// which only the addresses matter. The thread has them when it waits for them (`Stmt::Wait`): until then nobody may touch the target,
+    /// GPU: a statement that copies so many bytes to shared from global memory, both aligned to as many. Both arguments are `StepLoad`s of
+    /// which only the addresses matter. The thread has them when it waits for them (`Stmt::WaitError`): until then nobody may touch the target,
     /// and nobody may write the source.
     Copy { bytes: u32 },
 }
@@ -44,7 +44,7 @@ pub const MATRIX_ROW_BYTES: u32 = 16;
 
 /// How a back end writes the instruction.
 #[derive(Clone, Copy, Debug)]
-pub enum Spelling {
+pub enum InstrSpelling {
     /// An LLVM intrinsic; arguments are bitcast to the parameter types of its declaration. `args` gives, for each
     /// intrinsic parameter, which of our arguments it is.
     Llvm { intrinsic: &'static str, args: &'static [u8] },
@@ -58,11 +58,11 @@ pub enum Spelling {
 
 pub struct InstrDef {
     pub name: &'static str,
-    pub scope: Scope,
-    pub args: &'static [Ty],
-    pub ret: Option<Ty>,
-    pub meaning: Meaning,
-    pub spelling: Spelling,
+    pub scope: ExecutionScope,
+    pub args: &'static [ExprType],
+    pub ret: Option<ExprType>,
+    pub meaning: InstrSemantics,
+    pub spelling: InstrSpelling,
     /// Architecture: `x86_64`, `aarch64` or `nvptx`.
     pub arch: &'static str,
     /// LLVM feature names that must all be present.
@@ -81,8 +81,8 @@ impl InstrId {
     }
 }
 
-const fn v(dtype: DType, lanes: u32) -> Ty {
-    Ty::vector(dtype, lanes)
+const fn v(dtype: DType, lanes: u32) -> ExprType {
+    ExprType::vector(dtype, lanes)
 }
 use DType::{BF16, F16, F32, I8, I16, I32, U8};
 
@@ -153,8 +153,8 @@ fn pairs(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
 /// Products of neighbouring u8 x i8 pairs added with saturation to i16.
 fn maddubs(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     let wide = dot(kb, None, a[0], a[1], 2, I32);
-    let low = kb.constant(-32768.0, Ty::scalar(I32));
-    let high = kb.constant(32767.0, Ty::scalar(I32));
+    let low = kb.constant(-32768.0, ExprType::scalar(I32));
+    let high = kb.constant(32767.0, ExprType::scalar(I32));
     let floor = kb.max(wide, low);
     let clamped = kb.min(floor, high);
     kb.cast(clamped, I16)
@@ -186,13 +186,13 @@ fn dpbf16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
 
 fn lookup16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     // table[index & 15] lane by lane, as a chain of selects over the 16 entries.
-    let fifteen = kb.constant(15.0, Ty::scalar(I32));
+    let fifteen = kb.constant(15.0, ExprType::scalar(I32));
     let index = kb.binary(BinOp::And, a[1], fifteen);
     let lanes = kb.ty(a[1]).lanes;
     let mut out = kb.shuffle(a[0], None, vec![0; lanes as usize]);
     for entry in 1..16 {
         let value = kb.shuffle(a[0], None, vec![entry; lanes as usize]);
-        let number = kb.constant(f64::from(entry), Ty::scalar(I32));
+        let number = kb.constant(f64::from(entry), ExprType::scalar(I32));
         let hit = kb.binary(BinOp::Eq, index, number);
         out = kb.select(hit, value, out);
     }
@@ -201,13 +201,13 @@ fn lookup16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
 
 /// Entry `index & 15` of the 16 bytes of the table beside those of the index, 0 where the index has any of the bits `outside`.
 fn lookup_bytes(kb: &mut KernelBuilder, a: &[ExprId], outside: u8) -> ExprId {
-    let kept = kb.constant(f64::from(outside | 15), Ty::scalar(U8));
+    let kept = kb.constant(f64::from(outside | 15), ExprType::scalar(U8));
     let index = kb.binary(BinOp::And, a[1], kept);
     let lanes = kb.ty(a[1]).lanes;
     let mut out = kb.constant(0.0, kb.ty(a[0]));
     for entry in 0..16 {
         let value = kb.shuffle(a[0], None, (0..lanes).map(|lane| lane / 16 * 16 + entry).collect());
-        let number = kb.constant(f64::from(entry), Ty::scalar(U8));
+        let number = kb.constant(f64::from(entry), ExprType::scalar(U8));
         let hit = kb.binary(BinOp::Eq, index, number);
         out = kb.select(hit, value, out);
     }
@@ -227,7 +227,7 @@ macro_rules! instr {
     ($name:literal, $arch:literal, $features:expr, ($($arg:expr),*) -> $ret:expr, $meaning:expr, $spelling:expr) => {
         InstrDef {
             name: $name,
-            scope: Scope::Thread,
+            scope: ExecutionScope::Thread,
             args: &[$($arg),*],
             ret: Some($ret),
             meaning: $meaning,
@@ -238,18 +238,18 @@ macro_rules! instr {
     };
 }
 
-const fn llvm(intrinsic: &'static str, args: &'static [u8]) -> Spelling {
-    Spelling::Llvm { intrinsic, args }
+const fn llvm(intrinsic: &'static str, args: &'static [u8]) -> InstrSpelling {
+    InstrSpelling::Llvm { intrinsic, args }
 }
 
 /// Asks for the cache line of a loaded element ahead of its use.
-const fn prefetch(name: &'static str, element: &'static [Ty]) -> InstrDef {
+const fn prefetch(name: &'static str, element: &'static [ExprType]) -> InstrDef {
     InstrDef {
         name,
-        scope: Scope::Thread,
+        scope: ExecutionScope::Thread,
         args: element,
         ret: None,
-        meaning: Meaning::Hint,
+        meaning: InstrSemantics::Hint,
         spelling: llvm("llvm.prefetch", &[0]),
         arch: "x86_64",
         features: &["sse"],
@@ -258,22 +258,22 @@ const fn prefetch(name: &'static str, element: &'static [Ty]) -> InstrDef {
 
 /// Reads from the cache line of a loaded element, for nothing but to have it there. A request may be dropped (a Zen 4 core does
 /// so where it has too many) and teaches the core less about the stream that it belongs to.
-const fn touch(name: &'static str, element: &'static [Ty]) -> InstrDef {
-    InstrDef { spelling: Spelling::Read, ..prefetch(name, element) }
+const fn touch(name: &'static str, element: &'static [ExprType]) -> InstrDef {
+    InstrDef { spelling: InstrSpelling::Read, ..prefetch(name, element) }
 }
 
 /// A product of fragments.
 macro_rules! mma {
     ($name:literal, $of:expr, ($sums:expr, $a:expr, $b:expr), $types:literal, $sum:literal) => {
         InstrDef {
-            scope: Scope::Warp,
+            scope: ExecutionScope::Warp,
             ..instr!(
                 $name,
                 "nvptx",
                 &["mma.sync"],
                 ($sums, $a, $b) -> $sums,
-                Meaning::Mma(&$of),
-                Spelling::Ptx {
+                InstrSemantics::Mma(&$of),
+                InstrSpelling::Ptx {
                     asm: concat!(
                         "mma.sync.aligned.",
                         $types,
@@ -293,21 +293,21 @@ macro_rules! mma {
 macro_rules! ldmatrix {
     ($name:literal, $element:expr, $ret:expr, $matrices:literal, $transposed:literal, $asm:literal, $outputs:literal) => {
         InstrDef {
-            scope: Scope::Warp,
+            scope: ExecutionScope::Warp,
             ..instr!(
                 $name,
                 "nvptx",
                 &["mma.sync"],
-                (Ty::scalar($element)) -> $ret,
-                Meaning::LoadMatrix { matrices: $matrices, transposed: $transposed },
-                Spelling::Ptx { asm: $asm, constraints: concat!($outputs, ",l,~{memory}") }
+                (ExprType::scalar($element)) -> $ret,
+                InstrSemantics::LoadMatrix { matrices: $matrices, transposed: $transposed },
+                InstrSpelling::Ptx { asm: $asm, constraints: concat!($outputs, ",l,~{memory}") }
             )
         }
     };
 }
 
 /// A copy to shared memory that its thread does not wait for.
-const fn copy(name: &'static str, args: &'static [Ty], bytes: u32) -> InstrDef {
+const fn copy(name: &'static str, args: &'static [ExprType], bytes: u32) -> InstrDef {
     let asm = match bytes {
         16 => "cp.async.cg.shared.global [$0], [$1], 16;",
         8 => "cp.async.ca.shared.global [$0], [$1], 8;",
@@ -315,8 +315,8 @@ const fn copy(name: &'static str, args: &'static [Ty], bytes: u32) -> InstrDef {
     };
     InstrDef {
         args,
-        meaning: Meaning::Copy { bytes },
-        spelling: Spelling::Ptx { asm, constraints: "l,l,~{memory}" },
+        meaning: InstrSemantics::Copy { bytes },
+        spelling: InstrSpelling::Ptx { asm, constraints: "l,l,~{memory}" },
         arch: "nvptx",
         features: &["cp.async"],
         ..prefetch(name, &[])
@@ -343,12 +343,12 @@ fn same(_: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
 
 /// No instruction at all: the value is computed here, in a register, and what reads memory stays on its side. A scheduler that follows the
 /// longest chain of operations otherwise delays what most of an unrolled loop needs, and keeps its operands in memory.
-const fn here(name: &'static str, args: &'static [Ty], ret: Ty) -> InstrDef {
+const fn here(name: &'static str, args: &'static [ExprType], ret: ExprType) -> InstrDef {
     InstrDef {
         args,
         ret: Some(ret),
-        meaning: Meaning::Expr(same),
-        spelling: Spelling::Asm { asm: "", constraints: "=x,0,~{memory}" },
+        meaning: InstrSemantics::Expr(same),
+        spelling: InstrSpelling::Asm { asm: "", constraints: "=x,0,~{memory}" },
         features: &["avx2"],
         ..prefetch(name, &[])
     }
@@ -358,82 +358,82 @@ const fn here(name: &'static str, args: &'static [Ty], ret: Ty) -> InstrDef {
 pub const INSTRS: &[InstrDef] = &[
     // x86: int8 dot products, `acc + dot4(u8, i8)`.
     instr!("vpdpbusd_512", "x86_64", &["avx512vnni", "avx512f"], (v(I32, 16), v(U8, 64), v(I8, 64)) -> v(I32, 16),
-        Meaning::Expr(dot4_i32), llvm("llvm.x86.avx512.vpdpbusd.512", &[0, 1, 2])),
+        InstrSemantics::Expr(dot4_i32), llvm("llvm.x86.avx512.vpdpbusd.512", &[0, 1, 2])),
     instr!("vpdpbusd_256", "x86_64", &["avx512vnni", "avx512vl"], (v(I32, 8), v(U8, 32), v(I8, 32)) -> v(I32, 8),
-        Meaning::Expr(dot4_i32), llvm("llvm.x86.avx512.vpdpbusd.256", &[0, 1, 2])),
+        InstrSemantics::Expr(dot4_i32), llvm("llvm.x86.avx512.vpdpbusd.256", &[0, 1, 2])),
     // The same in the encoding of cores without AVX-512; LLVM has one intrinsic for both.
     instr!("vpdpbusd_avx_256", "x86_64", &["avxvnni"], (v(I32, 8), v(U8, 32), v(I8, 32)) -> v(I32, 8),
-        Meaning::Expr(dot4_i32), llvm("llvm.x86.avx512.vpdpbusd.256", &[0, 1, 2])),
+        InstrSemantics::Expr(dot4_i32), llvm("llvm.x86.avx512.vpdpbusd.256", &[0, 1, 2])),
     // x86: dot products of pairs of 16 bits, `acc + dot2(i16, i16)`.
     instr!("vpdpwssd_512", "x86_64", &["avx512vnni", "avx512f"], (v(I32, 16), v(I16, 32), v(I16, 32)) -> v(I32, 16),
-        Meaning::Expr(dot2_i32), llvm("llvm.x86.avx512.vpdpwssd.512", &[0, 1, 2])),
+        InstrSemantics::Expr(dot2_i32), llvm("llvm.x86.avx512.vpdpwssd.512", &[0, 1, 2])),
     instr!("vpdpwssd_256", "x86_64", &["avx512vnni", "avx512vl"], (v(I32, 8), v(I16, 16), v(I16, 16)) -> v(I32, 8),
-        Meaning::Expr(dot2_i32), llvm("llvm.x86.avx512.vpdpwssd.256", &[0, 1, 2])),
+        InstrSemantics::Expr(dot2_i32), llvm("llvm.x86.avx512.vpdpwssd.256", &[0, 1, 2])),
     instr!("vpdpwssd_avx_256", "x86_64", &["avxvnni"], (v(I32, 8), v(I16, 16), v(I16, 16)) -> v(I32, 8),
-        Meaning::Expr(dot2_i32), llvm("llvm.x86.avx512.vpdpwssd.256", &[0, 1, 2])),
+        InstrSemantics::Expr(dot2_i32), llvm("llvm.x86.avx512.vpdpwssd.256", &[0, 1, 2])),
     instr!("vpmaddubsw_512", "x86_64", &["avx512bw"], (v(U8, 64), v(I8, 64)) -> v(I16, 32),
-        Meaning::Expr(maddubs), llvm("llvm.x86.avx512.pmaddubs.w.512", &[0, 1])),
+        InstrSemantics::Expr(maddubs), llvm("llvm.x86.avx512.pmaddubs.w.512", &[0, 1])),
     instr!("vpmaddubsw_256", "x86_64", &["avx2"], (v(U8, 32), v(I8, 32)) -> v(I16, 16),
-        Meaning::Expr(maddubs), llvm("llvm.x86.avx2.pmadd.ub.sw", &[0, 1])),
+        InstrSemantics::Expr(maddubs), llvm("llvm.x86.avx2.pmadd.ub.sw", &[0, 1])),
     instr!("pmaddubsw_128", "x86_64", &["ssse3"], (v(U8, 16), v(I8, 16)) -> v(I16, 8),
-        Meaning::Expr(maddubs), llvm("llvm.x86.ssse3.pmadd.ub.sw.128", &[0, 1])),
+        InstrSemantics::Expr(maddubs), llvm("llvm.x86.ssse3.pmadd.ub.sw.128", &[0, 1])),
     // x86: signs of one operand put on the other; there is none of 512 bits.
     instr!("vpsignb_256", "x86_64", &["avx2"], (v(I8, 32), v(I8, 32)) -> v(I8, 32),
-        Meaning::Expr(sign), llvm("llvm.x86.avx2.psign.b", &[0, 1])),
+        InstrSemantics::Expr(sign), llvm("llvm.x86.avx2.psign.b", &[0, 1])),
     instr!("psignb_128", "x86_64", &["ssse3"], (v(I8, 16), v(I8, 16)) -> v(I8, 16),
-        Meaning::Expr(sign), llvm("llvm.x86.ssse3.psign.b.128", &[0, 1])),
+        InstrSemantics::Expr(sign), llvm("llvm.x86.ssse3.psign.b.128", &[0, 1])),
     instr!("vpmaddwd_512", "x86_64", &["avx512bw"], (v(I16, 32), v(I16, 32)) -> v(I32, 16),
-        Meaning::Expr(madd_i16), llvm("llvm.x86.avx512.pmaddw.d.512", &[0, 1])),
+        InstrSemantics::Expr(madd_i16), llvm("llvm.x86.avx512.pmaddw.d.512", &[0, 1])),
     instr!("vpmaddwd_256", "x86_64", &["avx2"], (v(I16, 16), v(I16, 16)) -> v(I32, 8),
-        Meaning::Expr(madd_i16), llvm("llvm.x86.avx2.pmadd.wd", &[0, 1])),
+        InstrSemantics::Expr(madd_i16), llvm("llvm.x86.avx2.pmadd.wd", &[0, 1])),
     instr!("pmaddwd_128", "x86_64", &["sse2"], (v(I16, 8), v(I16, 8)) -> v(I32, 4),
-        Meaning::Expr(madd_i16), llvm("llvm.x86.sse2.pmadd.wd", &[0, 1])),
+        InstrSemantics::Expr(madd_i16), llvm("llvm.x86.sse2.pmadd.wd", &[0, 1])),
     // x86: bf16 dot product.
     instr!("vdpbf16ps_512", "x86_64", &["avx512bf16", "avx512f"], (v(F32, 16), v(BF16, 32), v(BF16, 32)) -> v(F32, 16),
-        Meaning::Expr(dpbf16), llvm("llvm.x86.avx512bf16.dpbf16ps.512", &[0, 1, 2])),
+        InstrSemantics::Expr(dpbf16), llvm("llvm.x86.avx512bf16.dpbf16ps.512", &[0, 1, 2])),
     instr!("vdpbf16ps_256", "x86_64", &["avx512bf16", "avx512vl"], (v(F32, 8), v(BF16, 16), v(BF16, 16)) -> v(F32, 8),
-        Meaning::Expr(dpbf16), llvm("llvm.x86.avx512bf16.dpbf16ps.256", &[0, 1, 2])),
+        InstrSemantics::Expr(dpbf16), llvm("llvm.x86.avx512bf16.dpbf16ps.256", &[0, 1, 2])),
     // x86: 16-entry f32 table lookup by the low 4 bits of each index.
     instr!("vpermps_512", "x86_64", &["avx512f"], (v(F32, 16), v(I32, 16)) -> v(F32, 16),
-        Meaning::Expr(lookup16), llvm("llvm.x86.avx512.permvar.sf.512", &[0, 1])),
+        InstrSemantics::Expr(lookup16), llvm("llvm.x86.avx512.permvar.sf.512", &[0, 1])),
     // x86: 16-entry table lookup of bytes, in each 16 bytes on their own.
     instr!("vpshufb_512", "x86_64", &["avx512bw"], (v(U8, 64), v(U8, 64)) -> v(U8, 64),
-        Meaning::Expr(pshufb), llvm("llvm.x86.avx512.pshuf.b.512", &[0, 1])),
+        InstrSemantics::Expr(pshufb), llvm("llvm.x86.avx512.pshuf.b.512", &[0, 1])),
     instr!("vpshufb_256", "x86_64", &["avx2"], (v(U8, 32), v(U8, 32)) -> v(U8, 32),
-        Meaning::Expr(pshufb), llvm("llvm.x86.avx2.pshuf.b", &[0, 1])),
+        InstrSemantics::Expr(pshufb), llvm("llvm.x86.avx2.pshuf.b", &[0, 1])),
     instr!("pshufb_128", "x86_64", &["ssse3"], (v(U8, 16), v(U8, 16)) -> v(U8, 16),
-        Meaning::Expr(pshufb), llvm("llvm.x86.ssse3.pshuf.b.128", &[0, 1])),
+        InstrSemantics::Expr(pshufb), llvm("llvm.x86.ssse3.pshuf.b.128", &[0, 1])),
     // AArch64: the same.
     instr!("tbl1_128", "aarch64", &["neon"], (v(U8, 16), v(U8, 16)) -> v(U8, 16),
-        Meaning::Expr(tbl), llvm("llvm.aarch64.neon.tbl1.v16i8", &[0, 1])),
+        InstrSemantics::Expr(tbl), llvm("llvm.aarch64.neon.tbl1.v16i8", &[0, 1])),
     // AArch64: int8 dot products.
     instr!("sdot_128", "aarch64", &["dotprod"], (v(I32, 4), v(I8, 16), v(I8, 16)) -> v(I32, 4),
-        Meaning::Expr(dot4_i32), llvm("llvm.aarch64.neon.sdot.v4i32.v16i8", &[0, 1, 2])),
+        InstrSemantics::Expr(dot4_i32), llvm("llvm.aarch64.neon.sdot.v4i32.v16i8", &[0, 1, 2])),
     instr!("udot_128", "aarch64", &["dotprod"], (v(I32, 4), v(U8, 16), v(U8, 16)) -> v(I32, 4),
-        Meaning::Expr(dot4_i32), llvm("llvm.aarch64.neon.udot.v4i32.v16i8", &[0, 1, 2])),
+        InstrSemantics::Expr(dot4_i32), llvm("llvm.aarch64.neon.udot.v4i32.v16i8", &[0, 1, 2])),
     instr!("usdot_128", "aarch64", &["i8mm"], (v(I32, 4), v(U8, 16), v(I8, 16)) -> v(I32, 4),
-        Meaning::Expr(dot4_i32), llvm("llvm.aarch64.neon.usdot.v4i32.v16i8", &[0, 1, 2])),
+        InstrSemantics::Expr(dot4_i32), llvm("llvm.aarch64.neon.usdot.v4i32.v16i8", &[0, 1, 2])),
     // AArch64 without a dot product: products of bytes as words, and their sums.
     instr!("smull_128", "aarch64", &["neon"], (v(I8, 8), v(I8, 8)) -> v(I16, 8),
-        Meaning::Expr(long_product), llvm("llvm.aarch64.neon.smull.v8i16", &[0, 1])),
+        InstrSemantics::Expr(long_product), llvm("llvm.aarch64.neon.smull.v8i16", &[0, 1])),
     instr!("saddlp_128", "aarch64", &["neon"], (v(I16, 8)) -> v(I32, 4),
-        Meaning::Expr(long_pairs), llvm("llvm.aarch64.neon.saddlp.v4i32.v8i16", &[0])),
+        InstrSemantics::Expr(long_pairs), llvm("llvm.aarch64.neon.saddlp.v4i32.v8i16", &[0])),
     instr!("addp_128", "aarch64", &["neon"], (v(I32, 4), v(I32, 4)) -> v(I32, 4),
-        Meaning::Expr(pairs), llvm("llvm.aarch64.neon.addp.v4i32", &[0, 1])),
+        InstrSemantics::Expr(pairs), llvm("llvm.aarch64.neon.addp.v4i32", &[0, 1])),
     // AArch64: two rows of 8 codes times two others, every one with every other.
     instr!("smmla_128", "aarch64", &["i8mm"], (v(I32, 4), v(I8, 16), v(I8, 16)) -> v(I32, 4),
-        Meaning::Expr(squares_i32), llvm("llvm.aarch64.neon.smmla.v4i32.v16i8", &[0, 1, 2])),
+        InstrSemantics::Expr(squares_i32), llvm("llvm.aarch64.neon.smmla.v4i32.v16i8", &[0, 1, 2])),
     // AArch64: bf16 dot product. Its products and sums are rounded to odd, so results agree to the last bits only.
     instr!("bfdot_128", "aarch64", &["bf16"], (v(F32, 4), v(BF16, 8), v(BF16, 8)) -> v(F32, 4),
-        Meaning::Expr(dpbf16), llvm("llvm.aarch64.neon.bfdot.v4f32.v8bf16", &[0, 1, 2])),
+        InstrSemantics::Expr(dpbf16), llvm("llvm.aarch64.neon.bfdot.v4f32.v8bf16", &[0, 1, 2])),
     // NVIDIA.
     InstrDef {
         name: "shfl_xor_f32",
-        scope: Scope::Warp,
-        args: &[Ty::F32, Ty::scalar(I32)],
-        ret: Some(Ty::F32),
-        meaning: Meaning::ShuffleXor,
-        spelling: Spelling::Ptx {
+        scope: ExecutionScope::Warp,
+        args: &[ExprType::F32, ExprType::scalar(I32)],
+        ret: Some(ExprType::F32),
+        meaning: InstrSemantics::ShuffleXor,
+        spelling: InstrSpelling::Ptx {
             asm: "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;",
             constraints: "=f,f,r",
         },
@@ -442,11 +442,11 @@ pub const INSTRS: &[InstrDef] = &[
     },
     InstrDef {
         name: "shfl_xor_i32",
-        scope: Scope::Warp,
-        args: &[Ty::scalar(I32), Ty::scalar(I32)],
-        ret: Some(Ty::scalar(I32)),
-        meaning: Meaning::ShuffleXor,
-        spelling: Spelling::Ptx {
+        scope: ExecutionScope::Warp,
+        args: &[ExprType::scalar(I32), ExprType::scalar(I32)],
+        ret: Some(ExprType::scalar(I32)),
+        meaning: InstrSemantics::ShuffleXor,
+        spelling: InstrSpelling::Ptx {
             asm: "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;",
             constraints: "=r,r,r",
         },
@@ -455,15 +455,15 @@ pub const INSTRS: &[InstrDef] = &[
     },
     // acc + dot4(i8, i8); arguments as 4-lane vectors, one 32-bit register each.
     instr!("dp4a_s32", "nvptx", &[], (v(I32, 1), v(I8, 4), v(I8, 4)) -> v(I32, 1),
-        Meaning::Expr(dot4_i32), Spelling::Ptx { asm: "dp4a.s32.s32 $0, $2, $3, $1;", constraints: "=r,r,r,r" }),
+        InstrSemantics::Expr(dot4_i32), InstrSpelling::Ptx { asm: "dp4a.s32.s32 $0, $2, $3, $1;", constraints: "=r,r,r,r" }),
     // Two f16 in a register.
     instr!("add_f16x2", "nvptx", &["mma.sync"], (v(F16, 2), v(F16, 2)) -> v(F16, 2),
-        Meaning::Expr(sum_f16), Spelling::Ptx { asm: "add.rn.f16x2 $0, $1, $2;", constraints: "=r,r,r" }),
+        InstrSemantics::Expr(sum_f16), InstrSpelling::Ptx { asm: "add.rn.f16x2 $0, $1, $2;", constraints: "=r,r,r" }),
     instr!("fma_f16x2", "nvptx", &["mma.sync"], (v(F16, 2), v(F16, 2), v(F16, 2)) -> v(F16, 2),
-        Meaning::Expr(fused_halves), Spelling::Ptx { asm: "fma.rn.f16x2 $0, $1, $2, $3;", constraints: "=r,r,r,r" }),
+        InstrSemantics::Expr(fused_halves), InstrSpelling::Ptx { asm: "fma.rn.f16x2 $0, $1, $2, $3;", constraints: "=r,r,r,r" }),
     // Two bf16 in a register; their sum alone is an instruction from sm_90 on.
     instr!("fma_bf16x2", "nvptx", &["mma.sync"], (v(BF16, 2), v(BF16, 2), v(BF16, 2)) -> v(BF16, 2),
-        Meaning::Expr(fused_halves), Spelling::Ptx { asm: "fma.rn.bf16x2 $0, $1, $2, $3;", constraints: "=r,r,r,r" }),
+        InstrSemantics::Expr(fused_halves), InstrSpelling::Ptx { asm: "fma.rn.bf16x2 $0, $1, $2, $3;", constraints: "=r,r,r,r" }),
     // Tensor cores, from sm_80 on.
     mma!(
         "mma_m16n8k16_f16",
@@ -576,24 +576,24 @@ pub const INSTRS: &[InstrDef] = &[
         "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {$0, $1}, [$2];",
         "=r,=r"
     ),
-    copy("cp_async_16_f32", &[Ty::F32, Ty::F32], 16),
-    copy("cp_async_4_f32", &[Ty::F32, Ty::F32], 4),
-    copy("cp_async_16_f16", &[Ty::scalar(F16), Ty::scalar(F16)], 16),
-    copy("cp_async_16_bf16", &[Ty::scalar(BF16), Ty::scalar(BF16)], 16),
-    copy("cp_async_16_u8", &[Ty::scalar(U8), Ty::scalar(U8)], 16),
-    copy("cp_async_16_i8", &[Ty::scalar(I8), Ty::scalar(I8)], 16),
-    copy("cp_async_8_u8", &[Ty::scalar(U8), Ty::scalar(U8)], 8),
-    copy("cp_async_4_u8", &[Ty::scalar(U8), Ty::scalar(U8)], 4),
+    copy("cp_async_16_f32", &[ExprType::F32, ExprType::F32], 16),
+    copy("cp_async_4_f32", &[ExprType::F32, ExprType::F32], 4),
+    copy("cp_async_16_f16", &[ExprType::scalar(F16), ExprType::scalar(F16)], 16),
+    copy("cp_async_16_bf16", &[ExprType::scalar(BF16), ExprType::scalar(BF16)], 16),
+    copy("cp_async_16_u8", &[ExprType::scalar(U8), ExprType::scalar(U8)], 16),
+    copy("cp_async_16_i8", &[ExprType::scalar(I8), ExprType::scalar(I8)], 16),
+    copy("cp_async_8_u8", &[ExprType::scalar(U8), ExprType::scalar(U8)], 8),
+    copy("cp_async_4_u8", &[ExprType::scalar(U8), ExprType::scalar(U8)], 4),
     // x86: prefetch into all cache levels, per element type of the buffer.
-    prefetch("prefetch_u8", &[Ty::scalar(U8)]),
-    prefetch("prefetch_i8", &[Ty::scalar(DType::I8)]),
-    prefetch("prefetch_f16", &[Ty::scalar(DType::F16)]),
-    prefetch("prefetch_bf16", &[Ty::scalar(BF16)]),
-    prefetch("prefetch_f32", &[Ty::F32]),
-    touch("touch_i8", &[Ty::scalar(DType::I8)]),
-    touch("touch_f16", &[Ty::scalar(DType::F16)]),
-    touch("touch_bf16", &[Ty::scalar(BF16)]),
-    touch("touch_f32", &[Ty::F32]),
+    prefetch("prefetch_u8", &[ExprType::scalar(U8)]),
+    prefetch("prefetch_i8", &[ExprType::scalar(DType::I8)]),
+    prefetch("prefetch_f16", &[ExprType::scalar(DType::F16)]),
+    prefetch("prefetch_bf16", &[ExprType::scalar(BF16)]),
+    prefetch("prefetch_f32", &[ExprType::F32]),
+    touch("touch_i8", &[ExprType::scalar(DType::I8)]),
+    touch("touch_f16", &[ExprType::scalar(DType::F16)]),
+    touch("touch_bf16", &[ExprType::scalar(BF16)]),
+    touch("touch_f32", &[ExprType::F32]),
     // x86: a value at its place in the code.
     here("here_i16_256", &[v(I16, 16)], v(I16, 16)),
     here("here_i32_256", &[v(I32, 8)], v(I32, 8)),

@@ -8,7 +8,7 @@
 //! * Variables are assigned once (by `For`, `Let`, or as a dimension of the kernel). Loop-carried values live in
 //!   `Local` buffers.
 //! * CPU kernels use `Serial`, `Unroll` and `Par`; a `Par` loop is never inside another loop of kind `Par`, and its
-//!   iterations are independent: worker `w` of `W` runs iterations `[w*extent/W, (w+1)*extent/W)`.
+//!   iterations are independent: worker `w` of `WordRegister` runs iterations `[w*extent/W, (w+1)*extent/W)`.
 //! * A CPU kernel without a `Par` loop runs on worker 0 alone; in one that has `Par` loops, stores outside of them are
 //!   executed by every worker, which counts as a race.
 //! * `Out` parameters start undefined and may be read once written. Division by zero, `MIN / -1` and shifts by the width
@@ -17,8 +17,8 @@
 //!   them `Barrier`). `Local` buffers are private to a thread even when allocated outside a `Thread` loop; `Shared`
 //!   buffers are one per block.
 
-use crate::dim::{Dim, Sym};
-use crate::entity::{Arena, EntityId, entity};
+use crate::dim::{Dim, SizeSymbol};
+use crate::entity::{EntityArena, EntityId, entity};
 use crate::instr::InstrId;
 use crate::types::DType;
 use indexmap::IndexSet;
@@ -32,25 +32,25 @@ entity!(/// A variable of one kernel.
 entity!(/// A buffer of one kernel: parameter or allocation.
     BufId, "b");
 
-/// Type of an expression: `lanes` elements of `dtype` (never `Packed`).
+/// Type of an expression: `lanes` elements of `dtype` (never `PackedWeight`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Ty {
+pub struct ExprType {
     pub dtype: DType,
     pub lanes: u32,
 }
 
-impl Ty {
-    pub const I64: Ty = Ty::scalar(DType::I64);
-    pub const F32: Ty = Ty::scalar(DType::F32);
-    pub const fn scalar(dtype: DType) -> Ty {
-        Ty { dtype, lanes: 1 }
+impl ExprType {
+    pub const I64: ExprType = ExprType::scalar(DType::I64);
+    pub const F32: ExprType = ExprType::scalar(DType::F32);
+    pub const fn scalar(dtype: DType) -> ExprType {
+        ExprType { dtype, lanes: 1 }
     }
-    pub const fn vector(dtype: DType, lanes: u32) -> Ty {
-        Ty { dtype, lanes }
+    pub const fn vector(dtype: DType, lanes: u32) -> ExprType {
+        ExprType { dtype, lanes }
     }
 }
 
-impl fmt::Display for Ty {
+impl fmt::Display for ExprType {
     /// `f32`, `f32x16`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.lanes {
@@ -308,7 +308,7 @@ pub enum Stmt {
 
 /// Where a buffer lives.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Space {
+pub enum MemorySpace {
     Global,
     /// GPU shared memory.
     Shared,
@@ -318,31 +318,32 @@ pub enum Space {
     Stack,
 }
 
-impl Space {
-    pub const ALL: [Space; 4] = [Space::Global, Space::Shared, Space::Local, Space::Stack];
+impl MemorySpace {
+    pub const ALL: [MemorySpace; 4] =
+        [MemorySpace::Global, MemorySpace::Shared, MemorySpace::Local, MemorySpace::Stack];
     pub fn name(self) -> &'static str {
         match self {
-            Space::Global => "global",
-            Space::Shared => "shared",
-            Space::Local => "local",
-            Space::Stack => "stack",
+            MemorySpace::Global => "global",
+            MemorySpace::Shared => "shared",
+            MemorySpace::Local => "local",
+            MemorySpace::Stack => "stack",
         }
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Access {
+pub enum ParamAccess {
     In,
     Out,
     InOut,
 }
 
-impl Access {
+impl ParamAccess {
     pub fn reads(self) -> bool {
-        matches!(self, Access::In | Access::InOut)
+        matches!(self, ParamAccess::In | ParamAccess::InOut)
     }
     pub fn writes(self) -> bool {
-        matches!(self, Access::Out | Access::InOut)
+        matches!(self, ParamAccess::Out | ParamAccess::InOut)
     }
 }
 
@@ -350,10 +351,10 @@ impl Access {
 pub struct BufDecl {
     pub name: String,
     pub dtype: DType,
-    pub space: Space,
+    pub space: MemorySpace,
     /// Length in elements; constant for allocations.
     pub len: Dim,
-    pub access: Access,
+    pub access: ParamAccess,
     /// Alignment in bytes that the base address is known to have, beside that of an element.
     pub align: u32,
 }
@@ -369,17 +370,17 @@ impl BufDecl {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VarDecl {
     pub name: String,
-    pub ty: Ty,
+    pub ty: ExprType,
 }
 
 /// Expressions with their types, each distinct one stored once.
 #[derive(Clone, Default)]
 pub struct ExprArena {
-    nodes: IndexSet<(Expr, Ty), FxBuildHasher>,
+    nodes: IndexSet<(Expr, ExprType), FxBuildHasher>,
 }
 
 impl ExprArena {
-    pub fn intern(&mut self, expr: Expr, ty: Ty) -> ExprId {
+    pub fn intern(&mut self, expr: Expr, ty: ExprType) -> ExprId {
         let (index, _) = self.nodes.insert_full((expr, ty));
         ExprId::from_index(index)
     }
@@ -392,7 +393,7 @@ impl ExprArena {
     pub fn expr(&self, id: ExprId) -> &Expr {
         &self.nodes[id.index()].0
     }
-    pub fn ty(&self, id: ExprId) -> Ty {
+    pub fn ty(&self, id: ExprId) -> ExprType {
         self.nodes[id.index()].1
     }
     pub fn ids(&self) -> impl DoubleEndedIterator<Item = ExprId> + use<> {
@@ -414,9 +415,9 @@ pub struct Kernel {
     /// Buffer arguments in call order; all of space `Global`.
     pub params: Vec<BufId>,
     /// Size arguments (i64) in call order, after the buffers.
-    pub dims: Vec<(Sym, VarId)>,
-    pub bufs: Arena<BufId, BufDecl>,
-    pub vars: Arena<VarId, VarDecl>,
+    pub dims: Vec<(SizeSymbol, VarId)>,
+    pub bufs: EntityArena<BufId, BufDecl>,
+    pub vars: EntityArena<VarId, VarDecl>,
     pub exprs: ExprArena,
     pub body: Vec<Stmt>,
 }
@@ -427,13 +428,13 @@ impl Kernel {
             name: name.into(),
             params: Vec::new(),
             dims: Vec::new(),
-            bufs: Arena::new(),
-            vars: Arena::new(),
+            bufs: EntityArena::new(),
+            vars: EntityArena::new(),
             exprs: ExprArena::default(),
             body: Vec::new(),
         }
     }
-    pub fn ty(&self, e: ExprId) -> Ty {
+    pub fn ty(&self, e: ExprId) -> ExprType {
         self.exprs.ty(e)
     }
     /// True if the kernel has GPU loops.

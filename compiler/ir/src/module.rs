@@ -1,11 +1,11 @@
 //! A module: everything the compiler holds about one model, graph level and kernel level side by side.
 
 use crate::dim::Dim;
-use crate::entity::{Arena, entity};
+use crate::entity::{EntityArena, entity};
 use crate::graph::Function;
 use crate::kernel::Kernel;
 use crate::ops::Op;
-use crate::step::Step;
+use crate::step::StepProgram;
 use crate::types::{Packing, TensorType};
 
 entity!(/// A function of the module.
@@ -154,7 +154,7 @@ impl ParamRole {
 
 /// A weight: constant during a run, found in the payload of the artifact.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Param {
+pub struct ModelParam {
     /// Unique; the checkpoint's (canonical) name for a plain tensor.
     pub name: String,
     /// Storage type; constant dims.
@@ -165,7 +165,7 @@ pub struct Param {
     pub packing: Option<Packing>,
 }
 
-impl Param {
+impl ModelParam {
     /// Whether it belongs to the slots for adapters, and so lies in memory that the runtime fills, not in the payload.
     pub fn is_adapter(&self) -> bool {
         self.source == ParamSource::Adapter
@@ -174,7 +174,7 @@ impl Param {
 
 /// A tensor that lives from step to step.
 #[derive(Clone, PartialEq, Debug)]
-pub struct State {
+pub struct ModelState {
     pub name: String,
     /// Constant dims.
     pub ty: TensorType,
@@ -184,7 +184,7 @@ pub struct State {
 
 /// Values that an entry function returns after its first output, so that they can be looked at while debugging.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Taps {
+pub struct FunctionTaps {
     /// Name of the entry function.
     pub function: String,
     /// Names of its outputs 1, 2, ...
@@ -195,13 +195,13 @@ pub struct Taps {
 #[derive(Clone, Default)]
 pub struct Module {
     pub name: String,
-    pub params: Arena<ParamId, Param>,
-    pub states: Arena<StateId, State>,
-    pub functions: Arena<FuncId, Function>,
+    pub params: EntityArena<ParamId, ModelParam>,
+    pub states: EntityArena<StateId, ModelState>,
+    pub functions: EntityArena<FuncId, Function>,
     /// At most one entry per function; empty unless the module was built for debugging.
-    pub taps: Vec<Taps>,
+    pub taps: Vec<FunctionTaps>,
     pub kernels: Vec<Kernel>,
-    pub steps: Vec<Step>,
+    pub steps: Vec<StepProgram>,
 }
 
 impl Module {
@@ -219,7 +219,7 @@ impl Module {
 
     /// How many ranks the module is made for; 1 if it is whole.
     pub fn ranks(&self) -> usize {
-        let of_param = |param: &Param| match &param.source {
+        let of_param = |param: &ModelParam| match &param.source {
             ParamSource::Ranks(parts) => parts.len(),
             _ => 1,
         };
@@ -241,7 +241,7 @@ impl Module {
     pub fn kernel(&self, name: &str) -> Option<&Kernel> {
         self.kernels.iter().find(|k| k.name == name)
     }
-    pub fn step(&self, name: &str) -> Option<&Step> {
+    pub fn step(&self, name: &str) -> Option<&StepProgram> {
         self.steps.iter().find(|s| s.name == name)
     }
     /// The parameter of that name, if declared.

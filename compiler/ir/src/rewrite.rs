@@ -3,21 +3,21 @@
 
 use crate::builder::KernelBuilder;
 use crate::entity::EntityId;
-use crate::instr::{InstrId, Meaning};
+use crate::instr::{InstrId, InstrSemantics};
 use crate::kernel::*;
 
 /// Rebuilds `kernel` (same buffers, variables and statements) calling `f` for every expression, children first: `f` gets
 /// the node with its children already rebuilt and returns its replacement, or `None` to keep it.
 pub fn rewrite_exprs(
     kernel: &Kernel,
-    mut f: impl FnMut(&mut KernelBuilder, &Expr, Ty) -> Option<ExprId>,
+    mut f: impl FnMut(&mut KernelBuilder, &Expr, ExprType) -> Option<ExprId>,
 ) -> Kernel {
     let mut shell = Kernel::new(kernel.name.clone());
     shell.params.clone_from(&kernel.params);
     shell.dims.clone_from(&kernel.dims);
     shell.bufs = kernel.bufs.clone();
     shell.vars = kernel.vars.clone();
-    let mut rw = Rewriter {
+    let mut rw = ExprRewriter {
         old: kernel,
         kb: KernelBuilder::resume(shell),
         map: vec![None; kernel.exprs.len()],
@@ -32,28 +32,28 @@ pub fn rewrite_exprs(
 pub fn expand_instrs(kernel: &Kernel, available: impl Fn(InstrId) -> bool) -> Kernel {
     rewrite_exprs(kernel, |kb, expr, _| match expr {
         Expr::Instr(id, args) if !available(*id) => match id.def().meaning {
-            Meaning::Expr(meaning) => Some(meaning(kb, args)),
-            Meaning::ShuffleXor
-            | Meaning::Hint
-            | Meaning::Mma(_)
-            | Meaning::LoadMatrix { .. }
-            | Meaning::Copy { .. } => None,
+            InstrSemantics::Expr(meaning) => Some(meaning(kb, args)),
+            InstrSemantics::ShuffleXor
+            | InstrSemantics::Hint
+            | InstrSemantics::Mma(_)
+            | InstrSemantics::LoadMatrix { .. }
+            | InstrSemantics::Copy { .. } => None,
         },
         _ => None,
     })
 }
 
-type Replace<'a> = &'a mut dyn FnMut(&mut KernelBuilder, &Expr, Ty) -> Option<ExprId>;
+type ExprReplacement<'a> = &'a mut dyn FnMut(&mut KernelBuilder, &Expr, ExprType) -> Option<ExprId>;
 
-struct Rewriter<'a> {
+struct ExprRewriter<'a> {
     old: &'a Kernel,
     kb: KernelBuilder,
     /// By the old expression: what it became.
     map: Vec<Option<ExprId>>,
-    f: Replace<'a>,
+    f: ExprReplacement<'a>,
 }
 
-impl Rewriter<'_> {
+impl ExprRewriter<'_> {
     fn stmts(&mut self, body: &[Stmt]) {
         for stmt in body {
             self.stmt(stmt);

@@ -1,26 +1,26 @@
 //! Entry functions for rows of several sequences, computed together: weights are read once for all of them.
 //!
-//! There are two kinds ([`Batching`]): one row of each of `n` sequences, or any number of rows of each of `b` sequences, one
+//! There are two kinds ([`RowBatching`]): one row of each of `n` sequences, or any number of rows of each of `b` sequences, one
 //! sequence behind the other, `n` rows in all. What looks at one sequence stands between `sequence.split` and
 //! `sequence.join`: values there exist once per sequence, as if the ops between were run for one sequence after the other.
 //! The logits may be asked for of some rows only: behind `rows.wanted` there are no others.
 //!
-//! So a value has a scope ([`Scope`]), and symbols mean what they mean there. In the scope of a sequence, states, `past` and (in
+//! So a value has a scope ([`RowScope`]), and symbols mean what they mean there. In the scope of a sequence, states, `past` and (in
 //! a ragged function) `n` are those of the sequence; behind `rows.wanted`, `n` is the number of these rows. That way an op is
 //! the same function, and the same kernel, as in a function for one sequence.
 //!
 //! A value is of one sequence if it comes from a split, a state or `past`, counts rows (`iota` over `n`), or is computed from such a value. Only a join
 //! makes a value of all sequences from it, and only a split one of a single sequence from rows of all.
 
-use crate::dim::{Atom, Dim, Sym};
+use crate::dim::{Dim, DimAtom, SizeSymbol};
 use crate::entity::EntityId;
-use crate::graph::{Function, Node, NodeId, ValueId};
+use crate::graph::{Function, GraphNode, NodeId, ValueId};
 use crate::module::Module;
 use crate::ops::Op;
 
 /// The rows of an entry function.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub enum Batching {
+pub enum RowBatching {
     /// All of one sequence.
     #[default]
     Single,
@@ -30,19 +30,19 @@ pub enum Batching {
     Ragged,
 }
 
-impl Batching {
+impl RowBatching {
     /// Whether there are rows of several sequences.
     pub fn is_batched(self) -> bool {
         match self {
-            Batching::Single => false,
-            Batching::OneEach | Batching::Ragged => true,
+            RowBatching::Single => false,
+            RowBatching::OneEach | RowBatching::Ragged => true,
         }
     }
 }
 
 /// Which rows a value or a node is about.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Scope {
+pub enum RowScope {
     /// All rows of the call, or none in particular.
     All,
     /// Those of one sequence: the value exists once per sequence.
@@ -52,14 +52,14 @@ pub enum Scope {
 }
 
 /// The scopes of the values of a batched function, by value id; `None` if the function is not batched.
-pub fn scopes(module: &Module, f: &Function) -> Option<Vec<Scope>> {
+pub fn scopes(module: &Module, f: &Function) -> Option<Vec<RowScope>> {
     if !batching(f).is_batched() {
         return None;
     }
-    let mut scopes = vec![Scope::All; f.values.len()];
+    let mut scopes = vec![RowScope::All; f.values.len()];
     for (_, node) in f.live() {
         let scope = match node.op {
-            Op::SequenceJoin => Scope::All,
+            Op::SequenceJoin => RowScope::All,
             _ => scope_of(module, node, &scopes),
         };
         node.outputs.iter().for_each(|v| scopes[v.index()] = scope);
@@ -68,44 +68,44 @@ pub fn scopes(module: &Module, f: &Function) -> Option<Vec<Scope>> {
 }
 
 /// What rows a function takes: it splits rows of sequences or joins them.
-pub fn batching(f: &Function) -> Batching {
-    let kind = |node: &Node| match node.op {
-        Op::SequenceSplit { ragged: true } | Op::WantedRows => Batching::Ragged,
-        Op::SequenceSplit { ragged: false } => Batching::OneEach,
-        Op::SequenceJoin if joins_one(f, node) => Batching::OneEach,
-        Op::SequenceJoin => Batching::Ragged,
-        _ => Batching::Single,
+pub fn batching(f: &Function) -> RowBatching {
+    let kind = |node: &GraphNode| match node.op {
+        Op::SequenceSplit { ragged: true } | Op::WantedRows => RowBatching::Ragged,
+        Op::SequenceSplit { ragged: false } => RowBatching::OneEach,
+        Op::SequenceJoin if joins_one(f, node) => RowBatching::OneEach,
+        Op::SequenceJoin => RowBatching::Ragged,
+        _ => RowBatching::Single,
     };
     f.live().map(|(_, node)| kind(node)).max().unwrap_or_default()
 }
 
 /// Whether a join takes one row of each sequence.
-fn joins_one(f: &Function, node: &Node) -> bool {
+fn joins_one(f: &Function, node: &GraphNode) -> bool {
     node.inputs.first().is_some_and(|&v| f.ty(v).dims.first() == Some(&Dim::from(1)))
 }
 
 /// Which rows a node of a batched function computes; `scopes` tells that of the values before it. A join is run for every
 /// sequence, its result is of all.
-pub fn scope_of(module: &Module, node: &Node, scopes: &[Scope]) -> Scope {
+pub fn scope_of(module: &Module, node: &GraphNode, scopes: &[RowScope]) -> RowScope {
     let reads = |scope| node.inputs.iter().any(|v| scopes[v.index()] == scope);
     match node.op {
         Op::SequenceSplit { .. }
         | Op::SequenceJoin
         | Op::StateRead(_)
         | Op::StateWrite(_)
-        | Op::CacheAppend(_) => Scope::Sequence,
-        Op::WantedRows => Scope::Wanted,
-        _ if reads(Scope::Sequence) || counts_rows(module, node) => Scope::Sequence,
-        _ if reads(Scope::Wanted) => Scope::Wanted,
-        _ => Scope::All,
+        | Op::CacheAppend(_) => RowScope::Sequence,
+        Op::WantedRows => RowScope::Wanted,
+        _ if reads(RowScope::Sequence) || counts_rows(module, node) => RowScope::Sequence,
+        _ if reads(RowScope::Wanted) => RowScope::Wanted,
+        _ => RowScope::All,
     }
 }
 
 /// Whether the result depends on `past` or on the number of rows beyond the types of the inputs.
-fn counts_rows(module: &Module, node: &Node) -> bool {
+fn counts_rows(module: &Module, node: &GraphNode) -> bool {
     match &node.op {
         Op::Iota { start, len } => {
-            let counts = |dim| mentions(dim, Sym::Past) || mentions(dim, Sym::N);
+            let counts = |dim| mentions(dim, SizeSymbol::Past) || mentions(dim, SizeSymbol::N);
             counts(start) || counts(len)
         }
         Op::Call(callee) => {
@@ -116,12 +116,12 @@ fn counts_rows(module: &Module, node: &Node) -> bool {
 }
 
 /// Whether a size depends on a symbol.
-pub fn mentions(dim: &Dim, sym: Sym) -> bool {
+pub fn mentions(dim: &Dim, sym: SizeSymbol) -> bool {
     dim.terms().iter().any(|(atom, _)| match atom {
-        Atom::Sym(s) => *s == sym,
-        Atom::FloorDiv(d, _) => mentions(d, sym),
-        Atom::Min(a, b) | Atom::Max(a, b) => mentions(a, sym) || mentions(b, sym),
-        Atom::Product(factors) => factors.iter().any(|d| mentions(d, sym)),
+        DimAtom::Sym(s) => *s == sym,
+        DimAtom::FloorDiv(d, _) => mentions(d, sym),
+        DimAtom::Min(a, b) | DimAtom::Max(a, b) => mentions(a, sym) || mentions(b, sym),
+        DimAtom::Product(factors) => factors.iter().any(|d| mentions(d, sym)),
     })
 }
 
@@ -136,15 +136,15 @@ pub(crate) fn fault(module: &Module, f: &Function) -> Option<(NodeId, String)> {
 
 fn mixed(
     f: &Function,
-    node: &Node,
-    scope: Scope,
-    scopes: &[Scope],
-    batching: Batching,
+    node: &GraphNode,
+    scope: RowScope,
+    scopes: &[RowScope],
+    batching: RowBatching,
 ) -> Option<&'static str> {
-    let rows = |v: ValueId| f.ty(v).dims.iter().any(|d| mentions(d, Sym::N));
+    let rows = |v: ValueId| f.ty(v).dims.iter().any(|d| mentions(d, SizeSymbol::N));
     let reads = |scope| node.inputs.iter().any(|v| scopes[v.index()] == scope);
-    let reads_all = || node.inputs.iter().any(|&v| scopes[v.index()] == Scope::All && rows(v));
-    let ragged = batching == Batching::Ragged;
+    let reads_all = || node.inputs.iter().any(|&v| scopes[v.index()] == RowScope::All && rows(v));
+    let ragged = batching == RowBatching::Ragged;
     let one_each = match node.op {
         Op::SequenceSplit { ragged } => !ragged,
         Op::SequenceJoin => joins_one(f, node),
@@ -154,29 +154,35 @@ fn mixed(
         Op::SequenceSplit { .. } | Op::SequenceJoin if ragged && one_each => {
             Some("takes one row of each sequence, other nodes take pieces")
         }
-        Op::SequenceSplit { .. } if reads(Scope::Sequence) => Some("splits what is of one sequence already"),
-        Op::SequenceSplit { .. } if reads(Scope::Wanted) => {
+        Op::SequenceSplit { .. } if reads(RowScope::Sequence) => {
+            Some("splits what is of one sequence already")
+        }
+        Op::SequenceSplit { .. } if reads(RowScope::Wanted) => {
             Some("splits rows that are wanted, not those of all")
         }
         Op::SequenceSplit { .. } => None,
-        Op::SequenceJoin if reads(Scope::All) || reads(Scope::Wanted) => {
+        Op::SequenceJoin if reads(RowScope::All) || reads(RowScope::Wanted) => {
             Some("joins what is not of one sequence")
         }
         Op::SequenceJoin => None,
-        Op::WantedRows if reads(Scope::Sequence) || reads(Scope::Wanted) => {
+        Op::WantedRows if reads(RowScope::Sequence) || reads(RowScope::Wanted) => {
             Some("takes the wanted rows of what are not the rows of all")
         }
         Op::WantedRows => None,
         _ => match scope {
-            Scope::All => None,
-            Scope::Sequence if reads(Scope::Wanted) => Some("reads rows that are wanted for one sequence"),
-            Scope::Sequence if reads_all() => Some("reads rows of all sequences for one of them: split them"),
-            Scope::Sequence if !ragged && node.outputs.iter().any(|&v| rows(v)) => {
+            RowScope::All => None,
+            RowScope::Sequence if reads(RowScope::Wanted) => {
+                Some("reads rows that are wanted for one sequence")
+            }
+            RowScope::Sequence if reads_all() => {
+                Some("reads rows of all sequences for one of them: split them")
+            }
+            RowScope::Sequence if !ragged && node.outputs.iter().any(|&v| rows(v)) => {
                 Some("makes more than the row of one sequence")
             }
-            Scope::Sequence => None,
-            Scope::Wanted if reads_all() => Some("reads rows of all beside those that are wanted"),
-            Scope::Wanted => None,
+            RowScope::Sequence => None,
+            RowScope::Wanted if reads_all() => Some("reads rows of all beside those that are wanted"),
+            RowScope::Wanted => None,
         },
     }
 }
@@ -184,5 +190,5 @@ fn mixed(
 /// Whether an output of a batched function is of one sequence.
 pub(crate) fn unjoined_output(module: &Module, f: &Function) -> Option<usize> {
     let scopes = scopes(module, f)?;
-    f.outputs.iter().position(|v| scopes[v.index()] == Scope::Sequence)
+    f.outputs.iter().position(|v| scopes[v.index()] == RowScope::Sequence)
 }

@@ -9,7 +9,7 @@ pub const PAGE_ROWS: u64 = 64;
 
 /// Memory that exists when a step runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Base {
+pub enum MemoryBase {
     /// The weights payload (read only).
     Weights,
     /// Matrices of the slots for adapters ([`crate::module::ParamSource::Adapter`]).
@@ -34,33 +34,33 @@ pub enum Base {
     Temperature,
 }
 
-impl Base {
-    pub const ALL: [Base; 11] = [
-        Base::Weights,
-        Base::Adapters,
-        Base::State,
-        Base::Pages,
-        Base::PageTable,
-        Base::Arena,
-        Base::Tokens,
-        Base::Wanted,
-        Base::Logits,
-        Base::Probs,
-        Base::Temperature,
+impl MemoryBase {
+    pub const ALL: [MemoryBase; 11] = [
+        MemoryBase::Weights,
+        MemoryBase::Adapters,
+        MemoryBase::State,
+        MemoryBase::Pages,
+        MemoryBase::PageTable,
+        MemoryBase::Arena,
+        MemoryBase::Tokens,
+        MemoryBase::Wanted,
+        MemoryBase::Logits,
+        MemoryBase::Probs,
+        MemoryBase::Temperature,
     ];
     pub fn name(self) -> &'static str {
         match self {
-            Base::Weights => "weights",
-            Base::Adapters => "adapters",
-            Base::State => "state",
-            Base::Pages => "pages",
-            Base::PageTable => "page_table",
-            Base::Arena => "arena",
-            Base::Tokens => "tokens",
-            Base::Wanted => "wanted",
-            Base::Logits => "logits",
-            Base::Probs => "probs",
-            Base::Temperature => "temperature",
+            MemoryBase::Weights => "weights",
+            MemoryBase::Adapters => "adapters",
+            MemoryBase::State => "state",
+            MemoryBase::Pages => "pages",
+            MemoryBase::PageTable => "page_table",
+            MemoryBase::Arena => "arena",
+            MemoryBase::Tokens => "tokens",
+            MemoryBase::Wanted => "wanted",
+            MemoryBase::Logits => "logits",
+            MemoryBase::Probs => "probs",
+            MemoryBase::Temperature => "temperature",
         }
     }
 }
@@ -70,7 +70,7 @@ impl Base {
 /// page of `per_page` bytes, and the row after `past` others lies where the table of the sequence says.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BufferRef {
-    pub base: Base,
+    pub base: MemoryBase,
     pub offset: u64,
     pub bytes: u64,
     /// Bytes per token already in the cache: new rows of a cache lie after those of earlier tokens. 0 elsewhere.
@@ -83,13 +83,13 @@ pub struct BufferRef {
     /// Bytes from one sequence to the next, of values in such launches that have not so many bytes for each row. 0 elsewhere.
     pub per_sequence: u64,
     /// Bytes from the copy of one worker to that of the next, of values that every worker computes for itself
-    /// ([`Repeat::EachWorker`]); every reader takes its own copy. 0 elsewhere.
+    /// ([`RepeatMode::EachWorker`]); every reader takes its own copy. 0 elsewhere.
     pub per_worker: u64,
 }
 
 impl BufferRef {
     /// `bytes` at a constant place.
-    pub fn fixed(base: Base, offset: u64, bytes: u64) -> BufferRef {
+    pub fn fixed(base: MemoryBase, offset: u64, bytes: u64) -> BufferRef {
         let (per_past, per_page) = (0, 0);
         BufferRef { base, offset, bytes, per_past, per_page, per_row: 0, per_sequence: 0, per_worker: 0 }
     }
@@ -105,7 +105,7 @@ impl BufferRef {
 
 /// Which sequences of a batch a launch is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub enum Sequences {
+pub enum SequenceFilter {
     #[default]
     All,
     /// Those of one row, for which there are kernels of their own.
@@ -113,24 +113,24 @@ pub enum Sequences {
     SeveralRows,
 }
 
-impl Sequences {
+impl SequenceFilter {
     pub fn has(self, rows: i64) -> bool {
         match self {
-            Sequences::All => true,
-            Sequences::OneRow => rows == 1,
-            Sequences::SeveralRows => rows > 1,
+            SequenceFilter::All => true,
+            SequenceFilter::OneRow => rows == 1,
+            SequenceFilter::SeveralRows => rows > 1,
         }
     }
 
     /// No sequence is of both kinds.
-    pub fn is_apart_from(self, other: Sequences) -> bool {
-        self != other && self != Sequences::All && other != Sequences::All
+    pub fn is_apart_from(self, other: SequenceFilter) -> bool {
+        self != other && self != SequenceFilter::All && other != SequenceFilter::All
     }
 }
 
 /// How often a launch runs.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub enum Repeat {
+pub enum RepeatMode {
     #[default]
     Once,
     /// Once, for the rows whose logits are wanted: `n` is their number.
@@ -138,19 +138,19 @@ pub enum Repeat {
     /// For each sequence of the batch, with its state, its `past` and its rows: `n` is their number.
     ///
     /// Sequences lie one behind the other on a line, each as long as its work, and shares are shares of the line: a worker has
-    /// whole sequences, and parts of at most two ([`Share::of_sequence`]). So it makes few calls, whatever the number of
+    /// whole sequences, and parts of at most two ([`WorkShare::of_sequence`]). So it makes few calls, whatever the number of
     /// sequences, and long sequences are divided among more workers than short ones.
     EachSequence {
         /// At least 1. What is 1 is not divided: worker `w` of `m` has sequences `b * w / m` until `b * (w + 1) / m`.
         work: Dim,
-        of: Sequences,
+        of: SequenceFilter,
     },
     /// By every worker alone, as if there were no other, into its own copy of the results. So no barrier has to stand
     /// between the launch and its readers.
     EachWorker,
 }
 
-impl Repeat {
+impl RepeatMode {
     /// Once for each sequence of a batch.
     pub fn is_for_sequences(&self) -> bool {
         self.work_of_sequence().is_some()
@@ -159,16 +159,16 @@ impl Repeat {
     /// The work of a sequence, of a launch for each.
     pub fn work_of_sequence(&self) -> Option<&Dim> {
         match self {
-            Repeat::EachSequence { work, .. } => Some(work),
-            Repeat::Once | Repeat::Wanted | Repeat::EachWorker => None,
+            RepeatMode::EachSequence { work, .. } => Some(work),
+            RepeatMode::Once | RepeatMode::Wanted | RepeatMode::EachWorker => None,
         }
     }
 
     /// The sequences that a launch is for.
-    pub fn sequences(&self) -> Option<Sequences> {
+    pub fn sequences(&self) -> Option<SequenceFilter> {
         match self {
-            Repeat::EachSequence { of, .. } => Some(*of),
-            Repeat::Once | Repeat::Wanted | Repeat::EachWorker => None,
+            RepeatMode::EachSequence { of, .. } => Some(*of),
+            RepeatMode::Once | RepeatMode::Wanted | RepeatMode::EachWorker => None,
         }
     }
 
@@ -181,19 +181,19 @@ impl Repeat {
 /// What a call of a kernel computes of its iterations that workers share: with them cut in `of` equal parts, those from `first`
 /// until `end`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Share {
+pub struct WorkShare {
     pub first: i64,
     pub end: i64,
     pub of: i64,
 }
 
-impl Share {
-    pub const WHOLE: Share = Share { first: 0, end: 1, of: 1 };
+impl WorkShare {
+    pub const WHOLE: WorkShare = WorkShare { first: 0, end: 1, of: 1 };
 
     /// One of equal parts.
-    pub fn part(part: usize, of: usize) -> Share {
+    pub fn part(part: usize, of: usize) -> WorkShare {
         let [part, of] = [part, of].map(|number| number as i64);
-        Share { first: part, end: part + 1, of }
+        WorkShare { first: part, end: part + 1, of }
     }
 
     /// Of so many iterations.
@@ -201,11 +201,11 @@ impl Share {
         self.first * extent / self.of..self.end * extent / self.of
     }
 
-    /// Of launches for each sequence ([`Repeat::EachSequence`]): what this share of the line, `total` long, has of the sequence
+    /// Of launches for each sequence ([`RepeatMode::EachSequence`]): what this share of the line, `total` long, has of the sequence
     /// whose work begins at `at`.
-    pub fn of_sequence(self, at: i64, work: i64, total: i64) -> Option<Share> {
+    pub fn of_sequence(self, at: i64, work: i64, total: i64) -> Option<WorkShare> {
         let line = self.range(total);
-        let share = Share { first: (line.start - at).max(0), end: (line.end - at).min(work), of: work };
+        let share = WorkShare { first: (line.start - at).max(0), end: (line.end - at).min(work), of: work };
         (share.first < share.end).then_some(share)
     }
 }
@@ -213,26 +213,26 @@ impl Share {
 /// How workers share the iterations of a launch. Results do not depend on it: a piece is what one of so many workers
 /// would compute.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub enum Shares {
+pub enum WorkSchedule {
     /// Worker `w` of `m` computes share `w` of `m`, whatever time the others take.
     #[default]
     Static,
     /// Every worker takes its share in pieces, one after the other, and then pieces that are left of other shares. See
-    /// [`Pieces`].
+    /// [`GuidedChunks`].
     Dynamic {
         /// How many of the smallest pieces all shares together have, or a few more or less: a size at which the step runs.
         pieces: Dim,
     },
 }
 
-impl Shares {
+impl WorkSchedule {
     /// The pieces of each share with so many workers; `None` where each takes its share as a whole.
-    pub fn pieces(&self, workers: usize, sizes: &SymValues) -> Option<Pieces> {
+    pub fn pieces(&self, workers: usize, sizes: &SymValues) -> Option<GuidedChunks> {
         match self {
-            Shares::Dynamic { pieces } if workers > 1 => {
-                Pieces::new(usize::try_from(pieces.eval(sizes)).unwrap_or(0) / workers)
+            WorkSchedule::Dynamic { pieces } if workers > 1 => {
+                GuidedChunks::new(usize::try_from(pieces.eval(sizes)).unwrap_or(0) / workers)
             }
-            Shares::Dynamic { .. } | Shares::Static => None,
+            WorkSchedule::Dynamic { .. } | WorkSchedule::Static => None,
         }
     }
 }
@@ -242,12 +242,12 @@ impl Shares {
 /// and a share is not cut into more runs of memory than that takes. Every piece is one of a power of two times as many equal
 /// parts of the whole, so it is what one of so many workers would compute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Pieces {
+pub struct GuidedChunks {
     /// Equal pieces, the last one with its parts.
     pub equal: usize,
 }
 
-impl Pieces {
+impl GuidedChunks {
     /// The smallest pieces are this part of the others.
     pub const SMALLEST: usize = 8;
     /// Into how many the last one is cut, less one.
@@ -256,13 +256,14 @@ impl Pieces {
     pub const LEAST: usize = 4;
 
     /// Of a share that is worth so many of the smallest pieces.
-    pub fn new(smallest: usize) -> Option<Pieces> {
-        (smallest >= Pieces::LEAST).then(|| Pieces { equal: (smallest / Pieces::SMALLEST).max(1) })
+    pub fn new(smallest: usize) -> Option<GuidedChunks> {
+        (smallest >= GuidedChunks::LEAST)
+            .then(|| GuidedChunks { equal: (smallest / GuidedChunks::SMALLEST).max(1) })
     }
 
     /// How many there are.
     pub fn count(self) -> usize {
-        self.equal + Pieces::FURTHER
+        self.equal + GuidedChunks::FURTHER
     }
 
     /// What piece `number` is, all shares being numbered one after the other: part `.0` of `.1` equal parts of the whole.
@@ -271,8 +272,8 @@ impl Pieces {
         let (each, within) = match (piece + 1).checked_sub(self.equal) {
             None => (self.equal, piece),
             Some(further) => {
-                let each = self.equal << (further + 1).min(Pieces::FURTHER);
-                (each, each - 2 + usize::from(further == Pieces::FURTHER))
+                let each = self.equal << (further + 1).min(GuidedChunks::FURTHER);
+                (each, each - 2 + usize::from(further == GuidedChunks::FURTHER))
             }
         };
         (owner * each + within, workers * each)
@@ -281,18 +282,18 @@ impl Pieces {
 
 /// GPU launch shape; `None` in CPU steps.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Grid {
+pub struct LaunchGrid {
     pub blocks: [Dim; 3],
     pub threads: [u32; 3],
 }
 
-impl Grid {
+impl LaunchGrid {
     /// Most blocks in x, y and z, on every device.
     pub const MOST_BLOCKS: [i64; 3] = [i32::MAX as i64, 65_535, 65_535];
 
     /// What is wrong with an axis that may have so many blocks, if anything is.
     pub fn axis_fault(axis: usize, blocks: i64) -> Option<String> {
-        let most = Grid::MOST_BLOCKS.get(axis)?;
+        let most = LaunchGrid::MOST_BLOCKS.get(axis)?;
         let name = ["x", "y", "z"].get(axis)?;
         (blocks > *most)
             .then(|| format!("has up to {blocks} blocks in {name}, where a GPU has at most {most}"))
@@ -300,22 +301,22 @@ impl Grid {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Launch {
+pub struct LaunchItem {
     /// Name of a kernel of the module.
     pub kernel: String,
     /// One per buffer parameter of the kernel.
     pub buffers: Vec<BufferRef>,
     /// One per dimension parameter of the kernel.
     pub dims: Vec<Dim>,
-    pub grid: Option<Grid>,
-    pub repeat: Repeat,
-    pub shares: Shares,
+    pub grid: Option<LaunchGrid>,
+    pub repeat: RepeatMode,
+    pub shares: WorkSchedule,
 }
 
 /// What each rank gives to an exchange: `rows` rows of `row_bytes` bytes. All get rows of `ranks * row_bytes` bytes, each with the
 /// rows of all ranks in their order.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Parts {
+pub struct GatherShape {
     pub ranks: usize,
     pub rows: Dim,
     pub row_bytes: u64,
@@ -323,27 +324,27 @@ pub struct Parts {
 
 /// Joins what all ranks have. The first worker of each rank speaks for it; to the planners it is a launch of that worker alone.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Exchange {
+pub struct AllGather {
     /// Read: this rank's rows.
     pub part: BufferRef,
     /// Written: those of all.
     pub all: BufferRef,
-    pub parts: Parts,
-    /// Of the rows whose logits are wanted: `n` is their number, as of [`Repeat::Wanted`].
+    pub parts: GatherShape,
+    /// Of the rows whose logits are wanted: `n` is their number, as of [`RepeatMode::Wanted`].
     pub wanted: bool,
 }
 
 #[allow(clippy::large_enum_variant, reason = "most items are launches")]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StepItem {
-    Launch(Launch),
-    Exchange(Exchange),
+    Launch(LaunchItem),
+    Exchange(AllGather),
     /// All workers have finished what stands before (CPU; on a GPU launches are ordered anyway).
     Barrier,
 }
 
 impl StepItem {
-    pub fn launch(&self) -> Option<&Launch> {
+    pub fn launch(&self) -> Option<&LaunchItem> {
         match self {
             StepItem::Launch(launch) => Some(launch),
             StepItem::Exchange(_) | StepItem::Barrier => None,
@@ -353,7 +354,7 @@ impl StepItem {
 
 /// An executable entry point.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Step {
+pub struct StepProgram {
     /// `prefill`, `decode`, `decode_batch`, `step`, `prefill_logits`, `softmax_with_temperature`.
     pub name: String,
     pub items: Vec<StepItem>,
@@ -364,7 +365,7 @@ pub struct Step {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dim::Sym;
+    use crate::dim::SizeSymbol;
 
     #[test]
     fn shares_of_the_line_are_all_of_every_sequence() {
@@ -375,7 +376,7 @@ mod tests {
             for &work in works {
                 // Each begins where the one before has ended, also in iterations.
                 let shares =
-                    (0..workers).filter_map(|w| Share::part(w, workers).of_sequence(at, work, total));
+                    (0..workers).filter_map(|w| WorkShare::part(w, workers).of_sequence(at, work, total));
                 let (mut end, mut next) = (0, 0);
                 for share in shares {
                     assert_eq!((share.first, share.of), (end, work));
@@ -394,16 +395,16 @@ mod tests {
     #[test]
     fn pieces_are_all_of_every_share() {
         let sizes = SymValues { n: 1, b: 1, past: 90 };
-        assert_eq!(Shares::Static.pieces(2, &sizes), None);
-        assert_eq!(Shares::Dynamic { pieces: Dim::from(64) }.pieces(1, &sizes), None);
-        let growing = Shares::Dynamic { pieces: Dim::from(Sym::Past).floor_div(10) };
-        assert_eq!(growing.pieces(2, &sizes), Some(Pieces { equal: 1 }));
+        assert_eq!(WorkSchedule::Static.pieces(2, &sizes), None);
+        assert_eq!(WorkSchedule::Dynamic { pieces: Dim::from(64) }.pieces(1, &sizes), None);
+        let growing = WorkSchedule::Dynamic { pieces: Dim::from(SizeSymbol::Past).floor_div(10) };
+        assert_eq!(growing.pieces(2, &sizes), Some(GuidedChunks { equal: 1 }));
         assert_eq!(growing.pieces(2, &SymValues { past: 79, ..sizes }), None);
         for (workers, smallest) in [(2, 4), (2, 8), (3, 16), (2, 39), (5, 1024)] {
-            let shares = Shares::Dynamic { pieces: Dim::from(workers * smallest) };
+            let shares = WorkSchedule::Dynamic { pieces: Dim::from(workers * smallest) };
             let pieces = shares.pieces(workers, &sizes).unwrap();
             // In the smallest pieces of all shares.
-            let whole = workers * pieces.equal * Pieces::SMALLEST;
+            let whole = workers * pieces.equal * GuidedChunks::SMALLEST;
             let mut end = 0;
             for number in 0..workers * pieces.count() {
                 let (part, parts) = pieces.part(number, workers);

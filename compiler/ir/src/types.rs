@@ -1,7 +1,7 @@
 //! Element types of both IRs, and tensor types.
 
 use crate::dim::Dim;
-pub use crate::format::Format;
+pub use crate::format::QuantFormat;
 use std::fmt;
 
 /// Type of one element. `Packed` appears only in the graph IR: a tensor stored in a group-quantized weight format
@@ -19,7 +19,7 @@ pub enum DType {
     F16,
     BF16,
     F32,
-    Packed(Format),
+    Packed(QuantFormat),
 }
 
 impl DType {
@@ -55,7 +55,7 @@ impl DType {
     }
     pub fn parse(name: &str) -> Option<DType> {
         let plain = DType::PLAIN.into_iter().find(|d| d.name() == name);
-        plain.or_else(|| Format::parse(name).map(DType::Packed))
+        plain.or_else(|| QuantFormat::parse(name).map(DType::Packed))
     }
     /// Bytes of one element in memory; `None` for packed formats, whose size depends on the packing.
     pub fn bytes(self) -> Option<usize> {

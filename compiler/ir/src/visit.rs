@@ -4,7 +4,7 @@
 //! Incoming neighbours are read off a node's operands; outgoing ones are found by looking through the body.
 
 use crate::entity::EntityId;
-use crate::graph::{Def, Function, NodeId};
+use crate::graph::{Function, NodeId, ValueDef};
 use crate::module::{FuncId, Module};
 use crate::ops::Op;
 use petgraph::Direction;
@@ -16,14 +16,14 @@ use std::collections::HashSet;
 
 /// One use of a value: operand number `operand` of node `user`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Use {
+pub struct ValueUse {
     pub user: NodeId,
     pub operand: usize,
 }
 
 impl GraphBase for Function {
     type NodeId = NodeId;
-    type EdgeId = Use;
+    type EdgeId = ValueUse;
 }
 
 impl NodeIndexable for Function {
@@ -66,8 +66,8 @@ impl Function {
     fn operand_nodes(&self, id: NodeId) -> impl Iterator<Item = NodeId> {
         let operands = self.nodes.get(id).map_or(&[][..], |node| &node.inputs);
         operands.iter().filter_map(|v| match self.values.get(*v)?.def {
-            Def::Input(_) => None,
-            Def::Node(n, _) => Some(n),
+            ValueDef::Input(_) => None,
+            ValueDef::Node(n, _) => Some(n),
         })
     }
 }

@@ -62,10 +62,10 @@ fn block(kb: &mut KernelBuilder, body: Vec<Stmt>) {
         block(kb, body);
         kb.close_block()
     };
-    let mut waiting: Vec<Chain> = Vec::new();
+    let mut waiting: Vec<DependencyChain> = Vec::new();
     for stmt in body {
         if let Stmt::Let { value, .. } = stmt {
-            let chain = Chain { steps: steps(kb, value), stmt: stmt.clone(), value };
+            let chain = DependencyChain { steps: steps(kb, value), stmt: stmt.clone(), value };
             let joins = waiting.first().is_none_or(|first| alike(kb, first, &chain));
             if chain.steps.len() >= LEAST_STEPS && !reads_any(kb, &chain, &waiting) {
                 if !joins || waiting.len() == TOGETHER {
@@ -89,7 +89,7 @@ fn block(kb: &mut KernelBuilder, body: Vec<Stmt>) {
 }
 
 /// A `let` and its steps.
-struct Chain {
+struct DependencyChain {
     stmt: Stmt,
     value: ExprId,
     /// What is computed on the way, operands first, the value last.
@@ -113,15 +113,20 @@ fn steps(kb: &KernelBuilder, value: ExprId) -> Vec<ExprId> {
 }
 
 /// True if two values are made by the same operations in the same order.
-fn alike(kb: &KernelBuilder, a: &Chain, b: &Chain) -> bool {
+fn alike(kb: &KernelBuilder, a: &DependencyChain, b: &DependencyChain) -> bool {
     let kind = |e: ExprId| (std::mem::discriminant(kb.expr(e)), kb.ty(e));
     let pairs = a.steps.iter().zip(&b.steps);
     a.steps.len() == b.steps.len() && pairs.into_iter().all(|(&a, &b)| kind(a) == kind(b))
 }
 
 /// True if a chain needs the value of one of the others.
-fn reads_any(kb: &KernelBuilder, chain: &Chain, others: &[Chain]) -> bool {
-    fn reads(kb: &KernelBuilder, e: ExprId, others: &[Chain], seen: &mut FxHashMap<ExprId, bool>) -> bool {
+fn reads_any(kb: &KernelBuilder, chain: &DependencyChain, others: &[DependencyChain]) -> bool {
+    fn reads(
+        kb: &KernelBuilder,
+        e: ExprId,
+        others: &[DependencyChain],
+        seen: &mut FxHashMap<ExprId, bool>,
+    ) -> bool {
         if let Some(&known) = seen.get(&e) {
             return known;
         }
@@ -137,7 +142,7 @@ fn reads_any(kb: &KernelBuilder, chain: &Chain, others: &[Chain]) -> bool {
 }
 
 /// Emits the chains, their steps interleaved.
-fn emit(kb: &mut KernelBuilder, chains: &mut Vec<Chain>) {
+fn emit(kb: &mut KernelBuilder, chains: &mut Vec<DependencyChain>) {
     if chains.len() < 2 {
         return chains.drain(..).for_each(|chain| kb.push(chain.stmt));
     }

@@ -1,7 +1,7 @@
 //! The language that kernels are written in: ordinary Rust that records kernel IR.
 //!
 //! A [`Val`] is a value of the kernel: a copyable handle that knows its recorder, so that formulas read as formulas and
-//! need neither a builder argument nor global state. A [`View`] is a buffer with a shape, a [`Reg`] a variable in
+//! need neither a builder argument nor global state. A [`BufferView`] is a buffer with a shape, a [`RegisterVar`] a variable in
 //! registers. Loops are methods of the [`Recorder`] that take a closure:
 //!
 //! ```
@@ -37,9 +37,9 @@ mod view;
 
 pub use interleave::{alternate, interleave_steps};
 pub use lanes::{joined, reduce_each, transpose};
-pub use loops::{Extent, First};
+pub use loops::{FoldInit, IntoIndex};
 pub use recorder::Recorder;
-pub use stream::{CACHE_LINE, Stream};
-pub use team::{Team, WARP, fold_each, fold_lanes, warp_sum};
-pub use val::{Instruction, Operand, Val};
-pub use view::{Indices, Reg, Regs, View};
+pub use stream::{CACHE_LINE, PrefetchMethod};
+pub use team::{ThreadTeam, WARP, fold_each, fold_lanes, warp_sum};
+pub use val::{IntoInstruction, IntoOperand, Val};
+pub use view::{BufferView, IndexTuple, RegisterGrid, RegisterVar};

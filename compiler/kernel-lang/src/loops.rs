@@ -5,31 +5,31 @@ use mlcc_ir::dim::Dim;
 use mlcc_ir::kernel::{ForKind, Stmt};
 
 /// A number of iterations, or an index.
-pub trait Extent<'k>: Clone {
+pub trait IntoIndex<'k>: Clone {
     #[doc(hidden)]
     fn index(self, k: &'k Recorder) -> Val<'k>;
 }
 
-impl<'k> Extent<'k> for i64 {
+impl<'k> IntoIndex<'k> for i64 {
     fn index(self, k: &'k Recorder) -> Val<'k> {
         k.int(self)
     }
 }
 
-impl<'k> Extent<'k> for Val<'k> {
+impl<'k> IntoIndex<'k> for Val<'k> {
     fn index(self, _: &'k Recorder) -> Val<'k> {
         self
     }
 }
 
-impl<'k> Extent<'k> for &Dim {
+impl<'k> IntoIndex<'k> for &Dim {
     fn index(self, k: &'k Recorder) -> Val<'k> {
         k.dim(self)
     }
 }
 
 impl Recorder {
-    fn each<'k>(&'k self, name: &str, extent: impl Extent<'k>, kind: ForKind, body: impl FnOnce(Val<'k>)) {
+    fn each<'k>(&'k self, name: &str, extent: impl IntoIndex<'k>, kind: ForKind, body: impl FnOnce(Val<'k>)) {
         let extent = self.extent(extent);
         let Some((open, index)) = self.builder(|kb| kb.begin_for(name, extent.id(), kind)) else { return };
         body(self.val(index));
@@ -37,7 +37,7 @@ impl Recorder {
     }
 
     /// One iteration after the other.
-    pub fn serial<'k>(&'k self, name: &str, extent: impl Extent<'k>, body: impl FnOnce(Val<'k>)) {
+    pub fn serial<'k>(&'k self, name: &str, extent: impl IntoIndex<'k>, body: impl FnOnce(Val<'k>)) {
         self.each(name, extent, ForKind::Serial, body);
     }
 
@@ -47,12 +47,18 @@ impl Recorder {
     }
 
     /// CPU workers take contiguous parts of the iterations.
-    pub fn par<'k>(&'k self, name: &str, extent: impl Extent<'k>, body: impl FnOnce(Val<'k>)) {
+    pub fn par<'k>(&'k self, name: &str, extent: impl IntoIndex<'k>, body: impl FnOnce(Val<'k>)) {
         self.each(name, extent, ForKind::Par, body);
     }
 
     /// Thread blocks of a GPU along one axis of the grid.
-    pub fn blocks<'k>(&'k self, name: &str, axis: u8, extent: impl Extent<'k>, body: impl FnOnce(Val<'k>)) {
+    pub fn blocks<'k>(
+        &'k self,
+        name: &str,
+        axis: u8,
+        extent: impl IntoIndex<'k>,
+        body: impl FnOnce(Val<'k>),
+    ) {
         self.each(name, extent, ForKind::Block(axis), body);
     }
 
@@ -62,7 +68,7 @@ impl Recorder {
     }
 
     /// One iteration after the other, `count` of them, with the places 0, `step`, `2 * step` and so on.
-    pub fn steps<'k>(&'k self, name: &str, count: impl Extent<'k>, step: i64, body: impl FnOnce(Val<'k>)) {
+    pub fn steps<'k>(&'k self, name: &str, count: impl IntoIndex<'k>, step: i64, body: impl FnOnce(Val<'k>)) {
         self.serial(name, count, |i| body(i * step));
     }
 
@@ -75,8 +81,8 @@ impl Recorder {
     pub fn fold<'k>(
         &'k self,
         name: &str,
-        extent: impl Extent<'k>,
-        first: impl First<'k>,
+        extent: impl IntoIndex<'k>,
+        first: impl FoldInit<'k>,
         body: impl FnOnce(Val<'k>, Val<'k>) -> Val<'k>,
     ) -> Val<'k> {
         let acc = self.reg("acc", first.value(self));
@@ -115,18 +121,18 @@ impl Recorder {
 }
 
 /// What a fold begins with: a value, or an f32 literal.
-pub trait First<'k> {
+pub trait FoldInit<'k> {
     #[doc(hidden)]
     fn value(self, k: &'k Recorder) -> Val<'k>;
 }
 
-impl<'k> First<'k> for f64 {
+impl<'k> FoldInit<'k> for f64 {
     fn value(self, k: &'k Recorder) -> Val<'k> {
         k.float(self)
     }
 }
 
-impl<'k> First<'k> for Val<'k> {
+impl<'k> FoldInit<'k> for Val<'k> {
     fn value(self, _: &'k Recorder) -> Val<'k> {
         self
     }

@@ -25,7 +25,7 @@
 mod expand;
 
 use crate::Val;
-use mlcc_ir::kernel::{Ty, UnOp};
+use mlcc_ir::kernel::{ExprType, UnOp};
 use mlcc_ir::types::DType;
 use std::f64::consts::{FRAC_2_PI, FRAC_PI_2, LN_2, LOG2_E};
 
@@ -82,7 +82,7 @@ const EXPONENT: i64 = 23;
 
 /// How a machine finds `x / (1 + e)` soonest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Quotient {
+pub enum QuotientMethod {
     /// By a division, which goes on beside the multiplications of other values.
     Division,
     /// By a polynomial: a division would keep units from multiplying.
@@ -90,7 +90,7 @@ pub enum Quotient {
 }
 
 /// `op(x)` in primitive operations.
-fn function<'k>(op: UnOp, x: Val<'k>, quotient: Quotient) -> Val<'k> {
+fn function<'k>(op: UnOp, x: Val<'k>, quotient: QuotientMethod) -> Val<'k> {
     match op {
         UnOp::Exp => exp(x),
         UnOp::Log => log(x),
@@ -109,12 +109,12 @@ fn function<'k>(op: UnOp, x: Val<'k>, quotient: Quotient) -> Val<'k> {
 
 /// The bits of floats as i32.
 fn bits(x: Val) -> Val {
-    x.bits_as(Ty::vector(DType::I32, x.lanes()))
+    x.bits_as(ExprType::vector(DType::I32, x.lanes()))
 }
 
 /// The floats that have these bits.
 fn float(bits: Val) -> Val {
-    bits.bits_as(Ty::vector(DType::F32, bits.lanes()))
+    bits.bits_as(ExprType::vector(DType::F32, bits.lanes()))
 }
 
 /// A polynomial by Horner's rule, highest coefficient first.
@@ -221,10 +221,10 @@ pub fn exp2_below_zero(x: Val) -> Val {
 // ---- functions of exponentials
 
 /// `x / (1 + e)` for e from 0 to 1.
-fn over_one_plus<'k>(x: Val<'k>, e: Val<'k>, quotient: Quotient) -> Val<'k> {
+fn over_one_plus<'k>(x: Val<'k>, e: Val<'k>, quotient: QuotientMethod) -> Val<'k> {
     match quotient {
-        Quotient::Division => x / (e + 1.0),
-        Quotient::Polynomial => x * recip_above_one(e),
+        QuotientMethod::Division => x / (e + 1.0),
+        QuotientMethod::Polynomial => x * recip_above_one(e),
     }
 }
 
@@ -237,7 +237,7 @@ fn recip_above_one(e: Val) -> Val {
     p.fma(rest.fma(rest, rest), p)
 }
 
-pub fn tanh(x: Val, quotient: Quotient) -> Val {
+pub fn tanh(x: Val, quotient: QuotientMethod) -> Val {
     let (a, z) = (x.abs(), x * x);
     let small = (polynomial(z, &TANH) * z).fma(x, x);
     // (1 - exp(-2a)) / (1 + exp(-2a))
@@ -246,7 +246,7 @@ pub fn tanh(x: Val, quotient: Quotient) -> Val {
     a.lt(0.625).select(small, large)
 }
 
-pub fn sigmoid(x: Val, quotient: Quotient) -> Val {
+pub fn sigmoid(x: Val, quotient: QuotientMethod) -> Val {
     // exp of a negative number only, so that nothing overflows: e / (1 + e) left of 0, 1 / (1 + e) right of it.
     let minus = -x.abs();
     let e = zero_below(minus, -104.0, exp_of_negative(minus));

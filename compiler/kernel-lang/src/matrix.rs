@@ -1,8 +1,8 @@
 //! Matrices in the registers of a warp, and copies to shared memory that are under way while threads compute.
 
-use crate::{Indices, Recorder, Val, View, WARP};
-use mlcc_ir::fragment::{Fragment, Step};
-use mlcc_ir::instr::{InstrId, Meaning};
+use crate::{BufferView, IndexTuple, Recorder, Val, WARP};
+use mlcc_ir::fragment::{BitStride, Fragment};
+use mlcc_ir::instr::{InstrId, InstrSemantics};
 use mlcc_ir::kernel::{Expr, Stmt};
 
 /// Row and column of element `element` of the fragment, in the lane `lane`.
@@ -12,7 +12,7 @@ pub fn place<'k>(of: &Fragment, lane: Val<'k>, element: u32) -> [Val<'k>; 2] {
 }
 
 /// What the bits of a lane add along one axis: neighbouring bits that double are one number.
-fn along<'k>(of: &Fragment, lane: Val<'k>, axis: impl Fn(&Step) -> u32) -> Val<'k> {
+fn along<'k>(of: &Fragment, lane: Val<'k>, axis: impl Fn(&BitStride) -> u32) -> Val<'k> {
     let steps: Vec<i64> = of.lane.iter().map(|step| axis(step).into()).collect();
     let mut sum = lane.recorder().int(0);
     let mut bit = 0;
@@ -36,19 +36,20 @@ impl<'k> Val<'k> {
     #[track_caller]
     pub fn mma(self, a: Val<'k>, b: Val<'k>) -> Val<'k> {
         let types = [self.ty(), a.ty(), b.ty()];
-        let fits = |id: &InstrId| matches!(id.def().meaning, Meaning::Mma(_)) && id.def().args == types;
+        let fits =
+            |id: &InstrId| matches!(id.def().meaning, InstrSemantics::Mma(_)) && id.def().args == types;
         let Some(instr) = InstrId::all().find(fits) else { panic!("no product of fragments {types:?}") };
         self.instr(instr, &[a, b])
     }
 }
 
-impl<'k, const N: usize> View<'k, N> {
+impl<'k, const N: usize> BufferView<'k, N> {
     /// `matrices` (2 or 4) times 8 rows of 16 bytes of shared memory, in the registers of a warp; lane `8 i + r` says where row `r` of
     /// matrix `i` begins. `transposed`: with rows and columns of units of 16 bits exchanged.
     #[track_caller]
-    pub fn load_matrices(self, at: impl Indices<'k, N>, matrices: u32, transposed: bool) -> Val<'k> {
+    pub fn load_matrices(self, at: impl IndexTuple<'k, N>, matrices: u32, transposed: bool) -> Val<'k> {
         let wanted = |id: &InstrId| match id.def().meaning {
-            Meaning::LoadMatrix { matrices: count, transposed: exchanged } => {
+            InstrSemantics::LoadMatrix { matrices: count, transposed: exchanged } => {
                 (count, exchanged) == (matrices, transposed) && id.def().args[0].dtype == self.dtype()
             }
             _ => false,
@@ -63,13 +64,13 @@ impl<'k, const N: usize> View<'k, N> {
     #[track_caller]
     pub fn copy<const M: usize>(
         self,
-        at: impl Indices<'k, N>,
+        at: impl IndexTuple<'k, N>,
         bytes: u32,
-        source: View<'k, M>,
-        from: impl Indices<'k, M>,
+        source: BufferView<'k, M>,
+        from: impl IndexTuple<'k, M>,
     ) {
         let wanted = |id: &InstrId| match id.def().meaning {
-            Meaning::Copy { bytes: count } => count == bytes && id.def().args[0].dtype == self.dtype(),
+            InstrSemantics::Copy { bytes: count } => count == bytes && id.def().args[0].dtype == self.dtype(),
             _ => false,
         };
         let Some(instr) = InstrId::all().find(wanted) else {

@@ -1,9 +1,9 @@
 //! What records a kernel: declarations, literals, and the way to and from the builder below.
 
-use crate::{Extent, Reg, Regs, Val, View};
+use crate::{BufferView, IntoIndex, RegisterGrid, RegisterVar, Val};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
-use mlcc_ir::kernel::{Access, BufId, ExprId, Kernel, Space, Ty};
+use mlcc_ir::kernel::{BufId, ExprId, ExprType, Kernel, MemorySpace, ParamAccess};
 use mlcc_ir::types::DType;
 use std::cell::{RefCell, RefMut};
 
@@ -46,18 +46,34 @@ impl Recorder {
 
     /// A buffer that the kernel reads, with its shape; only the outermost extent may depend on the call.
     #[track_caller]
-    pub fn input<const N: usize>(&self, name: &str, dtype: DType, dims: [impl Into<Dim>; N]) -> View<'_, N> {
-        self.param(name, dtype, dims.map(Into::into), Access::In)
+    pub fn input<const N: usize>(
+        &self,
+        name: &str,
+        dtype: DType,
+        dims: [impl Into<Dim>; N],
+    ) -> BufferView<'_, N> {
+        self.param(name, dtype, dims.map(Into::into), ParamAccess::In)
     }
 
     /// A buffer that the kernel writes, likewise.
     #[track_caller]
-    pub fn output<const N: usize>(&self, name: &str, dtype: DType, dims: [impl Into<Dim>; N]) -> View<'_, N> {
-        self.param(name, dtype, dims.map(Into::into), Access::Out)
+    pub fn output<const N: usize>(
+        &self,
+        name: &str,
+        dtype: DType,
+        dims: [impl Into<Dim>; N],
+    ) -> BufferView<'_, N> {
+        self.param(name, dtype, dims.map(Into::into), ParamAccess::Out)
     }
 
     #[track_caller]
-    fn param<const N: usize>(&self, name: &str, dtype: DType, dims: [Dim; N], access: Access) -> View<'_, N> {
+    fn param<const N: usize>(
+        &self,
+        name: &str,
+        dtype: DType,
+        dims: [Dim; N],
+        access: ParamAccess,
+    ) -> BufferView<'_, N> {
         let inner = |axis: usize| match dims[axis].as_const() {
             Some(extent) => extent,
             None if axis == 0 => 1,
@@ -70,12 +86,12 @@ impl Recorder {
     }
 
     /// A buffer with a shape, row-major. The outermost extent takes no part in the arithmetic.
-    pub fn view<const N: usize>(&self, buf: BufId, dims: [i64; N]) -> View<'_, N> {
-        View::dense(self, buf, dims)
+    pub fn view<const N: usize>(&self, buf: BufId, dims: [i64; N]) -> BufferView<'_, N> {
+        BufferView::dense(self, buf, dims)
     }
 
     /// The elements of a buffer by one index.
-    pub fn flat(&self, buf: BufId) -> View<'_, 1> {
+    pub fn flat(&self, buf: BufId) -> BufferView<'_, 1> {
         self.view(buf, [1])
     }
 
@@ -85,30 +101,30 @@ impl Recorder {
         name: &str,
         dtype: DType,
         dims: [i64; N],
-        space: Space,
-    ) -> View<'_, N> {
+        space: MemorySpace,
+    ) -> BufferView<'_, N> {
         let len = dims.iter().product::<i64>() as usize;
         self.view(self.builder(|kb| kb.alloc(name, dtype, len, space)), dims)
     }
 
     /// A buffer on the stack of a CPU worker.
-    pub fn stack<const N: usize>(&self, name: &str, dtype: DType, dims: [i64; N]) -> View<'_, N> {
-        self.alloc(name, dtype, dims, Space::Stack)
+    pub fn stack<const N: usize>(&self, name: &str, dtype: DType, dims: [i64; N]) -> BufferView<'_, N> {
+        self.alloc(name, dtype, dims, MemorySpace::Stack)
     }
 
     /// f32 in GPU shared memory.
-    pub fn shared<const N: usize>(&self, name: &str, dims: [i64; N]) -> View<'_, N> {
-        self.alloc(name, DType::F32, dims, Space::Shared)
+    pub fn shared<const N: usize>(&self, name: &str, dims: [i64; N]) -> BufferView<'_, N> {
+        self.alloc(name, DType::F32, dims, MemorySpace::Shared)
     }
 
     /// f32 in registers: every index must become a constant after unrolling.
-    pub fn registers<const N: usize>(&self, name: &str, dims: [i64; N]) -> View<'_, N> {
-        self.alloc(name, DType::F32, dims, Space::Local)
+    pub fn registers<const N: usize>(&self, name: &str, dims: [i64; N]) -> BufferView<'_, N> {
+        self.alloc(name, DType::F32, dims, MemorySpace::Local)
     }
 
     /// A variable that begins with `first` and has its type.
-    pub fn reg<'k>(&'k self, name: &str, first: Val<'k>) -> Reg<'k> {
-        Reg::new(self, name, first)
+    pub fn reg<'k>(&'k self, name: &str, first: Val<'k>) -> RegisterVar<'k> {
+        RegisterVar::new(self, name, first)
     }
 
     /// A tile of variables; `first(row, column)` is what each begins with.
@@ -117,9 +133,9 @@ impl Recorder {
         name: &str,
         [rows, columns]: [i64; 2],
         mut first: impl FnMut(i64, i64) -> Val<'k>,
-    ) -> Regs<'k> {
+    ) -> RegisterGrid<'k> {
         let mut row = |r: i64| (0..columns).map(|c| self.reg(name, first(r, c))).collect();
-        Regs::new((0..rows).map(&mut row).collect())
+        RegisterGrid::new((0..rows).map(&mut row).collect())
     }
 
     // ---- literals
@@ -141,13 +157,13 @@ impl Recorder {
 
     /// A literal of any type, the same in all lanes.
     #[track_caller]
-    pub fn literal(&self, value: f64, ty: Ty) -> Val<'_> {
+    pub fn literal(&self, value: f64, ty: ExprType) -> Val<'_> {
         self.val(self.builder.borrow_mut().constant(value, ty))
     }
 
     /// Zero in all lanes.
     pub fn zeros(&self, dtype: DType, lanes: u32) -> Val<'_> {
-        self.literal(0.0, Ty::vector(dtype, lanes))
+        self.literal(0.0, ExprType::vector(dtype, lanes))
     }
 
     /// A size as an index.
@@ -166,7 +182,7 @@ impl Recorder {
         self.builder.borrow_mut()
     }
 
-    pub(crate) fn extent<'k>(&'k self, extent: impl Extent<'k>) -> Val<'k> {
+    pub(crate) fn extent<'k>(&'k self, extent: impl IntoIndex<'k>) -> Val<'k> {
         extent.index(self)
     }
 }

@@ -1,6 +1,6 @@
 //! Prefetches of a loop, as data of a plan.
 
-use crate::{Val, View};
+use crate::{BufferView, Val};
 use mlcc_ir::instr::InstrId;
 
 /// Bytes that come from memory together.
@@ -8,7 +8,7 @@ pub const CACHE_LINE: usize = 64;
 
 /// How a loop prefetches what it is going to read, `distance` bytes ahead of where it reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Stream {
+pub enum PrefetchMethod {
     /// Not at all: the processor finds it by itself.
     #[default]
     None,
@@ -20,29 +20,31 @@ pub enum Stream {
     Touch { load: InstrId, distance: i64 },
 }
 
-impl Stream {
+impl PrefetchMethod {
     /// What prefetches a line.
     pub fn instr(self) -> Option<InstrId> {
         match self {
-            Stream::None => None,
-            Stream::Lines { prefetch, .. } | Stream::Sparse { prefetch, .. } => Some(prefetch),
-            Stream::Touch { load, .. } => Some(load),
+            PrefetchMethod::None => None,
+            PrefetchMethod::Lines { prefetch, .. } | PrefetchMethod::Sparse { prefetch, .. } => {
+                Some(prefetch)
+            }
+            PrefetchMethod::Touch { load, .. } => Some(load),
         }
     }
 
     /// For an iteration that reads `count` elements from `at` on: prefetches those that lie the distance ahead, or the last
     /// `count` ones of the memory, which begin at `last`.
     #[track_caller]
-    pub fn ahead<'k>(self, view: View<'k, 1>, at: Val<'k>, count: i64, last: Val<'k>) {
+    pub fn ahead<'k>(self, view: BufferView<'k, 1>, at: Val<'k>, count: i64, last: Val<'k>) {
         let size = view.dtype().bytes().unwrap_or(1) as i64;
         // Elements of a line, and lines of what an iteration reads.
         let line = CACHE_LINE as i64 / size;
         let lines = (count + line - 1) / line;
         let (instr, distance, lines) = match self {
-            Stream::None => return,
-            Stream::Lines { prefetch, distance } => (prefetch, distance, lines),
-            Stream::Touch { load, distance } => (load, distance, lines),
-            Stream::Sparse { prefetch, distance } => (prefetch, distance, 1),
+            PrefetchMethod::None => return,
+            PrefetchMethod::Lines { prefetch, distance } => (prefetch, distance, lines),
+            PrefetchMethod::Touch { load, distance } => (load, distance, lines),
+            PrefetchMethod::Sparse { prefetch, distance } => (prefetch, distance, 1),
         };
         let ahead = (at + distance / size).min(last).named("ahead");
         for i in 0..lines {

@@ -1,7 +1,7 @@
 //! The threads of a GPU block as a team.
 
 use crate::{Recorder, Val};
-use mlcc_ir::kernel::{BinOp, Ty};
+use mlcc_ir::kernel::{BinOp, ExprType};
 use mlcc_ir::types::DType;
 
 /// Threads of a warp.
@@ -9,14 +9,14 @@ pub const WARP: i64 = 32;
 
 /// All threads of a block.
 #[derive(Clone, Copy)]
-pub struct Team<'k> {
+pub struct ThreadTeam<'k> {
     k: &'k Recorder,
     threads: i64,
 }
 
-impl<'k> Team<'k> {
-    pub fn new(k: &'k Recorder, threads: i64) -> Team<'k> {
-        Team { k, threads }
+impl<'k> ThreadTeam<'k> {
+    pub fn new(k: &'k Recorder, threads: i64) -> ThreadTeam<'k> {
+        ThreadTeam { k, threads }
     }
 
     /// Items that a thread has at most, of `count` shared out.
@@ -67,7 +67,7 @@ pub fn fold_lanes(value: Val, op: BinOp, lanes: i64) -> Val {
     let mut sum = value.named("sum");
     let mut distance = lanes / 2;
     while distance > 0 {
-        let by = value.recorder().literal(distance as f64, Ty::scalar(DType::I32));
+        let by = value.recorder().literal(distance as f64, ExprType::scalar(DType::I32));
         sum = sum.with(op, sum.instr(shuffle, &[by])).named("sum");
         distance /= 2;
     }
@@ -82,7 +82,7 @@ pub fn fold_each<'k>(mut values: Vec<Val<'k>>, op: BinOp, lane: Val<'k>, lanes: 
         // Lanes beyond go on with the upper half of the values, the others with the lower one.
         let (lower, upper) = values.split_at(values.len() / 2);
         let beyond = (lane / distance % 2).equals(1).named("beyond");
-        let by = lane.recorder().literal(distance as f64, Ty::scalar(DType::I32));
+        let by = lane.recorder().literal(distance as f64, ExprType::scalar(DType::I32));
         let join = |(&lower, &upper): (&Val<'k>, &Val<'k>)| {
             let (kept, given) = (beyond.select(upper, lower), beyond.select(lower, upper).named("given"));
             kept.with(op, given.instr(shuffle(given), &[by])).named("sum")

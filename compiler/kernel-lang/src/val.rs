@@ -2,7 +2,7 @@
 
 use crate::Recorder;
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{BinOp, ExprId, Stmt, Ty, UnOp};
+use mlcc_ir::kernel::{BinOp, ExprId, ExprType, Stmt, UnOp};
 use mlcc_ir::types::DType;
 use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Rem, Shl, Shr, Sub};
 
@@ -17,7 +17,7 @@ pub struct Val<'k> {
 }
 
 /// What may stand beside a value: another one, or a literal that takes its type.
-pub trait Operand<'k>: Copy {
+pub trait IntoOperand<'k>: Copy {
     #[doc(hidden)]
     fn beside(self, other: Val<'k>) -> Val<'k>;
     #[doc(hidden)]
@@ -26,7 +26,7 @@ pub trait Operand<'k>: Copy {
     }
 }
 
-impl<'k> Operand<'k> for Val<'k> {
+impl<'k> IntoOperand<'k> for Val<'k> {
     fn beside(self, _: Val<'k>) -> Val<'k> {
         self
     }
@@ -35,7 +35,7 @@ impl<'k> Operand<'k> for Val<'k> {
     }
 }
 
-impl<'k> Operand<'k> for i64 {
+impl<'k> IntoOperand<'k> for i64 {
     #[track_caller]
     fn beside(self, other: Val<'k>) -> Val<'k> {
         let dtype = other.ty().dtype;
@@ -44,7 +44,7 @@ impl<'k> Operand<'k> for i64 {
     }
 }
 
-impl<'k> Operand<'k> for f64 {
+impl<'k> IntoOperand<'k> for f64 {
     #[track_caller]
     fn beside(self, other: Val<'k>) -> Val<'k> {
         let dtype = other.ty().dtype;
@@ -61,7 +61,7 @@ impl<'k> Val<'k> {
     pub fn id(self) -> ExprId {
         self.id
     }
-    pub fn ty(self) -> Ty {
+    pub fn ty(self) -> ExprType {
         self.k.builder(|kb| kb.ty(self.id))
     }
     pub fn lanes(self) -> u32 {
@@ -72,7 +72,7 @@ impl<'k> Val<'k> {
     }
     /// A literal of the type of this value.
     #[track_caller]
-    pub fn like(self, literal: impl Operand<'k>) -> Val<'k> {
+    pub fn like(self, literal: impl IntoOperand<'k>) -> Val<'k> {
         literal.beside(self).to_lanes(self.lanes())
     }
 
@@ -83,7 +83,7 @@ impl<'k> Val<'k> {
 
     /// An operation that is data of the generator; those with a name have a method or an operator.
     #[track_caller]
-    pub fn with(self, op: BinOp, other: impl Operand<'k>) -> Val<'k> {
+    pub fn with(self, op: BinOp, other: impl IntoOperand<'k>) -> Val<'k> {
         let other = other.beside(self);
         // No closure here: the panic of a type error names the caller.
         let id = self.k.recording().binary(op, self.id, other.id);
@@ -97,32 +97,32 @@ impl<'k> Val<'k> {
     // ---- comparisons and choice
 
     #[track_caller]
-    pub fn lt(self, other: impl Operand<'k>) -> Val<'k> {
+    pub fn lt(self, other: impl IntoOperand<'k>) -> Val<'k> {
         self.with(BinOp::Lt, other)
     }
     #[track_caller]
-    pub fn le(self, other: impl Operand<'k>) -> Val<'k> {
+    pub fn le(self, other: impl IntoOperand<'k>) -> Val<'k> {
         self.with(BinOp::Le, other)
     }
     #[track_caller]
-    pub fn equals(self, other: impl Operand<'k>) -> Val<'k> {
+    pub fn equals(self, other: impl IntoOperand<'k>) -> Val<'k> {
         self.with(BinOp::Eq, other)
     }
     #[track_caller]
-    pub fn differs(self, other: impl Operand<'k>) -> Val<'k> {
+    pub fn differs(self, other: impl IntoOperand<'k>) -> Val<'k> {
         self.with(BinOp::Ne, other)
     }
     #[track_caller]
-    pub fn min(self, other: impl Operand<'k>) -> Val<'k> {
+    pub fn min(self, other: impl IntoOperand<'k>) -> Val<'k> {
         self.with(BinOp::Min, other)
     }
     #[track_caller]
-    pub fn max(self, other: impl Operand<'k>) -> Val<'k> {
+    pub fn max(self, other: impl IntoOperand<'k>) -> Val<'k> {
         self.with(BinOp::Max, other)
     }
     /// `self ? yes : no`, lane by lane; one of them may be a literal.
     #[track_caller]
-    pub fn select(self, yes: impl Operand<'k>, no: impl Operand<'k>) -> Val<'k> {
+    pub fn select(self, yes: impl IntoOperand<'k>, no: impl IntoOperand<'k>) -> Val<'k> {
         let Some(typed) = yes.as_val().or(no.as_val()) else { panic!("a choice between two literals") };
         let (yes, no) = (yes.beside(typed), no.beside(typed));
         self.k.val(self.k.recording().select(self.id, yes.id, no.id))
@@ -132,13 +132,13 @@ impl<'k> Val<'k> {
 
     /// `self * factor + addend`, rounded once where the target can.
     #[track_caller]
-    pub fn fma(self, factor: impl Operand<'k>, addend: impl Operand<'k>) -> Val<'k> {
+    pub fn fma(self, factor: impl IntoOperand<'k>, addend: impl IntoOperand<'k>) -> Val<'k> {
         let (factor, addend) = (factor.beside(self), addend.beside(self));
         self.k.val(self.k.recording().fma(self.id, factor.id, addend.id))
     }
     /// `self / divisor`, rounded up; both positive.
     #[track_caller]
-    pub fn div_ceil(self, divisor: impl Operand<'k>) -> Val<'k> {
+    pub fn div_ceil(self, divisor: impl IntoOperand<'k>) -> Val<'k> {
         let divisor = divisor.beside(self);
         (self + (divisor + -1)) / divisor
     }
@@ -168,7 +168,7 @@ impl<'k> Val<'k> {
     }
     /// The bits as another type of the same size; lane 0 has the lowest bytes.
     #[track_caller]
-    pub fn bits_as(self, ty: Ty) -> Val<'k> {
+    pub fn bits_as(self, ty: ExprType) -> Val<'k> {
         self.k.val(self.k.recording().bitcast(self.id, ty))
     }
     /// The bits as lanes of another type, as many as they fill.
@@ -176,7 +176,7 @@ impl<'k> Val<'k> {
     pub fn bits(self, dtype: DType) -> Val<'k> {
         let ty = self.ty();
         let (Some(from), Some(to)) = (ty.dtype.bytes(), dtype.bytes()) else { panic!("bits of {ty}") };
-        self.bits_as(Ty::vector(dtype, ty.lanes * from as u32 / to as u32))
+        self.bits_as(ExprType::vector(dtype, ty.lanes * from as u32 / to as u32))
     }
     /// The one lane, repeated.
     #[track_caller]
@@ -216,7 +216,7 @@ impl<'k> Val<'k> {
     }
     /// A machine instruction, by its number or its name in the instruction table; `self` is its first argument.
     #[track_caller]
-    pub fn instr(self, instr: impl Instruction, others: &[Val<'k>]) -> Val<'k> {
+    pub fn instr(self, instr: impl IntoInstruction, others: &[Val<'k>]) -> Val<'k> {
         let args = [self].iter().chain(others).map(|v| v.id).collect();
         self.k.val(self.k.recording().instr(instr.number(), args))
     }
@@ -227,18 +227,18 @@ impl<'k> Val<'k> {
 }
 
 /// A machine instruction.
-pub trait Instruction {
+pub trait IntoInstruction {
     #[doc(hidden)]
     fn number(self) -> InstrId;
 }
 
-impl Instruction for InstrId {
+impl IntoInstruction for InstrId {
     fn number(self) -> InstrId {
         self
     }
 }
 
-impl Instruction for &str {
+impl IntoInstruction for &str {
     #[track_caller]
     fn number(self) -> InstrId {
         let Some(instr) = InstrId::by_name(self) else { panic!("no instruction is called {self}") };
@@ -254,7 +254,7 @@ impl From<Val<'_>> for ExprId {
 
 macro_rules! operators {
     ($($operator:ident $method:ident $op:ident)*) => { $(
-        impl<'k, T: Operand<'k>> $operator<T> for Val<'k> {
+        impl<'k, T: IntoOperand<'k>> $operator<T> for Val<'k> {
             type Output = Val<'k>;
             #[track_caller]
             fn $method(self, other: T) -> Val<'k> {

@@ -1,13 +1,13 @@
 //! Buffers with a shape, and variables.
 
-use crate::{Extent, Recorder, Val};
+use crate::{IntoIndex, Recorder, Val};
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{BufId, Space};
+use mlcc_ir::kernel::{BufId, MemorySpace};
 use mlcc_ir::types::DType;
 
 /// A buffer whose elements have `N` indices.
 #[derive(Clone, Copy)]
-pub struct View<'k, const N: usize> {
+pub struct BufferView<'k, const N: usize> {
     k: &'k Recorder,
     buf: BufId,
     /// Where the view begins; `None` is the start of the buffer.
@@ -17,33 +17,33 @@ pub struct View<'k, const N: usize> {
 }
 
 /// `N` indices: values, numbers, or both in a tuple.
-pub trait Indices<'k, const N: usize> {
+pub trait IndexTuple<'k, const N: usize> {
     #[doc(hidden)]
     fn values(self, k: &'k Recorder) -> [Val<'k>; N];
 }
 
-impl<'k, T: Extent<'k>, const N: usize> Indices<'k, N> for [T; N] {
+impl<'k, T: IntoIndex<'k>, const N: usize> IndexTuple<'k, N> for [T; N] {
     fn values(self, k: &'k Recorder) -> [Val<'k>; N] {
         self.map(|index| index.index(k))
     }
 }
 
-impl<'k, A: Extent<'k>, B: Extent<'k>> Indices<'k, 2> for (A, B) {
+impl<'k, A: IntoIndex<'k>, B: IntoIndex<'k>> IndexTuple<'k, 2> for (A, B) {
     fn values(self, k: &'k Recorder) -> [Val<'k>; 2] {
         [self.0.index(k), self.1.index(k)]
     }
 }
 
-impl<'k, A: Extent<'k>, B: Extent<'k>, C: Extent<'k>> Indices<'k, 3> for (A, B, C) {
+impl<'k, A: IntoIndex<'k>, B: IntoIndex<'k>, C: IntoIndex<'k>> IndexTuple<'k, 3> for (A, B, C) {
     fn values(self, k: &'k Recorder) -> [Val<'k>; 3] {
         [self.0.index(k), self.1.index(k), self.2.index(k)]
     }
 }
 
-impl<'k> View<'k, 1> {
+impl<'k> BufferView<'k, 1> {
     /// The same buffer as rows of `width` elements.
-    pub fn rows(self, width: i64) -> View<'k, 2> {
-        View { k: self.k, buf: self.buf, origin: self.origin, strides: [width, 1] }
+    pub fn rows(self, width: i64) -> BufferView<'k, 2> {
+        BufferView { k: self.k, buf: self.buf, origin: self.origin, strides: [width, 1] }
     }
 
     /// Stores all lanes of a value over the first `len` elements, again and again.
@@ -52,59 +52,64 @@ impl<'k> View<'k, 1> {
     }
 }
 
-impl<'k> View<'k, 2> {
+impl<'k> BufferView<'k, 2> {
     /// One row.
     #[track_caller]
-    pub fn row(self, index: impl Extent<'k>) -> View<'k, 1> {
-        View { k: self.k, buf: self.buf, origin: Some(self.start_of(index)), strides: [self.strides[1]] }
+    pub fn row(self, index: impl IntoIndex<'k>) -> BufferView<'k, 1> {
+        BufferView {
+            k: self.k,
+            buf: self.buf,
+            origin: Some(self.start_of(index)),
+            strides: [self.strides[1]],
+        }
     }
 }
 
-impl<'k> View<'k, 3> {
+impl<'k> BufferView<'k, 3> {
     /// The rows of one index of the outermost axis.
     #[track_caller]
-    pub fn row(self, index: impl Extent<'k>) -> View<'k, 2> {
+    pub fn row(self, index: impl IntoIndex<'k>) -> BufferView<'k, 2> {
         let [_, row, column] = self.strides;
-        View { k: self.k, buf: self.buf, origin: Some(self.start_of(index)), strides: [row, column] }
+        BufferView { k: self.k, buf: self.buf, origin: Some(self.start_of(index)), strides: [row, column] }
     }
 }
 
-impl<'k, const N: usize> View<'k, N> {
-    pub(crate) fn dense(k: &'k Recorder, buf: BufId, dims: [i64; N]) -> View<'k, N> {
+impl<'k, const N: usize> BufferView<'k, N> {
+    pub(crate) fn dense(k: &'k Recorder, buf: BufId, dims: [i64; N]) -> BufferView<'k, N> {
         let mut strides = [1; N];
         for axis in (1..N).rev() {
             strides[axis - 1] = strides[axis] * dims[axis];
         }
-        View { k, buf, origin: None, strides }
+        BufferView { k, buf, origin: None, strides }
     }
 
     /// Where the part of an index of the outermost axis begins.
     #[track_caller]
-    fn start_of(self, index: impl Extent<'k>) -> Val<'k> {
+    fn start_of(self, index: impl IntoIndex<'k>) -> Val<'k> {
         let start = index.index(self.k) * self.strides[0];
         self.origin.map_or(start, |origin| origin + start)
     }
 
     /// The same `elements` elements further.
     #[track_caller]
-    pub fn further(self, elements: Val<'k>) -> View<'k, N> {
-        View { origin: Some(self.origin.map_or(elements, |origin| origin + elements)), ..self }
+    pub fn further(self, elements: Val<'k>) -> BufferView<'k, N> {
+        BufferView { origin: Some(self.origin.map_or(elements, |origin| origin + elements)), ..self }
     }
 
     /// The elements from this place on, by one index.
     #[track_caller]
-    pub fn tail(self, at: impl Indices<'k, N>) -> View<'k, 1> {
-        View { k: self.k, buf: self.buf, origin: Some(self.offset(at)), strides: [1] }
+    pub fn tail(self, at: impl IndexTuple<'k, N>) -> BufferView<'k, 1> {
+        BufferView { k: self.k, buf: self.buf, origin: Some(self.offset(at)), strides: [1] }
     }
 
     /// Computes here where the view begins, and keeps it in a variable of this name.
-    pub fn named(self, name: &str) -> View<'k, N> {
-        View { origin: self.origin.map(|origin| origin.named(name)), ..self }
+    pub fn named(self, name: &str) -> BufferView<'k, N> {
+        BufferView { origin: self.origin.map(|origin| origin.named(name)), ..self }
     }
 
     /// The same buffer with `pitch` elements from one index of the last but one axis to the next, where rows are padded.
     #[track_caller]
-    pub fn pitch(mut self, pitch: i64) -> View<'k, N> {
+    pub fn pitch(mut self, pitch: i64) -> BufferView<'k, N> {
         assert!(N >= 2 && pitch >= self.strides[N - 2], "a pitch of {pitch} for {:?}", self.strides);
         let (rows, dense) = (N - 1, self.strides[N - 2]);
         for stride in &mut self.strides[..rows] {
@@ -114,8 +119,8 @@ impl<'k, const N: usize> View<'k, N> {
     }
 
     /// The same elements by one index, in their order in memory.
-    pub fn flat(self) -> View<'k, 1> {
-        View { k: self.k, buf: self.buf, origin: self.origin, strides: [1] }
+    pub fn flat(self) -> BufferView<'k, 1> {
+        BufferView { k: self.k, buf: self.buf, origin: self.origin, strides: [1] }
     }
 
     pub fn buf(self) -> BufId {
@@ -124,7 +129,7 @@ impl<'k, const N: usize> View<'k, N> {
 
     /// Elements from the start of the buffer to this place.
     #[track_caller]
-    pub fn offset(self, at: impl Indices<'k, N>) -> Val<'k> {
+    pub fn offset(self, at: impl IndexTuple<'k, N>) -> Val<'k> {
         let indices = at.values(self.k);
         let mut sum = indices[0];
         for (axis, index) in indices.into_iter().enumerate().skip(1) {
@@ -135,49 +140,49 @@ impl<'k, const N: usize> View<'k, N> {
 
     /// The element at this place; one per lane where indices have several.
     #[track_caller]
-    pub fn at(self, at: impl Indices<'k, N>) -> Val<'k> {
+    pub fn at(self, at: impl IndexTuple<'k, N>) -> Val<'k> {
         let index = self.offset(at);
         self.k.val(self.k.recording().load(self.buf, index.id()))
     }
 
     /// The same where `mask` holds, else zero; nothing is read there.
     #[track_caller]
-    pub fn at_where(self, mask: Val<'k>, at: impl Indices<'k, N>) -> Val<'k> {
+    pub fn at_where(self, mask: Val<'k>, at: impl IndexTuple<'k, N>) -> Val<'k> {
         let index = self.offset(at);
         self.k.val(self.k.recording().load_masked(self.buf, index.id(), Some(mask.id())))
     }
 
     /// `lanes` elements from this place on, along the last axis.
     #[track_caller]
-    pub fn load(self, at: impl Indices<'k, N>, lanes: u32) -> Val<'k> {
+    pub fn load(self, at: impl IndexTuple<'k, N>, lanes: u32) -> Val<'k> {
         let index = self.offset(at);
         self.k.val(self.k.recording().load_vec(self.buf, index.id(), lanes))
     }
 
     /// The same where `mask` holds, else zero; nothing is read there.
     #[track_caller]
-    pub fn load_where(self, mask: Val<'k>, at: impl Indices<'k, N>, lanes: u32) -> Val<'k> {
+    pub fn load_where(self, mask: Val<'k>, at: impl IndexTuple<'k, N>, lanes: u32) -> Val<'k> {
         let index = self.offset(at).ramp(1, lanes);
         self.k.val(self.k.recording().load_masked(self.buf, index.id(), Some(mask.id())))
     }
 
     /// Prefetches the cache line of the element at this place.
     #[track_caller]
-    pub fn prefetch(self, instr: InstrId, at: impl Indices<'k, N>) {
+    pub fn prefetch(self, instr: InstrId, at: impl IndexTuple<'k, N>) {
         let element = self.at(at);
         element.request(instr);
     }
 
     /// Stores all lanes of a value from this place on.
     #[track_caller]
-    pub fn set(self, at: impl Indices<'k, N>, value: Val<'k>) {
+    pub fn set(self, at: impl IndexTuple<'k, N>, value: Val<'k>) {
         let index = self.offset(at);
         self.k.recording().store_vec(self.buf, index.id(), value.id());
     }
 
     /// The same for the lanes where `mask` holds.
     #[track_caller]
-    pub fn set_where(self, mask: Val<'k>, at: impl Indices<'k, N>, value: Val<'k>) {
+    pub fn set_where(self, mask: Val<'k>, at: impl IndexTuple<'k, N>, value: Val<'k>) {
         let index = self.offset(at).ramp(1, value.lanes());
         self.k.recording().store_masked(self.buf, index.id(), value.id(), Some(mask.id()));
     }
@@ -190,17 +195,17 @@ impl<'k, const N: usize> View<'k, N> {
 
 /// A variable in registers, for what a loop carries from one iteration to the next.
 #[derive(Clone, Copy)]
-pub struct Reg<'k> {
+pub struct RegisterVar<'k> {
     k: &'k Recorder,
     buf: BufId,
     lanes: u32,
 }
 
-impl<'k> Reg<'k> {
-    pub(crate) fn new(k: &'k Recorder, name: &str, first: Val<'k>) -> Reg<'k> {
+impl<'k> RegisterVar<'k> {
+    pub(crate) fn new(k: &'k Recorder, name: &str, first: Val<'k>) -> RegisterVar<'k> {
         let ty = first.ty();
-        let buf = k.builder(|kb| kb.alloc(name, ty.dtype, ty.lanes as usize, Space::Local));
-        let reg = Reg { k, buf, lanes: ty.lanes };
+        let buf = k.builder(|kb| kb.alloc(name, ty.dtype, ty.lanes as usize, MemorySpace::Local));
+        let reg = RegisterVar { k, buf, lanes: ty.lanes };
         reg.set(first);
         reg
     }
@@ -227,17 +232,17 @@ impl<'k> Reg<'k> {
 
 /// A tile of variables in registers, by row and column.
 #[derive(Clone)]
-pub struct Regs<'k> {
-    rows: Vec<Vec<Reg<'k>>>,
+pub struct RegisterGrid<'k> {
+    rows: Vec<Vec<RegisterVar<'k>>>,
 }
 
-impl<'k> Regs<'k> {
-    pub(crate) fn new(rows: Vec<Vec<Reg<'k>>>) -> Regs<'k> {
-        Regs { rows }
+impl<'k> RegisterGrid<'k> {
+    pub(crate) fn new(rows: Vec<Vec<RegisterVar<'k>>>) -> RegisterGrid<'k> {
+        RegisterGrid { rows }
     }
 
     /// The variables of each row.
-    pub fn rows(&self) -> impl Iterator<Item = &[Reg<'k>]> {
+    pub fn rows(&self) -> impl Iterator<Item = &[RegisterVar<'k>]> {
         self.rows.iter().map(Vec::as_slice)
     }
 

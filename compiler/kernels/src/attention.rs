@@ -28,5 +28,5 @@ pub mod decode;
 pub mod gpu;
 pub mod prefill;
 
-pub use plan::Plan;
-pub use problem::{Problem, find};
+pub use plan::AttentionPlan;
+pub use problem::{AttentionProblem, find};

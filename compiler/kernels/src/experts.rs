@@ -1,14 +1,14 @@
 //! Kernels for mixtures of experts: the choice of the largest scores of a row, and on GPUs products of rows with the
 //! matrices that were chosen for them (on CPUs see `product::emit_experts`).
 
-use crate::inline::{Index, Inliner, reduce_loop};
-use crate::machine::Machine;
+use crate::inline::{Inliner, LaneIndex, reduce_loop};
+use crate::machine::MachineKind;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
-use mlcc_ir::kernel::{BufId, Space};
+use mlcc_ir::kernel::{BufId, MemorySpace};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
 /// Rows of a GPU block of the choice, and threads that work on one row of a product.
 const ROWS: i64 = 32;
@@ -28,11 +28,11 @@ pub struct TopK<'a, 'k> {
 }
 
 impl<'k> TopK<'_, 'k> {
-    pub fn emit(&self, machine: Machine) {
+    pub fn emit(&self, machine: MachineKind) {
         let (k, rows) = (self.k, &self.inliner.f.ty(self.x).dims[0]);
         match machine {
-            Machine::Cpu { lanes, .. } => k.par("row", rows, |row| self.row(row, lanes)),
-            Machine::Gpu { .. } => k.blocks("block", 0, &rows.ceil_div(ROWS), |block| {
+            MachineKind::Cpu { lanes, .. } => k.par("row", rows, |row| self.row(row, lanes)),
+            MachineKind::Gpu { .. } => k.blocks("block", 0, &rows.ceil_div(ROWS), |block| {
                 k.threads("t", ROWS, |t| {
                     let row = block * ROWS + t;
                     k.when(row.lt(k.dim(rows)), || self.row(row, 1));
@@ -44,7 +44,7 @@ impl<'k> TopK<'_, 'k> {
     fn row(&self, row: Val<'k>, lanes: u32) {
         let k = self.k;
         let last_value = k.registers("last_value", [1]);
-        let last_id = k.alloc("last_id", DType::I32, [1], Space::Local);
+        let last_id = k.alloc("last_id", DType::I32, [1], MemorySpace::Local);
         last_value.set([0], k.float(f64::INFINITY));
         last_id.set([0], k.int32(-1));
         k.serial("slot", self.count, |slot| {
@@ -66,7 +66,7 @@ impl<'k> TopK<'_, 'k> {
         let end = columns.as_const().unwrap_or(1);
         let element = |i: Val<'k>, lanes: u32| {
             let ctx = Inliner { lanes, ..self.inliner.clone() };
-            let x = ctx.value(k, self.x, &[Index::scalar(row), Index::from(i, lanes)]).named("x");
+            let x = ctx.value(k, self.x, &[LaneIndex::scalar(row), LaneIndex::from(i, lanes)]).named("x");
             let index = i.cast(DType::I32).ramp(1, lanes);
             let left = x.lt(last) | (x.equals(last) & last_id.lt(index));
             (x, index, left)
@@ -86,7 +86,7 @@ impl<'k> TopK<'_, 'k> {
 }
 
 /// `y[i, s] = w[ids[i, s]] x[i, s]` on a GPU.
-pub struct GpuProduct<'a, 'k> {
+pub struct GpuExpertMatmul<'a, 'k> {
     pub k: &'k Recorder,
     /// Binds the operands; one lane.
     pub inliner: Inliner<'a, 'k>,
@@ -108,7 +108,7 @@ pub struct GpuProduct<'a, 'k> {
 /// Rows of an expert's matrix that a GPU block takes, [`ROWS`] threads each.
 const PER_BLOCK: i64 = 4;
 
-impl<'k> GpuProduct<'_, 'k> {
+impl<'k> GpuExpertMatmul<'_, 'k> {
     /// A block takes some rows of one expert's matrix for one pair of row and slot.
     pub fn emit(&self) {
         let k = self.k;
@@ -134,12 +134,12 @@ impl<'k> GpuProduct<'_, 'k> {
     /// Expert and row of x of a pair of row and slot.
     fn pair(&self, pair: Val<'k>) -> (Val<'k>, Val<'k>) {
         let (row, slot) = (pair / self.slots, pair % self.slots);
-        let id = self.inliner.value(self.k, self.ids, &[Index::scalar(row), Index::scalar(slot)]);
+        let id = self.inliner.value(self.k, self.ids, &[LaneIndex::scalar(row), LaneIndex::scalar(slot)]);
         (id.cast(DType::I64).named("expert"), if self.shared { row } else { pair })
     }
 
     /// The sum of each thread.
-    fn partial_sums(&self, pair: Val<'k>, first: Val<'k>, partial: View<'k, 1>) {
+    fn partial_sums(&self, pair: Val<'k>, first: Val<'k>, partial: BufferView<'k, 1>) {
         let k = self.k;
         let x = k.view(self.x, [1, self.columns]);
         k.threads("t", PER_BLOCK * ROWS, |t| {
@@ -153,7 +153,8 @@ impl<'k> GpuProduct<'_, 'k> {
                     let c = j * ROWS + lane;
                     k.when(c.lt(self.columns), || {
                         let x = x.at([x_row, c]);
-                        let w = self.inliner.value(k, self.w, &[Index::scalar(w_row), Index::scalar(c)]);
+                        let w =
+                            self.inliner.value(k, self.w, &[LaneIndex::scalar(w_row), LaneIndex::scalar(c)]);
                         sum.set(w.cast(DType::F32).fma(x, sum.get()));
                     });
                 });

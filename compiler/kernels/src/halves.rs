@@ -1,14 +1,14 @@
 //! f32 on tensor cores that multiply 16-bit floats: a number is the sum of one to three of them.
 
 use mlcc_ir::fragment::{Fragment, M16N8K16};
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 use std::fmt;
 
 /// How numbers are made of 16-bit floats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Halves {
+pub struct HalfSplit {
     /// f16 or bf16.
     pub dtype: DType,
     /// Numbers are the sums of so many: f32 as two f16 keep 22 bits, as two bf16 17, as three all of them.
@@ -17,10 +17,10 @@ pub struct Halves {
     pub others: u32,
 }
 
-impl Halves {
+impl HalfSplit {
     /// How what they are multiplied with is made.
-    pub fn other(self) -> Halves {
-        Halves { parts: self.others, ..self }
+    pub fn other(self) -> HalfSplit {
+        HalfSplit { parts: self.others, ..self }
     }
 
     /// Bytes of a number.
@@ -29,14 +29,14 @@ impl Halves {
     }
 }
 
-impl fmt::Display for Halves {
+impl fmt::Display for HalfSplit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", ["one", "two", "three"][self.parts as usize - 1], self.dtype)
     }
 }
 
 /// f32 as `parts` 16-bit floats: each is what those before it leave.
-pub(crate) fn split<'k>(floats: Val<'k>, dtype: DType, parts: u32) -> Parts<'k> {
+pub(crate) fn split<'k>(floats: Val<'k>, dtype: DType, parts: u32) -> SplitParts<'k> {
     let mut rest = floats.named("floats");
     [0, 1, 2].map(|part| {
         if part >= parts {
@@ -57,7 +57,7 @@ fn nearest<'k>(floats: Val<'k>, dtype: DType) -> (Val<'k>, Val<'k>) {
         return (half, half.cast(DType::F32));
     }
     // Half a unit of the last bit that stays, then the others are cut off.
-    let ty = Ty::vector(DType::U32, floats.lanes());
+    let ty = ExprType::vector(DType::U32, floats.lanes());
     let float = ((floats.bits_as(ty) + 0x8000) & 0xffff_0000).bits_as(floats.ty()).named("float");
     (upper_halves(float), float)
 }
@@ -65,35 +65,35 @@ fn nearest<'k>(floats: Val<'k>, dtype: DType) -> (Val<'k>, Val<'k>) {
 /// The upper halves of floats: bf16, cut off.
 fn upper_halves(floats: Val) -> Val {
     let lanes = floats.lanes();
-    let halves = floats.bits_as(Ty::vector(DType::BF16, 2 * lanes));
+    let halves = floats.bits_as(ExprType::vector(DType::BF16, 2 * lanes));
     halves.shuffle((0..lanes).map(|i| 2 * i + 1))
 }
 
 /// As many as a number has.
-pub(crate) type Parts<'k> = [Option<Val<'k>>; 3];
+pub(crate) type SplitParts<'k> = [Option<Val<'k>>; 3];
 
 /// Fragments of numbers.
 #[derive(Clone, Copy)]
-pub(crate) struct Factors<'k> {
-    pub parts: Parts<'k>,
+pub(crate) struct SplitFragment<'k> {
+    pub parts: SplitParts<'k>,
 }
 
-impl<'k> Factors<'k> {
+impl<'k> SplitFragment<'k> {
     /// Of 8 f32 of a lane.
-    pub fn of(floats: Val<'k>, halves: Halves) -> Factors<'k> {
-        Factors { parts: split(floats, halves.dtype, halves.parts) }
+    pub fn of(floats: Val<'k>, halves: HalfSplit) -> SplitFragment<'k> {
+        SplitFragment { parts: split(floats, halves.dtype, halves.parts) }
     }
 
     /// The first or second of two fragments.
-    pub fn half(self, second: bool) -> Factors<'k> {
+    pub fn half(self, second: bool) -> SplitFragment<'k> {
         let elements = M16N8K16.b.elements();
         let first = if second { elements } else { 0 };
-        Factors { parts: self.parts.map(|all| all.map(|all| all.shuffle(first..first + elements))) }
+        SplitFragment { parts: self.parts.map(|all| all.map(|all| all.shuffle(first..first + elements))) }
     }
 
     /// `sums + self * other`, small products first; those beyond the last part of `self` are beyond the last bit.
-    pub fn add_to(self, sums: Val<'k>, other: Factors<'k>) -> Val<'k> {
-        let parts = |of: &Parts<'k>| of.iter().flatten().count();
+    pub fn add_to(self, sums: Val<'k>, other: SplitFragment<'k>) -> Val<'k> {
+        let parts = |of: &SplitParts<'k>| of.iter().flatten().count();
         let last = parts(&self.parts).max(parts(&other.parts)) - 1;
         let mut sums = sums;
         for order in (0..=last).rev() {

@@ -13,18 +13,18 @@ mod store;
 
 use index::VectorAxis;
 use known::known;
-use mlcc_ir::compute::Scalar;
-use mlcc_ir::dim::{Dim, Sym};
-use mlcc_ir::graph::{Def, Function, Node, ValueId};
+use mlcc_ir::compute::ScalarExpr;
+use mlcc_ir::dim::{Dim, SizeSymbol};
+use mlcc_ir::graph::{Function, GraphNode, ValueDef, ValueId};
 use mlcc_ir::kernel::{BinOp, BufId, Expr, UnOp};
-use mlcc_ir::ops::Meaning;
+use mlcc_ir::ops::OpSemantics;
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_kernel_lang::{Recorder, Val};
-use mlcc_quant::Layout;
+use mlcc_quant::TensorLayout;
 use std::collections::HashMap;
 
-pub use index::Index;
-pub use paged::{Page, Paged};
+pub use index::LaneIndex;
+pub use paged::{CachePage, PagedBuffer};
 pub use reduce::reduce_loop;
 pub(crate) use store::{RowAt, store_all};
 
@@ -33,7 +33,7 @@ pub(crate) use store::{RowAt, store_all};
 #[derive(Clone)]
 pub enum Binding<'k> {
     /// In memory, row-major with the dims of its type (or in the layout of a packed or re-packed parameter; or in pages).
-    Buffer { buf: BufId, layout: Option<Layout>, pages: Option<Paged> },
+    Buffer { buf: BufId, layout: Option<TensorLayout>, pages: Option<PagedBuffer> },
     /// Known at the current position, whatever the indices (an accumulator, a row's reduction).
     Value(Val<'k>),
 }
@@ -52,14 +52,14 @@ pub struct Inliner<'f, 'k> {
     /// Widest vector for reductions that are opened while `lanes` is 1.
     pub reduce_lanes: u32,
     /// The page of all rows of caches that are read, where it is known.
-    pub page: Option<Page<'k>>,
+    pub page: Option<CachePage<'k>>,
 }
 
 /// What the indices of a scalar expression stand for.
-struct Point<'p, 'k> {
+struct ScalarIndices<'p, 'k> {
     inputs: &'p [ValueId],
-    axes: &'p [Index<'k>],
-    reds: Vec<(u32, Index<'k>)>,
+    axes: &'p [LaneIndex<'k>],
+    reds: Vec<(u32, LaneIndex<'k>)>,
 }
 
 impl<'f, 'k> Inliner<'f, 'k> {
@@ -79,7 +79,7 @@ impl<'f, 'k> Inliner<'f, 'k> {
     }
 
     /// Where a value lies that is a cache in pages.
-    pub fn pages_of(&self, v: ValueId) -> Option<Paged> {
+    pub fn pages_of(&self, v: ValueId) -> Option<PagedBuffer> {
         match self.bindings.get(&v)? {
             Binding::Buffer { pages, .. } => *pages,
             Binding::Value(_) => None,
@@ -88,7 +88,7 @@ impl<'f, 'k> Inliner<'f, 'k> {
 
     /// The value at `index` (one entry per axis of its type), with 1 or `lanes` lanes.
     /// Integers come as i32 (i64 stays), floats as f32.
-    pub fn value(&self, k: &'k Recorder, v: ValueId, index: &[Index<'k>]) -> Val<'k> {
+    pub fn value(&self, k: &'k Recorder, v: ValueId, index: &[LaneIndex<'k>]) -> Val<'k> {
         match self.bindings.get(&v) {
             Some(Binding::Value(value)) => *value,
             Some(Binding::Buffer { buf, layout, pages }) => {
@@ -102,51 +102,62 @@ impl<'f, 'k> Inliner<'f, 'k> {
                 let Some(scalar) = self.definition(v, node) else {
                     panic!("{} reached lowering; `decompose` has to run before", node.op.name());
                 };
-                self.scalar(k, &scalar, &Point { inputs: &node.inputs, axes: index, reds: Vec::new() })
+                self.scalar(
+                    k,
+                    &scalar,
+                    &ScalarIndices { inputs: &node.inputs, axes: index, reds: Vec::new() },
+                )
             }
         }
     }
 
     /// The compute definition of a value, if its node has one.
-    fn definition(&self, v: ValueId, node: &Node) -> Option<Scalar> {
-        let Def::Node(_, output) = self.f.values[v].def else { return None };
+    fn definition(&self, v: ValueId, node: &GraphNode) -> Option<ScalarExpr> {
+        let ValueDef::Node(_, output) = self.f.values[v].def else { return None };
         let types: Vec<&TensorType> = node.inputs.iter().map(|&i| self.f.ty(i)).collect();
         match node.op.meaning(&types) {
-            Meaning::Compute(mut scalars) => Some(scalars.swap_remove(output as usize)),
-            Meaning::Decompose | Meaning::Structural => None,
+            OpSemantics::Compute(mut scalars) => Some(scalars.swap_remove(output as usize)),
+            OpSemantics::Decompose | OpSemantics::Structural => None,
         }
     }
 
     // ---- expressions
 
-    fn scalar(&self, k: &'k Recorder, s: &Scalar, at: &Point<'_, 'k>) -> Val<'k> {
+    fn scalar(&self, k: &'k Recorder, s: &ScalarExpr, at: &ScalarIndices<'_, 'k>) -> Val<'k> {
         match s {
-            Scalar::Axis(_) | Scalar::Red(_) | Scalar::Dim(_) | Scalar::Int(_) => {
+            ScalarExpr::Axis(_) | ScalarExpr::Red(_) | ScalarExpr::Dim(_) | ScalarExpr::Int(_) => {
                 self.index(k, s, at).val(self.lanes)
             }
-            Scalar::Float(value) => k.float(*value),
-            Scalar::Load { arg, index } => {
-                let index: Vec<Index> = index.iter().map(|i| self.index(k, i, at)).collect();
+            ScalarExpr::Float(value) => k.float(*value),
+            ScalarExpr::Load { arg, index } => {
+                let index: Vec<LaneIndex> = index.iter().map(|i| self.index(k, i, at)).collect();
                 self.value(k, at.inputs[*arg], &index)
             }
-            Scalar::Unary(op, a) => self.scalar(k, a, at).unary(*op),
-            Scalar::Binary(op, a, b) => {
+            ScalarExpr::Unary(op, a) => self.scalar(k, a, at).unary(*op),
+            ScalarExpr::Binary(op, a, b) => {
                 let (a, b) = same_type(self.scalar(k, a, at), self.scalar(k, b, at));
                 a.with(*op, b)
             }
-            Scalar::Select(c, a, b) => self.select(k, c, a, b, at),
-            Scalar::Cast(dtype, a) => match **a {
+            ScalarExpr::Select(c, a, b) => self.select(k, c, a, b, at),
+            ScalarExpr::Cast(dtype, a) => match **a {
                 // Arithmetic of integers stays in integers.
-                Scalar::Float(value) if *dtype == DType::I64 => k.int(value as i64),
-                Scalar::Float(value) if dtype.is_int() => k.int32(value as i64),
+                ScalarExpr::Float(value) if *dtype == DType::I64 => k.int(value as i64),
+                ScalarExpr::Float(value) if dtype.is_int() => k.int32(value as i64),
                 _ => self.scalar(k, a, at).cast(*dtype),
             },
-            Scalar::Reduce { op, var, extent, body } => self.reduce(k, (*op, *var), extent, body, at),
+            ScalarExpr::Reduce { op, var, extent, body } => self.reduce(k, (*op, *var), extent, body, at),
         }
     }
 
     /// Both arms are evaluated, so loads in an arm must stay inside their buffers where the arm is not chosen.
-    fn select(&self, k: &'k Recorder, c: &Scalar, a: &Scalar, b: &Scalar, at: &Point<'_, 'k>) -> Val<'k> {
+    fn select(
+        &self,
+        k: &'k Recorder,
+        c: &ScalarExpr,
+        a: &ScalarExpr,
+        b: &ScalarExpr,
+        at: &ScalarIndices<'_, 'k>,
+    ) -> Val<'k> {
         let cond = self.scalar(k, c, at);
         if let Some(known) = known(cond) {
             return self.scalar(k, if known { a } else { b }, at);
@@ -165,19 +176,21 @@ impl<'f, 'k> Inliner<'f, 'k> {
         Inliner { mask: Some(mask), ..self.clone() }
     }
 
-    fn index(&self, k: &'k Recorder, s: &Scalar, at: &Point<'_, 'k>) -> Index<'k> {
+    fn index(&self, k: &'k Recorder, s: &ScalarExpr, at: &ScalarIndices<'_, 'k>) -> LaneIndex<'k> {
         match s {
-            Scalar::Axis(i) => at.axes[*i],
-            Scalar::Red(var) => {
+            ScalarExpr::Axis(i) => at.axes[*i],
+            ScalarExpr::Red(var) => {
                 let found = at.reds.iter().rev().find(|(v, _)| v == var);
                 found.expect("reduction variable in scope").1
             }
-            Scalar::Int(i) => Index::scalar(k.int(*i)),
-            Scalar::Dim(d) => Index::scalar(k.dim(d)),
-            Scalar::Binary(op, a, b) => self.axis().combine(*op, self.index(k, a, at), self.index(k, b, at)),
-            Scalar::Load { .. } => {
+            ScalarExpr::Int(i) => LaneIndex::scalar(k.int(*i)),
+            ScalarExpr::Dim(d) => LaneIndex::scalar(k.dim(d)),
+            ScalarExpr::Binary(op, a, b) => {
+                self.axis().combine(*op, self.index(k, a, at), self.index(k, b, at))
+            }
+            ScalarExpr::Load { .. } => {
                 let loaded = self.scalar(k, s, at).cast(DType::I64);
-                if loaded.lanes() == 1 { Index::scalar(loaded) } else { Index::Vector(loaded) }
+                if loaded.lanes() == 1 { LaneIndex::scalar(loaded) } else { LaneIndex::Vector(loaded) }
             }
             other => panic!("{other:?} is no index"),
         }
@@ -194,9 +207,9 @@ impl<'f, 'k> Inliner<'f, 'k> {
         &self,
         k: &'k Recorder,
         buf: BufId,
-        (layout, pages): (Option<&Layout>, Option<Paged>),
+        (layout, pages): (Option<&TensorLayout>, Option<PagedBuffer>),
         ty: &TensorType,
-        index: &[Index<'k>],
+        index: &[LaneIndex<'k>],
     ) -> Val<'k> {
         if let Some(layout) = layout {
             return load_packed(k, layout, buf, index);
@@ -212,30 +225,35 @@ impl<'f, 'k> Inliner<'f, 'k> {
 
     /// Where a whole vector is read in any case, if all of its lanes are wanted or none: from the first rows where it is not
     /// wanted. A masked load takes as long, and much longer where its address is not mapped.
-    fn in_bounds(&self, k: &'k Recorder, ty: &TensorType, index: &[Index<'k>]) -> Option<Vec<Index<'k>>> {
+    fn in_bounds(
+        &self,
+        k: &'k Recorder,
+        ty: &TensorType,
+        index: &[LaneIndex<'k>],
+    ) -> Option<Vec<LaneIndex<'k>>> {
         let wanted = uniform(self.mask?)?;
-        let (Index::Affine { stride: 1, .. }, leading) = index.split_last()? else { return None };
+        let (LaneIndex::Affine { stride: 1, .. }, leading) = index.split_last()? else { return None };
         let (columns, rows) = ty.dims.split_last()?;
         let whole = columns.as_const().is_some_and(|c| c >= i64::from(self.lanes));
-        let some = |d: &Dim| d.as_const().map_or(*d == Dim::sym(Sym::N), |size| size > 0);
+        let some = |d: &Dim| d.as_const().map_or(*d == Dim::sym(SizeSymbol::N), |size| size > 0);
         if self.lanes == 1 || !whole || !rows.iter().all(some) {
             return None;
         }
         let zero = k.int(0);
         let clamped = leading.iter().map(|i| match *i {
-            Index::Affine { base, stride: 0 } => Some(Index::scalar(wanted.select(base, zero))),
+            LaneIndex::Affine { base, stride: 0 } => Some(LaneIndex::scalar(wanted.select(base, zero))),
             _ => None,
         });
-        let mut all: Vec<Index> = clamped.collect::<Option<_>>()?;
+        let mut all: Vec<LaneIndex> = clamped.collect::<Option<_>>()?;
         all.extend(index.last());
         Some(all)
     }
 
-    fn load_flat(&self, k: &'k Recorder, buf: BufId, flat: Index<'k>) -> Val<'k> {
+    fn load_flat(&self, k: &'k Recorder, buf: BufId, flat: LaneIndex<'k>) -> Val<'k> {
         let buf = k.flat(buf);
         match (flat, self.mask) {
             // One element for all lanes: wanted if any of them wants it.
-            (Index::Affine { base, stride: 0 }, Some(mask)) => {
+            (LaneIndex::Affine { base, stride: 0 }, Some(mask)) => {
                 let any = uniform(mask).unwrap_or_else(|| mask.reduce_lanes(BinOp::Or));
                 buf.at_where(any, [base])
             }
@@ -251,16 +269,16 @@ impl<'f, 'k> Inliner<'f, 'k> {
     fn place(
         &self,
         k: &'k Recorder,
-        pages: Option<Paged>,
+        pages: Option<PagedBuffer>,
         ty: &TensorType,
-        index: &[Index<'k>],
-    ) -> Index<'k> {
+        index: &[LaneIndex<'k>],
+    ) -> LaneIndex<'k> {
         let flat = self.flat(k, ty, index);
         pages.map_or(flat, |pages| self.in_page(k, (pages, ty), index, flat))
     }
 
     /// Row-major offset.
-    fn flat(&self, k: &'k Recorder, ty: &TensorType, index: &[Index<'k>]) -> Index<'k> {
+    fn flat(&self, k: &'k Recorder, ty: &TensorType, index: &[LaneIndex<'k>]) -> LaneIndex<'k> {
         self.axis().flat(k, ty.dims.iter().map(|dim| k.dim(dim)), index)
     }
 
@@ -301,14 +319,14 @@ fn same_type<'k>(a: Val<'k>, b: Val<'k>) -> (Val<'k>, Val<'k>) {
     (a.cast(common), b.cast(common))
 }
 
-fn load_packed<'k>(k: &'k Recorder, layout: &Layout, buf: BufId, index: &[Index<'k>]) -> Val<'k> {
+fn load_packed<'k>(k: &'k Recorder, layout: &TensorLayout, buf: BufId, index: &[LaneIndex<'k>]) -> Val<'k> {
     let (row, col) = match *index {
-        [col] => (Index::scalar(k.int(0)), col),
+        [col] => (LaneIndex::scalar(k.int(0)), col),
         [row, col] => (row, col),
         _ => panic!("packed parameters have one or two axes"),
     };
     match (row, col) {
-        (Index::Affine { base: row, stride: 0 }, Index::Affine { base: col, stride: 0 }) => {
+        (LaneIndex::Affine { base: row, stride: 0 }, LaneIndex::Affine { base: col, stride: 0 }) => {
             k.val(k.builder(|kb| mlcc_quant::unpack_scalar(kb, layout, buf, row.id(), col.id())))
         }
         _ => panic!("packed parameters are read one element at a time outside of contractions"),

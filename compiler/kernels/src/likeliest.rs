@@ -7,12 +7,12 @@
 //!
 //! NaN comes after all numbers, and -0 equals 0, which is what is stored for it.
 
-use crate::inline::{Index, Inliner};
+use crate::inline::{Inliner, LaneIndex};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
-use mlcc_ir::kernel::{BufId, Space};
+use mlcc_ir::kernel::{BufId, MemorySpace};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Team, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, ThreadTeam, Val};
 
 /// Elements of a row that a block takes, 32 KiB of keys in shared memory.
 const TILE: i64 = 4096;
@@ -27,15 +27,15 @@ const LAST_ID: i64 = i32::MAX as i64;
 
 /// How the largest `count` of `columns` elements of a row are found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Choice {
+pub struct TopKPlan {
     pub count: i64,
     pub columns: i64,
 }
 
-impl Choice {
+impl TopKPlan {
     /// `None` where other kernels are better, or rows too long.
-    pub fn new(count: i64, columns: i64) -> Option<Choice> {
-        let choice = Choice { count, columns };
+    pub fn new(count: i64, columns: i64) -> Option<TopKPlan> {
+        let choice = TopKPlan { count, columns };
         (count > FEW && choice.list() * choice.tiles() <= TILE).then_some(choice)
     }
 
@@ -55,10 +55,10 @@ impl Choice {
 
     /// Records the kernel that looks at rows of `x`, one lane each. The keys of a tile go to `between`, or where there is one tile what
     /// was chosen to `results`.
-    pub fn emit(self, inliner: &Inliner<'_, '_>, k: &Recorder, x: ValueId, to: To) {
+    pub fn emit(self, inliner: &Inliner<'_, '_>, k: &Recorder, x: ValueId, to: TopKOutput) {
         let rows = inliner.f.ty(x).dims[0].clone();
         let element = |row, column| {
-            let at = [Index::scalar(row), Index::scalar(column)];
+            let at = [LaneIndex::scalar(row), LaneIndex::scalar(column)];
             key(inliner.value(k, x, &at), column)
         };
         let size = if self.tiles() == 1 { self.columns } else { TILE };
@@ -70,8 +70,8 @@ impl Choice {
                     k.when(column.lt(self.columns), || keep(element(row, column)));
                 });
                 match to {
-                    To::Results { values, ids } => self.store(k, sorted, row, [values, ids]),
-                    To::Between(keys) => {
+                    TopKOutput::Results { values, ids } => self.store(k, sorted, row, [values, ids]),
+                    TopKOutput::Between(keys) => {
                         let to = k.view(keys, [1, self.tiles(), self.list()]);
                         sorted.team.each(self.list(), |i| {
                             to.set([row, tile, i], sorted.keys.at([i]));
@@ -93,7 +93,7 @@ impl Choice {
         });
     }
 
-    fn store<'k>(self, k: &'k Recorder, sorted: Sorted<'k>, row: Val<'k>, results: [Option<BufId>; 2]) {
+    fn store<'k>(self, k: &'k Recorder, sorted: SortedKeys<'k>, row: Val<'k>, results: [Option<BufId>; 2]) {
         sorted.team.each(self.count, |i| {
             let (value, id) = element_of(sorted.keys.at([i]).named("key"));
             for (buf, result) in results.into_iter().zip([value, id]) {
@@ -111,18 +111,18 @@ impl Choice {
         k: &'k Recorder,
         size: i64,
         load: impl FnOnce(Val<'k>, &dyn Fn(Val<'k>)),
-    ) -> Sorted<'k> {
+    ) -> SortedKeys<'k> {
         let list = self.list();
         let size = (size.unsigned_abs().next_power_of_two() as i64).max(list);
-        let team = Team::new(k, (size / 2).clamp(32, THREADS));
-        let keys = k.alloc("keys", DType::I64, [size], Space::Shared);
+        let team = ThreadTeam::new(k, (size / 2).clamp(32, THREADS));
+        let keys = k.alloc("keys", DType::I64, [size], MemorySpace::Shared);
         team.each(size, |i| {
             let key = k.reg("key", k.int(NOTHING));
             load(i, &|loaded| key.set(loaded));
             keys.set([i], key.get());
         });
         k.barrier();
-        let sorter = Sorter { k, team, keys };
+        let sorter = BitonicSorter { k, team, keys };
         // Runs of the length of a list, in falling and in rising order in turns.
         let mut run = 2;
         while run <= list {
@@ -147,13 +147,13 @@ impl Choice {
                 (run * stride + spread(pair, distance), (run & 1).equals(0))
             });
         }
-        Sorted { team, keys }
+        SortedKeys { team, keys }
     }
 }
 
 /// What the first kernel writes.
 #[derive(Clone, Copy)]
-pub enum To {
+pub enum TopKOutput {
     /// Of `[rows, count]` each.
     Results { values: Option<BufId>, ids: Option<BufId> },
     /// `[rows, tiles, list]` keys.
@@ -161,22 +161,22 @@ pub enum To {
 }
 
 #[derive(Clone, Copy)]
-struct Sorted<'k> {
-    team: Team<'k>,
-    keys: View<'k, 1>,
+struct SortedKeys<'k> {
+    team: ThreadTeam<'k>,
+    keys: BufferView<'k, 1>,
 }
 
-struct Sorter<'k> {
+struct BitonicSorter<'k> {
     k: &'k Recorder,
-    team: Team<'k>,
-    keys: View<'k, 1>,
+    team: ThreadTeam<'k>,
+    keys: BufferView<'k, 1>,
 }
 
-impl<'k> Sorter<'k> {
+impl<'k> BitonicSorter<'k> {
     /// Puts bitonic runs of `run` keys in order. `place(pair, distance)` tells of each of so many pairs where its first key lies (the
     /// other one is `distance` further), and whether the larger one comes first.
     fn order(&self, run: i64, pairs: i64, place: impl FnOnce(Val<'k>, Val<'k>) -> (Val<'k>, Val<'k>)) {
-        let Sorter { k, team, keys } = self;
+        let BitonicSorter { k, team, keys } = self;
         k.serial("step", i64::from(run.ilog2()), |step| {
             let distance = (k.int(run / 2) >> step).named("distance");
             team.each(pairs, |pair| {
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn vocabularies_have_two_kernels_and_experts_other_ones() {
-        let of = |count, columns| Choice::new(count, columns).map(|c| (c.tiles(), c.between()));
+        let of = |count, columns| TopKPlan::new(count, columns).map(|c| (c.tiles(), c.between()));
         assert_eq!(of(64, 300), Some((1, 64)));
         assert_eq!(of(64, 128_256), Some((32, 2048)));
         assert_eq!(of(64, 262_144), Some((64, 4096)));

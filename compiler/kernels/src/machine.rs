@@ -3,45 +3,45 @@
 use crate::params::KernelTarget;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::types::DType;
-use mlcc_target::{Arch, Quantizers, Scans};
+use mlcc_target::{Arch, QuantizeTuning, ScanTuning};
 use std::fmt;
 
 /// Sizes of a level's tuning, and what a build asks of all kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Sizes {
-    pub quantize: Quantizers,
-    pub scan: Scans,
+pub struct KernelTuning {
+    pub quantize: QuantizeTuning,
+    pub scan: ScanTuning,
     /// See [`KernelTarget::batch_invariant`].
     pub batch_invariant: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Machine {
+pub enum MachineKind {
     /// With vectors of `lanes` lanes; the instruction that prefetches f32 elements; sizes of its tuning.
-    Cpu { lanes: u32, prefetch: Option<InstrId>, sizes: Sizes },
+    Cpu { lanes: u32, prefetch: Option<InstrId>, sizes: KernelTuning },
     /// Whether copies to shared memory go on while a thread computes.
     Gpu { asynchronous: bool },
 }
 
-impl Machine {
-    pub fn of(target: &KernelTarget) -> Machine {
+impl MachineKind {
+    pub fn of(target: &KernelTarget) -> MachineKind {
         match target.arch {
-            Arch::Nvptx => Machine::Gpu { asynchronous: target.copies_asynchronously() },
+            Arch::Nvptx => MachineKind::Gpu { asynchronous: target.copies_asynchronously() },
             Arch::X86_64 | Arch::Aarch64 => {
                 let (quantize, scan) = (target.tune.quantize, target.tune.scan);
-                let sizes = Sizes { quantize, scan, batch_invariant: target.batch_invariant };
-                Machine::Cpu { lanes: target.f32_lanes(), prefetch: target.prefetch(DType::F32), sizes }
+                let sizes = KernelTuning { quantize, scan, batch_invariant: target.batch_invariant };
+                MachineKind::Cpu { lanes: target.f32_lanes(), prefetch: target.prefetch(DType::F32), sizes }
             }
         }
     }
 }
 
-impl fmt::Display for Machine {
+impl fmt::Display for MachineKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Machine::Cpu { lanes, prefetch: None, .. } => write!(f, "{lanes} lanes"),
-            Machine::Cpu { lanes, prefetch: Some(_), .. } => write!(f, "{lanes} lanes, prefetch"),
-            Machine::Gpu { .. } => write!(f, "GPU"),
+            MachineKind::Cpu { lanes, prefetch: None, .. } => write!(f, "{lanes} lanes"),
+            MachineKind::Cpu { lanes, prefetch: Some(_), .. } => write!(f, "{lanes} lanes, prefetch"),
+            MachineKind::Gpu { .. } => write!(f, "GPU"),
         }
     }
 }

@@ -1,14 +1,14 @@
 //! The pages of a model's caches: where each has its rows, and the kernel that appends some.
 
-use crate::inline::{Page, Paged};
-use crate::machine::Machine;
+use crate::inline::{CachePage, PagedBuffer};
+use crate::machine::MachineKind;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::Function;
 use mlcc_ir::kernel::BufId;
 use mlcc_ir::module::{Module, StateId};
 use mlcc_ir::step::PAGE_ROWS;
 use mlcc_ir::types::TensorType;
-use mlcc_kernel_lang::{Recorder, Team, Val};
+use mlcc_kernel_lang::{Recorder, ThreadTeam, Val};
 use mlcc_target::Arch;
 
 /// Every cache has a part of each page that begins at a multiple of this many bytes.
@@ -63,27 +63,27 @@ pub(crate) fn emit_append(
     k: &Recorder,
     (n, past): (Val, Val),
     rows: BufId,
-    (cache, paged): (BufId, Paged),
-    machine: Machine,
+    (cache, paged): (BufId, PagedBuffer),
+    machine: MachineKind,
 ) {
     let (from, to) = (k.view(rows, [1, paged.row]), k.view(cache, [1, paged.row]));
     let copy = |i| {
         let row = (past + i).named("to");
-        let shift = paged.shift(Page::of(k, paged.table, row), to.dtype()).named("shift");
+        let shift = paged.shift(CachePage::of(k, paged.table, row), to.dtype()).named("shift");
         let to = to.further(shift);
         match machine {
-            Machine::Cpu { lanes, .. } => {
+            MachineKind::Cpu { lanes, .. } => {
                 let lanes = crate::attention::plan::lanes_of(paged.row, lanes);
                 k.vectors("c", paged.row, lanes, |c| to.set([row, c], from.load([i, c], lanes)));
             }
-            Machine::Gpu { .. } => {
-                Team::new(k, THREADS).each(paged.row, |c| to.set([row, c], from.at([i, c])))
+            MachineKind::Gpu { .. } => {
+                ThreadTeam::new(k, THREADS).each(paged.row, |c| to.set([row, c], from.at([i, c])))
             }
         }
     };
     match machine {
-        Machine::Cpu { .. } => k.par("row", n, copy),
-        Machine::Gpu { .. } => k.blocks("row", 0, n, copy),
+        MachineKind::Cpu { .. } => k.par("row", n, copy),
+        MachineKind::Gpu { .. } => k.blocks("row", 0, n, copy),
     }
 }
 

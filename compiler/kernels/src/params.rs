@@ -3,8 +3,8 @@
 use mlcc_ir::dim::Dim;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::math::Quotient;
-use mlcc_target::{Arch, AttentionTile, Division, Level, MatrixTile, Tune};
+use mlcc_kernel_lang::math::QuotientMethod;
+use mlcc_target::{Arch, AttentionTile, DivisionMethod, FeatureLevel, MatrixTile, TuneTables};
 use std::collections::BTreeSet;
 
 /// What a generator needs to know of a machine.
@@ -16,7 +16,7 @@ pub struct KernelTarget {
     /// Widest vector that kernels should use; ignored on a GPU.
     pub vector_bits: u32,
     /// What the spec of the level says beyond its instructions; the default on a GPU.
-    pub tune: Tune,
+    pub tune: TuneTables,
     /// What is computed for a row has the same bits, whatever rows are beside it (docs/design/0042-batch-invariance.md): where
     /// that takes other kernels than the fastest of a single row. For CPUs.
     pub batch_invariant: bool,
@@ -29,7 +29,7 @@ pub struct KernelTarget {
 }
 
 impl KernelTarget {
-    pub fn new(arch: Arch, level: &Level) -> KernelTarget {
+    pub fn new(arch: Arch, level: &FeatureLevel) -> KernelTarget {
         let features = level.features.iter().cloned().collect();
         let tune = level.tune.clone().unwrap_or_default();
         let matrix = level.gpu.as_ref().and_then(|gpu| gpu.product);
@@ -71,10 +71,10 @@ impl KernelTarget {
     }
 
     /// How activations divide.
-    pub fn quotient(&self) -> Quotient {
+    pub fn quotient(&self) -> QuotientMethod {
         match self.tune.division {
-            Division::Divider => Quotient::Division,
-            Division::Polynomial => Quotient::Polynomial,
+            DivisionMethod::Divider => QuotientMethod::Division,
+            DivisionMethod::Polynomial => QuotientMethod::Polynomial,
         }
     }
 
@@ -134,9 +134,13 @@ impl KernelTarget {
         }
     }
 
-    fn long(&self) -> Option<Long> {
+    fn long(&self) -> Option<WideningDot> {
         let find = |name| self.find_wide([&[], &[], &[name]]);
-        Some(Long { multiply: find("smull_128")?, pairs: find("saddlp_128")?, join: find("addp_128")? })
+        Some(WideningDot {
+            multiply: find("smull_128")?,
+            pairs: find("saddlp_128")?,
+            join: find("addp_128")?,
+        })
     }
 
     /// How products of pairs of 16-bit codes are added, where that is faster than products in f32.
@@ -214,14 +218,14 @@ pub enum IntDot {
     /// `i16 = u8 * i8 + u8 * i8` (saturating) and `i32 = i16 * i16 + i16 * i16`; `sign` puts the signs of one operand on the other.
     Pairs { bytes: InstrId, words: InstrId, sign: Option<InstrId> },
     /// `i16 = i8 * i8`, and sums of neighbours.
-    Long(Long),
+    Long(WideningDot),
     /// Widening multiplications, column by column.
     Widen,
 }
 
 /// Products of bytes as words of their own: `multiply` 8 of them, `pairs` adds neighbouring words in i32, `join` those of two vectors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Long {
+pub struct WideningDot {
     pub multiply: InstrId,
     pub pairs: InstrId,
     pub join: InstrId,

@@ -23,10 +23,13 @@ mod problem;
 mod weight;
 
 pub use cpu::emit_product;
-pub use experts::{Choice, emit_experts};
+pub use experts::{ExpertChoice, emit_experts};
 pub use gpu::{
-    GpuPlan, Prologue, RowEpilogue, RowPlan, RowTiles, choose_gpu, emit_gpu_product, emit_gpu_row,
-    emit_row_tiles, matrix_tile,
+    ActivationPrologue, GemvEpilogue, GemvPlan, GpuMatmulPlan, TensorCoreGemvPlan, choose_gpu,
+    emit_gpu_product, emit_gpu_row, emit_row_tiles, matrix_tile,
 };
 pub use plan::{CpuPlan, choose, code_block};
-pub use problem::{Activation, Codes, DOT_COLUMNS, EPILOGUE_OPERANDS, Epilogue, Product, Sums, Weight};
+pub use problem::{
+    DOT_COLUMNS, EPILOGUE_OPERANDS, FinishedSums, MatmulActivation, MatmulEpilogue, MatmulProblem,
+    MatmulWeight, QuantizedActivations,
+};

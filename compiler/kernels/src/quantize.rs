@@ -14,14 +14,14 @@ mod prefetch;
 mod round;
 mod scales;
 
-use crate::inline::{Binding, Index, Inliner};
+use crate::inline::{Binding, Inliner, LaneIndex};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{BufId, Space, Ty};
+use mlcc_ir::kernel::{BufId, ExprType, MemorySpace};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
-use mlcc_target::Quantizers;
-use scales::Carried;
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
+use mlcc_target::QuantizeTuning;
+use scales::ScaleCarry;
 
 /// How the codes of some rows are interleaved: `columns` codes (4 or 8) of each, then the next columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,7 +53,7 @@ pub struct RowCodes {
 pub struct RowBlock<'a, 'f, 'k> {
     pub inliner: &'a Inliner<'f, 'k>,
     /// Indices of the only row, where rows have several leading axes; else the number of a row is its only index.
-    pub leading: Option<&'a [Index<'k>]>,
+    pub leading: Option<&'a [LaneIndex<'k>]>,
     /// Row number of the first.
     pub first: Val<'k>,
     /// Rows that there are, at most `size`. Fewer are stored one by one, each with all its quads.
@@ -63,11 +63,11 @@ pub struct RowBlock<'a, 'f, 'k> {
     /// Columns of a row that stay together, 4 or 8.
     pub columns: u32,
     /// What is known of each row: values and what holds them, an element per row of the block.
-    pub known: &'a [(ValueId, View<'k, 1>)],
+    pub known: &'a [(ValueId, BufferView<'k, 1>)],
     pub lanes: u32,
     /// What prefetches f32 elements, and the number of all rows.
     pub prefetch: Option<(InstrId, Val<'k>)>,
-    pub sizes: Quantizers,
+    pub sizes: QuantizeTuning,
 }
 
 impl RowCodes {
@@ -95,7 +95,7 @@ impl RowCodes {
         self.group.next_multiple_of(self.part)
     }
     /// The scales, `[rows, groups]`.
-    fn scales<'k>(&self, k: &'k Recorder) -> View<'k, 2> {
+    fn scales<'k>(&self, k: &'k Recorder) -> BufferView<'k, 2> {
         k.view(self.scales, [1, self.k.div_ceil(self.group) as i64])
     }
     /// True if the values are only loaded, so that it costs nothing to have them twice.
@@ -115,8 +115,8 @@ pub fn emit<'k>(
     let shape = |c: &RowCodes| (c.group, c.bits, c.part, c.k);
     for (i, codes) in codes.chunk_by(|a, b| shape(a) == shape(b)).enumerate() {
         let by = groups_of_piece(block, codes);
-        let work = codes.iter().map(|codes| Work::new(k, block, codes, by as i64)).collect();
-        Quantizer { k, codes, work, by, block, stores: if i == 0 { stores } else { &[] } }.emit();
+        let work = codes.iter().map(|codes| QuantizeBuffers::new(k, block, codes, by as i64)).collect();
+        RowQuantizer { k, codes, work, by, block, stores: if i == 0 { stores } else { &[] } }.emit();
     }
 }
 
@@ -126,52 +126,53 @@ fn groups_of_piece(block: &RowBlock, codes: &[RowCodes]) -> usize {
     let full = (codes[0].k / codes[0].group).max(1);
     let computed = codes.iter().filter(|codes| !codes.loaded(block)).count();
     let bytes = 4 * codes[0].group_columns() * block.size as usize * computed;
-    let Quantizers { piece_bytes, piece_groups, .. } = block.sizes;
+    let QuantizeTuning { piece_bytes, piece_groups, .. } = block.sizes;
     let most = (piece_bytes as usize / bytes.max(1)).clamp(1, piece_groups as usize).min(full);
     (most / 2 + 1..=most).rev().find(|by| full.is_multiple_of(*by)).unwrap_or(most)
 }
 
 /// What one of the codes needs while a block is quantized.
-struct Work<'k> {
+struct QuantizeBuffers<'k> {
     /// An element per row.
-    carried: Carried<View<'k, 1>>,
+    carried: ScaleCarry<BufferView<'k, 1>>,
     /// The values of a piece, `[rows, groups, columns]`, where they are computed and not only loaded.
-    values: Option<View<'k, 3>>,
+    values: Option<BufferView<'k, 3>>,
     /// Bits of the largest magnitude of each group of a piece of one row.
-    sizes: View<'k, 1>,
+    sizes: BufferView<'k, 1>,
     /// Reciprocals of the scales of a piece, `[rows, groups]`.
-    inverses: View<'k, 2>,
+    inverses: BufferView<'k, 2>,
 }
 
-impl<'k> Work<'k> {
-    fn new(k: &'k Recorder, block: &RowBlock, codes: &RowCodes, by: i64) -> Work<'k> {
+impl<'k> QuantizeBuffers<'k> {
+    fn new(k: &'k Recorder, block: &RowBlock, codes: &RowCodes, by: i64) -> QuantizeBuffers<'k> {
         let rows = i64::from(block.size);
-        let space = if rows == 1 { Space::Local } else { Space::Stack };
+        let space = if rows == 1 { MemorySpace::Local } else { MemorySpace::Stack };
         let filled = |name, dtype, value: f64| {
             let buf = k.alloc(name, dtype, [rows], space);
-            (0..rows).for_each(|r| buf.set([r], k.literal(value, Ty::scalar(dtype))));
+            (0..rows).for_each(|r| buf.set([r], k.literal(value, ExprType::scalar(dtype))));
             buf
         };
-        let carried = Carried {
+        let carried = ScaleCarry {
             scale: filled("scale", DType::F32, 1.0),
             largest: filled("largest", DType::F32, 0.0),
             size: filled("size", DType::I32, 0.0),
         };
-        let values = || k.alloc("values", DType::F32, [rows, by, codes.group_columns() as i64], Space::Stack);
-        Work {
+        let values =
+            || k.alloc("values", DType::F32, [rows, by, codes.group_columns() as i64], MemorySpace::Stack);
+        QuantizeBuffers {
             carried,
             values: (!codes.loaded(block)).then(values),
-            sizes: k.alloc("sizes", DType::I32, [by], Space::Stack),
-            inverses: k.alloc("inverses", DType::F32, [rows, by], Space::Stack),
+            sizes: k.alloc("sizes", DType::I32, [by], MemorySpace::Stack),
+            inverses: k.alloc("inverses", DType::F32, [rows, by], MemorySpace::Stack),
         }
     }
 }
 
 /// Rows of a block and codes of equal shape.
-struct Quantizer<'a, 'f, 'k> {
+struct RowQuantizer<'a, 'f, 'k> {
     k: &'k Recorder,
     codes: &'a [RowCodes],
-    work: Vec<Work<'k>>,
+    work: Vec<QuantizeBuffers<'k>>,
     /// Groups of a piece.
     by: usize,
     block: &'a RowBlock<'a, 'f, 'k>,
@@ -179,7 +180,7 @@ struct Quantizer<'a, 'f, 'k> {
 }
 
 /// A row of a block: its number there, its number, and what is known of it.
-struct Row<'f, 'k> {
+struct BlockRow<'f, 'k> {
     r: Val<'k>,
     row: Val<'k>,
     inliner: Inliner<'f, 'k>,
@@ -195,7 +196,7 @@ struct CodeGroup<'k> {
     columns: usize,
 }
 
-impl<'f, 'k> Quantizer<'_, 'f, 'k> {
+impl<'f, 'k> RowQuantizer<'_, 'f, 'k> {
     fn emit(&self) {
         let (group, columns, by) = (self.codes[0].group, self.codes[0].k, self.by);
         let full = columns / group;
@@ -223,13 +224,13 @@ impl<'f, 'k> Quantizer<'_, 'f, 'k> {
                 inliner.bindings.insert(*v, Binding::Value(kept.at([r]).named("known")));
             }
             let next = self.next((r, row), first, groups);
-            let row = Row { r, row, inliner, next };
+            let row = BlockRow { r, row, inliner, next };
             each_group(&|group| self.measure(&row, group));
             self.scales(&row, first, groups);
         });
         let one_by_one = || {
             self.each_row(|r, row| {
-                let row = Row { r, row, inliner: self.block.inliner.clone(), next: None };
+                let row = BlockRow { r, row, inliner: self.block.inliner.clone(), next: None };
                 each_group(&|group| self.each_code(|code| self.round_row(code, &row, group)));
             });
         };
@@ -242,7 +243,7 @@ impl<'f, 'k> Quantizer<'_, 'f, 'k> {
         });
     }
 
-    fn each_code(&self, body: impl FnMut((&RowCodes, &Work<'k>))) {
+    fn each_code(&self, body: impl FnMut((&RowCodes, &QuantizeBuffers<'k>))) {
         self.codes.iter().zip(&self.work).for_each(body);
     }
 

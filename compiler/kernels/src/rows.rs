@@ -10,8 +10,8 @@ mod gpu;
 mod heads;
 mod quantized;
 
-use crate::inline::{Binding, Index, Inliner, RowAt};
-use crate::machine::Machine;
+use crate::inline::{Binding, Inliner, LaneIndex, RowAt};
+use crate::machine::MachineKind;
 use crate::quantize::{self, CodeBlock, RowBlock, RowCodes};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
@@ -19,11 +19,11 @@ use mlcc_ir::kernel::BufId;
 use mlcc_ir::ops::Op;
 use mlcc_kernel_lang::{Recorder, Val};
 
-pub use heads::Heads;
+pub use heads::RowHeads;
 
 /// A group of ops on rows.
 #[derive(Clone, Copy)]
-pub struct Rows<'a, 'f, 'k> {
+pub struct RowKernel<'a, 'f, 'k> {
     pub k: &'k Recorder,
     /// Binds the inputs of the group.
     pub inliner: &'a Inliner<'f, 'k>,
@@ -35,25 +35,25 @@ pub struct Rows<'a, 'f, 'k> {
     /// there are further leading axes, the codes follow row by row.
     pub codes: &'a [RowCodes],
     pub block: CodeBlock,
-    pub machine: Machine,
+    pub machine: MachineKind,
 }
 
 /// Who computes a row.
 #[derive(Clone, Copy)]
-enum Executor<'k> {
+enum RowExecutor<'k> {
     /// A CPU worker, with vectors of `lanes` lanes.
     Worker { lanes: u32 },
     /// A block of a GPU.
-    Block(gpu::Block<'k>),
+    Block(gpu::ColumnBlock<'k>),
 }
 
 /// Blocks of a GPU along the second axis of a launch.
 const MOST_BLOCKS: i64 = 65_535;
 
-impl<'k> Rows<'_, '_, 'k> {
+impl<'k> RowKernel<'_, '_, 'k> {
     /// Records the kernel body.
     pub fn emit(self) {
-        if let (Machine::Cpu { lanes, prefetch, sizes }, [_, ..], [count]) =
+        if let (MachineKind::Cpu { lanes, prefetch, sizes }, [_, ..], [count]) =
             (self.machine, self.codes, self.leading)
         {
             return self.quantized(count, (lanes, prefetch), sizes.quantize);
@@ -62,14 +62,16 @@ impl<'k> Rows<'_, '_, 'k> {
         let first = self.leading.first().unwrap_or(&one);
         let body = |row, executor| match self.leading {
             [] => self.inner(vec![], executor),
-            [..] => self.inner(vec![Index::scalar(row)], executor),
+            [..] => self.inner(vec![LaneIndex::scalar(row)], executor),
         };
         let k = self.k;
         match self.machine {
-            Machine::Cpu { lanes, .. } => k.par("row", first, |row| body(row, Executor::Worker { lanes })),
-            Machine::Gpu { .. } => {
-                let columns = gpu::Columns::of(&self);
-                let block = |part| Executor::Block(gpu::Block { k, columns, part });
+            MachineKind::Cpu { lanes, .. } => {
+                k.par("row", first, |row| body(row, RowExecutor::Worker { lanes }))
+            }
+            MachineKind::Gpu { .. } => {
+                let columns = gpu::ColumnSplit::of(&self);
+                let block = |part| RowExecutor::Block(gpu::ColumnBlock { k, columns, part });
                 k.blocks("row", 0, first, |row| match columns.blocks {
                     1 => body(row, block(k.int(0))),
                     blocks => k.blocks("part", 1, blocks, |part| body(row, block(part))),
@@ -79,14 +81,14 @@ impl<'k> Rows<'_, '_, 'k> {
     }
 
     /// Loops over further leading axes (on a GPU, blocks for the second one where its size is known), then the row itself.
-    fn inner(self, leading: Vec<Index<'k>>, executor: Executor<'k>) {
+    fn inner(self, leading: Vec<LaneIndex<'k>>, executor: RowExecutor<'k>) {
         let Some(size) = self.leading.get(leading.len()) else { return self.row(&leading, executor) };
-        let gpu = matches!(self.machine, Machine::Gpu { .. });
+        let gpu = matches!(self.machine, MachineKind::Gpu { .. });
         let few = size.as_const().is_some_and(|size| size <= MOST_BLOCKS);
         let in_blocks = gpu && leading.len() == 1 && few;
         let reduces = self.inliner.f.live().any(|(_, n)| matches!(n.op, Op::Reduce { .. }));
         let body = |i| {
-            self.inner([leading.as_slice(), &[Index::scalar(i)]].concat(), executor);
+            self.inner([leading.as_slice(), &[LaneIndex::scalar(i)]].concat(), executor);
             // The next row's reductions write the shared memory that this row's were read from.
             if gpu && !in_blocks && reduces {
                 self.k.barrier();
@@ -98,10 +100,10 @@ impl<'k> Rows<'_, '_, 'k> {
         }
     }
 
-    fn row(self, leading: &[Index<'k>], executor: Executor<'k>) {
+    fn row(self, leading: &[LaneIndex<'k>], executor: RowExecutor<'k>) {
         let inliner = with_reductions(self.k, self.inliner, leading, executor);
         columns::store(self.k, &inliner, RowAt::own(leading), self.outputs, executor);
-        if let (Machine::Cpu { lanes, sizes, .. }, [_, ..]) = (self.machine, self.codes) {
+        if let (MachineKind::Cpu { lanes, sizes, .. }, [_, ..]) = (self.machine, self.codes) {
             let row = RowBlock {
                 inliner: &inliner,
                 leading: Some(leading),
@@ -127,7 +129,7 @@ pub(crate) fn emit_at<'k>(
     outputs: &[(ValueId, BufId)],
     lanes: u32,
 ) {
-    let worker = Executor::Worker { lanes };
+    let worker = RowExecutor::Worker { lanes };
     let inliner = with_reductions(k, inliner, at.row, worker);
     columns::store(k, &inliner, at, outputs, worker);
 }
@@ -140,8 +142,8 @@ pub(crate) fn emit_in_block<'k>(
     outputs: &[(ValueId, BufId)],
     threads: i64,
 ) {
-    let columns = gpu::Columns::of_one_block(inliner, threads);
-    let block = Executor::Block(gpu::Block { k, columns, part: k.int(0) });
+    let columns = gpu::ColumnSplit::of_one_block(inliner, threads);
+    let block = RowExecutor::Block(gpu::ColumnBlock { k, columns, part: k.int(0) });
     let inliner = with_reductions(k, inliner, at.row, block);
     columns::store(k, &inliner, at, outputs, block);
 }
@@ -154,15 +156,15 @@ pub(crate) fn for_each_column<'k>(
     threads: i64,
     keep: &dyn Fn(Val<'k>, Val<'k>),
 ) {
-    if let Some(heads) = Heads::of(inliner.f, v) {
+    if let Some(heads) = RowHeads::of(inliner.f, v) {
         return heads.for_each_column(k, inliner, threads, keep);
     }
-    let columns = gpu::Columns::of_one_block(inliner, threads);
-    let block = gpu::Block { k, columns, part: k.int(0) };
-    let leading = [Index::scalar(k.int(0))];
-    let inliner = with_reductions(k, inliner, &leading, Executor::Block(block));
+    let columns = gpu::ColumnSplit::of_one_block(inliner, threads);
+    let block = gpu::ColumnBlock { k, columns, part: k.int(0) };
+    let leading = [LaneIndex::scalar(k.int(0))];
+    let inliner = with_reductions(k, inliner, &leading, RowExecutor::Block(block));
     block.each_vector(&inliner, v, |column, lanes| {
-        let index = [leading[0], Index::from(column, lanes)];
+        let index = [leading[0], LaneIndex::from(column, lanes)];
         let inliner = if lanes > 1 { inliner.with_lanes(lanes) } else { inliner.of_one() };
         let value = inliner.value(k, v, &index).to_lanes(lanes);
         keep(column, value.cast(inliner.f.ty(v).dtype).named("value"));
@@ -170,10 +172,10 @@ pub(crate) fn for_each_column<'k>(
 }
 
 /// Number of a row among all.
-fn flat_row<'k>(k: &'k Recorder, dims: &[Dim], leading: &[Index<'k>]) -> Val<'k> {
+fn flat_row<'k>(k: &'k Recorder, dims: &[Dim], leading: &[LaneIndex<'k>]) -> Val<'k> {
     let flat = dims.iter().zip(leading).fold(k.int(0), |flat, (dim, &index)| {
         let before = flat * k.dim(dim);
-        if let Index::Affine { base, .. } = index { before + base } else { before }
+        if let LaneIndex::Affine { base, .. } = index { before + base } else { before }
     });
     flat.named("row")
 }
@@ -182,8 +184,8 @@ fn flat_row<'k>(k: &'k Recorder, dims: &[Dim], leading: &[Index<'k>]) -> Val<'k>
 fn with_reductions<'f, 'k>(
     k: &'k Recorder,
     inliner: &Inliner<'f, 'k>,
-    leading: &[Index<'k>],
-    executor: Executor<'k>,
+    leading: &[LaneIndex<'k>],
+    executor: RowExecutor<'k>,
 ) -> Inliner<'f, 'k> {
     let mut inliner = inliner.clone();
     for (_, node) in inliner.f.live() {
@@ -193,11 +195,11 @@ fn with_reductions<'f, 'k>(
             continue;
         }
         let value = match executor {
-            Executor::Worker { .. } => {
-                let index = [leading, &[Index::scalar(k.int(0))]].concat();
+            RowExecutor::Worker { .. } => {
+                let index = [leading, &[LaneIndex::scalar(k.int(0))]].concat();
                 inliner.value(k, output, &index)
             }
-            Executor::Block(block) => block.reduce(&inliner, op, input, leading),
+            RowExecutor::Block(block) => block.reduce(&inliner, op, input, leading),
         };
         inliner.bindings.insert(output, Binding::Value(value));
     }

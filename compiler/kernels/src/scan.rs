@@ -4,5 +4,5 @@ pub mod channels;
 pub mod matrix;
 mod ring;
 
-pub use channels::{CHANNELS, ChannelScan, Epilogue, is_channelwise};
+pub use channels::{CHANNELS, ChannelScan, ScanEpilogue, is_channelwise};
 pub use matrix::{MatrixScan, shape_of};

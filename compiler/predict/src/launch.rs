@@ -5,7 +5,7 @@ use std::mem::offset_of;
 
 /// What the artifact's plan says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct ArtifactPlan {
     pub vocab: u64,
     /// Bytes of all weights, of the state of a sequence, and pages of a full context.
     pub weights_bytes: u64,
@@ -22,14 +22,14 @@ pub struct SequenceSizes {
 
 /// A call of an entry point.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Call {
-    pub plan: Plan,
+pub struct PredictedCall {
+    pub plan: ArtifactPlan,
     pub sequences: Vec<SequenceSizes>,
     /// For the entry points of several sequences.
     pub batch: bool,
 }
 
-impl Call {
+impl PredictedCall {
     pub fn rows(&self) -> u64 {
         self.sequences.iter().map(|s| s.rows).sum()
     }
@@ -46,7 +46,7 @@ impl Call {
 
 /// A launch of one kernel in a call.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape<'a> {
+pub struct LaunchConfig<'a> {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     /// Asked for at launch.
@@ -56,7 +56,7 @@ pub struct Shape<'a> {
     pub repeat: u32,
 }
 
-impl Shape<'_> {
+impl LaunchConfig<'_> {
     pub fn blocks(&self) -> u64 {
         self.grid.iter().map(|&n| u64::from(n)).product()
     }
@@ -67,7 +67,7 @@ impl Shape<'_> {
 }
 
 /// The grid of a launch in a call; with no blocks it is not launched. The rules are those of the runtime.
-pub fn grid(extents: &[DimExpr; 3], of: u32, call: &Call) -> [u32; 3] {
+pub fn grid(extents: &[DimExpr; 3], of: u32, call: &PredictedCall) -> [u32; 3] {
     let (n, past) = match of {
         repeat::EACH_SEQUENCE => (call.most(|s| s.rows), call.most(|s| s.past)),
         repeat::WANTED => (call.sequences.len() as u64, call.past()),
@@ -102,22 +102,22 @@ pub fn address(a: &LaunchArg, repeat: u32) -> u64 {
 
 /// What lies at an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum DataResidency {
     /// Weights, pages of caches and states: not in the second level when a kernel begins, as all weights come between two steps.
     Memory,
     /// What a kernel before has written, or the host has just sent.
     Recent,
 }
 
-pub fn place(address: u64) -> Place {
+pub fn place(address: u64) -> DataResidency {
     match (address >> KIND_BIT).checked_sub(1).and_then(|kind| u32::try_from(kind).ok()) {
-        Some(arg::WEIGHTS | arg::STATE | arg::PAGES) => Place::Memory,
-        _ => Place::Recent,
+        Some(arg::WEIGHTS | arg::STATE | arg::PAGES) => DataResidency::Memory,
+        _ => DataResidency::Recent,
     }
 }
 
 /// The value of up to eight bytes of the device's memory, where it is known.
-pub fn value(address: u64, bytes: u64, call: &Call) -> Option<u64> {
+pub fn value(address: u64, bytes: u64, call: &PredictedCall) -> Option<u64> {
     let kind = u32::try_from((address >> KIND_BIT).checked_sub(1)?).ok()?;
     let at = address & ((1 << KIND_BIT) - 1);
     let word = match kind {
@@ -153,7 +153,7 @@ fn whole(word: u64, from: u64, bytes: u64) -> Option<u64> {
     (from + bytes <= 8).then(|| if bytes < 8 { word & ((1 << (8 * bytes)) - 1) } else { word })
 }
 
-fn control(at: u64, call: &Call) -> Option<u64> {
+fn control(at: u64, call: &PredictedCall) -> Option<u64> {
     let several = |value: u64| if call.batch { value } else { 0 };
     Some(match at as usize {
         at if at == offset_of!(Control, n) => call.rows(),
@@ -164,7 +164,7 @@ fn control(at: u64, call: &Call) -> Option<u64> {
     })
 }
 
-fn sequence(at: u64, call: &Call) -> Option<u64> {
+fn sequence(at: u64, call: &PredictedCall) -> Option<u64> {
     let size = size_of::<Sequence>() as u64;
     let index = at / size;
     let sizes = call.sequences.get(index as usize)?;
@@ -185,10 +185,10 @@ fn sequence(at: u64, call: &Call) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn call(sequences: &[(u64, u64)], batch: bool) -> Call {
-        let plan = Plan { vocab: 1000, weights_bytes: 1 << 30, state_bytes: 0, pages: 10 };
+    fn call(sequences: &[(u64, u64)], batch: bool) -> PredictedCall {
+        let plan = ArtifactPlan { vocab: 1000, weights_bytes: 1 << 30, state_bytes: 0, pages: 10 };
         let sequences = sequences.iter().map(|&(rows, past)| SequenceSizes { rows, past }).collect();
-        Call { plan, sequences, batch }
+        PredictedCall { plan, sequences, batch }
     }
 
     #[test]
@@ -215,6 +215,9 @@ mod tests {
         assert_eq!(value(table + 12, 4, &two), Some(13), "the fourth page of the second sequence");
         assert_eq!(value(base(arg::WANTED) + 4, 4, &two), Some(9));
         assert_eq!(at(arg::ARENA, 0), None);
-        assert_eq!([place(base(arg::WEIGHTS) + 9), place(base(arg::ARENA))], [Place::Memory, Place::Recent]);
+        assert_eq!(
+            [place(base(arg::WEIGHTS) + 9), place(base(arg::ARENA))],
+            [DataResidency::Memory, DataResidency::Recent]
+        );
     }
 }

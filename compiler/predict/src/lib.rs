@@ -9,9 +9,9 @@ pub mod model;
 pub mod sass;
 pub mod walk;
 
-pub use launch::{Call, Plan, SequenceSizes, Shape};
-pub use model::{Bound, Prediction, Resources, Work, predict};
-pub use walk::Kernel;
+pub use launch::{ArtifactPlan, LaunchConfig, PredictedCall, SequenceSizes};
+pub use model::{KernelResources, LaunchBound, LaunchPrediction, LaunchWorkload, predict};
+pub use walk::DecodedKernel;
 
 use thiserror::Error;
 

@@ -6,8 +6,8 @@ use std::fmt;
 use mlcc_target::GpuModel;
 
 use crate::PredictError;
-use crate::launch::{Call, Shape};
-use crate::walk::{Counts, Kernel, Pipe, Walked, walk};
+use crate::launch::{LaunchConfig, PredictedCall};
+use crate::walk::{BlockCounts, DecodedKernel, ExecutionPipe, WalkedBlock, walk};
 
 /// Blocks of a launch that are followed, and of one whose blocks differ.
 const SAMPLES: u64 = 8;
@@ -21,7 +21,7 @@ const SCHEDULERS: u32 = 4;
 
 /// What the assembler says of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resources {
+pub struct KernelResources {
     pub registers: u32,
     /// Declared by the kernel.
     pub shared_bytes: u32,
@@ -29,14 +29,14 @@ pub struct Resources {
 
 /// What a launch does, of all its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
-pub struct Work {
+pub struct LaunchWorkload {
     pub blocks: u64,
     /// Blocks that a multiprocessor has at a time.
     pub resident: u32,
     pub warps_of_block: u32,
-    /// Warp instructions of a block in the mean, and by [`Pipe::ALL`].
+    /// Warp instructions of a block in the mean, and by [`ExecutionPipe::ALL`].
     pub instructions: f64,
-    pub by_pipe: [f64; Pipe::ALL.len()],
+    pub by_pipe: [f64; ExecutionPipe::ALL.len()],
     /// Likewise operations on tensor cores, clocks of the path to shared memory and first level, and sectors from the second level.
     pub tensor_operations: f64,
     pub load_turns: f64,
@@ -54,7 +54,7 @@ pub struct Work {
 
 /// What binds a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Bound {
+pub enum LaunchBound {
     Memory,
     SecondLevel,
     /// Instructions that wait for others of their warp, with too few warps beside.
@@ -69,29 +69,29 @@ pub enum Bound {
     Launch,
 }
 
-impl fmt::Display for Bound {
+impl fmt::Display for LaunchBound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Bound::Memory => "memory",
-            Bound::SecondLevel => "second level",
-            Bound::Latency => "latency",
-            Bound::Issue => "issue",
-            Bound::Units(name) => return write!(f, "{name} units"),
-            Bound::SharedMemory => "shared memory",
-            Bound::Launch => "launch",
+            LaunchBound::Memory => "memory",
+            LaunchBound::SecondLevel => "second level",
+            LaunchBound::Latency => "latency",
+            LaunchBound::Issue => "issue",
+            LaunchBound::Units(name) => return write!(f, "{name} units"),
+            LaunchBound::SharedMemory => "shared memory",
+            LaunchBound::Launch => "launch",
         })
     }
 }
 
 /// A launch, as predicted.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Prediction {
-    pub work: Work,
+pub struct LaunchPrediction {
+    pub work: LaunchWorkload,
     /// Of the kernel, without what lies between two.
     pub seconds: f64,
-    pub bound: Bound,
+    pub bound: LaunchBound,
     /// Seconds that each limit alone would need.
-    pub limits: Vec<(Bound, f64)>,
+    pub limits: Vec<(LaunchBound, f64)>,
     /// Bytes that a multiprocessor has asked memory for at a time.
     pub in_flight: f64,
     pub spills: u64,
@@ -101,7 +101,7 @@ pub struct Prediction {
     pub reads_past: bool,
 }
 
-impl Prediction {
+impl LaunchPrediction {
     /// Seconds that its bytes and products need at the device's best rates.
     pub fn ideal(&self, gpu: &GpuModel) -> f64 {
         let bytes = self.work.memory_bytes / (f64::from(gpu.copy_gbytes_per_s) * 1e9);
@@ -111,7 +111,7 @@ impl Prediction {
 }
 
 /// Blocks that a multiprocessor has at a time; 0 if one alone does not fit.
-pub fn resident(resources: Resources, threads: u32, shared_at_launch: u32, gpu: &GpuModel) -> u32 {
+pub fn resident(resources: KernelResources, threads: u32, shared_at_launch: u32, gpu: &GpuModel) -> u32 {
     let warps = threads.div_ceil(32).max(1);
     let of_warp = resources.registers.max(1).next_multiple_of(REGISTER_SET) * 32;
     let by_registers = gpu.registers / SCHEDULERS / of_warp * SCHEDULERS / warps;
@@ -121,12 +121,12 @@ pub fn resident(resources: Resources, threads: u32, shared_at_launch: u32, gpu: 
 
 /// Predicts one launch in a call. A launch without blocks takes no time.
 pub fn predict(
-    kernel: &Kernel,
-    resources: Resources,
-    shape: &Shape<'_>,
-    call: &Call,
+    kernel: &DecodedKernel,
+    resources: KernelResources,
+    shape: &LaunchConfig<'_>,
+    call: &PredictedCall,
     gpu: &GpuModel,
-) -> Result<Prediction, PredictError> {
+) -> Result<LaunchPrediction, PredictError> {
     let cached = call.plan.weights_bytes + call.plan.state_bytes < gpu.l2_bytes / 2;
     let mut near = gpu.clone();
     if cached {
@@ -138,13 +138,13 @@ pub fn predict(
             format!("a block of {} threads does not fit a multiprocessor of {}", shape.threads(), gpu.title);
         return Err(PredictError::Kernel { kernel: kernel.name.clone(), what });
     }
-    let mut walks = Walks { kernel, shape, call, gpu: &near, done: BTreeMap::new() };
-    let work = Work { resident: fits, cached, ..walks.work()? };
+    let mut walks = BlockWalks { kernel, shape, call, gpu: &near, done: BTreeMap::new() };
+    let work = LaunchWorkload { resident: fits, cached, ..walks.work()? };
     let (seconds, bound, limits) = time(&work, gpu);
     let clocks = work.most_alone.max(1.0);
     let beside = f64::from(fits).min((work.blocks as f64 / f64::from(gpu.sms)).ceil());
-    let sum = |of: fn(&Counts) -> u64| walks.done.values().map(|w| of(&w.counts)).sum::<u64>();
-    Ok(Prediction {
+    let sum = |of: fn(&BlockCounts) -> u64| walks.done.values().map(|w| of(&w.counts)).sum::<u64>();
+    Ok(LaunchPrediction {
         seconds,
         bound,
         limits,
@@ -157,16 +157,16 @@ pub fn predict(
 }
 
 /// Blocks of a launch that have been followed.
-struct Walks<'a> {
-    kernel: &'a Kernel,
-    shape: &'a Shape<'a>,
-    call: &'a Call,
+struct BlockWalks<'a> {
+    kernel: &'a DecodedKernel,
+    shape: &'a LaunchConfig<'a>,
+    call: &'a PredictedCall,
     gpu: &'a GpuModel,
-    done: BTreeMap<[u32; 3], Walked>,
+    done: BTreeMap<[u32; 3], WalkedBlock>,
 }
 
-impl Walks<'_> {
-    fn walk(&mut self, block: [u32; 3]) -> Result<&Walked, PredictError> {
+impl BlockWalks<'_> {
+    fn walk(&mut self, block: [u32; 3]) -> Result<&WalkedBlock, PredictError> {
         let found = match self.done.remove(&block) {
             Some(found) => found,
             None => walk(self.kernel, self.shape, self.call, self.gpu, block)?,
@@ -175,10 +175,10 @@ impl Walks<'_> {
     }
 
     /// The work of all blocks, from some that are spread evenly over the grid.
-    fn work(&mut self) -> Result<Work, PredictError> {
+    fn work(&mut self) -> Result<LaunchWorkload, PredictError> {
         let blocks = self.shape.blocks();
         if blocks == 0 {
-            return Ok(Work::default());
+            return Ok(LaunchWorkload::default());
         }
         let [x, y, _] = self.shape.grid.map(u64::from);
         let place = |at: u64| [at % x, at / x % y, at / x / y].map(|v| v as u32);
@@ -196,9 +196,9 @@ impl Walks<'_> {
         }
         let count = chosen.len() as f64;
         let mean =
-            |of: &dyn Fn(&Walked) -> f64| chosen.iter().map(|b| of(&self.done[b])).sum::<f64>() / count;
-        let counted = |of: fn(&Counts) -> u64| mean(&|w| of(&w.counts) as f64);
-        let mut work = Work {
+            |of: &dyn Fn(&WalkedBlock) -> f64| chosen.iter().map(|b| of(&self.done[b])).sum::<f64>() / count;
+        let counted = |of: fn(&BlockCounts) -> u64| mean(&|w| of(&w.counts) as f64);
+        let mut work = LaunchWorkload {
             blocks,
             resident: 0,
             warps_of_block: self.shape.threads().div_ceil(32),
@@ -220,7 +220,7 @@ impl Walks<'_> {
     /// Sectors that all blocks read, each counted once: what all readers among the neighbours along an axis and one far away read is read
     /// once along that axis, and of the rest each part of the axis reads as many sectors as these neighbours together.
     fn read_once(&mut self, chosen: &[[u32; 3]]) -> Result<f64, PredictError> {
-        let read = |walked: &Walked| walked.counts.read.len();
+        let read = |walked: &WalkedBlock| walked.counts.read.len();
         let Some(most) = chosen.iter().copied().max_by_key(|b| read(&self.done[b])) else { return Ok(0.0) };
         let own = self.done[&most].counts.read.clone();
         if own.is_empty() {
@@ -281,9 +281,9 @@ fn samples(blocks: u64, most: u64) -> Vec<u64> {
 }
 
 /// Seconds, what binds, and every limit.
-fn time(work: &Work, gpu: &GpuModel) -> (f64, Bound, Vec<(Bound, f64)>) {
+fn time(work: &LaunchWorkload, gpu: &GpuModel) -> (f64, LaunchBound, Vec<(LaunchBound, f64)>) {
     if work.blocks == 0 {
-        return (0.0, Bound::Launch, vec![]);
+        return (0.0, LaunchBound::Launch, vec![]);
     }
     let clock = f64::from(gpu.clock_mhz) * 1e6;
     // Blocks of the multiprocessor that has most.
@@ -300,24 +300,24 @@ fn time(work: &Work, gpu: &GpuModel) -> (f64, Bound, Vec<(Bound, f64)>) {
     let memory = if work.cached { 0.0 } else { work.memory_bytes / (f64::from(gpu.copy_gbytes_per_s) * 1e9) };
     let tensor = work.tensor_operations / (f64::from(gpu.mma.operations) * gpu.mma.share);
     let mut limits = vec![
-        (Bound::Memory, memory),
-        (Bound::SecondLevel, wide.max(narrow) / clock),
-        (Bound::Issue, of_all(work.instructions / f64::from(SCHEDULERS))),
-        (Bound::SharedMemory, busiest * work.load_turns / clock),
-        (Bound::Units(Pipe::Tensor.name()), of_all(tensor)),
+        (LaunchBound::Memory, memory),
+        (LaunchBound::SecondLevel, wide.max(narrow) / clock),
+        (LaunchBound::Issue, of_all(work.instructions / f64::from(SCHEDULERS))),
+        (LaunchBound::SharedMemory, busiest * work.load_turns / clock),
+        (LaunchBound::Units(ExecutionPipe::Tensor.name()), of_all(tensor)),
     ];
     let lanes = gpu.lanes;
     let rates = [
-        (Pipe::Float, lanes.float),
-        (Pipe::Integer, lanes.integer),
-        (Pipe::Half, lanes.half),
-        (Pipe::Special, lanes.special),
-        (Pipe::Convert, lanes.convert),
-        (Pipe::Load, lanes.load),
+        (ExecutionPipe::Float, lanes.float),
+        (ExecutionPipe::Integer, lanes.integer),
+        (ExecutionPipe::Half, lanes.half),
+        (ExecutionPipe::Special, lanes.special),
+        (ExecutionPipe::Convert, lanes.convert),
+        (ExecutionPipe::Load, lanes.load),
     ];
     for (pipe, rate) in rates {
         let clocks = work.by_pipe[pipe as usize] * 32.0 / f64::from(rate);
-        limits.push((Bound::Units(pipe.name()), of_all(clocks)));
+        limits.push((LaunchBound::Units(pipe.name()), of_all(clocks)));
     }
     let turns = (busiest / f64::from(work.resident)).ceil();
     let latency = (turns * work.alone).max(work.most_alone) / clock;
@@ -325,28 +325,28 @@ fn time(work: &Work, gpu: &GpuModel) -> (f64, Bound, Vec<(Bound, f64)>) {
     let first = if work.read_bytes > 0.0 && !work.cached { gpu.latency.memory } else { gpu.latency.l2 };
     let first = f64::from(first) / clock;
     let rate = limits.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1));
-    limits.push((Bound::Latency, latency));
+    limits.push((LaunchBound::Latency, latency));
     match rate {
         Some((bound, seconds)) if first + seconds > latency => (first + seconds, bound, limits),
-        _ => (latency, Bound::Latency, limits),
+        _ => (latency, LaunchBound::Latency, limits),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mlcc_target::Latency;
+    use mlcc_target::InstrLatency;
 
     /// With the figures that the sums below are made of.
     fn gpu() -> GpuModel {
-        let latency = Latency { l1: 41, shared: 29, l2: 263, memory: 479, other: 24, operands: 12 };
+        let latency = InstrLatency { l1: 41, shared: 29, l2: 263, memory: 479, other: 24, operands: 12 };
         GpuModel { latency, l2_bytes_per_clock: 5120, ..mlcc_target::gpus().unwrap().remove(0) }
     }
 
     #[test]
     fn occupancy_by_hand() {
         let with = |registers, shared_bytes, threads, at_launch| {
-            resident(Resources { registers, shared_bytes }, threads, at_launch, &gpu())
+            resident(KernelResources { registers, shared_bytes }, threads, at_launch, &gpu())
         };
         // 65536 / (48 * 256) = 5.3 by registers, per scheduler 16384 / 1536 = 10 warps: 40 of 8.
         assert_eq!(with(48, 0, 256, 0), 5);
@@ -359,71 +359,71 @@ mod tests {
     }
 
     /// One full wave of blocks on every multiprocessor.
-    fn work() -> Work {
-        Work {
+    fn work() -> LaunchWorkload {
+        LaunchWorkload {
             blocks: 132 * 4,
             resident: 4,
             warps_of_block: 4,
             alone: 1000.0,
             most_alone: 1000.0,
-            ..Work::default()
+            ..LaunchWorkload::default()
         }
     }
 
-    fn clocks(work: &Work) -> (f64, Bound) {
+    fn clocks(work: &LaunchWorkload) -> (f64, LaunchBound) {
         let (seconds, bound, _) = time(work, &gpu());
         ((seconds * 1830e6).round(), bound)
     }
 
     #[test]
     fn a_warp_that_waits_takes_its_time_in_every_wave() {
-        assert_eq!(clocks(&work()), (1000.0, Bound::Latency));
-        let tail = Work { blocks: 132 * 4 + 1, ..work() };
-        assert_eq!(clocks(&tail), (2000.0, Bound::Latency), "one block more is a second wave");
-        let few = Work { blocks: 3, ..work() };
-        assert_eq!(clocks(&few), (1000.0, Bound::Latency));
+        assert_eq!(clocks(&work()), (1000.0, LaunchBound::Latency));
+        let tail = LaunchWorkload { blocks: 132 * 4 + 1, ..work() };
+        assert_eq!(clocks(&tail), (2000.0, LaunchBound::Latency), "one block more is a second wave");
+        let few = LaunchWorkload { blocks: 3, ..work() };
+        assert_eq!(clocks(&few), (1000.0, LaunchBound::Latency));
     }
 
     #[test]
     fn rates_by_hand() {
         // 16 warps of 500 instructions on four schedulers, after the first data are there (263 clocks).
-        let issue = Work { instructions: 2000.0, ..work() };
-        assert_eq!(clocks(&issue), (263.0 + 2000.0, Bound::Issue));
+        let issue = LaunchWorkload { instructions: 2000.0, ..work() };
+        assert_eq!(clocks(&issue), (263.0 + 2000.0, LaunchBound::Issue));
         // Half of them integer instructions: 64 lanes do one of a warp in half a clock of the whole multiprocessor.
         let mut by_pipe = [0.0; 8];
-        by_pipe[Pipe::Integer as usize] = 1900.0;
-        let integer = Work { by_pipe, ..issue };
-        assert_eq!(clocks(&integer), (263.0 + 1900.0 * 4.0 / 2.0, Bound::Units("integer")));
+        by_pipe[ExecutionPipe::Integer as usize] = 1900.0;
+        let integer = LaunchWorkload { by_pipe, ..issue };
+        assert_eq!(clocks(&integer), (263.0 + 1900.0 * 4.0 / 2.0, LaunchBound::Units("integer")));
         // 4096 operations a clock, 62 % of them.
-        let tensor = Work { tensor_operations: 4096.0 * 620.0, ..work() };
-        assert_eq!(clocks(&tensor), (263.0 + 4.0 * 1000.0, Bound::Units("tensor")));
-        let shared = Work { load_turns: 700.0, ..work() };
-        assert_eq!(clocks(&shared), (263.0 + 2800.0, Bound::SharedMemory));
+        let tensor = LaunchWorkload { tensor_operations: 4096.0 * 620.0, ..work() };
+        assert_eq!(clocks(&tensor), (263.0 + 4.0 * 1000.0, LaunchBound::Units("tensor")));
+        let shared = LaunchWorkload { load_turns: 700.0, ..work() };
+        assert_eq!(clocks(&shared), (263.0 + 2800.0, LaunchBound::SharedMemory));
         // 64 bytes a clock to each multiprocessor, 5120 to all: the second is less.
-        let second = Work { l2_sectors: 2000.0, ..work() };
+        let second = LaunchWorkload { l2_sectors: 2000.0, ..work() };
         let wide = 132.0 * 4.0 * 2000.0 * 32.0 / 5120.0_f64;
-        assert_eq!(clocks(&second), ((263.0 + wide).round(), Bound::SecondLevel));
+        assert_eq!(clocks(&second), ((263.0 + wide).round(), LaunchBound::SecondLevel));
     }
 
     #[test]
     fn memory_is_copied_at_most_at_its_bandwidth() {
-        let large = Work { memory_bytes: 4.3e9, read_bytes: 1.0, ..work() };
+        let large = LaunchWorkload { memory_bytes: 4.3e9, read_bytes: 1.0, ..work() };
         let (seconds, bound, _) = time(&large, &gpu());
-        assert_eq!(bound, Bound::Memory);
+        assert_eq!(bound, LaunchBound::Memory);
         assert!((seconds - (1e-3 + 479.0 / 1830e6)).abs() < 1e-9, "{seconds}");
-        let cached = Work { cached: true, ..large };
-        assert_eq!(clocks(&cached), (1000.0, Bound::Latency));
+        let cached = LaunchWorkload { cached: true, ..large };
+        assert_eq!(clocks(&cached), (1000.0, LaunchBound::Latency));
     }
 
     #[test]
     fn few_warps_leave_schedulers_idle() {
-        let one = Work { blocks: 1, warps_of_block: 1, instructions: 2000.0, ..work() };
-        assert_eq!(clocks(&one), (263.0 + 2000.0, Bound::Issue), "all on one scheduler");
+        let one = LaunchWorkload { blocks: 1, warps_of_block: 1, instructions: 2000.0, ..work() };
+        assert_eq!(clocks(&one), (263.0 + 2000.0, LaunchBound::Issue), "all on one scheduler");
     }
 
     #[test]
     fn nothing_is_launched() {
-        assert_eq!(time(&Work::default(), &gpu()).0, 0.0);
+        assert_eq!(time(&LaunchWorkload::default(), &gpu()).0, 0.0);
     }
 
     #[test]

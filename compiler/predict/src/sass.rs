@@ -7,30 +7,30 @@ use std::collections::BTreeMap;
 
 mod operand;
 
-pub use operand::{Address, Operand, Reg};
+pub use operand::{SassAddress, SassOperand, SassRegister};
 
 use crate::PredictError;
 
 /// A kernel, with the functions that it calls behind it.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Function {
+pub struct SassFunction {
     pub name: String,
-    pub code: Vec<Instr>,
+    pub code: Vec<SassInstr>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub struct Instr {
+pub struct SassInstr {
     /// Bytes from the beginning of the function.
     pub at: u32,
-    pub guard: Option<Guard>,
+    pub guard: Option<PredicateGuard>,
     /// `LDG`, and `E`, `128`.
     pub name: String,
     pub modifiers: Vec<String>,
-    pub operands: Vec<Operand>,
-    pub control: Control,
+    pub operands: Vec<SassOperand>,
+    pub control: ControlCode,
 }
 
-impl Instr {
+impl SassInstr {
     pub fn has(&self, modifier: &str) -> bool {
         self.modifiers.iter().any(|m| m == modifier)
     }
@@ -38,7 +38,7 @@ impl Instr {
 
 /// `@!P0`: only lanes for which it holds execute the instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Guard {
+pub struct PredicateGuard {
     pub register: u8,
     pub uniform: bool,
     pub negated: bool,
@@ -46,7 +46,7 @@ pub struct Guard {
 
 /// What the assembler tells the scheduler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Control {
+pub struct ControlCode {
     /// Clocks until the next instruction of the warp.
     pub stall: u8,
     /// The scoreboard that is free when the result is there, and when the operands have been read.
@@ -56,12 +56,12 @@ pub struct Control {
     pub wait: u8,
 }
 
-impl Control {
+impl ControlCode {
     /// From the upper half of an instruction's 128 bits.
-    pub fn decode(upper: u64) -> Control {
+    pub fn decode(upper: u64) -> ControlCode {
         let field = |from: u32, bits: u32| (upper >> (from - 64) & ((1 << bits) - 1)) as u8;
         let scoreboard = |value: u8| (value < 6).then_some(value);
-        Control {
+        ControlCode {
             stall: field(105, 4),
             result: scoreboard(field(110, 3)),
             operands: scoreboard(field(113, 3)),
@@ -71,35 +71,35 @@ impl Control {
 }
 
 /// The kernels of a disassembly.
-pub fn parse(text: &str) -> Result<Vec<Function>, PredictError> {
+pub fn parse(text: &str) -> Result<Vec<SassFunction>, PredictError> {
     let mut functions = Vec::new();
-    let mut current: Option<Reading> = None;
+    let mut current: Option<SassParser> = None;
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();
         let fault = |what: String| PredictError::Listing { line: number + 1, what };
         if let Some(name) = line.strip_prefix(".text.").and_then(|l| l.strip_suffix(':')) {
-            functions.extend(current.take().map(Reading::finish).transpose()?);
-            current = Some(Reading::new(name));
+            functions.extend(current.take().map(SassParser::finish).transpose()?);
+            current = Some(SassParser::new(name));
         } else if let Some(reading) = &mut current {
             reading.line(line).map_err(fault)?;
         }
     }
-    functions.extend(current.map(Reading::finish).transpose()?);
+    functions.extend(current.map(SassParser::finish).transpose()?);
     Ok(functions)
 }
 
 /// A function as far as it has been read.
-struct Reading {
-    function: Function,
+struct SassParser {
+    function: SassFunction,
     labels: BTreeMap<String, u32>,
     /// Labels that no instruction follows yet.
     open: Vec<String>,
 }
 
-impl Reading {
+impl SassParser {
     fn new(name: &str) -> Self {
-        let function = Function { name: name.into(), code: Vec::new() };
-        Reading { function, labels: BTreeMap::new(), open: Vec::new() }
+        let function = SassFunction { name: name.into(), code: Vec::new() };
+        SassParser { function, labels: BTreeMap::new(), open: Vec::new() }
     }
 
     fn line(&mut self, line: &str) -> Result<(), String> {
@@ -113,7 +113,7 @@ impl Reading {
             // The upper half of the instruction before.
             let upper = u64::from_str_radix(word, 16).map_err(|_| format!("`{word}` is no encoding"))?;
             if let Some(last) = self.function.code.last_mut() {
-                last.control = Control::decode(upper);
+                last.control = ControlCode::decode(upper);
             }
             return Ok(());
         }
@@ -125,25 +125,25 @@ impl Reading {
     }
 
     /// Puts places for labels.
-    fn finish(mut self) -> Result<Function, PredictError> {
+    fn finish(mut self) -> Result<SassFunction, PredictError> {
         let end = self.function.code.last().map_or(0, |last| last.at + 16);
         self.labels.extend(self.open.drain(..).map(|label| (label, end)));
         let kernel = &self.function.name;
         for instr in &mut self.function.code {
             for operand in &mut instr.operands {
-                let Operand::Label(label) = operand else { continue };
+                let SassOperand::Label(label) = operand else { continue };
                 let place = self.labels.get(label).ok_or_else(|| PredictError::Kernel {
                     kernel: kernel.clone(),
                     what: format!("the disassembly has no label `{label}`"),
                 })?;
-                *operand = Operand::Immediate(i64::from(*place));
+                *operand = SassOperand::Immediate(i64::from(*place));
             }
         }
         Ok(self.function)
     }
 }
 
-fn instruction(at: u32, text: &str) -> Result<Instr, String> {
+fn instruction(at: u32, text: &str) -> Result<SassInstr, String> {
     let mut rest = text.trim_start_matches('{').trim();
     let mut guard = None;
     if let Some(after) = rest.strip_prefix('@') {
@@ -157,11 +157,11 @@ fn instruction(at: u32, text: &str) -> Result<Instr, String> {
     // A return names the function that its place is relative to behind the register; it begins at 0.
     let operands =
         if name.starts_with("RET") { operands.split('`').next().unwrap_or_default() } else { operands };
-    let operands: Vec<Operand> = operand::split(operands)
+    let operands: Vec<SassOperand> = operand::split(operands)
         .map(|o| operand::parse(o).ok_or_else(|| format!("`{o}` of `{text}` is no operand")))
         .collect::<Result<_, _>>()?;
-    let control = Control { stall: 1, result: None, operands: None, wait: 0 };
-    Ok(Instr { at, guard, name, modifiers: parts.collect(), operands, control })
+    let control = ControlCode { stall: 1, result: None, operands: None, wait: 0 };
+    Ok(SassInstr { at, guard, name, modifiers: parts.collect(), operands, control })
 }
 
 #[cfg(test)]
@@ -186,17 +186,17 @@ mod tests {
             (code[1].name.as_str(), code[1].modifiers.join("."), code[1].at),
             ("LDG", "E.128".into(), 16)
         );
-        assert_eq!(code[1].guard, Some(Guard { register: 0, uniform: false, negated: true }));
-        assert_eq!(code[2].operands, [Operand::Immediate(16)], "the label's place");
+        assert_eq!(code[1].guard, Some(PredicateGuard { register: 0, uniform: false, negated: true }));
+        assert_eq!(code[2].operands, [SassOperand::Immediate(16)], "the label's place");
     }
 
     #[test]
     fn scoreboards_and_stalls_are_decoded() {
         let code = parse(TEXT).unwrap().remove(0).code;
         // By hand: bits 105-108 stall, 110-112 result, 113-115 operands, 116-121 wait.
-        assert_eq!(code[0].control, Control { stall: 1, result: None, operands: None, wait: 0 });
-        assert_eq!(code[1].control, Control { stall: 2, result: Some(2), operands: None, wait: 0 });
-        assert_eq!(code[2].control, Control { stall: 5, result: None, operands: None, wait: 0b100 });
+        assert_eq!(code[0].control, ControlCode { stall: 1, result: None, operands: None, wait: 0 });
+        assert_eq!(code[1].control, ControlCode { stall: 2, result: Some(2), operands: None, wait: 0 });
+        assert_eq!(code[2].control, ControlCode { stall: 5, result: None, operands: None, wait: 0b100 });
     }
 
     #[test]

@@ -10,43 +10,43 @@ mod memory;
 mod op;
 mod warp;
 
-pub use op::Pipe;
+pub use op::ExecutionPipe;
 
 use std::collections::BTreeSet;
 
-use mlcc_target::{GpuModel, Latency};
+use mlcc_target::{GpuModel, InstrLatency};
 
-use crate::launch::{Call, Shape, address};
-use crate::sass::{Function, Instr};
+use crate::launch::{LaunchConfig, PredictedCall, address};
+use crate::sass::{SassFunction, SassInstr};
 use crate::{PredictError, launch};
-use alu::Constants;
-use lanes::{Lanes, lanes};
-use memory::SharedMemory;
-use op::{Op, decode, tensor_operations};
-use warp::Warp;
+use alu::ConstantReader;
+use lanes::{LaneWords, lanes};
+use memory::TrackedSharedMemory;
+use op::{SassOp, decode, tensor_operations};
+use warp::WalkedWarp;
 
 /// Instructions of a block, of all its warps.
 const MOST_INSTRUCTIONS: u64 = 100_000_000;
 
 /// A kernel, decoded.
-pub struct Kernel {
+pub struct DecodedKernel {
     pub name: String,
-    code: Vec<Step>,
+    code: Vec<DecodedInstr>,
     /// Where the arguments begin in the constant bank.
     arguments: i64,
 }
 
-struct Step {
-    instr: Instr,
-    op: Op,
-    pipe: Pipe,
+struct DecodedInstr {
+    instr: SassInstr,
+    op: SassOp,
+    pipe: ExecutionPipe,
     /// The instruction at a branch's target.
     target: Option<usize>,
 }
 
-impl Kernel {
+impl DecodedKernel {
     /// `sm`: of the machine code.
-    pub fn new(function: &Function, sm: u32) -> Result<Kernel, PredictError> {
+    pub fn new(function: &SassFunction, sm: u32) -> Result<DecodedKernel, PredictError> {
         let fault = |what: String| PredictError::Kernel { kernel: function.name.clone(), what };
         let place = |at: i64| function.code.binary_search_by_key(&at, |i| i64::from(i.at)).ok();
         let mut code = Vec::with_capacity(function.code.len());
@@ -56,21 +56,21 @@ impl Kernel {
                 fault(format!("predictions know no instruction `{name}` (at {:#x})", instr.at))
             })?;
             let target = match op {
-                Op::Branch | Op::Call => {
+                SassOp::Branch | SassOp::Call => {
                     let at = instr.operands.last().map_or(-1, alu::immediate);
                     let target = place(at);
                     Some(target.ok_or_else(|| fault(format!("a branch at {:#x} leads nowhere", instr.at)))?)
                 }
                 _ => None,
             };
-            code.push(Step { instr: instr.clone(), op, pipe, target });
+            code.push(DecodedInstr { instr: instr.clone(), op, pipe, target });
         }
         let arguments = match sm {
             ..90 => 0x160,
             90..100 => 0x210,
             _ => 0x380,
         };
-        Ok(Kernel { name: function.name.clone(), code, arguments })
+        Ok(DecodedKernel { name: function.name.clone(), code, arguments })
     }
 
     /// Whether an instruction of this name and modifier stands in it.
@@ -81,10 +81,10 @@ impl Kernel {
 
 /// What a block did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct BlockCounts {
     pub instructions: u64,
-    /// By [`Pipe::ALL`].
-    pub by_pipe: [u64; Pipe::ALL.len()],
+    /// By [`ExecutionPipe::ALL`].
+    pub by_pipe: [u64; ExecutionPipe::ALL.len()],
     pub tensor_operations: u64,
     /// Clocks of the path to the first level and shared memory.
     pub load_turns: u64,
@@ -104,34 +104,34 @@ pub struct Counts {
 
 /// A block that was followed to its end.
 #[derive(Clone, Debug)]
-pub struct Walked {
-    pub counts: Counts,
+pub struct WalkedBlock {
+    pub counts: BlockCounts,
     /// Clocks that it takes with nothing else on the device.
     pub alone: u64,
 }
 
 /// Follows one block of a launch.
 pub fn walk(
-    kernel: &Kernel,
-    shape: &Shape<'_>,
-    call: &Call,
+    kernel: &DecodedKernel,
+    shape: &LaunchConfig<'_>,
+    call: &PredictedCall,
     gpu: &GpuModel,
     block: [u32; 3],
-) -> Result<Walked, PredictError> {
-    let mut run = Block {
+) -> Result<WalkedBlock, PredictError> {
+    let mut run = BlockWalker {
         kernel,
         latency: gpu.latency,
-        place: Place { shape, block, arguments: kernel.arguments },
+        place: BlockPosition { shape, block, arguments: kernel.arguments },
         call,
-        shared: SharedMemory::new((gpu.shared_bytes) as usize),
-        counts: Counts::default(),
+        shared: TrackedSharedMemory::new((gpu.shared_bytes) as usize),
+        counts: BlockCounts::default(),
         first_level: BTreeSet::new(),
     };
     let threads = shape.threads();
-    let mut warps: Vec<Warp> = (0..threads.div_ceil(32))
+    let mut warps: Vec<WalkedWarp> = (0..threads.div_ceil(32))
         .map(|n| {
             let alive = threads - 32 * n;
-            Warp::new(n, if alive >= 32 { u32::MAX } else { (1 << alive) - 1 })
+            WalkedWarp::new(n, if alive >= 32 { u32::MAX } else { (1 << alive) - 1 })
         })
         .collect();
     loop {
@@ -141,20 +141,20 @@ pub fn walk(
         }
         let latest = warps.iter().map(|w| w.clock).max().unwrap_or(0);
         if !waiting {
-            return Ok(Walked { counts: run.counts, alone: latest });
+            return Ok(WalkedBlock { counts: run.counts, alone: latest });
         }
         warps.iter_mut().filter(|w| w.alive != 0).for_each(|w| w.clock = latest);
     }
 }
 
 /// Where a block is, and its arguments.
-struct Place<'a> {
-    shape: &'a Shape<'a>,
+struct BlockPosition<'a> {
+    shape: &'a LaunchConfig<'a>,
     block: [u32; 3],
     arguments: i64,
 }
 
-impl Constants for Place<'_> {
+impl ConstantReader for BlockPosition<'_> {
     fn constant(&self, bank: u32, offset: i64) -> Option<u32> {
         if bank != 0 || offset < 0 {
             return None;
@@ -168,44 +168,44 @@ impl Constants for Place<'_> {
         Some((argument >> (8 * (at % 8))) as u32)
     }
 
-    fn special(&self, name: &str, warp: u32) -> Lanes {
+    fn special(&self, name: &str, warp: u32) -> LaneWords {
         let [x, y, _] = self.shape.block;
         let thread = |l: usize| 32 * warp + l as u32;
         let each =
-            |f: &dyn Fn(u32) -> u32| Lanes { v: std::array::from_fn(|l| f(thread(l))), known: u32::MAX };
+            |f: &dyn Fn(u32) -> u32| LaneWords { v: std::array::from_fn(|l| f(thread(l))), known: u32::MAX };
         match name {
             "SR_TID.X" => each(&|t| t % x),
             "SR_TID.Y" => each(&|t| t / x % y),
             "SR_TID.Z" => each(&|t| t / x / y),
-            "SR_CTAID.X" => Lanes::all(self.block[0]),
-            "SR_CTAID.Y" => Lanes::all(self.block[1]),
-            "SR_CTAID.Z" => Lanes::all(self.block[2]),
+            "SR_CTAID.X" => LaneWords::all(self.block[0]),
+            "SR_CTAID.Y" => LaneWords::all(self.block[1]),
+            "SR_CTAID.Z" => LaneWords::all(self.block[2]),
             "SR_LANEID" => each(&|t| t % 32),
             // No clusters of blocks.
-            "SR_CgaCtaId" => Lanes::all(0),
-            _ => Lanes::UNKNOWN,
+            "SR_CgaCtaId" => LaneWords::all(0),
+            _ => LaneWords::UNKNOWN,
         }
     }
 }
 
-struct Block<'a> {
-    kernel: &'a Kernel,
-    latency: Latency,
-    place: Place<'a>,
-    call: &'a Call,
-    shared: SharedMemory,
-    counts: Counts,
+struct BlockWalker<'a> {
+    kernel: &'a DecodedKernel,
+    latency: InstrLatency,
+    place: BlockPosition<'a>,
+    call: &'a PredictedCall,
+    shared: TrackedSharedMemory,
+    counts: BlockCounts,
     /// Sectors that the block has read through the first level.
     first_level: BTreeSet<u64>,
 }
 
-impl Block<'_> {
+impl BlockWalker<'_> {
     fn fault(&self, what: impl Into<String>) -> PredictError {
         PredictError::Kernel { kernel: self.kernel.name.clone(), what: what.into() }
     }
 
     /// Goes on with a warp; whether it waits at a barrier and is not done.
-    fn until_barrier(&mut self, w: &mut Warp) -> Result<bool, PredictError> {
+    fn until_barrier(&mut self, w: &mut WalkedWarp) -> Result<bool, PredictError> {
         let kernel = self.kernel;
         while w.alive != 0 {
             let at = lanes(w.alive).map(|l| w.next[l]).min().unwrap_or(0);
@@ -216,7 +216,7 @@ impl Block<'_> {
             let mask = w.guarded(step.instr.guard) & together;
             lanes(together).for_each(|l| w.next[l] = at + 1);
             let ready = self.issue(w, step, mask)?;
-            if step.op == Op::Barrier && mask != 0 {
+            if step.op == SassOp::Barrier && mask != 0 {
                 return Ok(true);
             }
             self.schedule(w, &step.instr, step.op, ready);
@@ -225,7 +225,7 @@ impl Block<'_> {
     }
 
     /// Counts and executes an instruction; gives how many clocks its result takes.
-    fn issue(&mut self, w: &mut Warp, step: &Step, mask: u32) -> Result<u64, PredictError> {
+    fn issue(&mut self, w: &mut WalkedWarp, step: &DecodedInstr, mask: u32) -> Result<u64, PredictError> {
         let control = step.instr.control;
         let awaited = lanes(u32::from(control.wait)).filter_map(|b| w.scoreboards.get(b)).max();
         w.clock = w.clock.max(awaited.copied().unwrap_or(0));
@@ -240,46 +240,46 @@ impl Block<'_> {
         let i = &step.instr;
         let other = u64::from(self.latency.other);
         match step.op {
-            Op::Nothing | Op::Barrier => {}
-            Op::Branch | Op::Call => {
+            SassOp::Nothing | SassOp::Barrier => {}
+            SassOp::Branch | SassOp::Call => {
                 let target = step.target.unwrap_or(0);
                 lanes(mask).for_each(|l| w.next[l] = target);
             }
-            Op::Return => self.give_back(w, i, mask)?,
-            Op::Exit => w.alive &= !mask,
-            Op::CommitCopies => {
+            SassOp::Return => self.give_back(w, i, mask)?,
+            SassOp::Exit => w.alive &= !mask,
+            SassOp::CommitCopies => {
                 w.groups.push(w.open_copies);
                 w.open_copies = 0;
             }
-            Op::WaitCopies => {
+            SassOp::WaitCopies => {
                 let under_way = i.operands.iter().rev().map(alu::immediate).next().unwrap_or(0) as usize;
                 let landed = w.groups.len().saturating_sub(under_way);
                 let latest = w.groups.drain(..landed).max().unwrap_or(0);
                 w.clock = w.clock.max(latest);
             }
-            Op::Constant { bytes } => self.constant(w, i, bytes, mask),
-            Op::Global { bytes, kind } => return Ok(self.global(w, i, bytes, kind, mask)),
-            Op::Shared { bytes, store } => return Ok(self.shared(w, i, bytes, store, mask)),
-            Op::Matrices { count } => return Ok(self.matrices(w, i, count, mask)),
-            Op::Local => {
+            SassOp::Constant { bytes } => self.constant(w, i, bytes, mask),
+            SassOp::Global { bytes, kind } => return Ok(self.global(w, i, bytes, kind, mask)),
+            SassOp::Shared { bytes, store } => return Ok(self.shared(w, i, bytes, store, mask)),
+            SassOp::Matrices { count } => return Ok(self.matrices(w, i, count, mask)),
+            SassOp::Local => {
                 self.counts.spills += 1;
                 self.unknown(w, i, 4, mask);
                 return Ok(u64::from(self.latency.l1));
             }
-            Op::Shuffle(how) => {
+            SassOp::Shuffle(how) => {
                 self.counts.load_turns += 1;
                 self.shuffle(w, i, how, mask);
             }
-            Op::Float { registers } => {
-                if step.pipe == Pipe::Tensor {
+            SassOp::Float { registers } => {
+                if step.pipe == ExecutionPipe::Tensor {
                     self.counts.tensor_operations += tensor_operations(i);
                 }
                 self.unknown(w, i, registers, mask);
             }
-            Op::Decision => {
+            SassOp::Decision => {
                 self.counts.undecided += 1;
                 for operand in i.operands.iter().take(2) {
-                    if let crate::sass::Operand::Predicate { number, uniform, .. } = operand {
+                    if let crate::sass::SassOperand::Predicate { number, uniform, .. } = operand {
                         w.set_predicate(*number, *uniform, 0, mask);
                     }
                 }
@@ -296,9 +296,9 @@ impl Block<'_> {
     }
 
     /// When the next instruction may go, and when this one's result is there.
-    fn schedule(&self, w: &mut Warp, i: &Instr, op: Op, result_after: u64) {
+    fn schedule(&self, w: &mut WalkedWarp, i: &SassInstr, op: SassOp, result_after: u64) {
         // Groups of copies are waited for by their number.
-        if let (Some(board), false) = (i.control.result, op == Op::CommitCopies) {
+        if let (Some(board), false) = (i.control.result, op == SassOp::CommitCopies) {
             let board = &mut w.scoreboards[usize::from(board)];
             *board = (*board).max(w.clock + result_after);
         }
@@ -310,8 +310,8 @@ impl Block<'_> {
     }
 
     /// A return to a place in a register.
-    fn give_back(&mut self, w: &mut Warp, i: &Instr, mask: u32) -> Result<(), PredictError> {
-        let to = i.operands.first().map_or(Lanes::UNKNOWN, |o| alu::read(w, o, &self.place));
+    fn give_back(&mut self, w: &mut WalkedWarp, i: &SassInstr, mask: u32) -> Result<(), PredictError> {
+        let to = i.operands.first().map_or(LaneWords::UNKNOWN, |o| alu::read(w, o, &self.place));
         let code = &self.kernel.code;
         for l in lanes(mask) {
             let at =
@@ -322,15 +322,15 @@ impl Block<'_> {
     }
 
     /// Registers whose values nobody knows.
-    fn unknown(&self, w: &mut Warp, i: &Instr, registers: u8, mask: u32) {
+    fn unknown(&self, w: &mut WalkedWarp, i: &SassInstr, registers: u8, mask: u32) {
         if let Some(result) = alu::result(i) {
-            (0..registers).for_each(|r| w.set(warp::after(result, r), &Lanes::UNKNOWN, mask));
+            (0..registers).for_each(|r| w.set(warp::after(result, r), &LaneWords::UNKNOWN, mask));
         }
     }
 }
 
 /// The place of a sector in the device's memory.
-fn kind_of(sector: u64) -> launch::Place {
+fn kind_of(sector: u64) -> launch::DataResidency {
     launch::place(sector * access::SECTOR_BYTES)
 }
 

@@ -1,6 +1,6 @@
 //! Codes that stand for floats of 4 bits (OCP E2M1) and 8 (E4M3).
 
-use crate::group::{CANDIDATES, Grid, GroupSpec, ScaleSearch};
+use crate::group::{CANDIDATES, GroupSpec, QuantGrid, ScaleSearch};
 use mlcc_ir::format::CodeValues;
 
 /// The code of 0 in E2M1.
@@ -36,7 +36,7 @@ impl GroupSpec {
     /// The scale of a group of floats whose largest weight is `max_abs`, which is not 0.
     pub(crate) fn float_scale(&self, weights: &[f32], max_abs: f32, search: ScaleSearch) -> f32 {
         let (number, zero, values) = (self.number(), self.empty().zero, self.format.values);
-        let value = |w: f32, scale: f32| self.decode(nearest(values, w, scale), Grid { scale, zero });
+        let value = |w: f32, scale: f32| self.decode(nearest(values, w, scale), QuantGrid { scale, zero });
         let exact = |scale: &f32| {
             *scale > 0.0 && number.round(*scale) == *scale && weights.iter().all(|&w| value(w, *scale) == w)
         };
@@ -87,15 +87,15 @@ impl GroupSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mlcc_ir::format::Format;
+    use mlcc_ir::format::QuantFormat;
 
     /// Every value is nearest to itself, and what lies between two goes to the nearer one.
     #[test]
     fn nearest_values() {
         for name in ["e2m1g32_bf16", "e4m3g128_f32"] {
-            let format = Format::named(name);
+            let format = QuantFormat::named(name);
             let spec = GroupSpec::new(format, 128);
-            let value = |code: u8| spec.decode(code, Grid { scale: 0.5, zero: spec.empty().zero });
+            let value = |code: u8| spec.decode(code, QuantGrid { scale: 0.5, zero: spec.empty().zero });
             let mut values: Vec<f32> = (0..format.code_count() as u8).map(value).collect();
             values.sort_by(f32::total_cmp);
             for pair in values.windows(2) {

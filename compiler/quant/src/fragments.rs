@@ -9,11 +9,11 @@
 //! a block with its scales does.
 
 use crate::QuantError;
-use crate::group::{Grid, GroupSpec};
-use crate::layout::{Axis, Layout, Place, Region, TILE, Term};
+use crate::group::{GroupSpec, QuantGrid};
+use crate::layout::{AddressExpr, AddressTerm, LayoutRegion, TILE, TensorLayout, WeightAxis};
 use crate::packed;
-use crate::plain::Plain;
-use mlcc_ir::format::Zero;
+use crate::plain::PlainType;
+use mlcc_ir::format::ZeroPoint;
 use mlcc_ir::types::DType;
 
 /// Columns of a slice, and of what a lane has of one in a row.
@@ -29,7 +29,7 @@ const APART: usize = TILE / 2;
 
 /// Sizes of an `[N, K]` tensor in this order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Fragments {
+pub struct FragmentSizes {
     /// Of a weight, or of its code.
     bits: usize,
     /// Columns of a block.
@@ -41,27 +41,27 @@ pub struct Fragments {
     k: usize,
 }
 
-impl Fragments {
+impl FragmentSizes {
     /// # Errors
     /// [`QuantError::NoFragments`] where weights or sizes do not come in fragments.
-    pub fn new(dtype: DType, n: usize, k: usize) -> Result<Fragments, QuantError> {
-        Fragments::find(dtype, n, k).ok_or(QuantError::NoFragments { dtype, n, k })
+    pub fn new(dtype: DType, n: usize, k: usize) -> Result<FragmentSizes, QuantError> {
+        FragmentSizes::find(dtype, n, k).ok_or(QuantError::NoFragments { dtype, n, k })
     }
 
-    fn find(dtype: DType, n: usize, k: usize) -> Option<Fragments> {
+    fn find(dtype: DType, n: usize, k: usize) -> Option<FragmentSizes> {
         let sizes = match dtype {
             DType::F16 | DType::BF16 => {
-                Fragments { bits: 16, columns: COLUMNS, group: COLUMNS, scale: 0, n, k }
+                FragmentSizes { bits: 16, columns: COLUMNS, group: COLUMNS, scale: 0, n, k }
             }
             DType::Packed(format) => {
                 let group = format.group(k);
-                let codes = matches!(format.bits, 4 | 8) && matches!(format.zero, Zero::Constant(_));
+                let codes = matches!(format.bits, 4 | 8) && matches!(format.zero, ZeroPoint::Constant(_));
                 let whole = COLUMNS.is_multiple_of(group) || group.is_multiple_of(COLUMNS);
                 if !(codes && whole && group.is_multiple_of(SLICE)) {
                     return None;
                 }
                 let (columns, scale) = (group.max(COLUMNS), format.scale.bytes());
-                Fragments { bits: format.bits, columns, group, scale, n, k }
+                FragmentSizes { bits: format.bits, columns, group, scale, n, k }
             }
             _ => return None,
         };
@@ -121,48 +121,51 @@ impl Fragments {
     // ---- places
 
     /// Where columns and rows of a block lie, in units of so many bytes; and those before it.
-    fn terms(self, unit: usize) -> Vec<Term> {
-        let term = |axis, div, modulo, bytes: usize| Term::new(axis, div, modulo, bytes / unit);
+    fn terms(self, unit: usize) -> Vec<AddressTerm> {
+        let term = |axis, div, modulo, bytes: usize| AddressTerm::new(axis, div, modulo, bytes / unit);
         // Of the four pieces of a lane, piece p lies in vector p / pieces.
         let piece = |p: usize| p / self.pieces() * WARP_VECTOR + p % self.pieces() * self.bits;
         let mut terms = vec![
-            term(Axis::Row, TILE, 0, self.tile()),
-            term(Axis::Col, self.columns, 0, self.block()),
-            term(Axis::Row, 1, APART, 4 * VECTOR),
-            term(Axis::Row, APART, 2, piece(1)),
-            term(Axis::Col, SLICE, 2, piece(2)),
-            term(Axis::Col, PIECE, 4, VECTOR),
+            term(WeightAxis::Row, TILE, 0, self.tile()),
+            term(WeightAxis::Col, self.columns, 0, self.block()),
+            term(WeightAxis::Row, 1, APART, 4 * VECTOR),
+            term(WeightAxis::Row, APART, 2, piece(1)),
+            term(WeightAxis::Col, SLICE, 2, piece(2)),
+            term(WeightAxis::Col, PIECE, 4, VECTOR),
         ];
         if self.columns > COLUMNS {
-            terms.push(term(Axis::Col, COLUMNS, self.columns / COLUMNS, self.columns_bytes(COLUMNS)));
+            terms.push(term(WeightAxis::Col, COLUMNS, self.columns / COLUMNS, self.columns_bytes(COLUMNS)));
         }
         terms
     }
 
-    pub(crate) fn plain(self, plain: Plain) -> Layout {
+    pub(crate) fn plain(self, plain: PlainType) -> TensorLayout {
         let mut terms = self.terms(plain.bytes());
-        terms.push(Term::new(Axis::Col, 1, PIECE, 1));
-        Layout { len: self.n * self.k, region: Region::Plain { plain, place: Place { offset: 0, terms } } }
+        terms.push(AddressTerm::new(WeightAxis::Col, 1, PIECE, 1));
+        TensorLayout {
+            len: self.n * self.k,
+            region: LayoutRegion::Plain { plain, place: AddressExpr { offset: 0, terms } },
+        }
     }
 
-    pub(crate) fn packed(self, spec: GroupSpec) -> Layout {
+    pub(crate) fn packed(self, spec: GroupSpec) -> TensorLayout {
         let (bits, number) = (self.bits, self.scale);
         let per_byte = 8 / bits;
         let mut terms = self.terms(1);
-        terms.push(Term::new(Axis::Col, per_byte, PIECE / per_byte, 1));
-        let shift = vec![Term::new(Axis::Col, 1, per_byte, bits)];
-        let shift = (per_byte > 1).then_some(Place { offset: 0, terms: shift });
+        terms.push(AddressTerm::new(WeightAxis::Col, per_byte, PIECE / per_byte, 1));
+        let shift = vec![AddressTerm::new(WeightAxis::Col, 1, per_byte, bits)];
+        let shift = (per_byte > 1).then_some(AddressExpr { offset: 0, terms: shift });
         let scales = vec![
-            Term::new(Axis::Row, TILE, 0, self.tile()),
-            Term::new(Axis::Col, self.columns, 0, self.block()),
-            Term::new(Axis::Row, 1, APART, 2 * self.groups() * number),
-            Term::new(Axis::Col, self.group, self.groups(), 2 * number),
-            Term::new(Axis::Row, APART, 2, number),
+            AddressTerm::new(WeightAxis::Row, TILE, 0, self.tile()),
+            AddressTerm::new(WeightAxis::Col, self.columns, 0, self.block()),
+            AddressTerm::new(WeightAxis::Row, 1, APART, 2 * self.groups() * number),
+            AddressTerm::new(WeightAxis::Col, self.group, self.groups(), 2 * number),
+            AddressTerm::new(WeightAxis::Row, APART, 2, number),
         ];
-        let scales = Place { offset: 0, terms: scales };
-        let codes = Place { offset: self.header(), terms };
+        let scales = AddressExpr { offset: 0, terms: scales };
+        let codes = AddressExpr { offset: self.header(), terms };
         let len = self.blocks() * self.block();
-        Layout { len, region: Region::Group { spec, codes, shift, scales, zeros: None } }
+        TensorLayout { len, region: LayoutRegion::Group { spec, codes, shift, scales, zeros: None } }
     }
 
     // ---- bytes
@@ -178,7 +181,7 @@ impl Fragments {
     }
 
     /// A tile from its 16 rows of plain weights.
-    pub(crate) fn write_plain(self, plain: Plain, rows: &[f32], out: &mut Vec<u8>) {
+    pub(crate) fn write_plain(self, plain: PlainType, rows: &[f32], out: &mut Vec<u8>) {
         for start in (0..self.k).step_by(COLUMNS) {
             for (row, column) in self.in_order() {
                 let piece = &rows[row * self.k + start + column..][..PIECE];
@@ -188,7 +191,7 @@ impl Fragments {
     }
 
     /// A block from the grids of its groups, `[rows, groups]`, and its codes, `[rows, columns]`.
-    pub(crate) fn write_group(self, spec: GroupSpec, grids: &[Grid], codes: &[u8], out: &mut Vec<u8>) {
+    pub(crate) fn write_group(self, spec: GroupSpec, grids: &[QuantGrid], codes: &[u8], out: &mut Vec<u8>) {
         let groups = self.groups();
         for (row, group) in (0..APART).flat_map(|row| (0..groups).map(move |group| (row, group))) {
             for row in [row, row + APART] {

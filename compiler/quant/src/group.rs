@@ -1,5 +1,5 @@
 //! Arithmetic of the group formats: integers with a scale per group of consecutive weights of a row (MLC's group
-//! quantization; ggml's Q8_0 for 8 bits). What a group stores beside its codes is its [`Grid`].
+//! quantization; ggml's Q8_0 for 8 bits). What a group stores beside its codes is its [`QuantGrid`].
 //!
 //! Symmetric formats: `scale = round(max|w| / max_int)` in the type of scales,
 //! `code = clamp(round_half_even(w / scale), -max_int, max_int)`, stored as `code + zero point`; the value read back is
@@ -23,13 +23,13 @@
 //! where the sign of the code asks for one, so kernels must take every code. Groups with a zero point or a minimum of their own are searched for a grid that holds them.
 
 use crate::floats::{ZERO, nearest};
-use crate::plain::{Plain, is_near_whole, round};
-use mlcc_ir::format::{CodeValues, Format, Zero};
+use crate::plain::{PlainType, is_near_whole, round};
+use mlcc_ir::format::{CodeValues, QuantFormat, ZeroPoint};
 
 /// A format in rows of some length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupSpec {
-    pub format: Format,
+    pub format: QuantFormat,
     /// Weights per group.
     pub group: usize,
 }
@@ -53,7 +53,7 @@ const NEAR: f32 = 0.03;
 
 /// The values that the codes of a group stand for: `(code - zero) * scale`.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Grid {
+pub struct QuantGrid {
     pub scale: f32,
     /// The zero point, a whole number; the value of code 0 in formats with minima.
     pub zero: f32,
@@ -61,13 +61,13 @@ pub struct Grid {
 
 impl GroupSpec {
     /// In rows of `k` weights.
-    pub fn new(format: Format, k: usize) -> GroupSpec {
+    pub fn new(format: QuantFormat, k: usize) -> GroupSpec {
         GroupSpec { format, group: format.group(k) }
     }
 
     /// Type of the numbers that a group stores.
-    pub fn number(&self) -> Plain {
-        Plain::of_scale(self.format.scale)
+    pub fn number(&self) -> PlainType {
+        PlainType::of_scale(self.format.scale)
     }
 
     /// Largest magnitude of a code without its zero point, of those that weights from floats get.
@@ -82,39 +82,39 @@ impl GroupSpec {
     /// The code of groups that have no weight.
     pub fn padding(&self) -> u8 {
         match (self.format.zero, self.format.values) {
-            (Zero::Constant(zero), CodeValues::Whole | CodeValues::E4M3) => zero,
-            (Zero::Constant(_), CodeValues::E2M1) => ZERO,
-            (Zero::PerGroup | Zero::Minimum, _) => 0,
+            (ZeroPoint::Constant(zero), CodeValues::Whole | CodeValues::E4M3) => zero,
+            (ZeroPoint::Constant(_), CodeValues::E2M1) => ZERO,
+            (ZeroPoint::PerGroup | ZeroPoint::Minimum, _) => 0,
         }
     }
 
     /// A group of zeros, of which all codes are [`GroupSpec::padding`].
-    pub fn empty(&self) -> Grid {
-        let zero = if let Zero::Constant(zero) = self.format.zero { zero.into() } else { 0.0 };
-        Grid { scale: 0.0, zero }
+    pub fn empty(&self) -> QuantGrid {
+        let zero = if let ZeroPoint::Constant(zero) = self.format.zero { zero.into() } else { 0.0 };
+        QuantGrid { scale: 0.0, zero }
     }
 
     /// Quantizes up to `group` finite weights into as many codes; those beyond the weights stand for 0, or for the minimum.
-    pub fn quantize(&self, weights: &[f32], search: ScaleSearch, codes: &mut [u8]) -> Grid {
+    pub fn quantize(&self, weights: &[f32], search: ScaleSearch, codes: &mut [u8]) -> QuantGrid {
         let (used, beyond) = codes.split_at_mut(weights.len());
         let grid = match self.format.zero {
-            Zero::Constant(zero) => self.symmetric(weights, zero, search, used),
-            Zero::PerGroup | Zero::Minimum => self.asymmetric(weights, search, used),
+            ZeroPoint::Constant(zero) => self.symmetric(weights, zero, search, used),
+            ZeroPoint::PerGroup | ZeroPoint::Minimum => self.asymmetric(weights, search, used),
         };
         beyond.fill(match self.format.zero {
-            Zero::Constant(_) => self.padding(),
-            Zero::PerGroup => grid.zero as u8,
-            Zero::Minimum => 0,
+            ZeroPoint::Constant(_) => self.padding(),
+            ZeroPoint::PerGroup => grid.zero as u8,
+            ZeroPoint::Minimum => 0,
         });
         grid
     }
 
     /// Stored code to its weight.
-    pub fn decode(&self, code: u8, grid: Grid) -> f32 {
+    pub fn decode(&self, code: u8, grid: QuantGrid) -> f32 {
         let number = self.format.number(code);
         match self.format.zero {
-            Zero::Constant(_) | Zero::PerGroup => (number - grid.zero) * grid.scale,
-            Zero::Minimum => number * grid.scale + grid.zero,
+            ZeroPoint::Constant(_) | ZeroPoint::PerGroup => (number - grid.zero) * grid.scale,
+            ZeroPoint::Minimum => number * grid.scale + grid.zero,
         }
     }
 
@@ -122,31 +122,33 @@ impl GroupSpec {
     #[cfg(test)]
     fn extreme(&self) -> u8 {
         match self.format.zero {
-            Zero::Constant(zero) if usize::from(zero) > self.format.max_code() / 2 => 0,
-            Zero::Constant(_) | Zero::PerGroup | Zero::Minimum => (self.format.code_count() - 1) as u8,
+            ZeroPoint::Constant(zero) if usize::from(zero) > self.format.max_code() / 2 => 0,
+            ZeroPoint::Constant(_) | ZeroPoint::PerGroup | ZeroPoint::Minimum => {
+                (self.format.code_count() - 1) as u8
+            }
         }
     }
 
     /// Whether the group reads back as these weights.
-    pub fn holds(&self, grid: Grid, codes: &[u8], weights: &[f32]) -> bool {
+    pub fn holds(&self, grid: QuantGrid, codes: &[u8], weights: &[f32]) -> bool {
         weights.iter().zip(codes).all(|(&w, &code)| self.decode(code, grid) == w)
     }
 
     /// The largest distance of a weight from what it reads back as, for groups that do not overflow.
-    pub fn max_error(&self, grid: Grid) -> f32 {
+    pub fn max_error(&self, grid: QuantGrid) -> f32 {
         let (number, half) = (self.number(), 0.5 * grid.scale.abs() * (1.0 + 1e-5));
         let codes = self.format.max_code() as f32;
         match self.format.zero {
             // The largest two values are so many steps apart.
-            Zero::Constant(_) => match self.format.values {
+            ZeroPoint::Constant(_) => match self.format.values {
                 CodeValues::Whole => half,
                 CodeValues::E2M1 => 4.0 * half,
                 CodeValues::E4M3 => 32.0 * half,
             },
             // The zero point is rounded to half a step, and all steps together by as much as the scale.
-            Zero::PerGroup => half + codes * number.roundoff() * grid.scale,
+            ZeroPoint::PerGroup => half + codes * number.roundoff() * grid.scale,
             // And the value itself to f32.
-            Zero::Minimum => {
+            ZeroPoint::Minimum => {
                 half + number.rounding(grid.zero) + 1e-6 * (codes * grid.scale + grid.zero.abs())
             }
         }
@@ -168,9 +170,9 @@ impl GroupSpec {
 
     // ---- symmetric
 
-    fn symmetric(&self, weights: &[f32], zero: u8, search: ScaleSearch, codes: &mut [u8]) -> Grid {
+    fn symmetric(&self, weights: &[f32], zero: u8, search: ScaleSearch, codes: &mut [u8]) -> QuantGrid {
         let max_abs = weights.iter().fold(0.0_f32, |m, w| m.max(w.abs()));
-        let grid = |scale| Grid { scale, zero: zero.into() };
+        let grid = |scale| QuantGrid { scale, zero: zero.into() };
         if max_abs == 0.0 {
             codes.fill(self.padding());
             return self.empty();
@@ -276,7 +278,7 @@ impl GroupSpec {
 
     // ---- a zero point or a minimum for each group
 
-    fn asymmetric(&self, weights: &[f32], search: ScaleSearch, codes: &mut [u8]) -> Grid {
+    fn asymmetric(&self, weights: &[f32], search: ScaleSearch, codes: &mut [u8]) -> QuantGrid {
         let least = weights.iter().fold(f32::INFINITY, |m, &w| m.min(w));
         let largest = weights.iter().fold(f32::NEG_INFINITY, |m, &w| m.max(w));
         if least == 0.0 && largest == 0.0 || weights.is_empty() {
@@ -294,27 +296,27 @@ impl GroupSpec {
     }
 
     /// The grid from the least to the largest weight.
-    fn grid(&self, least: f32, largest: f32) -> Grid {
+    fn grid(&self, least: f32, largest: f32) -> QuantGrid {
         let (number, codes) = (self.number(), self.format.max_code() as f32);
-        if self.format.zero == Zero::Minimum {
+        if self.format.zero == ZeroPoint::Minimum {
             let zero = number.round(least.max(-number.largest_scale()));
             let scale = self.scale_for((largest - zero).max(0.0), codes, 0.5);
-            return Grid { scale, zero };
+            return QuantGrid { scale, zero };
         }
         // 0 has to be among the values.
         let (least, largest) = (least.min(0.0), largest.max(0.0));
         let scale = self.scale_for(largest - least, codes, codes * number.roundoff());
         let (low, range) = (f64::from(-least), f64::from(largest) - f64::from(least));
-        Grid { scale, zero: (f64::from(codes) * low / range).round() as f32 }
+        QuantGrid { scale, zero: (f64::from(codes) * low / range).round() as f32 }
     }
 
     /// The code whose value is nearest to a weight.
     #[inline]
-    fn nearest(&self, w: f32, grid: Grid) -> u8 {
+    fn nearest(&self, w: f32, grid: QuantGrid) -> u8 {
         let steps = match self.format.zero {
             _ if grid.scale == 0.0 => 0.0,
-            Zero::Constant(_) | Zero::PerGroup => w / grid.scale + grid.zero,
-            Zero::Minimum => (w - grid.zero) / grid.scale,
+            ZeroPoint::Constant(_) | ZeroPoint::PerGroup => w / grid.scale + grid.zero,
+            ZeroPoint::Minimum => (w - grid.zero) / grid.scale,
         };
         round(steps.clamp(0.0, self.format.max_code() as f32)) as u8
     }
@@ -322,18 +324,18 @@ impl GroupSpec {
     /// The grid that weights lie on which were quantized before, if their codes reach from one end of its range to about
     /// the other, as codes that follow from the least and the largest weight do. With minima also a grid that is not as exact
     /// because our numbers are rounded (those of ggml's Q4_K are products).
-    fn grid_before(&self, weights: &[f32], least: f32, largest: f32) -> Option<Grid> {
+    fn grid_before(&self, weights: &[f32], least: f32, largest: f32) -> Option<QuantGrid> {
         let (number, codes) = (self.number(), self.format.max_code());
-        let within = |grid: &Grid, steps: f32| {
+        let within = |grid: &QuantGrid, steps: f32| {
             let rounding = if steps > 0.0 { number.rounding(grid.zero) } else { 0.0 };
             let most = steps * grid.scale + rounding;
             let near = |&w: &f32| (self.decode(self.nearest(w, *grid), *grid) - w).abs() <= most;
             grid.scale > 0.0 && weights.iter().all(near)
         };
-        if self.format.zero == Zero::Minimum {
+        if self.format.zero == ZeroPoint::Minimum {
             let grid = |(step, low, high): (usize, usize, usize)| {
                 let scale = number.round((largest - least) / (high - low) as f32);
-                (step, Grid { scale, zero: number.round(least - low as f32 * scale) })
+                (step, QuantGrid { scale, zero: number.round(least - low as f32 * scale) })
             };
             let found = |near: f32| {
                 let mut grids = self.ends().map(grid);
@@ -350,7 +352,7 @@ impl GroupSpec {
             let scale = number.round((largest - least) / steps as f32);
             let zero = -least / scale;
             let whole = zero == zero.round() && zero <= codes as f32;
-            (scale * steps as f32 == largest - least && whole).then_some(Grid { scale, zero })
+            (scale * steps as f32 == largest - least && whole).then_some(QuantGrid { scale, zero })
         };
         (1..=codes).rev().filter_map(grid).find(|grid| within(grid, 0.0))
     }
@@ -371,8 +373,8 @@ impl GroupSpec {
     }
 
     /// Of grids that are smaller by the same factors as scales are in symmetric formats, the best one.
-    fn search_grid(&self, weights: &[f32], least: f32, largest: f32) -> Grid {
-        let error = |grid: Grid| -> f32 {
+    fn search_grid(&self, weights: &[f32], least: f32, largest: f32) -> QuantGrid {
+        let error = |grid: QuantGrid| -> f32 {
             let square = |&w: &f32| (w - self.decode(self.nearest(w, grid), grid)).powi(2);
             weights.iter().map(square).sum()
         };
@@ -394,20 +396,20 @@ impl GroupSpec {
 mod tests {
     use super::*;
 
-    const Q4: Format = Format::Q4G32;
-    const Q8: Format = Format::Q8G32;
+    const Q4: QuantFormat = QuantFormat::Q4G32;
+    const Q8: QuantFormat = QuantFormat::Q8G32;
 
     /// Every format in rows of 40 weights.
     fn specs() -> impl Iterator<Item = GroupSpec> {
-        Format::ALL.iter().map(|&format| GroupSpec::new(format, 40))
+        QuantFormat::ALL.iter().map(|&format| GroupSpec::new(format, 40))
     }
 
     /// The grid and the codes of weights that are one group.
-    fn quantized(spec: GroupSpec, weights: &[f32], search: ScaleSearch) -> (Grid, Vec<u8>) {
+    fn quantized(spec: GroupSpec, weights: &[f32], search: ScaleSearch) -> (QuantGrid, Vec<u8>) {
         let mut codes = vec![0xff; spec.group];
         let grid = spec.quantize(weights, search, &mut codes);
         assert!(codes.iter().all(|&code| usize::from(code) < spec.format.code_count()));
-        if spec.format.zero != Zero::Minimum {
+        if spec.format.zero != ZeroPoint::Minimum {
             assert!(codes[weights.len()..].iter().all(|&code| spec.decode(code, grid) == 0.0));
         }
         codes.truncate(weights.len());
@@ -432,7 +434,7 @@ mod tests {
         // max 7 -> scale 1; halves round to even; stored code = code + 7.
         let spec = |format| GroupSpec::new(format, 32);
         let (grid, codes) = quantized(spec(Q4), &[7.0, -7.0, 0.5, 1.5, -2.5, 3.49, 0.0], ScaleSearch::None);
-        assert_eq!(grid, Grid { scale: 1.0, zero: 7.0 });
+        assert_eq!(grid, QuantGrid { scale: 1.0, zero: 7.0 });
         assert_eq!(codes, [14, 0, 7, 9, 5, 10, 7]);
         let (grid, codes) = quantized(spec(Q8), &[127.0, -127.0, 63.5, -0.5], ScaleSearch::None);
         assert_eq!((grid.scale, &codes[..]), (1.0, &[255, 1, 192, 128][..]));
@@ -457,7 +459,7 @@ mod tests {
                 let got = values(spec, &[f32::MAX, -f32::MAX, 1.0], search);
                 assert!(got.iter().all(|w| w.is_finite()), "{}: {got:?}", spec.format.name());
                 assert!(got[0] > 1e4 && got[1] < -1e4, "{}: {got:?}", spec.format.name());
-                if matches!(spec.format.zero, Zero::Constant(_)) {
+                if matches!(spec.format.zero, ZeroPoint::Constant(_)) {
                     let largest = spec.number().largest_scale() * spec.max_int();
                     assert_eq!(got, [largest, -largest, 0.0]);
                 }
@@ -494,19 +496,19 @@ mod tests {
             for round in 0..400 {
                 let scale = spec.number().round((next(2000) as f32 + 1.0) / 4096.0);
                 let grid = match spec.format.zero {
-                    Zero::Constant(zero) => {
+                    ZeroPoint::Constant(zero) => {
                         let scale = if next(2) == 0 { scale } else { -scale };
-                        Grid { scale, zero: zero.into() }
+                        QuantGrid { scale, zero: zero.into() }
                     }
-                    Zero::PerGroup => Grid { scale, zero: next(codes) as f32 },
-                    Zero::Minimum => {
-                        Grid { scale, zero: spec.number().round(-scale * next(40) as f32 / 3.0) }
+                    ZeroPoint::PerGroup => QuantGrid { scale, zero: next(codes) as f32 },
+                    ZeroPoint::Minimum => {
+                        QuantGrid { scale, zero: spec.number().round(-scale * next(40) as f32 / 3.0) }
                     }
                 };
                 let mut stored: Vec<u8> = (0..spec.group.min(40)).map(|_| next(codes) as u8).collect();
                 // The extreme codes tell the scale: -8 of Q4_0, -128 of 8 bits, both ends of others. Without them, it is found from what
                 // is there, but for minima.
-                if round % 2 == 0 || spec.format.zero == Zero::Minimum {
+                if round % 2 == 0 || spec.format.zero == ZeroPoint::Minimum {
                     stored[next(16) as usize] = spec.extreme();
                     stored[16 + next(16) as usize] =
                         if spec.format.is_symmetric() { spec.extreme() } else { 0 };
@@ -528,7 +530,7 @@ mod tests {
         let mut next = random(9);
         for (format, lowest, highest, extreme) in [(Q4, -8, 7, -8), (Q8, -127, 127, 127)] {
             for round in 0..200 {
-                let scale = Plain::F16.round((next(2000) as f32 - 1000.0) / 4096.0);
+                let scale = PlainType::F16.round((next(2000) as f32 - 1000.0) / 4096.0);
                 let code =
                     |next: &mut dyn FnMut(u32) -> u32| next((highest - lowest + 1) as u32) as i32 + lowest;
                 let mut weights: Vec<f32> = (0..32).map(|_| code(&mut next) as f32 * scale).collect();
@@ -549,12 +551,12 @@ mod tests {
     fn rounded_grids_keep_their_codes() {
         let mut next = random(3);
         for (name, codes) in [("q4g32_min", 16), ("q8g32_min", 32)] {
-            let Some(format) = Format::parse(name) else { continue };
+            let Some(format) = QuantFormat::parse(name) else { continue };
             let spec = GroupSpec::new(format, 32);
             let (mut squares, mut errors) = (0.0, 0.0);
             for _ in 0..500 {
                 let [d, dmin] =
-                    [3e-4, 2e-3].map(|x| Plain::F16.round(x * (0.75 + next(1000) as f32 / 2000.0)));
+                    [3e-4, 2e-3].map(|x| PlainType::F16.round(x * (0.75 + next(1000) as f32 / 2000.0)));
                 let (scale, minimum) = (d * (1 + next(63)) as f32, dmin * next(64) as f32);
                 let mut stored: Vec<u32> = (0..32).map(|_| next(codes)).collect();
                 (stored[next(16) as usize], stored[16 + next(16) as usize]) = (next(2), codes - 1);

@@ -2,7 +2,7 @@
 //! definition of every packing.
 
 use crate::group::GroupSpec;
-use crate::plain::{self, Plain};
+use crate::plain::{self, PlainType};
 use crate::{QuantError, packed};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::ExprId;
@@ -13,7 +13,7 @@ pub const TILE: usize = 16;
 
 /// An index of the tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Axis {
+pub enum WeightAxis {
     /// Output channel, `0..N`.
     Row,
     /// Position along the reduction, `0..K`.
@@ -22,32 +22,32 @@ pub enum Axis {
 
 /// `stride * ((axis / div) % modulo)`; a modulo of 0 means none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Term {
-    pub axis: Axis,
+pub struct AddressTerm {
+    pub axis: WeightAxis,
     pub div: usize,
     pub modulo: usize,
     pub stride: usize,
 }
 
-impl Term {
-    pub(crate) fn new(axis: Axis, div: usize, modulo: usize, stride: usize) -> Term {
-        Term { axis, div, modulo, stride }
+impl AddressTerm {
+    pub(crate) fn new(axis: WeightAxis, div: usize, modulo: usize, stride: usize) -> AddressTerm {
+        AddressTerm { axis, div, modulo, stride }
     }
 }
 
 /// A sum of terms and a constant.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct AddressExpr {
     pub offset: usize,
-    pub terms: Vec<Term>,
+    pub terms: Vec<AddressTerm>,
 }
 
-impl Place {
+impl AddressExpr {
     pub fn at(&self, row: usize, col: usize) -> usize {
-        let term = |t: &Term| {
+        let term = |t: &AddressTerm| {
             let index = match t.axis {
-                Axis::Row => row,
-                Axis::Col => col,
+                WeightAxis::Row => row,
+                WeightAxis::Col => col,
             } / t.div;
             t.stride * if t.modulo == 0 { index } else { index % t.modulo }
         };
@@ -59,8 +59,8 @@ impl Place {
         let mut sum = kb.int(self.offset as i64);
         for t in &self.terms {
             let index = match t.axis {
-                Axis::Row => row,
-                Axis::Col => col,
+                WeightAxis::Row => row,
+                WeightAxis::Col => col,
             };
             let div = kb.int(t.div as i64);
             let mut value = kb.div(index, div);
@@ -77,24 +77,30 @@ impl Place {
 
 /// What lies at the places.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Region {
+pub enum LayoutRegion {
     /// `place` counts elements.
-    Plain { plain: Plain, place: Place },
+    Plain { plain: PlainType, place: AddressExpr },
     /// Places count bytes; `shift` is the bit at which a code starts within its byte (its word, where codes do not fill
     /// bytes), where codes share those.
-    Group { spec: GroupSpec, codes: Place, shift: Option<Place>, scales: Place, zeros: Option<Place> },
+    Group {
+        spec: GroupSpec,
+        codes: AddressExpr,
+        shift: Option<AddressExpr>,
+        scales: AddressExpr,
+        zeros: Option<AddressExpr>,
+    },
 }
 
 /// Order in memory of an `[N, K]` tensor.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Layout {
+pub struct TensorLayout {
     /// Length of the buffer that holds it: elements of a plain type, bytes of a packed one (buffers of type u8).
     pub len: usize,
-    pub region: Region,
+    pub region: LayoutRegion,
 }
 
-impl Layout {
-    pub fn new(dtype: DType, packing: Packing, n: usize, k: usize) -> Result<Layout, QuantError> {
+impl TensorLayout {
+    pub fn new(dtype: DType, packing: Packing, n: usize, k: usize) -> Result<TensorLayout, QuantError> {
         // No layout takes more than 4 bytes per element of the padded tensor plus the numbers of each group.
         let padding = if let DType::Packed(format) = dtype { 2 * format.group(1) } else { 2 };
         let bound = n.checked_add(TILE).and_then(|n| k.checked_add(padding)?.checked_mul(n)?.checked_mul(8));
@@ -102,9 +108,9 @@ impl Layout {
             return Err(QuantError::TooLarge { dtype, packing, n, k });
         }
         match dtype {
-            DType::F32 => plain::layout(Plain::F32, packing, n, k),
-            DType::F16 => plain::layout(Plain::F16, packing, n, k),
-            DType::BF16 => plain::layout(Plain::BF16, packing, n, k),
+            DType::F32 => plain::layout(PlainType::F32, packing, n, k),
+            DType::F16 => plain::layout(PlainType::F16, packing, n, k),
+            DType::BF16 => plain::layout(PlainType::BF16, packing, n, k),
             DType::Packed(format) => packed::layout(format, packing, n, k),
             DType::Bool
             | DType::I8
@@ -117,10 +123,10 @@ impl Layout {
         }
     }
     /// The same tensor `offset` buffer elements further on.
-    pub fn at_offset(mut self, offset: usize) -> Layout {
+    pub fn at_offset(mut self, offset: usize) -> TensorLayout {
         match &mut self.region {
-            Region::Plain { place, .. } => place.offset += offset,
-            Region::Group { codes, scales, zeros, .. } => {
+            LayoutRegion::Plain { place, .. } => place.offset += offset,
+            LayoutRegion::Group { codes, scales, zeros, .. } => {
                 let places = [codes, scales].into_iter().chain(zeros);
                 places.for_each(|place| place.offset += offset);
             }
@@ -129,20 +135,20 @@ impl Layout {
     }
     pub fn bytes(&self) -> usize {
         match &self.region {
-            Region::Plain { plain, .. } => self.len * plain.bytes(),
-            Region::Group { .. } => self.len,
+            LayoutRegion::Plain { plain, .. } => self.len * plain.bytes(),
+            LayoutRegion::Group { .. } => self.len,
         }
     }
     /// Element type of the buffer that holds the tensor.
     pub fn buffer_dtype(&self) -> DType {
         match &self.region {
-            Region::Plain { plain, .. } => plain.dtype(),
-            Region::Group { .. } => DType::U8,
+            LayoutRegion::Plain { plain, .. } => plain.dtype(),
+            LayoutRegion::Group { .. } => DType::U8,
         }
     }
 }
 
 /// Bytes of an `[N, K]` tensor in a format and packing.
 pub fn packed_bytes(dtype: DType, packing: Packing, n: usize, k: usize) -> Result<usize, QuantError> {
-    Ok(Layout::new(dtype, packing, n, k)?.bytes())
+    Ok(TensorLayout::new(dtype, packing, n, k)?.bytes())
 }

@@ -1,6 +1,6 @@
 //! Weight formats: their arithmetic, their order in memory, and the kernel-IR fragments that read them.
 //!
-//! Formats are data: [`plain`] types, and group formats described by [`mlcc_ir::format::Format`], which share the arithmetic
+//! Formats are data: [`plain`] types, and group formats described by [`mlcc_ir::format::QuantFormat`], which share the arithmetic
 //! of [`group`] and the order of [`packed`]. [`layout`] says where element (row, k) of an `[N, K]` tensor lies for a format
 //! and a [`Packing`]; [`pack`] writes that order from a stream of rows; [`unpack`] reads it back, on the host and as kernel
 //! IR, [`tile`] a vector at a time. [`runs`] is a packing for who draws its bytes.
@@ -19,18 +19,18 @@ pub mod runs;
 pub mod tile;
 pub mod unpack;
 
-pub use fragments::Fragments;
-pub use group::{Grid, GroupSpec, ScaleSearch};
-pub use layout::{Layout, TILE, packed_bytes};
-pub use pack::{PackOptions, Packer, pack};
+pub use fragments::FragmentSizes;
+pub use group::{GroupSpec, QuantGrid, ScaleSearch};
+pub use layout::{TILE, TensorLayout, packed_bytes};
+pub use pack::{PackOptions, WeightPacker, pack};
 pub use unpack::{dequantize, element, half_steps, unpack_scalar};
 
-use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_ir::types::{DType, Packing, QuantFormat};
 
 /// Every type that weights can be stored in: plain ones first.
 pub fn storage_types() -> impl Iterator<Item = DType> {
     let plain = [DType::F32, DType::F16, DType::BF16];
-    plain.into_iter().chain(Format::ALL.iter().map(|&format| DType::Packed(format)))
+    plain.into_iter().chain(QuantFormat::ALL.iter().map(|&format| DType::Packed(format)))
 }
 
 /// Their names, for messages.

@@ -2,10 +2,10 @@
 //! scales of row-major group formats, and the whole (packed) tensor for column-major order.
 
 use crate::group::{GroupSpec, ScaleSearch};
-use crate::layout::{Layout, Region, TILE};
+use crate::layout::{LayoutRegion, TILE, TensorLayout};
 use crate::packed;
-use crate::plain::{self, Plain};
-use crate::{Fragments, QuantError};
+use crate::plain::{self, PlainType};
+use crate::{FragmentSizes, QuantError};
 use mlcc_ir::types::{DType, Packing};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -13,17 +13,17 @@ pub struct PackOptions {
     pub scale_search: ScaleSearch,
 }
 
-/// Packs one `[N, K]` tensor. Rows arrive in order through [`Packer::push_rows`]; bytes leave in order through `out`.
-pub struct Packer {
+/// Packs one `[N, K]` tensor. Rows arrive in order through [`WeightPacker::push_rows`]; bytes leave in order through `out`.
+pub struct WeightPacker {
     dtype: DType,
     packing: Packing,
     n: usize,
     k: usize,
     options: PackOptions,
-    layout: Layout,
+    layout: TensorLayout,
     rows_seen: usize,
     /// Sizes of tiles that come in fragments.
-    fragments: Option<Fragments>,
+    fragments: Option<FragmentSizes>,
     /// Rows of the tile that is not complete.
     tile: Vec<f32>,
     /// Number of its first row.
@@ -38,24 +38,24 @@ pub struct Packer {
     zeros: Vec<u8>,
 }
 
-impl Packer {
+impl WeightPacker {
     pub fn new(
         dtype: DType,
         packing: Packing,
         n: usize,
         k: usize,
         options: PackOptions,
-    ) -> Result<Packer, QuantError> {
-        let layout = Layout::new(dtype, packing, n, k)?;
+    ) -> Result<WeightPacker, QuantError> {
+        let layout = TensorLayout::new(dtype, packing, n, k)?;
         let held = match (packing, &layout.region) {
-            (Packing::ColMajor, Region::Plain { .. }) => vec![0; layout.bytes()],
-            (Packing::ColMajor, Region::Group { spec, .. }) => {
+            (Packing::ColMajor, LayoutRegion::Plain { .. }) => vec![0; layout.bytes()],
+            (Packing::ColMajor, LayoutRegion::Group { spec, .. }) => {
                 let padding = packed::padding_word(*spec);
                 padding.into_iter().cycle().take(layout.bytes()).collect()
             }
             (Packing::RowMajor | Packing::Tile16 | Packing::Fragments, _) => Vec::new(),
         };
-        Ok(Packer {
+        Ok(WeightPacker {
             dtype,
             packing,
             n,
@@ -63,7 +63,7 @@ impl Packer {
             options,
             layout,
             fragments: match packing {
-                Packing::Fragments => Some(Fragments::new(dtype, n, k)?),
+                Packing::Fragments => Some(FragmentSizes::new(dtype, n, k)?),
                 Packing::RowMajor | Packing::ColMajor | Packing::Tile16 => None,
             },
             rows_seen: 0,
@@ -129,8 +129,8 @@ impl Packer {
 
     fn push_row_major(&mut self, rows: &[f32], out: &mut Vec<u8>) {
         match &self.layout.region {
-            Region::Plain { plain, .. } => write_plain(*plain, rows, out),
-            Region::Group { spec, .. } => {
+            LayoutRegion::Plain { plain, .. } => write_plain(*plain, rows, out),
+            LayoutRegion::Group { spec, .. } => {
                 let codes = sized(&mut self.codes, spec.group);
                 for (i, row) in rows.chunks_exact(self.k).enumerate() {
                     let exact = &mut self.exact[self.rows_seen + i];
@@ -152,7 +152,7 @@ impl Packer {
         for (i, row) in rows.chunks_exact(self.k).enumerate() {
             let row_index = self.rows_seen + i;
             match &self.layout.region {
-                Region::Plain { plain, place } => {
+                LayoutRegion::Plain { plain, place } => {
                     let mut bytes = Vec::with_capacity(4);
                     for (col, &value) in row.iter().enumerate() {
                         bytes.clear();
@@ -161,7 +161,7 @@ impl Packer {
                         self.held[at..at + bytes.len()].copy_from_slice(&bytes);
                     }
                 }
-                Region::Group { spec, codes: places, shift, scales, zeros } => {
+                LayoutRegion::Group { spec, codes: places, shift, scales, zeros } => {
                     let codes = sized(&mut self.codes, spec.group);
                     let exact = &mut self.exact[row_index];
                     for (g, weights) in row.chunks(spec.group).enumerate() {
@@ -213,9 +213,9 @@ impl Packer {
         let first = self.tile_row;
         self.tile_row += TILE;
         match (&self.layout.region, self.fragments) {
-            (Region::Plain { plain, .. }, None) => plain::tile_bytes(*plain, self.k, rows, out),
-            (Region::Plain { plain, .. }, Some(fragments)) => fragments.write_plain(*plain, rows, out),
-            (Region::Group { spec, .. }, Some(fragments)) => {
+            (LayoutRegion::Plain { plain, .. }, None) => plain::tile_bytes(*plain, self.k, rows, out),
+            (LayoutRegion::Plain { plain, .. }, Some(fragments)) => fragments.write_plain(*plain, rows, out),
+            (LayoutRegion::Group { spec, .. }, Some(fragments)) => {
                 let columns = fragments.columns();
                 let codes = sized(&mut self.codes, TILE * columns);
                 let mut grids = vec![spec.empty(); TILE * columns / spec.group];
@@ -231,7 +231,7 @@ impl Packer {
                     fragments.write_group(*spec, &grids, codes, out);
                 }
             }
-            (Region::Group { spec, .. }, None) => {
+            (LayoutRegion::Group { spec, .. }, None) => {
                 let codes = sized(&mut self.codes, TILE * spec.group);
                 for start in (0..self.k).step_by(spec.group) {
                     let end = self.k.min(start + spec.group);
@@ -266,7 +266,7 @@ fn put(bytes: &mut [u8], spec: GroupSpec, code: u8, shift: usize) {
     }
 }
 
-fn write_plain(plain: Plain, values: &[f32], out: &mut Vec<u8>) {
+fn write_plain(plain: PlainType, values: &[f32], out: &mut Vec<u8>) {
     out.reserve(values.len() * plain.bytes());
     values.iter().for_each(|&v| plain.write(v, out));
 }
@@ -281,7 +281,7 @@ pub fn pack(
     options: PackOptions,
 ) -> Result<Vec<u8>, QuantError> {
     let mut out = Vec::with_capacity(crate::packed_bytes(dtype, packing, n, k)?);
-    let mut packer = Packer::new(dtype, packing, n, k, options)?;
+    let mut packer = WeightPacker::new(dtype, packing, n, k, options)?;
     packer.push_rows(rows, &mut out)?;
     let _ = packer.finish(&mut out)?;
     Ok(out)

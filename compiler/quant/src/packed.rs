@@ -13,10 +13,10 @@
 //! dot instruction (four columns each), and an i32 lane holds columns of one row for a table lookup by its low four bits.
 //! Of codes that do not fill bytes, blocks are `[words][16 rows]` words as in the other packings.
 
-use crate::group::{Grid, GroupSpec};
-use crate::layout::{Axis, Layout, Place, Region, TILE, Term};
-use crate::{Fragments, QuantError};
-use mlcc_ir::format::Format;
+use crate::group::{GroupSpec, QuantGrid};
+use crate::layout::{AddressExpr, AddressTerm, LayoutRegion, TILE, TensorLayout, WeightAxis};
+use crate::{FragmentSizes, QuantError};
+use mlcc_ir::format::QuantFormat;
 use mlcc_ir::types::{DType, Packing};
 
 /// Bytes of a word.
@@ -25,7 +25,7 @@ const WORD: usize = 4;
 /// Sizes of a row of tiles of a format in rows of some length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TileSizes {
-    pub format: Format,
+    pub format: QuantFormat,
     /// Groups of a row.
     pub groups: usize,
     /// Blocks of a group.
@@ -33,7 +33,7 @@ pub struct TileSizes {
 }
 
 impl TileSizes {
-    pub fn new(format: Format, k: usize) -> TileSizes {
+    pub fn new(format: QuantFormat, k: usize) -> TileSizes {
         let group = format.group(k);
         TileSizes { format, groups: k.div_ceil(group), blocks: group / format.block() }
     }
@@ -64,18 +64,23 @@ impl TileSizes {
 }
 
 /// Words of so many columns.
-fn words(format: Format, columns: usize) -> usize {
+fn words(format: QuantFormat, columns: usize) -> usize {
     columns / format.codes_per_word()
 }
 
-pub(crate) fn layout(format: Format, packing: Packing, n: usize, k: usize) -> Result<Layout, QuantError> {
+pub(crate) fn layout(
+    format: QuantFormat,
+    packing: Packing,
+    n: usize,
+    k: usize,
+) -> Result<TensorLayout, QuantError> {
     let spec = GroupSpec::new(format, k);
     let (group, groups) = (spec.group, k.div_ceil(spec.group));
     let (per_word, number) = (format.codes_per_word(), format.scale.bytes());
     let code_bytes = WORD * words(format, group);
-    let term = Term::new;
-    let (row, col) = (Axis::Row, Axis::Col);
-    let place = |offset, terms| Place { offset, terms };
+    let term = AddressTerm::new;
+    let (row, col) = (WeightAxis::Row, WeightAxis::Col);
+    let place = |offset, terms| AddressExpr { offset, terms };
     // Codes of a byte, and bits of a code in it; or those of a word.
     let (per_unit, unit) = if format.fills_bytes() { (8 / format.bits, 1) } else { (per_word, WORD) };
     let within_unit = (per_unit > 1).then(|| place(0, vec![term(col, 1, per_unit, format.bits)]));
@@ -133,26 +138,26 @@ pub(crate) fn layout(format: Format, packing: Packing, n: usize, k: usize) -> Re
                 n.div_ceil(TILE) * sizes.tile(),
             )
         }
-        Packing::Fragments => return Ok(Fragments::new(DType::Packed(format), n, k)?.packed(spec)),
+        Packing::Fragments => return Ok(FragmentSizes::new(DType::Packed(format), n, k)?.packed(spec)),
     };
     let zeros = (format.numbers() > 1).then(|| place(scales.offset + scale_bytes, scales.terms.clone()));
-    Ok(Layout { len, region: Region::Group { spec, codes, shift, scales, zeros } })
+    Ok(TensorLayout { len, region: LayoutRegion::Group { spec, codes, shift, scales, zeros } })
 }
 
 /// The words of one group of a row, in row-major order.
-pub(crate) fn row_bytes(format: Format, codes: &[u8], out: &mut Vec<u8>) {
+pub(crate) fn row_bytes(format: QuantFormat, codes: &[u8], out: &mut Vec<u8>) {
     for codes in codes.chunks(format.codes_per_word()) {
         out.extend(word(format, codes.iter().copied()).to_le_bytes());
     }
 }
 
 /// The lowest bits first.
-fn word(format: Format, codes: impl Iterator<Item = u8>) -> u32 {
+fn word(format: QuantFormat, codes: impl Iterator<Item = u8>) -> u32 {
     codes.enumerate().fold(0, |word, (i, code)| word | u32::from(code) << (i * format.bits))
 }
 
 /// One group of a tile from its 16 rows: `codes` has those of each row one after the other.
-pub(crate) fn tile_bytes(spec: GroupSpec, grids: &[Grid; TILE], codes: &[u8], out: &mut Vec<u8>) {
+pub(crate) fn tile_bytes(spec: GroupSpec, grids: &[QuantGrid; TILE], codes: &[u8], out: &mut Vec<u8>) {
     let format = spec.format;
     grids.iter().for_each(|grid| spec.number().write(grid.scale, out));
     if format.numbers() > 1 {
@@ -176,7 +181,7 @@ pub(crate) fn tile_bytes(spec: GroupSpec, grids: &[Grid; TILE], codes: &[u8], ou
 }
 
 /// Word `j` of a row in a block of 32 columns: quads `j`, `j + words`, ..., the first in the lowest bits of its four bytes.
-fn quads(format: Format, block: &[u8], j: usize, words: usize) -> [u8; WORD] {
+fn quads(format: QuantFormat, block: &[u8], j: usize, words: usize) -> [u8; WORD] {
     let mut bytes = [0; WORD];
     for (at, quad) in (j..block.len() / WORD).step_by(words).enumerate() {
         for (byte, code) in bytes.iter_mut().zip(&block[WORD * quad..]) {

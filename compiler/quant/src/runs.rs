@@ -3,14 +3,14 @@
 use crate::group::GroupSpec;
 use crate::layout::TILE;
 use crate::packed::{TileSizes, padding_word};
-use crate::plain::Plain;
-use crate::{Fragments, QuantError, packed_bytes};
-use mlcc_ir::types::{DType, Format, Packing};
+use crate::plain::PlainType;
+use crate::{FragmentSizes, QuantError, packed_bytes};
+use mlcc_ir::types::{DType, Packing, QuantFormat};
 
 /// What a byte of a packed tensor is part of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    Value(Plain),
+pub enum ByteKind {
+    Value(PlainType),
     Code,
     /// Of the type of the format's scales.
     Scale,
@@ -22,44 +22,44 @@ pub enum Kind {
 
 /// `count` times these pieces (bytes, kind), one after the other.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Run {
+pub struct ByteRun {
     pub offset: usize,
     pub count: usize,
-    pub pieces: Vec<(usize, Kind)>,
+    pub pieces: Vec<(usize, ByteKind)>,
 }
 
 /// The runs of an `[N, K]` tensor, which cover it in ascending order. `None` where padded columns lie among the others: K is
 /// then no multiple of what a packing takes together.
-pub fn runs(dtype: DType, packing: Packing, n: usize, k: usize) -> Result<Option<Vec<Run>>, QuantError> {
+pub fn runs(dtype: DType, packing: Packing, n: usize, k: usize) -> Result<Option<Vec<ByteRun>>, QuantError> {
     let bytes = packed_bytes(dtype, packing, n, k)?;
     let runs = match dtype {
-        DType::F32 => plain(Plain::F32, packing, n, k),
-        DType::F16 => plain(Plain::F16, packing, n, k),
-        DType::BF16 => plain(Plain::BF16, packing, n, k),
+        DType::F32 => plain(PlainType::F32, packing, n, k),
+        DType::F16 => plain(PlainType::F16, packing, n, k),
+        DType::BF16 => plain(PlainType::BF16, packing, n, k),
         DType::Packed(format) => grouped(format, packing, n, k),
         _ => return Err(QuantError::UnsupportedType { dtype }),
     };
-    let used = |run: &Run| run.count > 0 && bytes > 0;
+    let used = |run: &ByteRun| run.count > 0 && bytes > 0;
     Ok(runs.map(|runs| runs.into_iter().filter(used).collect()))
 }
 
-fn plain(plain: Plain, packing: Packing, n: usize, k: usize) -> Option<Vec<Run>> {
-    let (size, value) = (plain.bytes(), Kind::Value(plain));
+fn plain(plain: PlainType, packing: Packing, n: usize, k: usize) -> Option<Vec<ByteRun>> {
+    let (size, value) = (plain.bytes(), ByteKind::Value(plain));
     Some(match packing {
         Packing::RowMajor | Packing::Fragments => {
-            vec![Run { offset: 0, count: n, pieces: vec![(k * size, value)] }]
+            vec![ByteRun { offset: 0, count: n, pieces: vec![(k * size, value)] }]
         }
-        Packing::ColMajor => vec![Run { offset: 0, count: k, pieces: vec![(n * size, value)] }],
+        Packing::ColMajor => vec![ByteRun { offset: 0, count: k, pieces: vec![(n * size, value)] }],
         Packing::Tile16 => {
             let pair = plain.pair() * size;
             if !k.is_multiple_of(plain.pair()) {
                 return None;
             }
             let (tiles, rest) = (n / TILE, n % TILE);
-            let part = vec![(rest * pair, value), ((TILE - rest) * pair, Kind::Padding(0))];
+            let part = vec![(rest * pair, value), ((TILE - rest) * pair, ByteKind::Padding(0))];
             vec![
-                Run { offset: 0, count: tiles, pieces: vec![(k * TILE * size, value)] },
-                Run {
+                ByteRun { offset: 0, count: tiles, pieces: vec![(k * TILE * size, value)] },
+                ByteRun {
                     offset: tiles * k * TILE * size,
                     count: if rest > 0 { k / plain.pair() } else { 0 },
                     pieces: part,
@@ -69,15 +69,15 @@ fn plain(plain: Plain, packing: Packing, n: usize, k: usize) -> Option<Vec<Run>>
     })
 }
 
-fn grouped(format: Format, packing: Packing, n: usize, k: usize) -> Option<Vec<Run>> {
+fn grouped(format: QuantFormat, packing: Packing, n: usize, k: usize) -> Option<Vec<ByteRun>> {
     let spec = GroupSpec::new(format, k);
     if !k.is_multiple_of(spec.group) {
         return None;
     }
     let (groups, words) = (k / spec.group, spec.group / format.codes_per_word());
     let number = format.scale.bytes();
-    let run = |offset, count, bytes, kind| Run { offset, count, pieces: vec![(bytes, kind)] };
-    let kinds = &[Kind::Scale, Kind::Zero][..format.numbers()];
+    let run = |offset, count, bytes, kind| ByteRun { offset, count, pieces: vec![(bytes, kind)] };
+    let kinds = &[ByteKind::Scale, ByteKind::Zero][..format.numbers()];
     // Where the numbers of each kind begin.
     let begin = |i: usize| n * groups * (4 * words + i * number);
     let numbers = |count: usize, bytes: usize| {
@@ -85,11 +85,11 @@ fn grouped(format: Format, packing: Packing, n: usize, k: usize) -> Option<Vec<R
     };
     Some(match packing {
         Packing::RowMajor => {
-            let codes = run(0, n, groups * 4 * words, Kind::Code);
+            let codes = run(0, n, groups * 4 * words, ByteKind::Code);
             std::iter::once(codes).chain(numbers(n, number * groups)).collect()
         }
         Packing::ColMajor => {
-            let codes = run(0, groups * words, 4 * n, Kind::Code);
+            let codes = run(0, groups * words, 4 * n, ByteKind::Code);
             std::iter::once(codes).chain(numbers(groups, number * n)).collect()
         }
         Packing::Tile16 => {
@@ -97,44 +97,44 @@ fn grouped(format: Format, packing: Packing, n: usize, k: usize) -> Option<Vec<R
             let (tiles, rest) = (n / TILE, n % TILE);
             let mut part = Vec::new();
             for &kind in kinds {
-                part.extend([(number * rest, kind), (number * (TILE - rest), Kind::Padding(0))]);
+                part.extend([(number * rest, kind), (number * (TILE - rest), ByteKind::Padding(0))]);
             }
             for _ in 0..words {
-                part.push((4 * rest, Kind::Code));
+                part.push((4 * rest, ByteKind::Code));
                 part.extend(padding(spec, TILE - rest));
             }
             let count = if rest > 0 { groups } else { 0 };
-            let codes = (sizes.group() - sizes.header(), Kind::Code);
+            let codes = (sizes.group() - sizes.header(), ByteKind::Code);
             let whole = kinds.iter().map(|&kind| (number * TILE, kind)).chain([codes]).collect();
             vec![
-                Run { offset: 0, count: tiles * groups, pieces: whole },
-                Run { offset: tiles * sizes.tile(), count, pieces: part },
+                ByteRun { offset: 0, count: tiles * groups, pieces: whole },
+                ByteRun { offset: tiles * sizes.tile(), count, pieces: part },
             ]
         }
         Packing::Fragments => {
-            let sizes = Fragments::new(DType::Packed(format), n, k).ok()?;
-            let pieces = vec![(sizes.header(), Kind::Scale), (sizes.codes(), Kind::Code)];
-            vec![Run { offset: 0, count: sizes.blocks(), pieces }]
+            let sizes = FragmentSizes::new(DType::Packed(format), n, k).ok()?;
+            let pieces = vec![(sizes.header(), ByteKind::Scale), (sizes.codes(), ByteKind::Code)];
+            vec![ByteRun { offset: 0, count: sizes.blocks(), pieces }]
         }
     })
 }
 
 /// So many words without weights.
-fn padding(spec: GroupSpec, words: usize) -> Vec<(usize, Kind)> {
+fn padding(spec: GroupSpec, words: usize) -> Vec<(usize, ByteKind)> {
     let word = padding_word(spec);
     if word.iter().all(|&byte| byte == word[0]) {
-        return vec![(words * word.len(), Kind::Padding(word[0]))];
+        return vec![(words * word.len(), ByteKind::Padding(word[0]))];
     }
-    vec![word.map(|byte| (1, Kind::Padding(byte))); words].concat()
+    vec![word.map(|byte| (1, ByteKind::Padding(byte))); words].concat()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Layout, PackOptions, layout::Region, pack, storage_types};
+    use crate::{PackOptions, TensorLayout, layout::LayoutRegion, pack, storage_types};
 
     /// The kind of every byte.
-    fn kinds(runs: &[Run], bytes: usize) -> Vec<Kind> {
+    fn kinds(runs: &[ByteRun], bytes: usize) -> Vec<ByteKind> {
         let mut kinds = Vec::new();
         for run in runs {
             assert_eq!(run.offset, kinds.len(), "runs follow each other");
@@ -164,10 +164,10 @@ mod tests {
                     (0, one),
                     (3, 0),
                 ] {
-                    if packing == Packing::Fragments && Fragments::new(dtype, n, k).is_err() {
+                    if packing == Packing::Fragments && FragmentSizes::new(dtype, n, k).is_err() {
                         continue;
                     }
-                    let layout = Layout::new(dtype, packing, n, k).unwrap();
+                    let layout = TensorLayout::new(dtype, packing, n, k).unwrap();
                     let Some(runs) = runs(dtype, packing, n, k).unwrap() else {
                         assert!(k % group != 0, "{dtype} {} {n} x {k}", packing.name());
                         continue;
@@ -177,16 +177,16 @@ mod tests {
                     let mut put = |at: usize, bytes: usize, kind| expected[at..at + bytes].fill(Some(kind));
                     for (row, col) in (0..n).flat_map(|row| (0..k).map(move |col| (row, col))) {
                         match &layout.region {
-                            Region::Plain { plain, place } => {
+                            LayoutRegion::Plain { plain, place } => {
                                 let size = plain.bytes();
-                                put(place.at(row, col) * size, size, Kind::Value(*plain));
+                                put(place.at(row, col) * size, size, ByteKind::Value(*plain));
                             }
-                            Region::Group { spec, codes, scales, zeros, .. } => {
+                            LayoutRegion::Group { spec, codes, scales, zeros, .. } => {
                                 let unit = if spec.format.fills_bytes() { 1 } else { 4 };
-                                put(codes.at(row, col), unit, Kind::Code);
-                                put(scales.at(row, col), spec.number().bytes(), Kind::Scale);
+                                put(codes.at(row, col), unit, ByteKind::Code);
+                                put(scales.at(row, col), spec.number().bytes(), ByteKind::Scale);
                                 if let Some(zeros) = zeros {
-                                    put(zeros.at(row, col), spec.number().bytes(), Kind::Zero);
+                                    put(zeros.at(row, col), spec.number().bytes(), ByteKind::Zero);
                                 }
                             }
                         }
@@ -194,7 +194,7 @@ mod tests {
                     let written =
                         pack(dtype, packing, n, k, &vec![1.0; n * k], PackOptions::default()).unwrap();
                     for (at, (kind, expected)) in kinds.iter().zip(&expected).enumerate() {
-                        let padding = Kind::Padding(written[at]);
+                        let padding = ByteKind::Padding(written[at]);
                         assert_eq!(
                             *kind,
                             expected.unwrap_or(padding),

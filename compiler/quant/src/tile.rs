@@ -6,42 +6,42 @@
 
 use crate::layout::TILE;
 use crate::packed::TileSizes;
-use crate::plain::Plain;
-use mlcc_ir::format::{CodeValues, Format, Zero};
+use crate::plain::PlainType;
+use mlcc_ir::format::{CodeValues, QuantFormat, ZeroPoint};
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
 /// Columns of a quad.
 const QUAD: usize = 4;
 
 /// Subtracted from a code where it is unpacked. That is the zero point where all groups have the same one; else whatever
 /// makes of the code a signed byte.
-pub fn centre(format: Format) -> i64 {
+pub fn centre(format: QuantFormat) -> i64 {
     match format.zero {
-        Zero::Constant(zero) => zero.into(),
-        Zero::PerGroup | Zero::Minimum if format.bits == 8 => 128,
-        Zero::PerGroup | Zero::Minimum => 0,
+        ZeroPoint::Constant(zero) => zero.into(),
+        ZeroPoint::PerGroup | ZeroPoint::Minimum if format.bits == 8 => 128,
+        ZeroPoint::PerGroup | ZeroPoint::Minimum => 0,
     }
 }
 
 /// What the sums of activations are multiplied with, and turned in sign, for integer products: the zero point where all groups
 /// have the same one, which such sums start with. Else 1: each group multiplies them with its own.
-pub fn sum_factor(format: Format) -> i64 {
+pub fn sum_factor(format: QuantFormat) -> i64 {
     match format.zero {
-        Zero::Constant(zero) => zero.into(),
-        Zero::PerGroup | Zero::Minimum => 1,
+        ZeroPoint::Constant(zero) => zero.into(),
+        ZeroPoint::PerGroup | ZeroPoint::Minimum => 1,
     }
 }
 
 /// Words per block.
-pub fn words(format: Format) -> usize {
+pub fn words(format: QuantFormat) -> usize {
     format.block() / format.codes_per_word()
 }
 
 /// The quads in one word: quad `q` covers columns `4 q .. 4 q + 4` of the block.
-pub fn quads(format: Format, word: usize) -> Vec<usize> {
+pub fn quads(format: QuantFormat, word: usize) -> Vec<usize> {
     (word..format.block() / QUAD).step_by(words(format)).collect()
 }
 
@@ -49,7 +49,7 @@ pub fn quads(format: Format, word: usize) -> Vec<usize> {
 #[derive(Clone, Copy)]
 pub struct TileBlock<'k> {
     pub sizes: TileSizes,
-    pub bytes: View<'k, 1>,
+    pub bytes: BufferView<'k, 1>,
     /// First byte of its group.
     pub group: Val<'k>,
     /// First byte of its words, less the bytes of the group's header.
@@ -69,37 +69,37 @@ impl<'k> TileBlock<'k> {
         let centre = if centred { centre(format) } else { 0 };
         let zeros = || self.numbers(TILE as u32 + row, lanes);
         match format.zero {
-            Zero::Constant(_) => None,
-            Zero::PerGroup if centre == 0 => Some(zeros() * self.scales(row, lanes)),
-            Zero::PerGroup => Some((zeros() - centre as f64) * self.scales(row, lanes)),
-            Zero::Minimum if centre == 0 => Some(-zeros()),
-            Zero::Minimum => Some(-zeros() - self.scales(row, lanes) * centre as f64),
+            ZeroPoint::Constant(_) => None,
+            ZeroPoint::PerGroup if centre == 0 => Some(zeros() * self.scales(row, lanes)),
+            ZeroPoint::PerGroup => Some((zeros() - centre as f64) * self.scales(row, lanes)),
+            ZeroPoint::Minimum if centre == 0 => Some(-zeros()),
+            ZeroPoint::Minimum => Some(-zeros() - self.scales(row, lanes) * centre as f64),
         }
     }
 
     /// `lanes` of the numbers of the group from number `first` on, f32.
     fn numbers(self, first: u32, lanes: u32) -> Val<'k> {
-        let number = Plain::of_scale(self.sizes.format.scale);
+        let number = PlainType::of_scale(self.sizes.format.scale);
         let bytes = number.bytes() as u32;
         let numbers = self.bytes.load([self.group + i64::from(bytes * first)], bytes * lanes);
-        numbers.bits_as(Ty::vector(number.dtype(), lanes)).cast(DType::F32)
+        numbers.bits_as(ExprType::vector(number.dtype(), lanes)).cast(DType::F32)
     }
 
     /// Word `word` of the same rows, u32 lanes.
     pub fn word(self, word: usize, row: u32, lanes: u32) -> Val<'k> {
         let offset = (self.sizes.header() + 4 * TILE * word) as i64 + i64::from(4 * row);
-        self.bytes.load([self.words + offset], 4 * lanes).bits_as(Ty::vector(DType::U32, lanes))
+        self.bytes.load([self.words + offset], 4 * lanes).bits_as(ExprType::vector(DType::U32, lanes))
     }
 }
 
 /// The numbers that codes stand for (zero point included), of the same type: `lookup` has them, where codes are bytes and the
 /// machine has such an instruction.
-pub fn code_numbers(format: Format, codes: Val<'_>, lookup: Option<InstrId>) -> Val<'_> {
+pub fn code_numbers(format: QuantFormat, codes: Val<'_>, lookup: Option<InstrId>) -> Val<'_> {
     if format.values != CodeValues::E2M1 {
         return codes;
     }
     if let Some(lookup) = lookup {
-        let first = codes.recorder().literal(0.0, Ty::scalar(DType::U8));
+        let first = codes.recorder().literal(0.0, ExprType::scalar(DType::U8));
         let entries = first.ramp(1, codes.lanes()) & 15;
         return code_numbers(format, entries, None).instr(lookup, &[codes]);
     }
@@ -112,12 +112,12 @@ pub fn code_numbers(format: Format, codes: Val<'_>, lookup: Option<InstrId>) -> 
 /// 120 then.
 pub fn small_floats(codes: Val<'_>) -> Val<'_> {
     let bits = (codes & 254) << 19 | codes << 31;
-    bits.bits_as(Ty::vector(DType::F32, codes.lanes())) * 2f64.powi(120)
+    bits.bits_as(ExprType::vector(DType::F32, codes.lanes())) * 2f64.powi(120)
 }
 
 /// The numbers of the stored codes (zero point included) of one quad of a word: u8, four per row. `lookup` as in [`code_numbers`].
-pub fn quad_codes(format: Format, word: Val<'_>, quad: usize, lookup: Option<InstrId>) -> Val<'_> {
-    let bytes = word.bits_as(Ty::vector(DType::U8, 4 * word.lanes()));
+pub fn quad_codes(format: QuantFormat, word: Val<'_>, quad: usize, lookup: Option<InstrId>) -> Val<'_> {
+    let bytes = word.bits_as(ExprType::vector(DType::U8, 4 * word.lanes()));
     let shift = (quad / words(format) * format.bits) as i64;
     let codes = if shift == 0 { bytes } else { bytes >> shift };
     // The highest codes of a byte have nothing above them.
@@ -126,7 +126,7 @@ pub fn quad_codes(format: Format, word: Val<'_>, quad: usize, lookup: Option<Ins
 }
 
 /// The numbers of one quad as signed integers ([`centre`] removed): i8, four per row.
-pub fn quad_signed(format: Format, word: Val<'_>, quad: usize, lookup: Option<InstrId>) -> Val<'_> {
+pub fn quad_signed(format: QuantFormat, word: Val<'_>, quad: usize, lookup: Option<InstrId>) -> Val<'_> {
     let codes = quad_codes(format, word, quad, lookup);
     let signed = match format.bits {
         // Subtracting 128 is flipping the top bit.
@@ -134,12 +134,12 @@ pub fn quad_signed(format: Format, word: Val<'_>, quad: usize, lookup: Option<In
         _ if centre(format) == 0 => codes,
         _ => codes - centre(format),
     };
-    signed.bits_as(Ty::vector(DType::I8, codes.lanes()))
+    signed.bits_as(ExprType::vector(DType::I8, codes.lanes()))
 }
 
 /// The numbers of the sixteen 4-bit codes less their [`centre`], f32, to be pinned outside of the loops that use [`piece_floats`].
-pub fn code_table(k: &Recorder, format: Format) -> Val<'_> {
-    let first = |code: i64| k.literal(code as f64, Ty::scalar(DType::I32));
+pub fn code_table(k: &Recorder, format: QuantFormat) -> Val<'_> {
+    let first = |code: i64| k.literal(code as f64, ExprType::scalar(DType::I32));
     match format.values {
         CodeValues::Whole | CodeValues::E4M3 => first(-centre(format)).ramp(1, 16).cast(DType::F32),
         CodeValues::E2M1 => {
@@ -149,7 +149,7 @@ pub fn code_table(k: &Recorder, format: Format) -> Val<'_> {
 }
 
 /// The pieces of a word: the first column of each, in its block, and how many it has.
-pub fn pieces(format: Format, word: usize) -> Vec<(usize, usize)> {
+pub fn pieces(format: QuantFormat, word: usize) -> Vec<(usize, usize)> {
     if format.fills_bytes() {
         return quads(format, word).into_iter().map(|quad| (QUAD * quad, QUAD)).collect();
     }
@@ -158,7 +158,7 @@ pub fn pieces(format: Format, word: usize) -> Vec<(usize, usize)> {
 
 /// How codes are looked up, where the machine has instructions for that.
 #[derive(Clone, Copy, Default)]
-pub struct Lookup<'k> {
+pub struct CodeLookup<'k> {
     /// In the [`code_table`], 16 of them: f32.
     pub floats: Option<(InstrId, Val<'k>)>,
     /// As in [`code_numbers`].
@@ -167,8 +167,13 @@ pub struct Lookup<'k> {
 
 /// The numbers less their [`centre`] of the piece from column `first` on as f32: one vector over the rows per column. With a lookup of
 /// floats, 4-bit codes take a shift and a lookup each.
-pub fn piece_floats<'k>(format: Format, word: Val<'k>, first: usize, lookup: Lookup<'k>) -> Vec<Val<'k>> {
-    let lanes = Ty::vector(DType::I32, word.lanes());
+pub fn piece_floats<'k>(
+    format: QuantFormat,
+    word: Val<'k>,
+    first: usize,
+    lookup: CodeLookup<'k>,
+) -> Vec<Val<'k>> {
+    let lanes = ExprType::vector(DType::I32, word.lanes());
     let shifted = |value: Val<'k>, bits: i64| if bits == 0 { value } else { value >> bits };
     if !format.fills_bytes() {
         let code = |at| shifted(word, (at * format.bits) as i64) & format.max_code() as i64;

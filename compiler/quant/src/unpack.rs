@@ -2,15 +2,21 @@
 //! kernels).
 
 use crate::QuantError;
-use crate::group::Grid;
-use crate::layout::{Layout, Place, Region};
+use crate::group::QuantGrid;
+use crate::layout::{AddressExpr, LayoutRegion, TensorLayout};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::format::{CodeValues, Format, Zero};
-use mlcc_ir::kernel::{BinOp, BufId, ExprId, Ty};
+use mlcc_ir::format::{CodeValues, QuantFormat, ZeroPoint};
+use mlcc_ir::kernel::{BinOp, BufId, ExprId, ExprType};
 use mlcc_ir::types::{DType, Packing};
 
-fn checked(dtype: DType, packing: Packing, n: usize, k: usize, found: usize) -> Result<Layout, QuantError> {
-    let layout = Layout::new(dtype, packing, n, k)?;
+fn checked(
+    dtype: DType,
+    packing: Packing,
+    n: usize,
+    k: usize,
+    found: usize,
+) -> Result<TensorLayout, QuantError> {
+    let layout = TensorLayout::new(dtype, packing, n, k)?;
     let expected = layout.bytes();
     match found == expected {
         true => Ok(layout),
@@ -18,10 +24,10 @@ fn checked(dtype: DType, packing: Packing, n: usize, k: usize, found: usize) -> 
     }
 }
 
-fn read(layout: &Layout, bytes: &[u8], row: usize, col: usize) -> f32 {
+fn read(layout: &TensorLayout, bytes: &[u8], row: usize, col: usize) -> f32 {
     match &layout.region {
-        Region::Plain { plain, place } => plain.read(bytes, place.at(row, col)),
-        Region::Group { spec, .. } => {
+        LayoutRegion::Plain { plain, place } => plain.read(bytes, place.at(row, col)),
+        LayoutRegion::Group { spec, .. } => {
             let (code, grid) = code_and_grid(layout, bytes, row, col);
             spec.decode(code, grid)
         }
@@ -29,18 +35,18 @@ fn read(layout: &Layout, bytes: &[u8], row: usize, col: usize) -> f32 {
 }
 
 /// The code of an element of a group format, and what its group makes of codes; those of the number 0 where the format is plain.
-fn code_and_grid(layout: &Layout, bytes: &[u8], row: usize, col: usize) -> (u8, Grid) {
-    let Region::Group { spec, codes, shift, scales, zeros } = &layout.region else {
-        return (0, Grid { scale: 0.0, zero: 0.0 });
+fn code_and_grid(layout: &TensorLayout, bytes: &[u8], row: usize, col: usize) -> (u8, QuantGrid) {
+    let LayoutRegion::Group { spec, codes, shift, scales, zeros } = &layout.region else {
+        return (0, QuantGrid { scale: 0.0, zero: 0.0 });
     };
     let at = codes.at(row, col);
     let unit = if spec.format.fills_bytes() { 1 } else { 4 };
     let unit = bytes[at..at + unit].iter().rev().fold(0_u32, |word, &byte| word << 8 | u32::from(byte));
     let shift = shift.as_ref().map_or(0, |s| s.at(row, col));
     let code = (unit >> shift) as usize & spec.format.max_code();
-    let number = |place: &Place| spec.number().read(&bytes[place.at(row, col)..], 0);
+    let number = |place: &AddressExpr| spec.number().read(&bytes[place.at(row, col)..], 0);
     let zero = zeros.as_ref().map_or(spec.empty().zero, number);
-    (code as u8, Grid { scale: number(scales), zero })
+    (code as u8, QuantGrid { scale: number(scales), zero })
 }
 
 /// All elements, `[N, K]` row-major.
@@ -67,8 +73,8 @@ pub fn half_steps(
 ) -> Result<Vec<f32>, QuantError> {
     let layout = checked(dtype, packing, n, k, bytes.len())?;
     let half_step = |(row, col)| match &layout.region {
-        Region::Plain { plain, .. } => plain.rounding(read(&layout, bytes, row, col)),
-        Region::Group { spec, .. } => {
+        LayoutRegion::Plain { plain, .. } => plain.rounding(read(&layout, bytes, row, col)),
+        LayoutRegion::Group { spec, .. } => {
             let (code, grid) = code_and_grid(&layout, bytes, row, col);
             half_step(spec.format, code) * grid.scale.abs()
         }
@@ -77,7 +83,7 @@ pub fn half_steps(
 }
 
 /// Half the way from the number of a code to the next one, the further of the two.
-fn half_step(format: Format, code: u8) -> f32 {
+fn half_step(format: QuantFormat, code: u8) -> f32 {
     // How far apart the codes of neighbours are.
     let apart = match format.values {
         CodeValues::Whole => return 0.5,
@@ -107,19 +113,19 @@ pub fn element(
 /// formats, the plain type otherwise).
 pub fn unpack_scalar(
     kb: &mut KernelBuilder,
-    layout: &Layout,
+    layout: &TensorLayout,
     buf: BufId,
     row: ExprId,
     col: ExprId,
 ) -> ExprId {
     match &layout.region {
-        Region::Plain { place, .. } => {
+        LayoutRegion::Plain { place, .. } => {
             let at = place.emit(kb, row, col);
             let value = kb.load(buf, at);
             kb.cast(value, DType::F32)
         }
-        Region::Group { spec, codes, shift, scales, zeros } => {
-            let i32 = Ty::scalar(DType::I32);
+        LayoutRegion::Group { spec, codes, shift, scales, zeros } => {
+            let i32 = ExprType::scalar(DType::I32);
             let at = codes.emit(kb, row, col);
             let mut code = if spec.format.fills_bytes() {
                 let byte = kb.load(buf, at);
@@ -135,10 +141,10 @@ pub fn unpack_scalar(
                 let mask = kb.constant(spec.format.max_code() as f64, i32);
                 code = kb.binary(BinOp::And, code, mask);
             }
-            let number = |kb: &mut KernelBuilder, place: &Place| {
+            let number = |kb: &mut KernelBuilder, place: &AddressExpr| {
                 let at = place.emit(kb, row, col);
                 let bytes = kb.load_vec(buf, at, spec.number().bytes() as u32);
-                let number = kb.bitcast(bytes, Ty::scalar(spec.number().dtype()));
+                let number = kb.bitcast(bytes, ExprType::scalar(spec.number().dtype()));
                 kb.cast(number, DType::F32)
             };
             if spec.format.values == CodeValues::E4M3 {
@@ -147,7 +153,7 @@ pub fn unpack_scalar(
                 return kb.mul(value, scale);
             }
             code = code_number(kb, spec.format, code);
-            if let Zero::Constant(zero) = spec.format.zero {
+            if let ZeroPoint::Constant(zero) = spec.format.zero {
                 let zero = kb.constant(zero.into(), i32);
                 code = kb.sub(code, zero);
             }
@@ -155,7 +161,7 @@ pub fn unpack_scalar(
             let scale = number(kb, scales);
             let Some(zeros) = zeros else { return kb.mul(code, scale) };
             let zero = number(kb, zeros);
-            if spec.format.zero == Zero::Minimum {
+            if spec.format.zero == ZeroPoint::Minimum {
                 let product = kb.mul(code, scale);
                 return kb.add(product, zero);
             }
@@ -166,12 +172,12 @@ pub fn unpack_scalar(
 }
 
 /// The number that a code stands for, i32.
-fn code_number(kb: &mut KernelBuilder, format: Format, code: ExprId) -> ExprId {
+fn code_number(kb: &mut KernelBuilder, format: QuantFormat, code: ExprId) -> ExprId {
     if format.values != CodeValues::E2M1 {
         return code;
     }
     let mut with = |op, a, b: f64| {
-        let b = kb.constant(b, Ty::scalar(DType::I32));
+        let b = kb.constant(b, ExprType::scalar(DType::I32));
         kb.binary(op, a, b)
     };
     let mut within = |a, low, high| {
@@ -189,7 +195,7 @@ fn code_number(kb: &mut KernelBuilder, format: Format, code: ExprId) -> ExprId {
 
 /// The value of a code of E4M3, i32, as f32: its bits in those of an f32, whose exponent is less by 120 then.
 fn small_float(kb: &mut KernelBuilder, code: ExprId) -> ExprId {
-    let i32 = Ty::scalar(DType::I32);
+    let i32 = ExprType::scalar(DType::I32);
     let mut with = |op, a, b: f64| {
         let b = kb.constant(b, i32);
         kb.binary(op, a, b)
@@ -198,7 +204,7 @@ fn small_float(kb: &mut KernelBuilder, code: ExprId) -> ExprId {
     let size = with(BinOp::Shl, size, 19.0);
     let sign = with(BinOp::Shl, code, 31.0);
     let bits = kb.binary(BinOp::Or, size, sign);
-    let float = kb.bitcast(bits, Ty::scalar(DType::F32));
-    let factor = kb.constant(2f64.powi(120), Ty::scalar(DType::F32));
+    let float = kb.bitcast(bits, ExprType::scalar(DType::F32));
+    let factor = kb.constant(2f64.powi(120), ExprType::scalar(DType::F32));
     kb.mul(float, factor)
 }

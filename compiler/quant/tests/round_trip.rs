@@ -1,12 +1,12 @@
 //! Every format in every packing reads back what the arithmetic says, whatever the shape and however rows arrive.
 
 use half::{bf16, f16};
-use mlcc_ir::format::Zero;
-use mlcc_ir::types::{DType, Format, Packing};
-use mlcc_quant::layout::Region;
+use mlcc_ir::format::ZeroPoint;
+use mlcc_ir::types::{DType, Packing, QuantFormat};
+use mlcc_quant::layout::LayoutRegion;
 use mlcc_quant::{
-    Fragments, GroupSpec, Layout, PackOptions, Packer, QuantError, ScaleSearch, dequantize, element,
-    half_steps, pack, packed_bytes, storage_types,
+    FragmentSizes, GroupSpec, PackOptions, QuantError, ScaleSearch, TensorLayout, WeightPacker, dequantize,
+    element, half_steps, pack, packed_bytes, storage_types,
 };
 use proptest::prelude::*;
 
@@ -48,7 +48,7 @@ proptest! {
         for dtype in storage_types() {
             let want = expected(dtype, k, &rows, scale_search);
             for packing in [Packing::RowMajor, Packing::ColMajor, Packing::Tile16] {
-                let mut packer = Packer::new(dtype, packing, n, k, PackOptions { scale_search }).unwrap();
+                let mut packer = WeightPacker::new(dtype, packing, n, k, PackOptions { scale_search }).unwrap();
                 let mut bytes = Vec::new();
                 for piece in rows.chunks(cut * k) {
                     packer.push_rows(piece, &mut bytes).unwrap();
@@ -66,7 +66,7 @@ proptest! {
     /// The distance of a weight from what it reads back as is bounded by what the description says.
     #[test]
     fn errors_are_bounded((_, k, rows) in tensors()) {
-        for &format in Format::ALL {
+        for &format in QuantFormat::ALL {
             let spec = GroupSpec::new(format, k);
             let mut codes = vec![0; spec.group];
             for weights in rows.chunks(k).flat_map(|r| r.chunks(spec.group)) {
@@ -85,7 +85,7 @@ proptest! {
 #[test]
 fn padding_is_zero() {
     let (n, k) = (3, 5);
-    for &format in Format::ALL {
+    for &format in QuantFormat::ALL {
         let dtype = DType::Packed(format);
         let spec = GroupSpec::new(format, k);
         // Read as a tensor of 16 whole groups.
@@ -93,7 +93,7 @@ fn padding_is_zero() {
         let values = dequantize(dtype, Packing::Tile16, 16, spec.group, &bytes).unwrap();
         for (at, value) in values.iter().enumerate() {
             let inside = at / spec.group < n && at % spec.group < k;
-            if format.zero == Zero::Minimum && !inside && at / spec.group < n {
+            if format.zero == ZeroPoint::Minimum && !inside && at / spec.group < n {
                 continue;
             }
             assert!((value - if inside { 1.0 } else { 0.0 }).abs() < 0.01, "{dtype}: {value} at {at}");
@@ -103,7 +103,7 @@ fn padding_is_zero() {
             let values = dequantize(dtype, packing, n, spec.group, &bytes).unwrap();
             for (at, value) in values.iter().enumerate() {
                 let want = if at % spec.group < k { 1.0 } else { 0.0 };
-                if format.zero == Zero::Minimum && want == 0.0 {
+                if format.zero == ZeroPoint::Minimum && want == 0.0 {
                     continue;
                 }
                 assert!((value - want).abs() < 0.01, "{dtype} {}: {value} at {at}", packing.name());
@@ -116,8 +116,8 @@ fn padding_is_zero() {
 #[test]
 fn tile_bytes_of_q4() {
     let row: Vec<f32> = (0..32).map(|c| (c % 15) as f32 - 7.0).collect();
-    let bytes =
-        pack(DType::Packed(Format::Q4G32), Packing::Tile16, 1, 32, &row, PackOptions::default()).unwrap();
+    let bytes = pack(DType::Packed(QuantFormat::Q4G32), Packing::Tile16, 1, 32, &row, PackOptions::default())
+        .unwrap();
     assert_eq!(bytes.len(), 288);
     assert_eq!(bytes[..2], f16::ONE.to_le_bytes());
     // Block 1, row 0: columns 4..8 in the low nibbles, 20..24 (codes 5..9) in the high ones.
@@ -126,8 +126,8 @@ fn tile_bytes_of_q4() {
 
 #[test]
 fn refuses_bad_input() {
-    let q4 = DType::Packed(Format::Q4G32);
-    let new = |n, k| Packer::new(q4, Packing::Tile16, n, k, PackOptions::default()).unwrap();
+    let q4 = DType::Packed(QuantFormat::Q4G32);
+    let new = |n, k| WeightPacker::new(q4, Packing::Tile16, n, k, PackOptions::default()).unwrap();
     let mut out = Vec::new();
     assert!(matches!(
         new(2, 3).push_rows(&[0.0; 4], &mut out),
@@ -143,11 +143,11 @@ fn refuses_bad_input() {
     assert!(matches!(bad, Err(QuantError::NotFinite { row: 1, column: 1, .. })), "{bad:?}");
     assert!(matches!(packer.finish(&mut out), Err(QuantError::RowCount { expected: 2, found: 1 })));
     assert!(matches!(
-        Layout::new(DType::I32, Packing::RowMajor, 1, 1),
+        TensorLayout::new(DType::I32, Packing::RowMajor, 1, 1),
         Err(QuantError::UnsupportedType { dtype: DType::I32 })
     ));
     assert!(matches!(
-        Layout::new(q4, Packing::RowMajor, usize::MAX / 2, 64),
+        TensorLayout::new(q4, Packing::RowMajor, usize::MAX / 2, 64),
         Err(QuantError::TooLarge { .. })
     ));
     assert!(matches!(
@@ -163,7 +163,7 @@ fn fragments_read_back() {
     for dtype in storage_types() {
         for (n, k) in [(16, 64), (48, 256), (32, 192), (17, 64), (16, 96)] {
             let rows: Vec<f32> = (0..n * k).map(|i| ((i * 37 % 101) as f32 - 50.0) / 16.0).collect();
-            let Ok(sizes) = Fragments::new(dtype, n, k) else {
+            let Ok(sizes) = FragmentSizes::new(dtype, n, k) else {
                 let refused = pack(dtype, Packing::Fragments, n, k, &rows, PackOptions::default());
                 assert_eq!(refused, Err(QuantError::NoFragments { dtype, n, k }));
                 continue;
@@ -176,10 +176,10 @@ fn fragments_read_back() {
             let got = dequantize(dtype, Packing::Fragments, n, k, &bytes).unwrap();
             assert_eq!(got, expected(dtype, k, &rows, ScaleSearch::None), "{dtype} {n} x {k}");
             // Lane 4 r + q of a warp has pieces of rows r and r + 8, from column 8 q on: here its first one.
-            let layout = Layout::new(dtype, Packing::Fragments, n, k).unwrap();
+            let layout = TensorLayout::new(dtype, Packing::Fragments, n, k).unwrap();
             let (place, unit) = match &layout.region {
-                Region::Plain { place, plain } => (place, plain.bytes()),
-                Region::Group { codes, .. } => (codes, 1),
+                LayoutRegion::Plain { place, plain } => (place, plain.bytes()),
+                LayoutRegion::Group { codes, .. } => (codes, 1),
             };
             for lane in 0..32 {
                 assert_eq!(place.at(lane / 4, lane % 4 * 8) * unit, sizes.header() + 16 * lane, "{dtype}");

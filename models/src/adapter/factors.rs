@@ -1,6 +1,6 @@
 //! The factors of an adapter for slots of an artifact, which it is put into when that runs.
 
-use super::{Adapter, AdapterRequest};
+use super::{AdapterRequest, PeftAdapter};
 use crate::checkpoint::{FiniteCheck, TensorInfo};
 use crate::error::{AdapterError, ModelError};
 use crate::transformer::{hf_name, text_name};
@@ -23,7 +23,7 @@ pub fn factors(
     request: &AdapterRequest,
     has_slot: impl Fn(&str) -> bool,
 ) -> Result<Vec<TensorFactors>, ModelError> {
-    let adapter = Adapter::open(request)?;
+    let adapter = PeftAdapter::open(request)?;
     let mut found = Vec::new();
     for (path, module) in &adapter.modules()? {
         let refused = |info: &TensorInfo, what: &str| {
@@ -61,7 +61,7 @@ pub fn factors(
     Ok(found)
 }
 
-impl Adapter {
+impl PeftAdapter {
     /// All values of a tensor; NaN and infinities are errors.
     fn values(&self, info: &TensorInfo) -> Result<Vec<f32>, ModelError> {
         let mut values = vec![0.0; info.elements()];

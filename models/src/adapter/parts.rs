@@ -4,11 +4,11 @@ use crate::checkpoint::TensorInfo;
 use std::collections::BTreeMap;
 
 /// A tensor, and what is wrong with it.
-type Wrong<'a> = (&'a TensorInfo, String);
+type FaultyTensor<'a> = (&'a TensorInfo, String);
 
 /// What an adapter has of one module of the base.
 #[derive(Default)]
-pub(super) struct Module<'a> {
+pub(super) struct LoraModule<'a> {
     a: Option<&'a TensorInfo>,
     b: Option<&'a TensorInfo>,
     embedding_a: Option<&'a TensorInfo>,
@@ -20,9 +20,9 @@ pub(super) struct Module<'a> {
     pub replaced: Vec<(&'a str, &'a TensorInfo)>,
 }
 
-impl<'a> Module<'a> {
+impl<'a> LoraModule<'a> {
     /// Both factors, and whether they are those of an embedding; `None` if the module has none.
-    pub fn factors(&self) -> Result<Option<(&'a TensorInfo, &'a TensorInfo, bool)>, Wrong<'a>> {
+    pub fn factors(&self) -> Result<Option<(&'a TensorInfo, &'a TensorInfo, bool)>, FaultyTensor<'a>> {
         let (a, b, transposed) = match (self.a.or(self.b), self.embedding_a.or(self.embedding_b)) {
             (Some(info), Some(_)) => {
                 return Err((
@@ -47,8 +47,8 @@ impl<'a> Module<'a> {
 }
 
 /// The modules of an adapter by their names in the base, as PEFT has them.
-pub(super) fn modules(tensors: &[TensorInfo]) -> Result<BTreeMap<String, Module<'_>>, Wrong<'_>> {
-    let mut modules: BTreeMap<String, Module> = BTreeMap::new();
+pub(super) fn modules(tensors: &[TensorInfo]) -> Result<BTreeMap<String, LoraModule<'_>>, FaultyTensor<'_>> {
+    let mut modules: BTreeMap<String, LoraModule> = BTreeMap::new();
     for info in tensors {
         let name = info.name.strip_prefix("base_model.model.").unwrap_or(&info.name);
         if !info.dtype.is_weight() {

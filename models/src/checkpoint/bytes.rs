@@ -9,18 +9,18 @@ use std::path::Path;
 pub struct FileBytes {
     /// The path, for messages.
     pub label: String,
-    content: Content,
+    content: FileContent,
 }
 
 #[derive(Debug)]
-enum Content {
+enum FileContent {
     Mapped(Mmap),
     Owned(Vec<u8>),
 }
 
 impl FileBytes {
     pub fn owned(label: &str, bytes: Vec<u8>) -> FileBytes {
-        FileBytes { label: label.to_string(), content: Content::Owned(bytes) }
+        FileBytes { label: label.to_string(), content: FileContent::Owned(bytes) }
     }
 
     pub fn map(path: &Path) -> Result<FileBytes, CheckpointError> {
@@ -40,13 +40,13 @@ impl FileBytes {
         // process changed the file while it is mapped; weight files are not written in place by anything that fetches
         // them, and shrinking one ends this process with SIGBUS rather than with wrong memory.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| fail("map", e))?;
-        Ok(FileBytes { label, content: Content::Mapped(map) })
+        Ok(FileBytes { label, content: FileContent::Mapped(map) })
     }
 
     pub fn all(&self) -> &[u8] {
         match &self.content {
-            Content::Mapped(map) => map,
-            Content::Owned(bytes) => bytes,
+            FileContent::Mapped(map) => map,
+            FileContent::Owned(bytes) => bytes,
         }
     }
 
@@ -58,7 +58,7 @@ impl FileBytes {
     /// Tells the system that the pages of this range are not needed now, so that a build that streams a large file does
     /// not count the whole of it as its own memory.
     pub(crate) fn release(&self, start: usize, length: usize) {
-        let Content::Mapped(map) = &self.content else { return };
+        let FileContent::Mapped(map) = &self.content else { return };
         // SAFETY: on a read-only mapping of a file MADV_DONTNEED loses nothing: the next access reads the page again.
         let advised = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, length) };
         // Advice only: a system that refuses it keeps the pages a little longer.

@@ -1,7 +1,7 @@
 //! One tensor being read: as bytes, or as f32 in pieces of any size.
 
 use super::bytes::FileBytes;
-use super::gguf::view::View;
+use super::gguf::view::GgufView;
 use super::merged::MergedReader;
 use super::packed::PackedReader;
 use super::{RandomTensor, StoredType, TensorInfo};
@@ -10,15 +10,15 @@ use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
 use std::borrow::Cow;
 
-/// A tensor opened by [`super::Checkpoint::read`]: row-major, little-endian.
+/// A tensor opened by [`super::ContextCheckpoint::read`]: row-major, little-endian.
 #[derive(Debug)]
 pub struct TensorData<'a> {
     info: &'a TensorInfo,
-    content: Content<'a>,
+    content: TensorContent<'a>,
 }
 
 #[derive(Debug)]
-pub(super) enum Content<'a> {
+pub(super) enum TensorContent<'a> {
     /// From a file; owned when the elements had to be gathered.
     Mapped {
         file: &'a FileBytes,
@@ -28,7 +28,7 @@ pub(super) enum Content<'a> {
     /// Rows that are read through a view.
     Viewed {
         file: &'a FileBytes,
-        view: &'a View,
+        view: &'a GgufView,
     },
     /// Codes with scales.
     Packed(PackedReader<'a>),
@@ -42,15 +42,18 @@ pub(super) enum Content<'a> {
 impl Drop for TensorData<'_> {
     fn drop(&mut self) {
         match &self.content {
-            Content::Mapped { file, start, bytes } => file.release(*start, bytes.len()),
-            Content::Viewed { file, view } => file.release(view.start, view.bytes()),
-            Content::Packed(_) | Content::Merged(_) | Content::Values(_) | Content::Random(_) => {}
+            TensorContent::Mapped { file, start, bytes } => file.release(*start, bytes.len()),
+            TensorContent::Viewed { file, view } => file.release(view.start, view.bytes()),
+            TensorContent::Packed(_)
+            | TensorContent::Merged(_)
+            | TensorContent::Values(_)
+            | TensorContent::Random(_) => {}
         }
     }
 }
 
 impl<'a> TensorData<'a> {
-    pub(super) fn new(info: &'a TensorInfo, content: Content<'a>) -> TensorData<'a> {
+    pub(super) fn new(info: &'a TensorInfo, content: TensorContent<'a>) -> TensorData<'a> {
         TensorData { info, content }
     }
 
@@ -70,12 +73,12 @@ impl<'a> TensorData<'a> {
     /// The elements as they are stored; `None` for weights that are random, in blocks, or changed while they are read.
     pub fn bytes(&self) -> Option<&[u8]> {
         match &self.content {
-            Content::Mapped { bytes, .. } => Some(bytes),
-            Content::Viewed { .. }
-            | Content::Packed(_)
-            | Content::Merged(_)
-            | Content::Values(_)
-            | Content::Random(_) => None,
+            TensorContent::Mapped { bytes, .. } => Some(bytes),
+            TensorContent::Viewed { .. }
+            | TensorContent::Packed(_)
+            | TensorContent::Merged(_)
+            | TensorContent::Values(_)
+            | TensorContent::Random(_) => None,
         }
     }
 
@@ -84,12 +87,12 @@ impl<'a> TensorData<'a> {
         let width = self.info.shape.last().copied().unwrap_or(1);
         self.elements().checked_div(width).filter(|&rows| row < rows)?;
         match &self.content {
-            Content::Viewed { file, view } => view.row_blocks(file, row),
-            Content::Mapped { .. }
-            | Content::Packed(_)
-            | Content::Merged(_)
-            | Content::Values(_)
-            | Content::Random(_) => None,
+            TensorContent::Viewed { file, view } => view.row_blocks(file, row),
+            TensorContent::Mapped { .. }
+            | TensorContent::Packed(_)
+            | TensorContent::Merged(_)
+            | TensorContent::Values(_)
+            | TensorContent::Random(_) => None,
         }
     }
 
@@ -103,12 +106,12 @@ impl<'a> TensorData<'a> {
         }
         self.require_float()?;
         match &self.content {
-            Content::Random(random) => random.fill(start, out),
-            Content::Values(values) => out.copy_from_slice(&values[start..end]),
-            Content::Viewed { file, view } => view.read(file, start, out),
-            Content::Packed(reader) => reader.read(start, out)?,
-            Content::Merged(reader) => reader.read(start, out)?,
-            Content::Mapped { bytes, .. } => {
+            TensorContent::Random(random) => random.fill(start, out),
+            TensorContent::Values(values) => out.copy_from_slice(&values[start..end]),
+            TensorContent::Viewed { file, view } => view.read(file, start, out),
+            TensorContent::Packed(reader) => reader.read(start, out)?,
+            TensorContent::Merged(reader) => reader.read(start, out)?,
+            TensorContent::Mapped { bytes, .. } => {
                 let size = self.info.dtype.size();
                 to_floats(self.info.dtype, &bytes[start * size..end * size], out);
             }

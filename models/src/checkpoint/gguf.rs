@@ -17,12 +17,12 @@ mod rope;
 mod tables;
 pub(super) mod view;
 
-pub use metadata::{Metadata, MetadataValue};
+pub use metadata::{GgufMetadata, MetadataValue};
 
 use super::bytes::FileBytes;
-use super::{Place, TensorInfo};
+use super::{TensorInfo, TensorStorage};
 use crate::error::CheckpointError;
-use header::Header;
+use header::GgufHeader;
 
 /// A tensor as the file lists it, found to lie inside of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,11 +38,11 @@ pub struct RawTensor {
 }
 
 /// All tensors of a model's files as they are, and the metadata of the first file.
-fn headers(files: &[FileBytes]) -> Result<(Vec<RawTensor>, Metadata), CheckpointError> {
+fn headers(files: &[FileBytes]) -> Result<(Vec<RawTensor>, GgufMetadata), CheckpointError> {
     let mut tensors = Vec::new();
-    let mut metadata: Option<Metadata> = None;
+    let mut metadata: Option<GgufMetadata> = None;
     for (number, file) in files.iter().enumerate() {
-        let header = Header::read(number, file)?;
+        let header = GgufHeader::read(number, file)?;
         tensors.extend(header.tensors);
         metadata.get_or_insert(header.metadata);
     }
@@ -50,7 +50,7 @@ fn headers(files: &[FileBytes]) -> Result<(Vec<RawTensor>, Metadata), Checkpoint
 }
 
 /// All tensors of a model's files under their Hugging Face names, and the metadata of the first file.
-pub(super) fn list(files: &[FileBytes]) -> Result<(Vec<TensorInfo>, Metadata), CheckpointError> {
+pub(super) fn list(files: &[FileBytes]) -> Result<(Vec<TensorInfo>, GgufMetadata), CheckpointError> {
     let (tensors, metadata) = headers(files)?;
     let label = files.first().map_or("", |file| file.label.as_str());
     let infos = names::map(label, &metadata, &tensors)?;
@@ -65,8 +65,8 @@ impl RawTensor {
     /// The tensor as it stands, under `name`.
     fn plain(&self, name: String) -> TensorInfo {
         let place = match self.dtype.is_block() {
-            false => Place::Contiguous { file: self.file, start: self.start },
-            true => Place::View(view::View::whole(self)),
+            false => TensorStorage::Contiguous { file: self.file, start: self.start },
+            true => TensorStorage::View(view::GgufView::whole(self)),
         };
         TensorInfo {
             name: name.clone(),
@@ -79,8 +79,8 @@ impl RawTensor {
     }
 
     /// A changed view of the tensor, under `name`.
-    fn viewed(&self, name: String, shape: Vec<usize>, view: view::View) -> TensorInfo {
-        let place = Place::View(view);
+    fn viewed(&self, name: String, shape: Vec<usize>, view: view::GgufView) -> TensorInfo {
+        let place = TensorStorage::View(view);
         TensorInfo {
             name: name.clone(),
             stored_name: self.name.clone(),

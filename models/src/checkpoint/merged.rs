@@ -6,10 +6,10 @@ use crate::error::CheckpointError;
 
 /// What an adapter does to a tensor. Tensors are those of the adapter's file.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Change {
+pub enum AdapterChange {
     /// The tensor takes the place of the base's.
     Replace(TensorInfo),
-    Product(Box<Product>),
+    Product(Box<LoraDelta>),
     /// `v + scale * term`.
     Sum {
         term: TensorInfo,
@@ -19,7 +19,7 @@ pub enum Change {
 
 /// `W + scale * b a`, of `a: [rank, columns]` and `b: [rows, rank]`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Product {
+pub struct LoraDelta {
     pub a: TensorInfo,
     pub b: TensorInfo,
     pub scale: f32,
@@ -29,52 +29,58 @@ pub struct Product {
     pub magnitude: Option<TensorInfo>,
 }
 
-impl Change {
+impl AdapterChange {
     /// The same with all files counted from `first` on.
-    pub(super) fn moved(self, first: usize) -> Change {
+    pub(super) fn moved(self, first: usize) -> AdapterChange {
         let moved = |info: TensorInfo| TensorInfo { place: info.place.moved(first), ..info };
         match self {
-            Change::Replace(info) => Change::Replace(moved(info)),
-            Change::Product(product) => {
-                let Product { a, b, scale, transposed, magnitude } = *product;
+            AdapterChange::Replace(info) => AdapterChange::Replace(moved(info)),
+            AdapterChange::Product(product) => {
+                let LoraDelta { a, b, scale, transposed, magnitude } = *product;
                 let magnitude = magnitude.map(moved);
-                Change::Product(Box::new(Product { a: moved(a), b: moved(b), scale, transposed, magnitude }))
+                AdapterChange::Product(Box::new(LoraDelta {
+                    a: moved(a),
+                    b: moved(b),
+                    scale,
+                    transposed,
+                    magnitude,
+                }))
             }
-            Change::Sum { term, scale } => Change::Sum { term: moved(term), scale },
+            AdapterChange::Sum { term, scale } => AdapterChange::Sum { term: moved(term), scale },
         }
     }
 }
 
-/// A tensor of the base and its changes, in their order; none of them is [`Change::Replace`].
+/// A tensor of the base and its changes, in their order; none of them is [`AdapterChange::Replace`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Merged {
+pub struct MergedTensor {
     pub(super) base: TensorInfo,
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<AdapterChange>,
 }
 
 /// The tensor that `info` becomes.
-pub(super) fn changed(info: TensorInfo, change: Change) -> TensorInfo {
+pub(super) fn changed(info: TensorInfo, change: AdapterChange) -> TensorInfo {
     let TensorInfo { name, stored_name, listed_name, dtype, shape, place } = info;
     // Sums with a packed weight lie on no grid any more.
     let plain = |dtype: StoredType| if dtype.is_quantized() { StoredType::F16 } else { dtype };
     let (dtype, place) = match (change, place) {
-        (Change::Replace(new), _) => {
+        (AdapterChange::Replace(new), _) => {
             // Dimensions of size 1 are those of the base; rows may be more.
             let shape = if new.elements() == shape.iter().product::<usize>() { shape } else { new.shape };
             let (dtype, place) = (new.dtype, new.place);
             return TensorInfo { name, stored_name, listed_name, dtype, shape, place };
         }
-        (change, super::Place::Merged(merged)) => {
-            let Merged { base, mut changes } = *merged;
+        (change, super::TensorStorage::Merged(merged)) => {
+            let MergedTensor { base, mut changes } = *merged;
             changes.push(change);
-            (dtype, super::Place::Merged(Box::new(Merged { base, changes })))
+            (dtype, super::TensorStorage::Merged(Box::new(MergedTensor { base, changes })))
         }
         (change, place) => {
             let (stored_name, listed_name) = (stored_name.clone(), listed_name.clone());
             let (name, shape) = (name.clone(), shape.clone());
             let base = TensorInfo { name, stored_name, listed_name, dtype, shape, place };
-            let merged = Merged { base, changes: vec![change] };
-            (plain(dtype), super::Place::Merged(Box::new(merged)))
+            let merged = MergedTensor { base, changes: vec![change] };
+            (plain(dtype), super::TensorStorage::Merged(Box::new(merged)))
         }
     };
     TensorInfo { name, stored_name, listed_name, dtype, shape, place }
@@ -85,12 +91,12 @@ pub(super) fn changed(info: TensorInfo, change: Change) -> TensorInfo {
 pub(super) struct MergedReader<'a> {
     base: Box<TensorData<'a>>,
     columns: usize,
-    changes: Vec<Open>,
+    changes: Vec<LoadedChange>,
 }
 
 /// A change with its factors read.
 #[derive(Debug)]
-enum Open {
+enum LoadedChange {
     /// `a: [rank, columns]`, `b: [rows, rank]`, scaled.
     Product {
         a: Vec<f32>,
@@ -104,7 +110,7 @@ enum Open {
 impl<'a> MergedReader<'a> {
     /// `open` opens a tensor by its description.
     pub fn new(
-        merged: &'a Merged,
+        merged: &'a MergedTensor,
         open: impl Fn(&'a TensorInfo) -> Result<TensorData<'a>, CheckpointError>,
     ) -> Result<MergedReader<'a>, CheckpointError> {
         let values = |info: &'a TensorInfo| -> Result<Vec<f32>, CheckpointError> {
@@ -120,17 +126,17 @@ impl<'a> MergedReader<'a> {
         let mut changes = Vec::with_capacity(merged.changes.len());
         for change in &merged.changes {
             changes.push(match change {
-                Change::Replace(_) => continue,
-                Change::Sum { term, scale } => Open::Sum(scaled(term, *scale)?),
-                Change::Product(product) => {
-                    let Product { a, b, scale, transposed, magnitude } = &**product;
+                AdapterChange::Replace(_) => continue,
+                AdapterChange::Sum { term, scale } => LoadedChange::Sum(scaled(term, *scale)?),
+                AdapterChange::Product(product) => {
+                    let LoraDelta { a, b, scale, transposed, magnitude } = &**product;
                     let rank = a.shape.first().copied().unwrap_or(1);
                     let magnitude = magnitude.as_ref().map(values).transpose()?;
                     let (a, b) = match transposed {
                         false => (values(a)?, scaled(b, *scale)?),
                         true => (transpose(&values(b)?, rank), transpose_back(&scaled(a, *scale)?, rank)),
                     };
-                    Open::Product { a, b, rank, magnitude }
+                    LoadedChange::Product { a, b, rank, magnitude }
                 }
             });
         }
@@ -140,8 +146,10 @@ impl<'a> MergedReader<'a> {
 
     /// Elements `start ..` in row-major order; the range lies inside of the tensor.
     pub fn read(&self, start: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
-        let whole =
-            self.changes.iter().any(|change| matches!(change, Open::Product { magnitude: Some(_), .. }));
+        let whole = self
+            .changes
+            .iter()
+            .any(|change| matches!(change, LoadedChange::Product { magnitude: Some(_), .. }));
         if !whole {
             self.base.read_f32_into(start, out)?;
             self.change(start, out);
@@ -166,8 +174,10 @@ impl<'a> MergedReader<'a> {
     fn change(&self, start: usize, out: &mut [f32]) {
         for change in &self.changes {
             match change {
-                Open::Sum(term) => out.iter_mut().zip(&term[start..]).for_each(|(x, term)| *x += term),
-                Open::Product { a, b, rank, magnitude } => {
+                LoadedChange::Sum(term) => {
+                    out.iter_mut().zip(&term[start..]).for_each(|(x, term)| *x += term)
+                }
+                LoadedChange::Product { a, b, rank, magnitude } => {
                     self.add_product((a, b, *rank), magnitude.as_deref(), start, out);
                 }
             }

@@ -2,8 +2,8 @@
 //!
 //! [`layouts`] finds the tensors that belong together, by the names and shapes of each method, and lists one weight in their
 //! place, which reads back as floats: `(code - zero point) * scale`, in f32, as the libraries of the formats do it. The layouts
-//! differ in how codes are cut out of words ([`Codes`]), what a code stands for (a table), and which weights share a scale
-//! ([`Scales`], [`Groups`]); one reader does for all. It reads rows, so memory stays at what is asked for.
+//! differ in how codes are cut out of words ([`QuantizedValues`]), what a code stands for (a table), and which weights share a scale
+//! ([`GroupScales`], [`ColumnGroups`]); one reader does for all. It reads rows, so memory stays at what is asked for.
 
 mod grid;
 mod layouts;
@@ -17,12 +17,12 @@ pub(super) use reader::PackedReader;
 
 use super::{FileBytes, StoredType, TensorInfo};
 use crate::error::CheckpointError;
-pub(super) use scales::{Global, Groups, Scales};
+pub(super) use scales::{ColumnGroups, GlobalScale, GroupScales};
 
 /// How weights were quantized: what config.json says, as far as the tensors do not tell it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quantization {
-    pub method: Method,
+    pub method: QuantMethod,
     /// Shapes `[rows, columns]` of the parts of a matrix that share a scale, where some are stated.
     pub blocks: Vec<[usize; 2]>,
     /// Bits of a code, where that is stated for all.
@@ -33,7 +33,7 @@ pub struct Quantization {
 
 /// Layouts of quantized weights that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
+pub enum QuantMethod {
     /// AutoAWQ, version GEMM.
     Awq,
     /// AutoGPTQ and GPTQModel. `stored_minus_one`: zero points are stored less one (format v1).
@@ -80,7 +80,7 @@ impl PackedKind {
 
 /// A tensor of the file that packed weights are made of: row-major.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Part {
+pub(super) struct ComponentTensor {
     pub name: String,
     pub file: usize,
     pub start: usize,
@@ -88,7 +88,7 @@ pub(super) struct Part {
     pub shape: Vec<usize>,
 }
 
-impl Part {
+impl ComponentTensor {
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
@@ -106,14 +106,14 @@ impl Part {
 
 /// Unsigned numbers of 2, 4 or 8 bits, several in a little-endian word, and what each stands for.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Codes {
-    pub part: Part,
+pub(super) struct QuantizedValues {
+    pub part: ComponentTensor,
     /// log2 of the bits of a number.
     pub bits_log2: u32,
     /// The place in its word of each number; empty: the first one is lowest.
     pub places: &'static [u8],
     /// The axis along which a word's numbers follow each other.
-    pub along: Axis,
+    pub along: MatrixAxis,
     /// Words from one to the next along that axis, and along the other.
     pub steps: [usize; 2],
     /// The value of each number; NaN: the number stands for none.
@@ -122,20 +122,20 @@ pub(super) struct Codes {
 
 /// An axis of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Axis {
+pub(super) enum MatrixAxis {
     Rows,
     Columns,
 }
 
 /// A weight `[matrices * rows, columns]` in codes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Packed {
-    codes: Codes,
-    zeros: Option<Codes>,
-    scales: Scales,
+pub struct PackedWeight {
+    codes: QuantizedValues,
+    zeros: Option<QuantizedValues>,
+    scales: GroupScales,
     /// Multiplies or divides all scales.
-    global: Option<Global>,
-    groups: Groups,
+    global: Option<GlobalScale>,
+    groups: ColumnGroups,
     /// Rows of each of the matrices below one another.
     rows: usize,
     columns: usize,
@@ -143,22 +143,22 @@ pub struct Packed {
     transposed: bool,
 }
 
-impl Packed {
+impl PackedWeight {
     /// The file of the codes.
     pub fn file(&self) -> usize {
         self.codes.part.file
     }
 
-    fn parts(&self) -> impl Iterator<Item = &Part> {
+    fn parts(&self) -> impl Iterator<Item = &ComponentTensor> {
         let zeros = self.zeros.iter().map(|zeros| &zeros.part);
         std::iter::once(&self.codes.part).chain(zeros).chain(self.scales.parts()).chain(self.groups.part())
     }
 }
 
 /// What was in the list of tensors, as a part; `None` if it is not stored in one piece.
-fn part(info: &TensorInfo) -> Option<Part> {
+fn part(info: &TensorInfo) -> Option<ComponentTensor> {
     match info.place {
-        super::Place::Contiguous { file, start } => Some(Part {
+        super::TensorStorage::Contiguous { file, start } => Some(ComponentTensor {
             name: info.stored_name.clone(),
             file,
             start,

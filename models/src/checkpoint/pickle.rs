@@ -10,8 +10,8 @@
 mod globals;
 mod value;
 
-pub use globals::Global;
-pub use value::{StorageRef, TensorRef, Value};
+pub use globals::PickleGlobal;
+pub use value::{PickleValue, StorageRef, TensorRef};
 
 use std::collections::BTreeMap;
 
@@ -31,17 +31,17 @@ pub struct PickleError {
     pub detail: String,
 }
 
-/// The values of a pickle. Containers and strings live in arenas, [`Value`] points to them.
+/// The values of a pickle. Containers and strings live in arenas, [`PickleValue`] points to them.
 #[derive(Debug, Default)]
 pub struct Pickle {
     pub(super) strings: Vec<String>,
-    pub(super) tuples: Vec<Vec<Value>>,
-    pub(super) lists: Vec<Vec<Value>>,
-    pub(super) dicts: Vec<Vec<(Value, Value)>>,
+    pub(super) tuples: Vec<Vec<PickleValue>>,
+    pub(super) lists: Vec<Vec<PickleValue>>,
+    pub(super) dicts: Vec<Vec<(PickleValue, PickleValue)>>,
     pub(super) storages: Vec<StorageRef>,
     pub(super) tensors: Vec<TensorRef>,
     /// What the pickle evaluates to.
-    pub root: Value,
+    pub root: PickleValue,
 }
 
 impl Pickle {
@@ -50,7 +50,7 @@ impl Pickle {
             let detail = format!("is {} bytes long, at most {LARGEST_PICKLE} are read", bytes.len());
             return Err(PickleError { offset: 0, detail });
         }
-        let machine = Machine {
+        let machine = PickleMachine {
             input: bytes,
             position: 0,
             opcode_at: 0,
@@ -62,51 +62,51 @@ impl Pickle {
         machine.run()
     }
 
-    pub fn string(&self, value: Value) -> Option<&str> {
+    pub fn string(&self, value: PickleValue) -> Option<&str> {
         match value {
-            Value::Str(id) => Some(&self.strings[id as usize]),
+            PickleValue::Str(id) => Some(&self.strings[id as usize]),
             _ => None,
         }
     }
-    pub fn dict(&self, value: Value) -> Option<&[(Value, Value)]> {
+    pub fn dict(&self, value: PickleValue) -> Option<&[(PickleValue, PickleValue)]> {
         match value {
-            Value::Dict(id) => Some(&self.dicts[id as usize]),
+            PickleValue::Dict(id) => Some(&self.dicts[id as usize]),
             _ => None,
         }
     }
-    pub fn tensor(&self, value: Value) -> Option<&TensorRef> {
+    pub fn tensor(&self, value: PickleValue) -> Option<&TensorRef> {
         match value {
-            Value::Tensor(id) => Some(&self.tensors[id as usize]),
+            PickleValue::Tensor(id) => Some(&self.tensors[id as usize]),
             _ => None,
         }
     }
     pub fn storage(&self, id: u32) -> &StorageRef {
         &self.storages[id as usize]
     }
-    pub(super) fn tuple(&self, value: Value) -> Option<&[Value]> {
+    pub(super) fn tuple(&self, value: PickleValue) -> Option<&[PickleValue]> {
         match value {
-            Value::Tuple(id) => Some(&self.tuples[id as usize]),
+            PickleValue::Tuple(id) => Some(&self.tuples[id as usize]),
             _ => None,
         }
     }
 }
 
-struct Machine<'a> {
+struct PickleMachine<'a> {
     input: &'a [u8],
     position: usize,
     /// Of the instruction being executed, for messages.
     opcode_at: usize,
-    stack: Vec<Value>,
+    stack: Vec<PickleValue>,
     /// Heights of the stack at each MARK.
     marks: Vec<usize>,
-    memo: BTreeMap<u32, Value>,
+    memo: BTreeMap<u32, PickleValue>,
     pickle: Pickle,
 }
 
-type Step<T = ()> = Result<T, PickleError>;
+type PickleResult<T = ()> = Result<T, PickleError>;
 
-impl Machine<'_> {
-    fn run(mut self) -> Step<Pickle> {
+impl PickleMachine<'_> {
+    fn run(mut self) -> PickleResult<Pickle> {
         for _ in 0..MOST_INSTRUCTIONS {
             self.opcode_at = self.position;
             let opcode = self.byte()?;
@@ -119,7 +119,7 @@ impl Machine<'_> {
         self.fail(format!("has more than {MOST_INSTRUCTIONS} instructions"))
     }
 
-    fn execute(&mut self, opcode: u8) -> Step {
+    fn execute(&mut self, opcode: u8) -> PickleResult {
         match opcode {
             0x80 => self.protocol(),
             0x95 => self.take(8).map(drop), // FRAME: a hint about buffering
@@ -142,29 +142,29 @@ impl Machine<'_> {
         }
     }
 
-    fn protocol(&mut self) -> Step {
+    fn protocol(&mut self) -> PickleResult {
         match self.byte()? {
             2..=HIGHEST_PROTOCOL => Ok(()),
             version => self.fail(format!("uses pickle protocol {version}, 2 to {HIGHEST_PROTOCOL} are read")),
         }
     }
 
-    fn scalar(&mut self, opcode: u8) -> Step {
+    fn scalar(&mut self, opcode: u8) -> PickleResult {
         let value = match opcode {
-            b'N' => Value::None,
-            0x88 => Value::Bool(true),
-            0x89 => Value::Bool(false),
-            b'K' => Value::Int(self.byte()? as i64),
-            b'M' => Value::Int(u16::from_le_bytes(self.array()?) as i64),
-            b'J' => Value::Int(i32::from_le_bytes(self.array()?) as i64),
-            0x8a => Value::Int(self.long()?),
-            _ => Value::Float(f64::from_be_bytes(self.array()?)),
+            b'N' => PickleValue::None,
+            0x88 => PickleValue::Bool(true),
+            0x89 => PickleValue::Bool(false),
+            b'K' => PickleValue::Int(self.byte()? as i64),
+            b'M' => PickleValue::Int(u16::from_le_bytes(self.array()?) as i64),
+            b'J' => PickleValue::Int(i32::from_le_bytes(self.array()?) as i64),
+            0x8a => PickleValue::Int(self.long()?),
+            _ => PickleValue::Float(f64::from_be_bytes(self.array()?)),
         };
         self.push(value)
     }
 
     /// LONG1: little-endian two's complement of up to 255 bytes; sizes need at most 8.
-    fn long(&mut self) -> Step<i64> {
+    fn long(&mut self) -> PickleResult<i64> {
         let length = self.byte()? as usize;
         let raw = self.take(length)?;
         if length > 8 {
@@ -176,7 +176,7 @@ impl Machine<'_> {
         Ok(i64::from_le_bytes(bytes))
     }
 
-    fn unicode(&mut self, opcode: u8) -> Step {
+    fn unicode(&mut self, opcode: u8) -> PickleResult {
         let length = match opcode {
             b'X' => u32::from_le_bytes(self.array()?) as u64,
             0x8c => self.byte()? as u64,
@@ -189,10 +189,10 @@ impl Machine<'_> {
         };
         let id = self.pickle.strings.len() as u32;
         self.pickle.strings.push(text);
-        self.push(Value::Str(id))
+        self.push(PickleValue::Str(id))
     }
 
-    fn new_tuple(&mut self, opcode: u8) -> Step {
+    fn new_tuple(&mut self, opcode: u8) -> PickleResult {
         let items = match opcode {
             b')' => Vec::new(),
             b't' => self.pop_mark()?,
@@ -207,24 +207,24 @@ impl Machine<'_> {
         };
         let id = self.pickle.tuples.len() as u32;
         self.pickle.tuples.push(items);
-        self.push(Value::Tuple(id))
+        self.push(PickleValue::Tuple(id))
     }
 
-    fn list_op(&mut self, opcode: u8) -> Step {
+    fn list_op(&mut self, opcode: u8) -> PickleResult {
         if opcode == b']' {
             let id = self.pickle.lists.len() as u32;
             self.pickle.lists.push(Vec::new());
-            return self.push(Value::List(id));
+            return self.push(PickleValue::List(id));
         }
         let items = if opcode == b'a' { vec![self.pop()?] } else { self.pop_mark()? };
         match self.top()? {
-            Value::List(id) => self.pickle.lists[id as usize].extend(items),
+            PickleValue::List(id) => self.pickle.lists[id as usize].extend(items),
             other => return self.fail(format!("appends to {}", other.kind())),
         }
         Ok(())
     }
 
-    fn dict_op(&mut self, opcode: u8) -> Step {
+    fn dict_op(&mut self, opcode: u8) -> PickleResult {
         if opcode == b'}' {
             return self.new_dict();
         }
@@ -239,19 +239,21 @@ impl Machine<'_> {
             return self.fail("sets a key without a value".to_string());
         }
         match self.top()? {
-            Value::Dict(id) => self.pickle.dicts[id as usize].extend(pairs.iter().map(|&[k, v]| (k, v))),
+            PickleValue::Dict(id) => {
+                self.pickle.dicts[id as usize].extend(pairs.iter().map(|&[k, v]| (k, v)))
+            }
             other => return self.fail(format!("sets an item of {}", other.kind())),
         }
         Ok(())
     }
 
-    fn new_dict(&mut self) -> Step {
+    fn new_dict(&mut self) -> PickleResult {
         let id = self.pickle.dicts.len() as u32;
         self.pickle.dicts.push(Vec::new());
-        self.push(Value::Dict(id))
+        self.push(PickleValue::Dict(id))
     }
 
-    fn memo_op(&mut self, opcode: u8) -> Step {
+    fn memo_op(&mut self, opcode: u8) -> PickleResult {
         let slot = match opcode {
             b'q' | b'h' => self.byte()? as u32,
             b'r' | b'j' => u32::from_le_bytes(self.array()?),
@@ -269,7 +271,7 @@ impl Machine<'_> {
     }
 
     /// The class or function named by a GLOBAL: only those of the closed list.
-    fn global(&mut self, opcode: u8) -> Step {
+    fn global(&mut self, opcode: u8) -> PickleResult {
         let (module, name) = if opcode == b'c' {
             (self.line()?, self.line()?)
         } else {
@@ -279,8 +281,8 @@ impl Machine<'_> {
                 _ => return self.fail("names a class by something that is not text".to_string()),
             }
         };
-        match Global::find(&module, &name) {
-            Some(global) => self.push(Value::Global(global)),
+        match PickleGlobal::find(&module, &name) {
+            Some(global) => self.push(PickleValue::Global(global)),
             None => self.fail(format!(
                 "wants `{module}.{name}`, which is no part of a plain state dict; mlcc does not run code from a \
                  checkpoint. Save it again with torch.save(model.state_dict(), ...) or as safetensors"
@@ -288,7 +290,7 @@ impl Machine<'_> {
         }
     }
 
-    fn line(&mut self) -> Step<String> {
+    fn line(&mut self) -> PickleResult<String> {
         let rest = &self.input[self.position..];
         let Some(end) = rest.iter().take(256).position(|&byte| byte == b'\n') else {
             return self.fail("ends inside a name".to_string());
@@ -297,35 +299,35 @@ impl Machine<'_> {
         Ok(String::from_utf8_lossy(&rest[..end]).into_owned())
     }
 
-    fn persistent_id(&mut self) -> Step {
+    fn persistent_id(&mut self) -> PickleResult {
         let id = self.pop()?;
         let storage = value::storage_of(&self.pickle, id).or_else(|detail| self.fail(detail))?;
         let id = self.pickle.storages.len() as u32;
         self.pickle.storages.push(storage);
-        self.push(Value::Storage(id))
+        self.push(PickleValue::Storage(id))
     }
 
-    fn reduce(&mut self) -> Step {
+    fn reduce(&mut self) -> PickleResult {
         let arguments = self.pop()?;
         let function = self.pop()?;
         let list = self.pickle.tuple(arguments).filter(|list| list.len() <= MOST_ARGUMENTS);
-        let Some(arguments) = list.map(<[Value]>::to_vec) else {
+        let Some(arguments) = list.map(<[PickleValue]>::to_vec) else {
             let kind = arguments.kind();
             return self.fail(format!(
                 "calls with {kind} for arguments, a tuple of at most {MOST_ARGUMENTS} expected"
             ));
         };
         match function {
-            Value::Global(Global::OrderedDict) if arguments.is_empty() => self.new_dict(),
-            Value::Global(Global::RebuildTensor) => {
+            PickleValue::Global(PickleGlobal::OrderedDict) if arguments.is_empty() => self.new_dict(),
+            PickleValue::Global(PickleGlobal::RebuildTensor) => {
                 let tensor =
                     value::tensor_of(&self.pickle, &arguments).or_else(|detail| self.fail(detail))?;
                 let id = self.pickle.tensors.len() as u32;
                 self.pickle.tensors.push(tensor);
-                self.push(Value::Tensor(id))
+                self.push(PickleValue::Tensor(id))
             }
-            Value::Global(Global::RebuildParameter) => match arguments.first() {
-                Some(&tensor @ Value::Tensor(_)) => self.push(tensor),
+            PickleValue::Global(PickleGlobal::RebuildParameter) => match arguments.first() {
+                Some(&tensor @ PickleValue::Tensor(_)) => self.push(tensor),
                 _ => self.fail("makes a parameter of something that is no tensor".to_string()),
             },
             other => self.fail(format!("calls {} with {} arguments", other.kind(), arguments.len())),
@@ -333,20 +335,20 @@ impl Machine<'_> {
     }
 
     /// `state_dict()` leaves version numbers (`_metadata`) as an attribute of its OrderedDict: read and dropped.
-    fn build(&mut self) -> Step {
+    fn build(&mut self) -> PickleResult {
         self.pop()?;
         match self.top()? {
-            Value::Dict(_) => Ok(()),
+            PickleValue::Dict(_) => Ok(()),
             other => self.fail(format!("sets attributes of {}", other.kind())),
         }
     }
 
-    fn refuse_opcode(&self, opcode: u8) -> Step {
+    fn refuse_opcode(&self, opcode: u8) -> PickleResult {
         let name = globals::opcode_name(opcode);
         self.fail(format!("uses opcode {name} (0x{opcode:02x}), which a state dict does not need"))
     }
 
-    fn push(&mut self, value: Value) -> Step {
+    fn push(&mut self, value: PickleValue) -> PickleResult {
         self.stack.push(value);
         Ok(())
     }
@@ -356,32 +358,32 @@ impl Machine<'_> {
         self.marks.last().copied().unwrap_or(0)
     }
 
-    fn pop(&mut self) -> Step<Value> {
+    fn pop(&mut self) -> PickleResult<PickleValue> {
         if self.stack.len() <= self.floor() {
             return self.fail("takes a value from an empty stack".to_string());
         }
-        Ok(self.stack.pop().unwrap_or(Value::None))
+        Ok(self.stack.pop().unwrap_or(PickleValue::None))
     }
 
-    fn top(&self) -> Step<Value> {
+    fn top(&self) -> PickleResult<PickleValue> {
         match self.stack.last() {
             Some(&value) if self.stack.len() > self.floor() => Ok(value),
             _ => self.fail("looks at an empty stack".to_string()),
         }
     }
 
-    fn pop_mark(&mut self) -> Step<Vec<Value>> {
+    fn pop_mark(&mut self) -> PickleResult<Vec<PickleValue>> {
         match self.marks.pop() {
             Some(height) => Ok(self.stack.split_off(height)),
             None => self.fail("closes a group that was not opened".to_string()),
         }
     }
 
-    fn byte(&mut self) -> Step<u8> {
+    fn byte(&mut self) -> PickleResult<u8> {
         self.array::<1>().map(|[byte]| byte)
     }
 
-    fn array<const N: usize>(&mut self) -> Step<[u8; N]> {
+    fn array<const N: usize>(&mut self) -> PickleResult<[u8; N]> {
         let Some(array) = self.input[self.position..].first_chunk::<N>() else {
             return self.fail("ends in the middle of an instruction".to_string());
         };
@@ -389,14 +391,14 @@ impl Machine<'_> {
         Ok(*array)
     }
 
-    fn take(&mut self, length: usize) -> Step<&[u8]> {
+    fn take(&mut self, length: usize) -> PickleResult<&[u8]> {
         let end = self.position.checked_add(length).filter(|&end| end <= self.input.len());
         let Some(end) = end else { return self.fail("ends in the middle of a value".to_string()) };
         let start = std::mem::replace(&mut self.position, end);
         Ok(&self.input[start..end])
     }
 
-    fn fail<T>(&self, detail: String) -> Step<T> {
+    fn fail<T>(&self, detail: String) -> PickleResult<T> {
         Err(PickleError { offset: self.opcode_at, detail })
     }
 }

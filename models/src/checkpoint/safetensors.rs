@@ -6,7 +6,7 @@
 //! from the first byte after the header to the end of the file; each has as many bytes as its shape and type need.
 
 use super::bytes::FileBytes;
-use super::{Place, StoredType, TensorInfo};
+use super::{StoredType, TensorInfo, TensorStorage};
 use crate::error::CheckpointError;
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo as HeaderEntry;
@@ -93,7 +93,7 @@ fn place_entries(
             listed_name: name.clone(),
             dtype,
             shape: entry.shape.clone(),
-            place: Place::Contiguous { file: number, start: data_start + start },
+            place: TensorStorage::Contiguous { file: number, start: data_start + start },
         });
     }
     Ok(infos)
@@ -131,15 +131,15 @@ fn stored_type(dtype: Dtype) -> Option<StoredType> {
 /// The header's entries in the order of the file, each name once.
 fn parse_header(text: &str) -> Result<Vec<(String, HeaderEntry)>, serde_json::Error> {
     let mut reader = serde_json::Deserializer::from_str(text);
-    let entries = reader.deserialize_map(Entries)?;
+    let entries = reader.deserialize_map(EntriesVisitor)?;
     reader.end()?;
     Ok(entries)
 }
 
 /// Collects the map into a list and refuses a name that comes again, which serde's own maps would overwrite.
-struct Entries;
+struct EntriesVisitor;
 
-impl<'de> Visitor<'de> for Entries {
+impl<'de> Visitor<'de> for EntriesVisitor {
     type Value = Vec<(String, HeaderEntry)>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -18,12 +18,12 @@ pub struct WeightFiles {
     pub quantization: Option<Quantization>,
     /// Files of other parts of the model, and what their tensors' names begin with.
     pub beside: Vec<(String, PathBuf)>,
-    index: Option<Index>,
+    index: Option<ShardIndex>,
 }
 
 /// `*.index.json`: tensor name to shard.
 #[derive(Clone, Debug, PartialEq)]
-struct Index {
+struct ShardIndex {
     path: PathBuf,
     weight_map: BTreeMap<String, String>,
 }
@@ -159,7 +159,7 @@ impl WeightFiles {
             }
         }
         let files = shards.iter().map(|shard| dir.join(shard)).collect();
-        let index = Some(Index { path: path.to_path_buf(), weight_map });
+        let index = Some(ShardIndex { path: path.to_path_buf(), weight_map });
         Ok(WeightFiles { origin, format, files, quantization: None, beside: Vec::new(), index })
     }
 

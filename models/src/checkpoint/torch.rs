@@ -5,15 +5,15 @@
 //! mapped file. The checksums of the zip are not compared: torch can be told to write none.
 
 use super::bytes::FileBytes;
-use super::pickle::{Pickle, TensorRef, Value};
-use super::{Place, TensorInfo};
+use super::pickle::{Pickle, PickleValue, TensorRef};
+use super::{TensorInfo, TensorStorage};
 use crate::error::CheckpointError;
 use std::collections::BTreeMap;
 use std::io::Cursor;
 use zip::{CompressionMethod, ZipArchive};
 
 /// Start and length of an archive's entry in the file.
-type Entries = BTreeMap<String, (usize, usize)>;
+type ArchiveEntries = BTreeMap<String, (usize, usize)>;
 
 const LONGEST_NAME: usize = 1024;
 
@@ -22,7 +22,7 @@ const WRAPPERS: [&str; 3] = ["state_dict", "model", "module"];
 
 /// The tensors of one file in the order of the state dict.
 pub(super) fn list(number: usize, file: &FileBytes) -> Result<Vec<TensorInfo>, CheckpointError> {
-    let archive = Archive::open(file)?;
+    let archive = TorchArchive::open(file)?;
     archive.check_byte_order()?;
     let pickle_bytes = archive.entry("data.pkl")?;
     let pickle = Pickle::parse(pickle_bytes).map_err(|error| CheckpointError::Pickle {
@@ -37,7 +37,7 @@ pub(super) fn list(number: usize, file: &FileBytes) -> Result<Vec<TensorInfo>, C
 /// Finds a tensor's storage in the archive and checks that it is as long as the pickle says.
 fn place_tensor(
     number: usize,
-    archive: &Archive<'_>,
+    archive: &TorchArchive<'_>,
     pickle: &Pickle,
     name: &str,
     tensor: &TensorRef,
@@ -65,8 +65,8 @@ fn place_tensor(
         dtype: storage.dtype,
         shape: tensor.shape.clone(),
         place: match tensor.is_contiguous() {
-            true => Place::Contiguous { file: number, start },
-            false => Place::Strided { file: number, start, strides: tensor.strides.clone() },
+            true => TensorStorage::Contiguous { file: number, start },
+            false => TensorStorage::Strided { file: number, start, strides: tensor.strides.clone() },
         },
     })
 }
@@ -80,7 +80,7 @@ fn state_dict<'p>(
     let Some(mut items) = pickle.dict(pickle.root) else {
         return Err(unsupported(format!("holds {}, expected a state dict of tensors", pickle.root.kind())));
     };
-    let is_tensor = |value: &Value| pickle.tensor(*value).is_some();
+    let is_tensor = |value: &PickleValue| pickle.tensor(*value).is_some();
     if !items.iter().any(|(_, value)| is_tensor(value)) {
         let wrapped = items.iter().find(|(key, value)| {
             pickle.dict(*value).is_some() && pickle.string(*key).is_some_and(|key| WRAPPERS.contains(&key))
@@ -103,13 +103,13 @@ fn state_dict<'p>(
 }
 
 /// The directory of the zip, with the names relative to its one top folder.
-struct Archive<'a> {
+struct TorchArchive<'a> {
     file: &'a FileBytes,
-    entries: Entries,
+    entries: ArchiveEntries,
 }
 
-impl<'a> Archive<'a> {
-    fn open(file: &'a FileBytes) -> Result<Archive<'a>, CheckpointError> {
+impl<'a> TorchArchive<'a> {
+    fn open(file: &'a FileBytes) -> Result<TorchArchive<'a>, CheckpointError> {
         let bytes = file.all();
         let unsupported = |detail: &str| {
             Err(CheckpointError::Unsupported { file: file.label.clone(), detail: detail.to_string() })
@@ -123,7 +123,7 @@ impl<'a> Archive<'a> {
             return unsupported("is no torch archive: it does not begin like a zip file");
         }
         let mut zip = ZipArchive::new(Cursor::new(bytes)).map_err(|error| broken_zip(file, &error))?;
-        let mut entries = Entries::new();
+        let mut entries = ArchiveEntries::new();
         let mut top: Option<String> = None;
         for number in 0..zip.len() {
             let (name, place) = locate_entry(file, &mut zip, number)?;
@@ -137,7 +137,7 @@ impl<'a> Archive<'a> {
                 return Err(CheckpointError::Damaged { file: file.label.clone(), detail });
             }
         }
-        Ok(Archive { file, entries })
+        Ok(TorchArchive { file, entries })
     }
 
     fn find(&self, name: &str) -> Option<(usize, usize)> {

@@ -17,7 +17,7 @@ pub struct ConfigFields {
 impl ConfigFields {
     pub fn read(path: &Path) -> Result<ConfigFields, ConfigError> {
         let origin = path.display().to_string();
-        match mlcc_files::read(path, mlcc_files::Kind::Config) {
+        match mlcc_files::read(path, mlcc_files::FileKind::Config) {
             Ok(json) => ConfigFields::parse(&origin, &json),
             Err(source) => Err(ConfigError::Io { file: origin, source }),
         }

@@ -2,7 +2,7 @@
 //! refused by name before the tensors are looked at, which have other names, types and shapes than the model's.
 
 use super::fields::ConfigFields;
-use crate::checkpoint::packed::{Method, Quantization};
+use crate::checkpoint::packed::{QuantMethod, Quantization};
 use crate::error::ConfigError;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -111,13 +111,13 @@ fn entry(entry: &Value) -> Result<Quantization, String> {
         Err(format!("with {name}{bits}{why}"))
     };
     let text = |field: &str| entry.get(field).and_then(Value::as_str).map(str::to_ascii_lowercase);
-    let blocks = |blocks| Quantization { method: Method::Fp8, blocks, bits, zero_points: None };
+    let blocks = |blocks| Quantization { method: QuantMethod::Fp8, blocks, bits, zero_points: None };
     let whole_rows = || vec![[1, size(entry, &["group_size", "q_group_size"])]];
     match method {
         "awq" => match (text("version"), bits) {
             (Some(version), _) if version != "gemm" => refused(&format!(" in the layout `{version}`")),
             (_, Some(bits)) if bits != 4 => refused(""),
-            _ => Ok(Quantization { method: Method::Awq, ..blocks(whole_rows()) }),
+            _ => Ok(Quantization { method: QuantMethod::Awq, ..blocks(whole_rows()) }),
         },
         "gptq" => {
             let stored_minus_one = match text("checkpoint_format").as_deref() {
@@ -126,19 +126,22 @@ fn entry(entry: &Value) -> Result<Quantization, String> {
                 Some(other) => return refused(&format!(" in the layout `{other}`")),
             };
             match bits {
-                Some(2 | 4 | 8) | None => {
-                    Ok(Quantization { method: Method::Gptq { stored_minus_one }, ..blocks(whole_rows()) })
-                }
+                Some(2 | 4 | 8) | None => Ok(Quantization {
+                    method: QuantMethod::Gptq { stored_minus_one },
+                    ..blocks(whole_rows())
+                }),
                 Some(_) => refused(""),
             }
         }
-        "mxfp4" => Ok(Quantization { method: Method::Mxfp4, ..blocks(Vec::new()) }),
+        "mxfp4" => Ok(Quantization { method: QuantMethod::Mxfp4, ..blocks(Vec::new()) }),
         "fp8" | "fbgemm_fp8" => {
             Ok(blocks(entry.get("weight_block_size").and_then(shape).into_iter().collect()))
         }
-        "bitsandbytes" => Ok(Quantization { method: Method::BitsAndBytes, ..blocks(Vec::new()) }),
+        "bitsandbytes" => Ok(Quantization { method: QuantMethod::BitsAndBytes, ..blocks(Vec::new()) }),
         "modelopt" => match text("quant_algo").as_deref() {
-            Some("fp8" | "nvfp4") => Ok(Quantization { method: Method::ModelOpt, ..blocks(vec![[1, 16]]) }),
+            Some("fp8" | "nvfp4") => {
+                Ok(Quantization { method: QuantMethod::ModelOpt, ..blocks(vec![[1, 16]]) })
+            }
             Some(algorithm) => refused(&format!(" in the layout `{algorithm}`")),
             None => refused(" and no `quant_algo` that would say how"),
         },
@@ -218,7 +221,7 @@ fn compressed_tensors(entry: &Map<String, Value>) -> Result<Quantization, String
     let asymmetric =
         |weights: &&Map<String, Value>| weights.get("symmetric").and_then(Value::as_bool) == Some(false);
     Ok(Quantization {
-        method: Method::CompressedTensors,
+        method: QuantMethod::CompressedTensors,
         blocks: weights.iter().filter_map(block).collect(),
         bits: None,
         zero_points: (!weights.is_empty() && weights.iter().all(asymmetric)).then_some(true),

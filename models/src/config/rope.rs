@@ -2,7 +2,7 @@
 
 use super::fields::ConfigFields;
 use crate::error::ConfigError;
-use crate::layers::rope::{Frequencies, Pairs, Rope, exact_frequencies};
+use crate::layers::rope::{Rope, RopeFrequencies, RopePairing, exact_frequencies};
 use serde_json::Value;
 use std::f64::consts::PI;
 
@@ -15,12 +15,12 @@ pub struct RopeDefaults {
     pub theta: f64,
     /// Share of a head that is turned.
     pub share: f64,
-    pub pairs: Pairs,
+    pub pairs: RopePairing,
 }
 
 impl RopeDefaults {
     /// The whole head, halves as pairs.
-    pub const LLAMA: RopeDefaults = RopeDefaults { theta: 10000.0, share: 1.0, pairs: Pairs::Half };
+    pub const LLAMA: RopeDefaults = RopeDefaults { theta: 10000.0, share: 1.0, pairs: RopePairing::Half };
 }
 
 /// Rotary embedding, and the positions that scaling extends the model to.
@@ -50,7 +50,7 @@ impl RopeConfig {
             return Err(named.wrong("rope_theta", "a number above 1", &Value::from(theta)));
         }
         let dims = rotary_dims(config, parameters.as_ref(), head_size, defaults.share)?;
-        let reader = Reader { config, head_size, dims, theta, context, pairs: defaults.pairs };
+        let reader = RopeConfigReader { config, head_size, dims, theta, context, pairs: defaults.pairs };
         match parameters.as_ref().or(scaling.as_ref()) {
             Some(fields) => reader.scaled(fields),
             None => Ok(reader.fixed(exact_frequencies(dims, theta), 1.0)),
@@ -137,23 +137,23 @@ fn rotary_dims(
     }
 }
 
-struct Reader<'a> {
+struct RopeConfigReader<'a> {
     config: &'a ConfigFields,
     head_size: usize,
     /// Elements of a head that are turned.
     dims: usize,
     theta: f64,
     context: usize,
-    pairs: Pairs,
+    pairs: RopePairing,
 }
 
-impl Reader<'_> {
+impl RopeConfigReader<'_> {
     fn fixed(&self, exact: Vec<f64>, scale: f64) -> RopeConfig {
         let table = exact.into_iter().map(|f| f as f32).collect();
-        self.with(Frequencies::Fixed(table), scale, self.context)
+        self.with(RopeFrequencies::Fixed(table), scale, self.context)
     }
 
-    fn with(&self, frequencies: Frequencies, scale: f64, context: usize) -> RopeConfig {
+    fn with(&self, frequencies: RopeFrequencies, scale: f64, context: usize) -> RopeConfig {
         RopeConfig { rope: Rope { frequencies, pairs: self.pairs, scale: scale as f32 }, context }
     }
 
@@ -197,7 +197,7 @@ impl Reader<'_> {
         }
         let table = plain.into_iter().map(|f| f as f32).collect();
         let context = (original as f64 * factor) as usize;
-        Ok(self.with(Frequencies::Dynamic { table, original, factor }, 1.0, context.max(self.context)))
+        Ok(self.with(RopeFrequencies::Dynamic { table, original, factor }, 1.0, context.max(self.context)))
     }
 
     /// Frequencies below the original context stay, far longer waves are stretched, those between blended (Llama 3.1).
@@ -264,7 +264,7 @@ impl Reader<'_> {
             None if factor <= 1.0 => 1.0,
             None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
         };
-        Ok(self.with(Frequencies::Long { short, long, original }, scale, self.context))
+        Ok(self.with(RopeFrequencies::Long { short, long, original }, scale, self.context))
     }
 }
 

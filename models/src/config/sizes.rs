@@ -2,7 +2,7 @@
 
 use super::fields::ConfigFields;
 use crate::error::ConfigError;
-use crate::transformer::Sizes;
+use crate::transformer::ModelSizes;
 use serde_json::Value;
 
 /// Larger than in any published model. Limits keep a damaged file from asking for millions of tensors.
@@ -25,17 +25,20 @@ pub(crate) const CONTEXT: [&str; 6] = [
     "model_max_length",
 ];
 
-impl Sizes {
+impl ModelSizes {
     /// `default_context` is for families whose configurations do not tell it.
-    pub fn read(config: &ConfigFields, default_context: Option<usize>) -> Result<Sizes, ConfigError> {
-        Sizes::read_sized(config, default_context, None)
+    pub fn read(config: &ConfigFields, default_context: Option<usize>) -> Result<ModelSizes, ConfigError> {
+        ModelSizes::read_sized(config, default_context, None)
     }
 
     /// With heads of an equal share of the rows, rounded down, where the configuration does not tell their size: for families whose
     /// heads together need not be as wide as the rows.
-    pub fn read_shared(config: &ConfigFields, default_context: Option<usize>) -> Result<Sizes, ConfigError> {
+    pub fn read_shared(
+        config: &ConfigFields,
+        default_context: Option<usize>,
+    ) -> Result<ModelSizes, ConfigError> {
         let (hidden, heads) = (config.size(config.first(&HIDDEN))?, config.size(config.first(&HEADS))?);
-        Sizes::read_sized(config, default_context, Some((hidden / heads).max(1)))
+        ModelSizes::read_sized(config, default_context, Some((hidden / heads).max(1)))
     }
 
     /// With heads of `default_size` where the configuration does not tell it; `None`: all heads together are as wide as the rows.
@@ -43,7 +46,7 @@ impl Sizes {
         config: &ConfigFields,
         default_context: Option<usize>,
         default_size: Option<usize>,
-    ) -> Result<Sizes, ConfigError> {
+    ) -> Result<ModelSizes, ConfigError> {
         let (hidden_field, heads_field) = (config.first(&HIDDEN), config.first(&HEADS));
         let (hidden, heads) = (config.size(hidden_field)?, config.size(heads_field)?);
         config.within(heads_field, heads, MOST_HEADS)?;
@@ -74,7 +77,7 @@ impl Sizes {
             Some(default) => config.size_or(context_field, default)?,
         };
         let vocab = config.vocab()?;
-        Ok(Sizes { vocab, hidden, layers, heads, kv_heads, head_size, context })
+        Ok(ModelSizes { vocab, hidden, layers, heads, kv_heads, head_size, context })
     }
 }
 

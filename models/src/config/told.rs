@@ -17,10 +17,10 @@ use serde_json::Value;
 
 mod tensors;
 
-use tensors::Tensors;
+use tensors::ConfigEvidence;
 
 /// What was told, or a contradiction.
-type Told = Result<(), ConfigError>;
+type EvidenceResult = Result<(), ConfigError>;
 
 /// The fields with those that were left out, as far as the tensors tell them.
 pub(crate) fn complete(fields: &ConfigFields, checkpoint: &Checkpoint) -> Result<ConfigFields, ConfigError> {
@@ -33,7 +33,8 @@ pub(crate) fn complete(fields: &ConfigFields, checkpoint: &Checkpoint) -> Result
         _ => str::to_string,
     };
     let is_nested = nested.is_some();
-    let mut tensors = Tensors { fields: nested.unwrap_or_else(|| fields.clone()), checkpoint, canonical };
+    let mut tensors =
+        ConfigEvidence { fields: nested.unwrap_or_else(|| fields.clone()), checkpoint, canonical };
     family(&mut tensors, model_type)?;
     match is_nested {
         true => drop(complete.raw.insert(registry::TEXT_MODEL.into(), Value::Object(tensors.fields.raw))),
@@ -57,7 +58,7 @@ pub(crate) fn head_of_its_own(architecture: &Architecture, checkpoint: &Checkpoi
 }
 
 /// What each family leaves to its tensors. Names are canonical for RWKV, else as stored, without what may stand before.
-fn family(t: &mut Tensors, model_type: &str) -> Told {
+fn family(t: &mut ConfigEvidence, model_type: &str) -> EvidenceResult {
     match model_type {
         "rwkv" => rwkv4(t),
         "rwkv5" => rwkv5(t),
@@ -333,19 +334,19 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
     }
 }
 
-fn rwkv4(t: &mut Tensors) -> Told {
+fn rwkv4(t: &mut ConfigEvidence) -> EvidenceResult {
     t.size(&["vocab_size"], "rwkv.embeddings.weight", 0, 1)?;
     t.size(&["hidden_size"], "rwkv.embeddings.weight", 1, 1)?;
     t.size(&["attention_hidden_size"], "rwkv.blocks.0.attention.key.weight", 0, 1)?;
     t.size(&["intermediate_size"], "rwkv.blocks.0.feed_forward.key.weight", 0, 1)
 }
 
-fn rwkv5(t: &mut Tensors) -> Told {
+fn rwkv5(t: &mut ConfigEvidence) -> EvidenceResult {
     rwkv4(t)?;
     t.size(&["head_size"], "rwkv.blocks.0.attention.time_faaaa", 1, 1)
 }
 
-fn rwkv7(t: &mut Tensors) -> Told {
+fn rwkv7(t: &mut ConfigEvidence) -> EvidenceResult {
     t.size(&["vocab_size"], "model.embeddings.weight", 0, 1)?;
     t.size(&["hidden_size"], "model.embeddings.weight", 1, 1)?;
     t.size(&["head_dim"], "model.layers.0.attn.r_k", 1, 1)?;
@@ -365,7 +366,7 @@ fn rwkv7(t: &mut Tensors) -> Told {
 
 /// Whether the experts of a layer are stored together, as `{inside}.down_proj`, or one by one, with `part` in each. Files
 /// that are no checkpoints of PyTorch say it themselves.
-fn fused_experts(t: &mut Tensors, inside: &str, part: &str) -> Told {
+fn fused_experts(t: &mut ConfigEvidence, inside: &str, part: &str) -> EvidenceResult {
     if t.fields.get(FUSED_EXPERTS).is_some() {
         return Ok(());
     }
@@ -377,31 +378,31 @@ fn fused_experts(t: &mut Tensors, inside: &str, part: &str) -> Told {
 }
 
 /// Vocabulary and width.
-fn table(t: &mut Tensors, name: &str) -> Told {
+fn table(t: &mut ConfigEvidence, name: &str) -> EvidenceResult {
     t.size(&VOCAB, name, 0, 1)?;
     t.size(&HIDDEN, name, 1, 1)
 }
 
 /// The same, and whether the table is the head too.
-fn embedding(t: &mut Tensors, name: &str, head: &str, usually_tied: bool) -> Told {
+fn embedding(t: &mut ConfigEvidence, name: &str, head: &str, usually_tied: bool) -> EvidenceResult {
     table(t, name)?;
     t.tied(name, head, usually_tied)
 }
 
 /// What the Llama block has. `head_norm` is a vector of one head, where there is one.
-fn llama(t: &mut Tensors, head_norm: Option<&str>) -> Told {
+fn llama(t: &mut ConfigEvidence, head_norm: Option<&str>) -> EvidenceResult {
     embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
     separate_heads(t, head_norm)?;
     t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)
 }
 
 /// The same where the head usually is the embedding.
-fn tied_llama(t: &mut Tensors) -> Told {
+fn tied_llama(t: &mut ConfigEvidence) -> EvidenceResult {
     t.tied("embed_tokens.weight", "lm_head.weight", true)?;
     llama(t, None)
 }
 
-fn gemma(t: &mut Tensors, layer: usize) -> Told {
+fn gemma(t: &mut ConfigEvidence, layer: usize) -> EvidenceResult {
     embedding(t, "embed_tokens.weight", "lm_head.weight", true)?;
     let attention = format!("layers.{layer}.self_attn");
     heads_of(t, &attention, Some(&format!("{attention}.q_norm.weight")))?;
@@ -410,11 +411,11 @@ fn gemma(t: &mut Tensors, layer: usize) -> Told {
 }
 
 /// Heads and their size where queries and keys have matrices of their own.
-fn separate_heads(t: &mut Tensors, head_norm: Option<&str>) -> Told {
+fn separate_heads(t: &mut ConfigEvidence, head_norm: Option<&str>) -> EvidenceResult {
     heads_of(t, "layers.0.self_attn", head_norm)
 }
 
-fn heads_of(t: &mut Tensors, attention: &str, head_norm: Option<&str>) -> Told {
+fn heads_of(t: &mut ConfigEvidence, attention: &str, head_norm: Option<&str>) -> EvidenceResult {
     if let Some(norm) = head_norm {
         t.size(&HEAD_SIZE, norm, 0, 1)?;
     }
@@ -429,14 +430,19 @@ fn heads_of(t: &mut Tensors, attention: &str, head_norm: Option<&str>) -> Told {
 }
 
 /// The same in the layers that have attention. `head_norm` is a vector of one head.
-fn hybrid_heads(t: &mut Tensors, head_norm: &str) -> Told {
+fn hybrid_heads(t: &mut ConfigEvidence, head_norm: &str) -> EvidenceResult {
     t.size(&HEAD_SIZE, head_norm, 0, 1)?;
     let Some(size) = t.known(&HEAD_SIZE) else { return Ok(()) };
     t.size(&KV_HEADS, "self_attn.k_proj.weight", 0, size)
 }
 
 /// The same where queries, keys and values are one matrix: the output's columns are those of all heads.
-fn fused_heads(t: &mut Tensors, output: &str, fused: &str, kv_heads: &[&'static str]) -> Told {
+fn fused_heads(
+    t: &mut ConfigEvidence,
+    output: &str,
+    fused: &str,
+    kv_heads: &[&'static str],
+) -> EvidenceResult {
     let Some(heads) = t.known(&HEADS) else { return Ok(()) };
     t.size(&HEAD_SIZE, output, 1, heads)?;
     let (Some(size), Some(found)) = (t.known(&HEAD_SIZE), t.find(fused)) else { return Ok(()) };
@@ -447,13 +453,13 @@ fn fused_heads(t: &mut Tensors, output: &str, fused: &str, kv_heads: &[&'static 
     }
 }
 
-fn gpt2(t: &mut Tensors) -> Told {
+fn gpt2(t: &mut ConfigEvidence) -> EvidenceResult {
     embedding(t, "wte.weight", "lm_head.weight", true)?;
     t.size(&CONTEXT, "wpe.weight", 0, 1)
 }
 
 /// Whether all queries share one key head, from the rows of a fused matrix.
-fn multi_query(t: &mut Tensors, fused: &str) -> Told {
+fn multi_query(t: &mut ConfigEvidence, fused: &str) -> EvidenceResult {
     let (Some(found), Some(hidden), Some(heads)) = (t.find(fused), t.known(&HIDDEN), t.known(&HEADS)) else {
         return Ok(());
     };
@@ -465,7 +471,7 @@ fn multi_query(t: &mut Tensors, fused: &str) -> Told {
     }
 }
 
-fn opt(t: &mut Tensors) -> Told {
+fn opt(t: &mut ConfigEvidence) -> EvidenceResult {
     // The table of positions has two rows in front that are not used.
     if let Some(found) = t.find("embed_positions.weight").filter(|found| found.shape[0] > 2) {
         t.tell(&CONTEXT, found.shape[0] - 2, &found)?;
@@ -477,7 +483,7 @@ fn opt(t: &mut Tensors) -> Told {
     t.bias("enable_bias", "layers.0.fc1")
 }
 
-fn falcon(t: &mut Tensors) -> Told {
+fn falcon(t: &mut ConfigEvidence) -> EvidenceResult {
     embedding(t, "word_embeddings.weight", "lm_head.weight", true)?;
     t.size(&["ffn_hidden_size"], "h.0.mlp.dense_h_to_4h.weight", 0, 1)?;
     t.bias("bias", "h.0.mlp.dense_h_to_4h")?;
@@ -496,7 +502,7 @@ fn falcon(t: &mut Tensors) -> Told {
 }
 
 /// All versions: what one has, the others do not.
-fn chatglm(t: &mut Tensors) -> Told {
+fn chatglm(t: &mut ConfigEvidence) -> EvidenceResult {
     table(t, "word_embeddings.weight")?;
     t.size(&["inner_hidden_size"], "transformer.layers.0.mlp.dense_h_to_4h.weight", 0, 1)?;
     let (layer, mlp) = ("encoder.layers.0", "encoder.layers.0.mlp.dense_h_to_4h");

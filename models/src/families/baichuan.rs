@@ -7,18 +7,20 @@ use crate::error::ConfigError;
 use crate::layers::attention::alibi_slopes;
 use crate::layers::linear;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource};
 use mlcc_ir::types::{DType, TensorType};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct BaichuanConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// `None`: ALiBi.
     pub rope: Option<Rope>,
     /// Queries, keys and values are one matrix `W_pack`; files converted to GGUF have them apart.
@@ -33,7 +35,7 @@ const VERSION_2_VOCAB: usize = 125_696;
 impl BaichuanConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<BaichuanConfig, ConfigError> {
         fields.only("tie_word_embeddings", false, "Baichuan with a tied head")?;
-        let mut sizes = Sizes::read(fields, Some(4096))?;
+        let mut sizes = ModelSizes::read(fields, Some(4096))?;
         // The 13B models have no table of positions, and say `model_max_length` only.
         let rope = match fields.get("max_position_embeddings") {
             None => None,
@@ -46,7 +48,7 @@ impl BaichuanConfig {
         Ok(BaichuanConfig {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope,
             fused: fields.flag_or("fused_qkv", true)?,
             unit_head: sizes.vocab == VERSION_2_VOCAB || fields.get("z_loss_weight").is_some(),
@@ -58,19 +60,19 @@ impl BaichuanConfig {
 impl Transformer for BaichuanConfig {
     type Shared = Option<RopeTables>;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Rms(self.eps), false)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Rms(self.eps), false)
     }
 
-    fn shared(&self, net: &mut Net) -> Option<RopeTables> {
+    fn shared(&self, net: &mut ModelBuilder) -> Option<RopeTables> {
         self.rope.as_ref().map(|rope| rope.tables(net, "rope"))
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
         let (sizes, name) = (&self.sizes, format!("model.layers.{layer}"));
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let part = format!("{name}.self_attn");
@@ -83,15 +85,15 @@ impl Transformer for BaichuanConfig {
             head_norm: None,
             query_scale: None,
             rope: rope.as_ref(),
-            attention: Attention { alibi, ..Attention::causal(sizes.head_size) },
+            attention: AttentionVariant { alibi, ..AttentionVariant::causal(sizes.head_size) },
         };
         let h = match self.fused {
             false => attention.apply(net, layer, sizes, h),
             true => {
                 let fused = FusedQkv::in_order(sizes.query(), sizes.key());
-                let qkv = fused.apply(net, h, &Linear::new(&format!("{part}.W_pack"), fused.rows()));
+                let qkv = fused.apply(net, h, &LinearLayer::new(&format!("{part}.W_pack"), fused.rows()));
                 let h = attention.attend(net, layer, sizes, qkv);
-                Linear::new(&format!("{part}.o_proj"), sizes.hidden).apply(net, h)
+                LinearLayer::new(&format!("{part}.o_proj"), sizes.hidden).apply(net, h)
             }
         };
         let x = net.residual(layer, "attention", x, h);
@@ -101,7 +103,7 @@ impl Transformer for BaichuanConfig {
         net.residual(layer, "mlp", x, h)
     }
 
-    fn logits(&self, net: &mut Net, x: ValueId) -> ValueId {
+    fn logits(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         let (name, shape) = ("lm_head.weight", [self.sizes.vocab, self.sizes.hidden]);
         let mut source = net.tensor(name, &shape);
         if self.unit_head {

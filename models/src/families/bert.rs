@@ -5,21 +5,21 @@
 
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::layers::linear::Linear;
+use crate::layers::linear::LinearLayer;
 use crate::layers::norm::{Norm, layer_norm};
-use crate::layers::{Activation, Attention, mlp};
-use crate::text_head::{Part, Pooling, Purpose, TextHead};
-use crate::transformer::{Frame, LEARNED_POSITIONS, Net, Sizes, Transformer};
+use crate::layers::{ActivationFunction, AttentionVariant, mlp};
+use crate::text_head::{PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
+use crate::transformer::{LEARNED_POSITIONS, ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
 use mlcc_ir::types::{DType, TensorType};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct BertConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// Rows of the table of token types.
     pub types: usize,
     /// Row of the table of positions that the first token has.
@@ -47,7 +47,7 @@ impl BertConfig {
         }
         let labels = fields.labels()?;
         let types = fields.size_or("type_vocab_size", if roberta { 1 } else { 2 })?;
-        let mut sizes = Sizes::read(fields, Some(512))?;
+        let mut sizes = ModelSizes::read(fields, Some(512))?;
         // Ids and types are one `i32`.
         if types.checked_mul(sizes.vocab).is_none_or(|ids| ids > i32::MAX as usize) {
             return Err(fields.wrong("type_vocab_size", "a few token types", &types.into()));
@@ -64,7 +64,7 @@ impl BertConfig {
         Ok(BertConfig {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["layer_norm_eps"], 1e-12)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Gelu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Gelu)?,
             types,
             first_position,
             labels,
@@ -73,13 +73,13 @@ impl BertConfig {
         })
     }
 
-    fn words(&self) -> Words {
-        Words::of(&self.sizes, self.types, Transformer::token_types(self))
+    fn words(&self) -> TypedEmbedding {
+        TypedEmbedding::of(&self.sizes, self.types, Transformer::token_types(self))
     }
 }
 
 /// The embeddings of tokens and of their types.
-pub(super) struct Words {
+pub(super) struct TypedEmbedding {
     vocab: usize,
     hidden: usize,
     /// Rows of the table of token types; 0: there is none.
@@ -88,15 +88,15 @@ pub(super) struct Words {
     read: usize,
 }
 
-impl Words {
+impl TypedEmbedding {
     pub const TABLE: &'static str = "embeddings.word_embeddings.weight";
 
-    pub fn of(sizes: &Sizes, types: usize, read: usize) -> Words {
-        Words { vocab: sizes.vocab, hidden: sizes.hidden, types, read }
+    pub fn of(sizes: &ModelSizes, types: usize, read: usize) -> TypedEmbedding {
+        TypedEmbedding { vocab: sizes.vocab, hidden: sizes.hidden, types, read }
     }
 
     /// Rows `from ..` of a table of the embedding.
-    fn rows(&self, net: &mut Net, name: &str, [from, count, of]: [usize; 3]) -> ValueId {
+    fn rows(&self, net: &mut ModelBuilder, name: &str, [from, count, of]: [usize; 3]) -> ValueId {
         let hidden = self.hidden;
         let source = net.tensor(&format!("embeddings.{name}.weight"), &[of, hidden]);
         let source = ParamSource::Rows(RowBlocks::range(from, count, of), Box::new(source));
@@ -105,8 +105,8 @@ impl Words {
     }
 
     /// The sums of both, `[n, hidden]`.
-    pub fn embed(&self, net: &mut Net) -> ValueId {
-        let Words { vocab, hidden, .. } = *self;
+    pub fn embed(&self, net: &mut ModelBuilder) -> ValueId {
+        let TypedEmbedding { vocab, hidden, .. } = *self;
         let types = "token_type_embeddings";
         if self.read > 1 {
             let (tokens, kinds) = net.typed_tokens(vocab, self.types);
@@ -127,17 +127,17 @@ impl Words {
 impl Transformer for BertConfig {
     type Shared = ();
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::named(Words::TABLE, (Norm::None, ""), "cls.predictions.decoder.weight", true)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::named(TypedEmbedding::TABLE, (Norm::None, ""), "cls.predictions.decoder.weight", true)
     }
 
-    fn shared(&self, _: &mut Net) {}
+    fn shared(&self, _: &mut ModelBuilder) {}
 
-    fn embed(&self, net: &mut Net) -> ValueId {
+    fn embed(&self, net: &mut ModelBuilder) -> ValueId {
         let context = self.sizes.context;
         let parts = self.words();
         let words = parts.embed(net);
@@ -149,20 +149,21 @@ impl Transformer for BertConfig {
         layer_norm(net, x, "embeddings.LayerNorm", self.eps)
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("encoder.layer.{layer}");
         let [q, k, v] = ["query", "key", "value"].map(|part| {
-            let h = Linear::new(&format!("{name}.attention.self.{part}"), hidden).bias(true).apply(net, x);
+            let h =
+                LinearLayer::new(&format!("{name}.attention.self.{part}"), hidden).bias(true).apply(net, x);
             net.split_heads(h, sizes.heads)
         });
-        let h = Attention::of_all(sizes.head_size).apply(net, layer, q, k, v);
-        let h = Linear::new(&format!("{name}.attention.output.dense"), hidden).bias(true).apply(net, h);
+        let h = AttentionVariant::of_all(sizes.head_size).apply(net, layer, q, k, v);
+        let h = LinearLayer::new(&format!("{name}.attention.output.dense"), hidden).bias(true).apply(net, h);
         let x = net.residual(layer, "attention", x, h);
         let x = layer_norm(net, x, &format!("{name}.attention.output.LayerNorm"), self.eps);
         let (up, down) = (format!("{name}.intermediate.dense"), format!("{name}.output.dense"));
-        let up = Linear::new(&up, self.intermediate).bias(true);
-        let down = Linear::new(&down, hidden).bias(true);
+        let up = LinearLayer::new(&up, self.intermediate).bias(true);
+        let down = LinearLayer::new(&down, hidden).bias(true);
         let h = mlp::plain(net, x, up, down, self.activation);
         let x = net.residual(layer, "mlp", x, h);
         layer_norm(net, x, &format!("{name}.output.LayerNorm"), self.eps)
@@ -176,15 +177,15 @@ impl Transformer for BertConfig {
         self.types
     }
 
-    fn own_head(&self) -> Option<TextHead> {
-        let Some(labels) = self.labels else { return Some(TextHead::embedding(Pooling::Mean)) };
+    fn own_head(&self) -> Option<PoolingHead> {
+        let Some(labels) = self.labels else { return Some(PoolingHead::embedding(PoolingMode::Mean)) };
         let [dense, out] = match self.roberta {
             true => ["classifier.dense", "classifier.out_proj"],
             false => ["pooler.dense", "classifier"],
         };
-        let linear = |name: &str, out| Part::Linear { name: name.into(), out, bias: true };
-        let parts = vec![linear(dense, self.sizes.hidden), Part::Tanh, linear(out, labels)];
-        Some(TextHead { pooling: Pooling::First, parts, purpose: Purpose::Scores })
+        let linear = |name: &str, out| PoolingStep::Linear { name: name.into(), out, bias: true };
+        let parts = vec![linear(dense, self.sizes.hidden), PoolingStep::Tanh, linear(out, labels)];
+        Some(PoolingHead { pooling: PoolingMode::First, parts, purpose: PoolingOutput::Scores })
     }
 
     /// Without the name of the inner model, and with the newer names of a norm's weights.

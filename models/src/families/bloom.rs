@@ -5,13 +5,13 @@ use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::attention::alibi_slopes;
 use crate::layers::norm::{Norm, layer_norm};
-use crate::layers::{Activation, Attention, FusedQkv, Linear, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use crate::layers::{ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct BloomConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub eps: f64,
     /// Residuals are taken after the norms.
     pub residual_behind_norm: bool,
@@ -22,7 +22,7 @@ impl BloomConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<BloomConfig, ConfigError> {
         Ok(BloomConfig {
             // ALiBi has no longest sequence; this is what the models were trained with.
-            sizes: Sizes::read(fields, Some(2048))?,
+            sizes: ModelSizes::read(fields, Some(2048))?,
             eps: fields.epsilon(&["layer_norm_epsilon"], 1e-5)?,
             residual_behind_norm: fields.flag_or("apply_residual_connection_post_layernorm", false)?,
             tied: fields.flag_or("tie_word_embeddings", true)?,
@@ -33,12 +33,12 @@ impl BloomConfig {
 impl Transformer for BloomConfig {
     type Shared = ();
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::named(
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::named(
             "transformer.word_embeddings.weight",
             (Norm::Layer(self.eps), "transformer.ln_f"),
             "lm_head.weight",
@@ -46,14 +46,14 @@ impl Transformer for BloomConfig {
         )
     }
 
-    fn shared(&self, _: &mut Net) {}
+    fn shared(&self, _: &mut ModelBuilder) {}
 
-    fn embed(&self, net: &mut Net) -> ValueId {
+    fn embed(&self, net: &mut ModelBuilder) -> ValueId {
         let x = net.embed(self.frame().embedding, self.sizes.vocab, self.sizes.hidden);
         layer_norm(net, x, "transformer.word_embeddings_layernorm", self.eps)
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("transformer.h.{layer}");
         let residual = |x, normalised| if self.residual_behind_norm { normalised } else { x };
@@ -61,16 +61,17 @@ impl Transformer for BloomConfig {
         let part = format!("{name}.self_attention");
         let fused = FusedQkv::by_group(sizes.heads, sizes.heads, sizes.head_size);
         let projection = format!("{part}.query_key_value");
-        let qkv = fused.apply(net, normalised, &Linear::new(&projection, fused.rows()).bias(true));
+        let qkv = fused.apply(net, normalised, &LinearLayer::new(&projection, fused.rows()).bias(true));
         let [q, k, v] = qkv.map(|x| net.split_heads(x, sizes.heads));
         let alibi = Some(alibi_slopes(sizes.heads, 8.0));
-        let h = Attention { alibi, ..Attention::causal(sizes.head_size) }.apply(net, layer, q, k, v);
-        let h = Linear::new(&format!("{part}.dense"), hidden).bias(true).apply(net, h);
+        let h = AttentionVariant { alibi, ..AttentionVariant::causal(sizes.head_size) }
+            .apply(net, layer, q, k, v);
+        let h = LinearLayer::new(&format!("{part}.dense"), hidden).bias(true).apply(net, h);
         let x = net.residual(layer, "attention", residual(x, normalised), h);
         let normalised = layer_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let (up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
-        let (up, down) = (Linear::new(&up, 4 * hidden), Linear::new(&down, hidden));
-        let h = mlp::plain(net, normalised, up.bias(true), down.bias(true), Activation::GeluTanh);
+        let (up, down) = (LinearLayer::new(&up, 4 * hidden), LinearLayer::new(&down, hidden));
+        let h = mlp::plain(net, normalised, up.bias(true), down.bias(true), ActivationFunction::GeluTanh);
         net.residual(layer, "mlp", residual(x, normalised), h)
     }
 

@@ -6,9 +6,9 @@
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, layer_norm};
-use crate::layers::rope::{Pairs, part};
-use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use crate::layers::rope::{RopePairing, part};
+use crate::layers::{ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
@@ -18,7 +18,7 @@ use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatGlmConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
     /// Of half a head.
@@ -38,7 +38,7 @@ impl ChatGlmConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<ChatGlmConfig, ConfigError> {
         fields.only("position_encoding_2d", true, "ChatGLM with positions of one dimension")?;
         fields.only("tie_word_embeddings", false, "ChatGLM-6B with a tied head")?;
-        let sizes = Sizes::read(fields, Some(2048))?;
+        let sizes = ModelSizes::read(fields, Some(2048))?;
         if !sizes.head_size.is_multiple_of(4) {
             let expected = format!("{} heads of a multiple of 4 elements", sizes.heads);
             return Err(fields.wrong("hidden_size", &expected, &Value::from(sizes.hidden)));
@@ -50,7 +50,7 @@ impl ChatGlmConfig {
         Ok(ChatGlmConfig {
             intermediate: fields.size_or("inner_hidden_size", 4 * sizes.hidden)?,
             eps: fields.epsilon(&["layernorm_epsilon"], 1e-5)?,
-            rope: Rope::plain(sizes.head_size / 2, 10000.0, Pairs::Half),
+            rope: Rope::plain(sizes.head_size / 2, 10000.0, RopePairing::Half),
             bos: id("bos_token_id")?,
             gmask: id("gmask_token_id")?,
             mask: id("mask_token_id")?,
@@ -59,7 +59,7 @@ impl ChatGlmConfig {
     }
 
     /// Finds bos and mask in the prompt, or reads where they were.
-    fn places(&self, net: &mut Net) -> Places {
+    fn places(&self, net: &mut ModelBuilder) -> DualRopeTables {
         let one = TensorType::new(DType::F32, [1]);
         let states = ["prompt.bos", "prompt.mask"].map(|name| net.state(name, one.clone(), -1.0));
         let [known_bos, known_mask] = states.map(|state| net.read(state));
@@ -82,11 +82,11 @@ impl ChatGlmConfig {
         let (position, block) = self.positions(net, bos, mask);
         let first = self.rope.tables_at(net, "rope", position);
         let second = self.rope.tables_at(net, "rope", block);
-        Places { prefix, first, second, half: self.sizes.head_size / 2 }
+        DualRopeTables { prefix, first, second, half: self.sizes.head_size / 2 }
     }
 
     /// Both dimensions of the positions, `f32[n]` each.
-    fn positions(&self, net: &mut Net, bos: ValueId, mask: ValueId) -> (ValueId, ValueId) {
+    fn positions(&self, net: &mut ModelBuilder, bos: ValueId, mask: ValueId) -> (ValueId, ValueId) {
         let positions = net.positions();
         let p = net.cast(positions, DType::F32);
         let position = net.select_ge(p, bos, mask, p);
@@ -99,7 +99,7 @@ impl ChatGlmConfig {
 }
 
 /// Where the tokens of a call are.
-pub struct Places {
+pub struct DualRopeTables {
     /// Tokens that all see: those before bos.
     prefix: ValueId,
     first: RopeTables,
@@ -107,8 +107,8 @@ pub struct Places {
     half: usize,
 }
 
-impl Places {
-    fn turn(&self, net: &mut Net, x: ValueId) -> ValueId {
+impl DualRopeTables {
+    fn turn(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         let (a, b) = (part(net, x, 0, self.half), part(net, x, self.half, self.half));
         let (a, b) = (self.first.apply(net, a), self.second.apply(net, b));
         net.concat(&[a, b], 2)
@@ -116,7 +116,7 @@ impl Places {
 }
 
 /// Position of the first token of this call that is `id`, `f32[1]`; [`ABSENT`] if there is none.
-fn first_position(net: &mut Net, id: usize) -> ValueId {
+fn first_position(net: &mut ModelBuilder, id: usize) -> ValueId {
     let (tokens, positions) = (net.tokens(), net.positions());
     let id = net.op(Op::Constant { value: id as f64, dtype: DType::I32 }, &[]);
     let p = net.cast(positions, DType::F32);
@@ -130,14 +130,14 @@ fn first_position(net: &mut Net, id: usize) -> ValueId {
 }
 
 impl Transformer for ChatGlmConfig {
-    type Shared = Places;
+    type Shared = DualRopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::named(
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::named(
             "transformer.word_embeddings.weight",
             (Norm::Layer(self.eps), "transformer.final_layernorm"),
             "lm_head.weight",
@@ -145,11 +145,11 @@ impl Transformer for ChatGlmConfig {
         )
     }
 
-    fn shared(&self, net: &mut Net) -> Places {
+    fn shared(&self, net: &mut ModelBuilder) -> DualRopeTables {
         net.for_sequences(|net| self.places(net))
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, places: &Places) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, places: &DualRopeTables) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("transformer.layers.{layer}");
         // Residuals are taken after the norms, and scaled.
@@ -158,20 +158,21 @@ impl Transformer for ChatGlmConfig {
         let attention = format!("{name}.attention");
         let fused = FusedQkv::by_group(sizes.heads, sizes.heads, sizes.head_size);
         let projection = format!("{attention}.query_key_value");
-        let qkv = fused.apply(net, normalised, &Linear::new(&projection, fused.rows()).bias(true));
-        let scores = Attention { balance: (layer + 1) as f64, ..Attention::causal(sizes.head_size) };
+        let qkv = fused.apply(net, normalised, &LinearLayer::new(&projection, fused.rows()).bias(true));
+        let scores =
+            AttentionVariant { balance: (layer + 1) as f64, ..AttentionVariant::causal(sizes.head_size) };
         let h = net.per_sequence(&qkv, |net, rows| {
             let [q, k, v] = [rows[0], rows[1], rows[2]].map(|x| net.split_heads(x, sizes.heads));
             let (q, k) = (places.turn(net, q), places.turn(net, k));
             vec![scores.apply_with_prefix(net, layer, q.into(), k, v, Some(places.prefix))]
         })[0];
-        let h = Linear::new(&format!("{attention}.dense"), hidden).bias(true).apply(net, h);
+        let h = LinearLayer::new(&format!("{attention}.dense"), hidden).bias(true).apply(net, h);
         let kept = net.scale(normalised, alpha);
         let x = net.residual(layer, "attention", kept, h);
         let normalised = layer_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let (up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
-        let (up, down) = (Linear::new(&up, self.intermediate), Linear::new(&down, hidden));
-        let h = mlp::plain(net, normalised, up.bias(true), down.bias(true), Activation::GeluTanh);
+        let (up, down) = (LinearLayer::new(&up, self.intermediate), LinearLayer::new(&down, hidden));
+        let h = mlp::plain(net, normalised, up.bias(true), down.bias(true), ActivationFunction::GeluTanh);
         let kept = net.scale(normalised, alpha);
         net.residual(layer, "mlp", kept, h)
     }

@@ -5,15 +5,17 @@
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, layer_norm, rms_norm};
-use crate::layers::rope::Pairs;
-use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use crate::layers::rope::RopePairing;
+use crate::layers::{
+    ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatGlm2Config {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
     pub rms: bool,
@@ -28,7 +30,7 @@ pub struct ChatGlm2Config {
 impl ChatGlm2Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<ChatGlm2Config, ConfigError> {
         fields.only("tie_word_embeddings", false, "ChatGLM2 with a tied head")?;
-        let mut sizes = Sizes::read(fields, Some(32768))?;
+        let mut sizes = ModelSizes::read(fields, Some(32768))?;
         if fields.flag_or("multi_query_attention", false)? {
             sizes.kv_heads = fields.size("multi_query_group_num")?;
             if !sizes.heads.is_multiple_of(sizes.kv_heads) {
@@ -49,7 +51,7 @@ impl ChatGlm2Config {
             intermediate: fields.size("ffn_hidden_size")?,
             eps: fields.epsilon(&["layernorm_epsilon"], 1e-5)?,
             rms: fields.flag_or("rmsnorm", true)?,
-            rope: Rope::plain(sizes.head_size / 2, 10000.0 * ratio, Pairs::Interleaved),
+            rope: Rope::plain(sizes.head_size / 2, 10000.0 * ratio, RopePairing::Interleaved),
             qkv_bias: bias || fields.flag_or("add_qkv_bias", false)?,
             bias,
             residual_behind_norm: fields.flag_or("apply_residual_connection_post_layernorm", false)?,
@@ -58,7 +60,7 @@ impl ChatGlm2Config {
         })
     }
 
-    fn norm(&self, net: &mut Net, x: ValueId, name: &str) -> ValueId {
+    fn norm(&self, net: &mut ModelBuilder, x: ValueId, name: &str) -> ValueId {
         if self.rms { rms_norm(net, x, name, self.eps) } else { layer_norm(net, x, name, self.eps) }
     }
 }
@@ -66,11 +68,11 @@ impl ChatGlm2Config {
 impl Transformer for ChatGlm2Config {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
+    fn frame(&self) -> OuterLayers {
         let norm = match (self.final_norm, self.rms) {
             (false, _) => Norm::None,
             (true, true) => Norm::Rms(self.eps),
@@ -78,14 +80,14 @@ impl Transformer for ChatGlm2Config {
         };
         let embedding = "transformer.embedding.word_embeddings.weight";
         let norm = (norm, "transformer.encoder.final_layernorm");
-        Frame::named(embedding, norm, "transformer.output_layer.weight", false)
+        OuterLayers::named(embedding, norm, "transformer.output_layer.weight", false)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("transformer.encoder.layers.{layer}");
         let residual = |x, normalised| if self.residual_behind_norm { normalised } else { x };
@@ -93,17 +95,17 @@ impl Transformer for ChatGlm2Config {
         let part = format!("{name}.self_attention");
         let fused = FusedQkv::in_order(sizes.query(), sizes.key());
         let projection = format!("{part}.query_key_value");
-        let projection = Linear::new(&projection, fused.rows()).bias(self.qkv_bias);
+        let projection = LinearLayer::new(&projection, fused.rows()).bias(self.qkv_bias);
         let qkv = fused.apply(net, normalised, &projection);
-        let attention = SelfAttention::new(&part, rope, Attention::causal(sizes.head_size));
+        let attention = SelfAttention::new(&part, rope, AttentionVariant::causal(sizes.head_size));
         let h = attention.attend(net, layer, sizes, qkv);
-        let h = Linear::new(&format!("{part}.dense"), hidden).bias(self.bias).apply(net, h);
+        let h = LinearLayer::new(&format!("{part}.dense"), hidden).bias(self.bias).apply(net, h);
         let x = net.residual(layer, "attention", residual(x, normalised), h);
         let normalised = self.norm(net, x, &format!("{name}.post_attention_layernorm"));
         let (gate_up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
-        let gate_up = Linear::new(&gate_up, 2 * self.intermediate).bias(self.bias);
-        let down = Linear::new(&down, hidden).bias(self.bias);
-        let h = mlp::gated_fused(net, normalised, gate_up, down, Activation::Silu);
+        let gate_up = LinearLayer::new(&gate_up, 2 * self.intermediate).bias(self.bias);
+        let down = LinearLayer::new(&down, hidden).bias(self.bias);
+        let h = mlp::gated_fused(net, normalised, gate_up, down, ActivationFunction::Silu);
         net.residual(layer, "mlp", residual(x, normalised), h)
     }
 

@@ -4,17 +4,17 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, layer_norm_bias};
-use crate::layers::rope::Pairs;
-use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::rope::RopePairing;
+use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cohere2Config {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// Of layers with a window.
     pub rope: Rope,
     pub windows: Vec<Option<usize>>,
@@ -26,8 +26,8 @@ pub struct Cohere2Config {
 
 impl Cohere2Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<Cohere2Config, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(8192))?;
-        let defaults = RopeDefaults { pairs: Pairs::Interleaved, ..RopeDefaults::LLAMA };
+        let mut sizes = ModelSizes::read(fields, Some(8192))?;
+        let defaults = RopeDefaults { pairs: RopePairing::Interleaved, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
         let pattern = fields.first(&["sliding_window_pattern", "_sliding_window_pattern", "layer_switch"]);
@@ -35,7 +35,7 @@ impl Cohere2Config {
         Ok(Cohere2Config {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["layer_norm_eps"], 1e-5)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
             windows: fields.windows(sizes.layers, |layer| !(layer + 1).is_multiple_of(pattern))?,
             bias: fields.flag_or("attention_bias", false)?,
@@ -49,24 +49,24 @@ impl Cohere2Config {
 impl Transformer for Cohere2Config {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
+    fn frame(&self) -> OuterLayers {
         let norm = Norm::LayerNoBias(self.eps);
-        Frame { logit_scale: Some(self.logit_scale), ..Frame::hugging_face(norm, self.tied) }
+        OuterLayers { logit_scale: Some(self.logit_scale), ..OuterLayers::hugging_face(norm, self.tied) }
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let normalised = layer_norm_bias(net, x, &format!("{name}.input_layernorm"), self.eps, false);
         let window = self.windows[layer];
-        let attention = Attention { window, ..Attention::causal(self.sizes.head_size) };
+        let attention = AttentionVariant { window, ..AttentionVariant::causal(self.sizes.head_size) };
         let h = SelfAttention {
             qkv_bias: self.bias,
             output_bias: self.bias,

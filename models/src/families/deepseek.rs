@@ -4,37 +4,39 @@
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::latent_attention::{LatentAttention, Positions};
-use crate::layers::moe::{Experts, FUSED_EXPERTS, Glu, Groups, Routing, Scores, SharedExpert};
+use crate::layers::latent_attention::{LatentAttention, LatentPositions};
+use crate::layers::moe::{
+    ExpertGroups, ExpertRouter, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring, SharedExpert,
+};
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::query_growth::QueryGrowth;
-use crate::layers::rope::Pairs;
-use crate::layers::{Activation, Rope, RopeTables, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::query_growth::QueryTemperature;
+use crate::layers::rope::RopePairing;
+use crate::layers::{ActivationFunction, Rope, RopeTables, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeepSeekConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     pub latent: LatentAttention,
-    pub experts: Experts,
+    pub experts: MoeLayer,
     /// Width of the experts that every token gets.
     pub shared: usize,
     /// The choice of experts is corrected by a learned bias.
     pub corrected: bool,
     /// By layer: experts in place of the plain feed-forward part.
     pub sparse: Vec<bool>,
-    pub growth: Option<QueryGrowth>,
+    pub growth: Option<QueryTemperature>,
     pub tied: bool,
 }
 
 /// What depends on the positions of a call.
-pub struct Places {
+pub struct DeepSeekPositions {
     rope: RopeTables,
     query_scale: Option<ValueId>,
 }
@@ -46,14 +48,14 @@ impl DeepSeekConfig {
         let groups = match fields.get(field).map(|method| (method, method.as_str())) {
             None | Some((_, Some("greedy"))) => None,
             Some((_, Some("group_limited_greedy"))) => {
-                Groups::read(fields, "n_group", "n_routed_experts", 1)?
+                ExpertGroups::read(fields, "n_group", "n_routed_experts", 1)?
             }
             Some((other, _)) => return Err(fields.wrong(field, "greedy or group_limited_greedy", other)),
         };
-        let routing = Routing {
+        let routing = ExpertRouter {
             groups,
             normalised: fields.flag_or("norm_topk_prob", false)?,
-            ..Routing::read(fields, &["n_routed_experts"])?
+            ..ExpertRouter::read(fields, &["n_routed_experts"])?
         };
         DeepSeekConfig::common(fields, routing, false)
     }
@@ -63,12 +65,12 @@ impl DeepSeekConfig {
         if let Some(method) = fields.get("topk_method").filter(|method| method.as_str() != Some("noaux_tc")) {
             return Err(fields.wrong("topk_method", "noaux_tc", method));
         }
-        let routing = Routing {
-            scores: Scores::Sigmoid,
+        let routing = ExpertRouter {
+            scores: RouterScoring::Sigmoid,
             normalised: fields.flag_or("norm_topk_prob", true)?,
             smallest_sum: 1e-20,
-            groups: Groups::read(fields, "n_group", "n_routed_experts", 2)?,
-            ..Routing::read(fields, &["n_routed_experts"])?
+            groups: ExpertGroups::read(fields, "n_group", "n_routed_experts", 2)?,
+            ..ExpertRouter::read(fields, &["n_routed_experts"])?
         };
         DeepSeekConfig::common(fields, routing, true)
     }
@@ -80,20 +82,20 @@ impl DeepSeekConfig {
         if let Some(Value::Object(parameters)) = fields.raw.get_mut("rope_parameters") {
             parameters.remove("partial_rotary_factor");
         }
-        let routing = Routing {
+        let routing = ExpertRouter {
             normalised: fields.flag_or("norm_topk_prob", true)?,
             smallest_sum: 1e-20,
-            groups: Groups::read(&fields, "n_group", "n_routed_experts", 2)?,
-            ..Routing::read(&fields, &["n_routed_experts"])?
+            groups: ExpertGroups::read(&fields, "n_group", "n_routed_experts", 2)?,
+            ..ExpertRouter::read(&fields, &["n_routed_experts"])?
         };
         let config = DeepSeekConfig::common(&fields, routing, false)?;
         let growth = match fields.object("rope_parameters")? {
-            Some(parameters) => Some(QueryGrowth::read(&parameters, config.sizes.context)?),
+            Some(parameters) => Some(QueryTemperature::read(&parameters, config.sizes.context)?),
             None => return Err(fields.missing("rope_parameters", "an object")),
         };
         Ok(DeepSeekConfig {
             sparse: fields.sparse_layers(config.sizes.layers, 0)?,
-            experts: Experts { fused: fields.flag_or(FUSED_EXPERTS, true)?, ..config.experts },
+            experts: MoeLayer { fused: fields.flag_or(FUSED_EXPERTS, true)?, ..config.experts },
             growth: growth.filter(|growth| growth.beta > 0.0),
             ..config
         })
@@ -101,13 +103,13 @@ impl DeepSeekConfig {
 
     fn common(
         fields: &ConfigFields,
-        routing: Routing,
+        routing: ExpertRouter,
         corrected: bool,
     ) -> Result<DeepSeekConfig, ConfigError> {
         let mut sizes = LatentAttention::sizes(fields)?;
         let latent = LatentAttention::read(fields, sizes.heads)?;
         let interleaved = fields.flag_or("rope_interleave", true)?;
-        let pairs = if interleaved { Pairs::Interleaved } else { Pairs::Half };
+        let pairs = if interleaved { RopePairing::Interleaved } else { RopePairing::Half };
         let rope = RopeConfig::read(
             fields,
             latent.turned,
@@ -115,17 +117,17 @@ impl DeepSeekConfig {
             RopeDefaults { pairs, ..RopeDefaults::LLAMA },
         )?;
         sizes.context = rope.context;
-        let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
+        let activation = ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?;
         let width = fields.size("moe_intermediate_size")?;
         let scale = fields.float_or("routed_scaling_factor", 1.0)?;
-        let routing = Routing { scale, ..routing };
+        let routing = ExpertRouter { scale, ..routing };
         Ok(DeepSeekConfig {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
             activation,
             rope: rope.rope,
             latent,
-            experts: Experts {
+            experts: MoeLayer {
                 routing,
                 intermediate: width,
                 glu: Glu::Plain(activation),
@@ -140,7 +142,7 @@ impl DeepSeekConfig {
         })
     }
 
-    fn feed_forward(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+    fn feed_forward(&self, net: &mut ModelBuilder, layer: usize, name: &str, x: ValueId) -> ValueId {
         if !self.sparse[layer] {
             return mlp::gated_by_name(net, x, name, self.intermediate, false, self.activation);
         }
@@ -151,27 +153,27 @@ impl DeepSeekConfig {
 }
 
 impl Transformer for DeepSeekConfig {
-    type Shared = Places;
+    type Shared = DeepSeekPositions;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> Places {
+    fn shared(&self, net: &mut ModelBuilder) -> DeepSeekPositions {
         let rope = self.rope.tables(net, "rope");
         let growth = self.growth.as_ref();
         let query_scale = growth.map(|growth| net.for_sequences(|net| growth.factors(net)));
-        Places { rope, query_scale }
+        DeepSeekPositions { rope, query_scale }
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, places: &Places) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, places: &DeepSeekPositions) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
-        let at = Positions { rope: Some(&places.rope), query_scale: places.query_scale };
+        let at = LatentPositions { rope: Some(&places.rope), query_scale: places.query_scale };
         let h = self.latent.apply(net, layer, &format!("{name}.self_attn"), h, at);
         let x = net.residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);

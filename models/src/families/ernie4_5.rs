@@ -4,7 +4,7 @@
 use super::llama::LlamaConfig;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::rope::Pairs;
+use crate::layers::rope::RopePairing;
 
 /// The configuration as one of the Llama block.
 pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
@@ -12,7 +12,7 @@ pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
     if fields.get("head_dim").is_none() {
         config.sizes.head_size = 128;
     }
-    let defaults = RopeDefaults { theta: 500_000.0, pairs: Pairs::Interleaved, ..RopeDefaults::LLAMA };
+    let defaults = RopeDefaults { theta: 500_000.0, pairs: RopePairing::Interleaved, ..RopeDefaults::LLAMA };
     let rope = RopeConfig::read(fields, config.sizes.head_size, config.sizes.context, defaults)?;
     let bias = fields.flag_or("use_bias", false)?;
     Ok(LlamaConfig {

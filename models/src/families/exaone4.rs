@@ -4,17 +4,17 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, widest};
+use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exaone4Config {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// Of layers with a window; of all, where none has one.
     pub rope: Rope,
     pub windows: Vec<Option<usize>>,
@@ -25,14 +25,14 @@ pub struct Exaone4Config {
 
 impl Exaone4Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<Exaone4Config, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(2048))?;
+        let mut sizes = ModelSizes::read(fields, Some(2048))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
-        let pattern = Pattern::read(fields)?;
+        let pattern = WindowPattern::read(fields)?;
         Ok(Exaone4Config {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
             windows: fields.windows(sizes.layers, |layer| pattern.is_local(layer))?,
             hybrid: fields.get("sliding_window").is_some(),
@@ -43,19 +43,19 @@ impl Exaone4Config {
 }
 
 /// `sliding_window_pattern`: which layers have a window, where `layer_types` does not say it.
-enum Pattern {
+enum WindowPattern {
     /// All but every so many-th.
     Every(usize),
     /// By letter, again and again: `L` has a window, `G` has none.
     Letters(Vec<bool>),
 }
 
-impl Pattern {
-    fn read(fields: &ConfigFields) -> Result<Pattern, ConfigError> {
+impl WindowPattern {
+    fn read(fields: &ConfigFields) -> Result<WindowPattern, ConfigError> {
         let field = "sliding_window_pattern";
         let Some(Value::String(letters)) = fields.get(field) else {
             // Files without windows may say 0.
-            return Ok(Pattern::Every(fields.count_or(field, 4)?.max(1)));
+            return Ok(WindowPattern::Every(fields.count_or(field, 4)?.max(1)));
         };
         let local = letters.chars().map(|letter| match letter {
             'L' => Some(true),
@@ -63,7 +63,7 @@ impl Pattern {
             _ => None,
         });
         match local.collect::<Option<Vec<bool>>>().filter(|local| !local.is_empty()) {
-            Some(local) => Ok(Pattern::Letters(local)),
+            Some(local) => Ok(WindowPattern::Letters(local)),
             None => {
                 let expected = "a number of layers, or letters L (window) and G (none)";
                 Err(fields.wrong(field, expected, &Value::from(letters.as_str())))
@@ -73,8 +73,8 @@ impl Pattern {
 
     fn is_local(&self, layer: usize) -> bool {
         match self {
-            Pattern::Every(count) => !(layer + 1).is_multiple_of(*count),
-            Pattern::Letters(local) => local[layer % local.len()],
+            WindowPattern::Every(count) => !(layer + 1).is_multiple_of(*count),
+            WindowPattern::Letters(local) => local[layer % local.len()],
         }
     }
 }
@@ -82,21 +82,21 @@ impl Pattern {
 impl Transformer for Exaone4Config {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (name, window) = (format!("model.layers.{layer}"), self.windows[layer]);
-        let attention = Attention { window, ..Attention::causal(self.sizes.head_size) };
+        let attention = AttentionVariant { window, ..AttentionVariant::causal(self.sizes.head_size) };
         let h = SelfAttention {
             head_norm: Some((rms_norm, self.eps)),
             rope: (window.is_some() || !self.hybrid).then_some(rope),

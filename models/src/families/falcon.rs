@@ -5,8 +5,10 @@ use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::attention::alibi_slopes;
 use crate::layers::norm::{Norm, layer_norm};
-use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 
 /// Norms of a layer.
@@ -22,10 +24,10 @@ pub enum FalconNorms {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct FalconConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// `None`: ALiBi.
     pub rope: Option<Rope>,
     pub fused: FusedQkv,
@@ -38,7 +40,7 @@ impl FalconConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<FalconConfig, ConfigError> {
         let grouped = fields.flag_or("new_decoder_architecture", false)?;
         let multi_query = fields.flag_or("multi_query", true)?;
-        let mut sizes = Sizes::read(fields, Some(2048))?;
+        let mut sizes = ModelSizes::read(fields, Some(2048))?;
         sizes.kv_heads = match (grouped, multi_query) {
             (true, _) => sizes.kv_heads,
             (false, true) => 1,
@@ -64,7 +66,7 @@ impl FalconConfig {
         Ok(FalconConfig {
             intermediate: fields.size_or("ffn_hidden_size", 4 * sizes.hidden)?,
             eps: fields.epsilon(&["layer_norm_epsilon"], 1e-5)?,
-            activation: Activation::read(fields, &["activation"], Activation::Gelu)?,
+            activation: ActivationFunction::read(fields, &["activation"], ActivationFunction::Gelu)?,
             rope,
             fused,
             norms,
@@ -75,26 +77,26 @@ impl FalconConfig {
     }
 
     /// ALiBi is added before the division by the square root of the head size.
-    fn attention(&self) -> Attention {
-        let causal = Attention::causal(self.sizes.head_size);
+    fn attention(&self) -> AttentionVariant {
+        let causal = AttentionVariant::causal(self.sizes.head_size);
         let slopes = |scale: f64| {
             let slopes = alibi_slopes(self.sizes.heads, 8.0);
             slopes.into_iter().map(|s| (f64::from(s) * scale) as f32).collect()
         };
         let alibi = self.rope.is_none().then(|| slopes(causal.scale));
-        Attention { alibi, ..causal }
+        AttentionVariant { alibi, ..causal }
     }
 }
 
 impl Transformer for FalconConfig {
     type Shared = Option<RopeTables>;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::named(
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::named(
             "transformer.word_embeddings.weight",
             (Norm::Layer(self.eps), "transformer.ln_f"),
             "lm_head.weight",
@@ -102,19 +104,20 @@ impl Transformer for FalconConfig {
         )
     }
 
-    fn shared(&self, net: &mut Net) -> Option<RopeTables> {
+    fn shared(&self, net: &mut ModelBuilder) -> Option<RopeTables> {
         self.rope.as_ref().map(|rope| rope.tables(net, "rope"))
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
         let (sizes, bias) = (&self.sizes, self.bias);
         let name = format!("transformer.h.{layer}");
-        let norm = |net: &mut Net, x, norm: &str| layer_norm(net, x, &format!("{name}.{norm}"), self.eps);
+        let norm =
+            |net: &mut ModelBuilder, x, norm: &str| layer_norm(net, x, &format!("{name}.{norm}"), self.eps);
         let first = if self.norms == FalconNorms::Two { "ln_attn" } else { "input_layernorm" };
         let normalised = norm(net, x, first);
         let part = format!("{name}.self_attention");
         let projection = format!("{part}.query_key_value");
-        let projection = Linear::new(&projection, self.fused.rows()).bias(bias);
+        let projection = LinearLayer::new(&projection, self.fused.rows()).bias(bias);
         let qkv = self.fused.apply(net, normalised, &projection);
         let attention = SelfAttention {
             name: &part,
@@ -127,7 +130,7 @@ impl Transformer for FalconConfig {
             attention: self.attention(),
         };
         let h = attention.attend(net, layer, sizes, qkv);
-        let h = Linear::new(&format!("{part}.dense"), sizes.hidden).bias(bias).apply(net, h);
+        let h = LinearLayer::new(&format!("{part}.dense"), sizes.hidden).bias(bias).apply(net, h);
         let attended = net.residual(layer, "attention", x, h);
         let input = match self.norms {
             FalconNorms::Shared => normalised,
@@ -135,7 +138,7 @@ impl Transformer for FalconConfig {
             FalconNorms::Sequential => norm(net, attended, "post_attention_layernorm"),
         };
         let (up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
-        let (up, down) = (Linear::new(&up, self.intermediate), Linear::new(&down, sizes.hidden));
+        let (up, down) = (LinearLayer::new(&up, self.intermediate), LinearLayer::new(&down, sizes.hidden));
         let h = mlp::plain(net, input, up.bias(bias), down.bias(bias), self.activation);
         net.residual(layer, "mlp", attended, h)
     }

@@ -5,27 +5,27 @@ use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::mamba2::{GatedNorm, Mamba2};
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention};
-use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use crate::layers::{ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct FalconH1Config {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     pub mixer: Mamba2,
     pub attention_bias: bool,
     pub mlp_bias: bool,
     pub tied: bool,
-    pub multipliers: Multipliers,
+    pub multipliers: MupMultipliers,
 }
 
 /// Factors, by what they scale.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Multipliers {
+pub struct MupMultipliers {
     pub embedding: f64,
     pub logits: f64,
     pub attention_input: f64,
@@ -37,10 +37,10 @@ pub struct Multipliers {
     pub down: f64,
 }
 
-impl Multipliers {
-    fn read(fields: &ConfigFields) -> Result<Multipliers, ConfigError> {
+impl MupMultipliers {
+    fn read(fields: &ConfigFields) -> Result<MupMultipliers, ConfigError> {
         let [gate, down] = fields.numbers_or("mlp_multipliers", [1.0; 2])?;
-        Ok(Multipliers {
+        Ok(MupMultipliers {
             embedding: fields.float_or("embedding_multiplier", 1.0)?,
             logits: fields.float_or("lm_head_multiplier", 1.0)?,
             attention_input: fields.float_or("attention_in_multiplier", 1.0)?,
@@ -56,7 +56,7 @@ impl Multipliers {
 
 impl FalconH1Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<FalconH1Config, ConfigError> {
-        let mut sizes = Sizes::read_shared(fields, Some(8192))?;
+        let mut sizes = ModelSizes::read_shared(fields, Some(8192))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
         let eps = fields.epsilon(&["rms_norm_eps"], 1e-5)?;
@@ -82,36 +82,43 @@ impl FalconH1Config {
         Ok(FalconH1Config {
             intermediate: fields.size("intermediate_size")?,
             eps,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
             mixer: Mamba2 { norm, output_bias, multipliers, ..mixer },
             attention_bias: fields.flag_or("attention_bias", false)?,
             mlp_bias: fields.flag_or("mlp_bias", false)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
-            multipliers: Multipliers::read(fields)?,
+            multipliers: MupMultipliers::read(fields)?,
             sizes,
         })
     }
 
-    fn attention(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn attention(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        name: &str,
+        x: ValueId,
+        rope: &RopeTables,
+    ) -> ValueId {
         let (sizes, bias) = (&self.sizes, self.attention_bias);
-        let project = |net: &mut Net, which: &str, x, out| {
-            Linear::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
+        let project = |net: &mut ModelBuilder, which: &str, x, out| {
+            LinearLayer::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
         };
         let x = net.scale(x, self.multipliers.attention_input);
         let q = project(net, "q_proj", x, sizes.query());
         let k = project(net, "k_proj", x, sizes.key());
         let k = net.scale(k, self.multipliers.key);
         let v = project(net, "v_proj", x, sizes.key());
-        let attention = SelfAttention::new(name, rope, Attention::causal(sizes.head_size));
+        let attention = SelfAttention::new(name, rope, AttentionVariant::causal(sizes.head_size));
         let h = attention.attend(net, layer, sizes, [q, k, v]);
         let h = project(net, "o_proj", h, sizes.hidden);
         net.scale(h, self.multipliers.attention_output)
     }
 
-    fn feed_forward(&self, net: &mut Net, name: &str, x: ValueId) -> ValueId {
-        let layer = |net: &mut Net, which: &str, x, out| {
-            Linear::new(&format!("{name}.{which}"), out).bias(self.mlp_bias).apply(net, x)
+    fn feed_forward(&self, net: &mut ModelBuilder, name: &str, x: ValueId) -> ValueId {
+        let layer = |net: &mut ModelBuilder, which: &str, x, out| {
+            LinearLayer::new(&format!("{name}.{which}"), out).bias(self.mlp_bias).apply(net, x)
         };
         let gate = layer(net, "gate_proj", x, self.intermediate);
         let gate = net.scale(gate, self.multipliers.gate);
@@ -126,24 +133,24 @@ impl FalconH1Config {
 impl Transformer for FalconH1Config {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
+    fn frame(&self) -> OuterLayers {
         let norm = (Norm::Rms(self.eps), "model.final_layernorm");
-        Frame {
+        OuterLayers {
             embedding_scale: Some(self.multipliers.embedding),
             logit_scale: Some(self.multipliers.logits),
-            ..Frame::named("model.embed_tokens.weight", norm, "lm_head.weight", self.tied)
+            ..OuterLayers::named("model.embed_tokens.weight", norm, "lm_head.weight", self.tied)
         }
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let normalised = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let mixed = net.scale(normalised, self.multipliers.mixer_input);

@@ -6,18 +6,18 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm_plus_one};
-use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
-use crate::text_head::{Pooling, TextHead};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
+use crate::text_head::{PoolingHead, PoolingMode};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct GemmaConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// Of layers without a window.
     pub rope: Rope,
     /// Of layers with a window.
@@ -38,17 +38,18 @@ pub struct GemmaConfig {
 
 impl GemmaConfig {
     pub fn gemma1(fields: &ConfigFields) -> Result<GemmaConfig, ConfigError> {
-        let sizes = Sizes::read(fields, Some(8192))?;
+        let sizes = ModelSizes::read(fields, Some(8192))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         let (windows, local_rope) = (vec![None; sizes.layers], rope.rope.clone());
         let config = GemmaConfig::common(fields, sizes, [rope.rope, local_rope], windows)?;
         // The first published files say `gelu` and mean the approximation; `hidden_activation` came to correct them.
-        let activation = Activation::read(fields, &["hidden_activation"], Activation::GeluTanh)?;
+        let activation =
+            ActivationFunction::read(fields, &["hidden_activation"], ActivationFunction::GeluTanh)?;
         Ok(GemmaConfig { norms_behind: false, activation, ..config })
     }
 
     pub fn gemma2(fields: &ConfigFields) -> Result<GemmaConfig, ConfigError> {
-        let sizes = Sizes::read(fields, Some(8192))?;
+        let sizes = ModelSizes::read(fields, Some(8192))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         let windows = fields.windows(sizes.layers, |layer| layer.is_multiple_of(2))?;
         let local_rope = rope.rope.clone();
@@ -61,7 +62,7 @@ impl GemmaConfig {
     }
 
     pub fn gemma3(fields: &ConfigFields) -> Result<GemmaConfig, ConfigError> {
-        let sizes = Sizes::read(fields, Some(131_072))?;
+        let sizes = ModelSizes::read(fields, Some(131_072))?;
         let pattern = fields.first(&["sliding_window_pattern", "_sliding_window_pattern"]);
         let pattern = fields.size_or(pattern, 6)?;
         let mut windows = fields.windows(sizes.layers, |layer| !(layer + 1).is_multiple_of(pattern))?;
@@ -82,7 +83,7 @@ impl GemmaConfig {
 
     fn common(
         fields: &ConfigFields,
-        sizes: Sizes,
+        sizes: ModelSizes,
         [rope, local_rope]: [Rope; 2],
         windows: Vec<Option<usize>>,
     ) -> Result<GemmaConfig, ConfigError> {
@@ -95,7 +96,7 @@ impl GemmaConfig {
         Ok(GemmaConfig {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
-            activation: Activation::read(fields, &act, Activation::GeluTanh)?,
+            activation: ActivationFunction::read(fields, &act, ActivationFunction::GeluTanh)?,
             rope,
             local_rope,
             windows,
@@ -113,7 +114,7 @@ impl GemmaConfig {
 }
 
 /// Rotary embedding of layers without and with a window.
-fn gemma3_ropes(fields: &ConfigFields, sizes: &Sizes) -> Result<[Rope; 2], ConfigError> {
+fn gemma3_ropes(fields: &ConfigFields, sizes: &ModelSizes) -> Result<[Rope; 2], ConfigError> {
     let defaults = |theta| RopeDefaults { theta, ..RopeDefaults::LLAMA };
     let (global, local) = (defaults(1e6), defaults(1e4));
     let read = |fields: &ConfigFields, defaults| {
@@ -142,33 +143,40 @@ fn cap(fields: &ConfigFields, field: &str) -> Result<Option<f64>, ConfigError> {
 impl Transformer for GemmaConfig {
     type Shared = [RopeTables; 2];
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame {
+    fn frame(&self) -> OuterLayers {
+        OuterLayers {
             embedding_scale: Some((self.sizes.hidden as f64).sqrt()),
             logit_cap: self.logit_cap,
-            ..Frame::hugging_face(Norm::RmsPlusOne(self.eps), self.tied)
+            ..OuterLayers::hugging_face(Norm::RmsPlusOne(self.eps), self.tied)
         }
     }
 
-    fn shared(&self, net: &mut Net) -> [RopeTables; 2] {
+    fn shared(&self, net: &mut ModelBuilder) -> [RopeTables; 2] {
         self.rope.tables_beside(net, &self.local_rope)
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, [rope, local]: &[RopeTables; 2]) -> ValueId {
+    fn block(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        x: ValueId,
+        [rope, local]: &[RopeTables; 2],
+    ) -> ValueId {
         let name = format!("model.layers.{layer}");
-        let norm =
-            |net: &mut Net, x, norm: &str| rms_norm_plus_one(net, x, &format!("{name}.{norm}"), self.eps);
+        let norm = |net: &mut ModelBuilder, x, norm: &str| {
+            rms_norm_plus_one(net, x, &format!("{name}.{norm}"), self.eps)
+        };
         let window = self.windows[layer];
         let seen = match self.both_sides {
-            true => Attention::of_sides(self.sizes.head_size, window),
-            false => Attention { window, ..Attention::causal(self.sizes.head_size) },
+            true => AttentionVariant::of_sides(self.sizes.head_size, window),
+            false => AttentionVariant { window, ..AttentionVariant::causal(self.sizes.head_size) },
         };
         let scale = self.query_scalar.powf(-0.5);
-        let attention = Attention { scale, softcap: self.attention_cap, ..seen };
+        let attention = AttentionVariant { scale, softcap: self.attention_cap, ..seen };
         let rope = if window.is_some() { local } else { rope };
         let h = norm(net, x, "input_layernorm");
         let h = SelfAttention {
@@ -178,7 +186,8 @@ impl Transformer for GemmaConfig {
             ..SelfAttention::new(&format!("{name}.self_attn"), rope, attention)
         }
         .apply(net, layer, &self.sizes, h);
-        let behind = |net: &mut Net, x, which: &str| if self.norms_behind { norm(net, x, which) } else { x };
+        let behind =
+            |net: &mut ModelBuilder, x, which: &str| if self.norms_behind { norm(net, x, which) } else { x };
         let h = behind(net, h, "post_attention_layernorm");
         let x = net.residual(layer, "attention", x, h);
         // Gemma 1 has the names of Llama.
@@ -190,8 +199,8 @@ impl Transformer for GemmaConfig {
         net.residual(layer, "mlp", x, h)
     }
 
-    fn own_head(&self) -> Option<TextHead> {
-        self.both_sides.then(|| TextHead::embedding(Pooling::Mean))
+    fn own_head(&self) -> Option<PoolingHead> {
+        self.both_sides.then(|| PoolingHead::embedding(PoolingMode::Mean))
     }
 
     fn reads_texts(&self) -> bool {

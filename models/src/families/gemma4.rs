@@ -6,11 +6,11 @@ mod attention;
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::moe::{ExpertNames, Experts, Stored};
+use crate::layers::moe::{ExpertNames, ExpertStorage, MoeLayer};
 use crate::layers::norm::{Norm, rms_norm, rms_norm_unweighted};
-use crate::layers::{Activation, Linear, Rope, RopeTables, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
-use attention::{Heads, Shared};
+use crate::layers::{ActivationFunction, LinearLayer, Rope, RopeTables, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
+use attention::{LayerHeads, SharedTensors};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::ParamRole;
@@ -20,14 +20,14 @@ use std::cell::Cell;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemma4Config {
     /// Heads are those of layers with a window.
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// Of layers without and with a window.
     ropes: [Rope; 2],
     /// Of layers without and with a window.
-    heads: [Heads; 2],
+    heads: [LayerHeads; 2],
     pub windows: Vec<Option<usize>>,
     pub bias: bool,
     /// Layers from here on read the keys and values of the last layer before of their kind.
@@ -36,7 +36,7 @@ pub struct Gemma4Config {
     pub double_wide: bool,
     /// Width of the embeddings of each layer, and how many rows their table has.
     pub per_layer: Option<(usize, usize)>,
-    pub experts: Option<Experts>,
+    pub experts: Option<MoeLayer>,
     pub logit_cap: Option<f64>,
     pub tied: bool,
 }
@@ -46,10 +46,10 @@ impl Gemma4Config {
         if let Some(all) = fields.get("use_bidirectional_attention").filter(|v| v.as_str() == Some("all")) {
             return Err(fields.wrong("use_bidirectional_attention", "null: attention is causal here", all));
         }
-        let sizes = Sizes::read(fields, Some(131_072))?;
+        let sizes = ModelSizes::read(fields, Some(131_072))?;
         let is_local = |layer: usize| !(layer + 1).is_multiple_of(6) && layer + 1 < sizes.layers;
         let windows = fields.windows(sizes.layers, is_local)?;
-        let heads = Heads::read(fields, &sizes, &windows)?;
+        let heads = LayerHeads::read(fields, &sizes, &windows)?;
         let shared_layers = fields.count_or("num_kv_shared_layers", 0)?;
         let first_shared = sizes.layers.saturating_sub(shared_layers);
         let kinds = |layers: &[Option<usize>], full: bool| layers.iter().any(|w| w.is_none() == full);
@@ -61,7 +61,11 @@ impl Gemma4Config {
         Ok(Gemma4Config {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
-            activation: Activation::read(fields, &["hidden_activation"], Activation::GeluTanh)?,
+            activation: ActivationFunction::read(
+                fields,
+                &["hidden_activation"],
+                ActivationFunction::GeluTanh,
+            )?,
             ropes: ropes(fields, sizes.context, heads)?,
             heads,
             windows,
@@ -78,9 +82,9 @@ impl Gemma4Config {
 
     /// What each layer adds of its own: an embedding of the token and a projection of the first layer's input,
     /// `[n, layers, width]`.
-    fn per_layer_inputs(&self, net: &mut Net) -> Option<ValueId> {
-        let ((width, rows), &Sizes { layers, hidden, .. }) = (self.per_layer?, &self.sizes);
-        let split = |net: &mut Net, x| {
+    fn per_layer_inputs(&self, net: &mut ModelBuilder) -> Option<ValueId> {
+        let ((width, rows), &ModelSizes { layers, hidden, .. }) = (self.per_layer?, &self.sizes);
+        let split = |net: &mut ModelBuilder, x| {
             let n = net.n();
             net.reshape(x, [n, Dim::from(layers), Dim::from(width)])
         };
@@ -91,7 +95,7 @@ impl Gemma4Config {
         let own = net.scale(own, (width as f64).sqrt());
         let own = split(net, own);
         let x = self.embed(net);
-        let projected = Linear::new("model.per_layer_model_projection", layers * width).apply(net, x);
+        let projected = LinearLayer::new("model.per_layer_model_projection", layers * width).apply(net, x);
         let projected = net.scale(projected, (hidden as f64).powf(-0.5));
         let projected = split(net, projected);
         let projected = rms_norm(net, projected, "model.per_layer_projection_norm", self.eps);
@@ -100,12 +104,19 @@ impl Gemma4Config {
     }
 
     /// The feed-forward part, with experts beside it where there are some. `h` is `x` after a norm.
-    fn feed_forward(&self, net: &mut Net, layer: usize, name: &str, [x, h]: [ValueId; 2]) -> ValueId {
+    fn feed_forward(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        name: &str,
+        [x, h]: [ValueId; 2],
+    ) -> ValueId {
         let double = self.double_wide && layer >= self.first_shared;
         let width = if double { 2 * self.intermediate } else { self.intermediate };
         let h = mlp::gated_by_name(net, h, &format!("{name}.mlp"), width, false, self.activation);
         let Some(experts) = &self.experts else { return h };
-        let norm = |net: &mut Net, x, which: &str| rms_norm(net, x, &format!("{name}.{which}"), self.eps);
+        let norm =
+            |net: &mut ModelBuilder, x, which: &str| rms_norm(net, x, &format!("{name}.{which}"), self.eps);
         let dense = norm(net, h, "post_feedforward_layernorm_1");
         let input = rms_norm_unweighted(net, x, self.eps);
         let scale = net.vector(&format!("{name}.router.scale"), self.sizes.hidden);
@@ -119,7 +130,7 @@ impl Gemma4Config {
             router: &router,
             correction: None,
             expert_scale: Some(&expert_scale),
-            stored: Stored::Packed { gate_up: &gate_up, down: &down },
+            stored: ExpertStorage::Packed { gate_up: &gate_up, down: &down },
         };
         let h = experts.apply_routed(net, input, h, &names);
         let h = norm(net, h, "post_feedforward_layernorm_2");
@@ -127,15 +138,22 @@ impl Gemma4Config {
     }
 
     /// Adds what the layer has of its own to its output `x`.
-    fn add_own(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, inputs: ValueId) -> ValueId {
+    fn add_own(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        name: &str,
+        x: ValueId,
+        inputs: ValueId,
+    ) -> ValueId {
         let width = net.width(inputs);
         let n = net.n();
         let own = net.slice(inputs, 1, Dim::from(layer), Dim::from(1));
         let own = net.reshape(own, [n, Dim::from(width)]);
-        let gate = Linear::new(&format!("{name}.per_layer_input_gate"), width).apply(net, x);
+        let gate = LinearLayer::new(&format!("{name}.per_layer_input_gate"), width).apply(net, x);
         let gate = self.activation.apply(net, gate);
         let h = net.mul(gate, own);
-        let h = Linear::new(&format!("{name}.per_layer_projection"), self.sizes.hidden).apply(net, h);
+        let h = LinearLayer::new(&format!("{name}.per_layer_projection"), self.sizes.hidden).apply(net, h);
         let h = rms_norm(net, h, &format!("{name}.post_per_layer_input_norm"), self.eps);
         net.add(x, h)
     }
@@ -146,7 +164,7 @@ impl Gemma4Config {
 fn ropes(
     fields: &ConfigFields,
     context: usize,
-    [full, sliding]: [Heads; 2],
+    [full, sliding]: [LayerHeads; 2],
 ) -> Result<[Rope; 2], ConfigError> {
     let [full_defaults, sliding_defaults] =
         [1e6, 1e4].map(|theta| RopeDefaults { theta, ..RopeDefaults::LLAMA });
@@ -159,7 +177,7 @@ fn ropes(
     Ok([full.rope, sliding.rope])
 }
 
-fn per_layer(fields: &ConfigFields, sizes: &Sizes) -> Result<Option<(usize, usize)>, ConfigError> {
+fn per_layer(fields: &ConfigFields, sizes: &ModelSizes) -> Result<Option<(usize, usize)>, ConfigError> {
     let width = fields.count_or("hidden_size_per_layer_input", 0)?;
     if width == 0 {
         return Ok(None);
@@ -175,7 +193,7 @@ fn per_layer(fields: &ConfigFields, sizes: &Sizes) -> Result<Option<(usize, usiz
 }
 
 /// Softmax over all experts, the chosen ones normalised.
-fn experts(fields: &ConfigFields) -> Result<Option<Experts>, ConfigError> {
+fn experts(fields: &ConfigFields) -> Result<Option<MoeLayer>, ConfigError> {
     if !fields.flag_or("enable_moe_block", false)? {
         return Ok(None);
     }
@@ -187,7 +205,7 @@ fn experts(fields: &ConfigFields) -> Result<Option<Experts>, ConfigError> {
         }
     }
     let width = fields.size("moe_intermediate_size")?;
-    Experts::read(&renamed, &["num_experts"], width, true).map(Some)
+    MoeLayer::read(&renamed, &["num_experts"], width, true).map(Some)
 }
 
 fn cap(fields: &ConfigFields) -> Result<f64, ConfigError> {
@@ -199,30 +217,32 @@ fn cap(fields: &ConfigFields) -> Result<f64, ConfigError> {
 }
 
 impl Transformer for Gemma4Config {
-    type Shared = Shared;
+    type Shared = SharedTensors;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame {
+    fn frame(&self) -> OuterLayers {
+        OuterLayers {
             embedding_scale: Some((self.sizes.hidden as f64).sqrt()),
             logit_cap: self.logit_cap,
-            ..Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+            ..OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
         }
     }
 
-    fn shared(&self, net: &mut Net) -> Shared {
-        let tables = |net: &mut Net, rope: &Rope, name: &str| -> RopeTables { rope.tables(net, name) };
+    fn shared(&self, net: &mut ModelBuilder) -> SharedTensors {
+        let tables =
+            |net: &mut ModelBuilder, rope: &Rope, name: &str| -> RopeTables { rope.tables(net, name) };
         let [full, sliding] = &self.ropes;
         let ropes = [tables(net, full, "rope"), tables(net, sliding, "rope.local")];
-        Shared { ropes, inputs: self.per_layer_inputs(net), rows: Cell::new([None; 2]) }
+        SharedTensors { ropes, inputs: self.per_layer_inputs(net), rows: Cell::new([None; 2]) }
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, shared: &Shared) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, shared: &SharedTensors) -> ValueId {
         let name = format!("model.layers.{layer}");
-        let norm = |net: &mut Net, x, which: &str| rms_norm(net, x, &format!("{name}.{which}"), self.eps);
+        let norm =
+            |net: &mut ModelBuilder, x, which: &str| rms_norm(net, x, &format!("{name}.{which}"), self.eps);
         let h = norm(net, x, "input_layernorm");
         let h = self.attention(net, layer, &format!("{name}.self_attn"), h, shared);
         let h = norm(net, h, "post_attention_layernorm");

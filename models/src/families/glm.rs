@@ -5,17 +5,19 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::rope::Pairs;
-use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::rope::RopePairing;
+use crate::layers::{
+    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct GlmConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     pub qkv_bias: bool,
     /// `post_self_attn_layernorm` and `post_mlp_layernorm` are there.
@@ -25,14 +27,14 @@ pub struct GlmConfig {
 
 impl GlmConfig {
     pub fn glm(fields: &ConfigFields) -> Result<GlmConfig, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(131_072))?;
-        let defaults = RopeDefaults { share: 0.5, pairs: Pairs::Interleaved, ..RopeDefaults::LLAMA };
+        let mut sizes = ModelSizes::read(fields, Some(131_072))?;
+        let defaults = RopeDefaults { share: 0.5, pairs: RopePairing::Interleaved, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
         Ok(GlmConfig {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1.5625e-7)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
             qkv_bias: fields.flag_or("attention_bias", true)?,
             norms_behind: false,
@@ -49,32 +51,34 @@ impl GlmConfig {
 impl Transformer for GlmConfig {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, name) = (&self.sizes, format!("model.layers.{layer}"));
-        let norm = |net: &mut Net, x, norm: &str| rms_norm(net, x, &format!("{name}.{norm}"), self.eps);
-        let behind = |net: &mut Net, x, which: &str| if self.norms_behind { norm(net, x, which) } else { x };
+        let norm =
+            |net: &mut ModelBuilder, x, norm: &str| rms_norm(net, x, &format!("{name}.{norm}"), self.eps);
+        let behind =
+            |net: &mut ModelBuilder, x, which: &str| if self.norms_behind { norm(net, x, which) } else { x };
         let h = norm(net, x, "input_layernorm");
         let part = format!("{name}.self_attn");
-        let part = SelfAttention::new(&part, rope, Attention::causal(sizes.head_size));
+        let part = SelfAttention::new(&part, rope, AttentionVariant::causal(sizes.head_size));
         let h = SelfAttention { qkv_bias: self.qkv_bias, ..part }.apply(net, layer, sizes, h);
         let h = behind(net, h, "post_self_attn_layernorm");
         let x = net.residual(layer, "attention", x, h);
         let h = norm(net, x, "post_attention_layernorm");
         let (gate_up, down) = (format!("{name}.mlp.gate_up_proj"), format!("{name}.mlp.down_proj"));
         let (gate_up, down) =
-            (Linear::new(&gate_up, 2 * self.intermediate), Linear::new(&down, sizes.hidden));
+            (LinearLayer::new(&gate_up, 2 * self.intermediate), LinearLayer::new(&down, sizes.hidden));
         let h = mlp::gated_fused(net, h, gate_up, down, self.activation);
         let h = behind(net, h, "post_mlp_layernorm");
         net.residual(layer, "mlp", x, h)

@@ -3,22 +3,24 @@
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::moe::{Experts, FUSED_EXPERTS, Glu, Groups, Routing, Scores, SharedExpert};
+use crate::layers::moe::{
+    ExpertGroups, ExpertRouter, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring, SharedExpert,
+};
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Glm4MoeConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     pub qkv_bias: bool,
     pub head_norms: bool,
-    pub experts: Experts,
+    pub experts: MoeLayer,
     /// Width of the shared expert.
     pub shared: usize,
     /// By layer: experts in place of the plain feed-forward part.
@@ -28,18 +30,18 @@ pub struct Glm4MoeConfig {
 
 impl Glm4MoeConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<Glm4MoeConfig, ConfigError> {
-        let mut sizes = Sizes::read_shared(fields, Some(131_072))?;
+        let mut sizes = ModelSizes::read_shared(fields, Some(131_072))?;
         let defaults = RopeDefaults { share: 0.5, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
-        let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
-        let routing = Routing {
-            scores: Scores::Sigmoid,
+        let activation = ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?;
+        let routing = ExpertRouter {
+            scores: RouterScoring::Sigmoid,
             normalised: fields.flag_or("norm_topk_prob", true)?,
             smallest_sum: 1e-20,
             scale: fields.float_or("routed_scaling_factor", 1.0)?,
-            groups: Groups::read(fields, "n_group", "n_routed_experts", 2)?,
-            ..Routing::read(fields, &["n_routed_experts"])?
+            groups: ExpertGroups::read(fields, "n_group", "n_routed_experts", 2)?,
+            ..ExpertRouter::read(fields, &["n_routed_experts"])?
         };
         let width = fields.size("moe_intermediate_size")?;
         Ok(Glm4MoeConfig {
@@ -49,7 +51,7 @@ impl Glm4MoeConfig {
             rope: rope.rope,
             qkv_bias: fields.flag_or("attention_bias", false)?,
             head_norms: fields.flag_or("use_qk_norm", false)?,
-            experts: Experts {
+            experts: MoeLayer {
                 routing,
                 intermediate: width,
                 glu: Glu::Plain(activation),
@@ -62,7 +64,7 @@ impl Glm4MoeConfig {
         })
     }
 
-    fn feed_forward(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+    fn feed_forward(&self, net: &mut ModelBuilder, layer: usize, name: &str, x: ValueId) -> ValueId {
         if !self.sparse[layer] {
             return mlp::gated_by_name(net, x, name, self.intermediate, false, self.activation);
         }
@@ -75,25 +77,29 @@ impl Glm4MoeConfig {
 impl Transformer for Glm4MoeConfig {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let h = SelfAttention {
             qkv_bias: self.qkv_bias,
             head_norm: self.head_norms.then_some((rms_norm, self.eps)),
-            ..SelfAttention::new(&format!("{name}.self_attn"), rope, Attention::causal(self.sizes.head_size))
+            ..SelfAttention::new(
+                &format!("{name}.self_attn"),
+                rope,
+                AttentionVariant::causal(self.sizes.head_size),
+            )
         }
         .apply(net, layer, &self.sizes, h);
         let x = net.residual(layer, "attention", x, h);

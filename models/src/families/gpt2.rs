@@ -5,17 +5,17 @@
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, layer_norm};
-use crate::layers::{Activation, Attention, FusedQkv, Linear, mlp};
-use crate::transformer::{Frame, LEARNED_POSITIONS, Net, Sizes, Transformer, prefixed};
+use crate::layers::{ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, mlp};
+use crate::transformer::{LEARNED_POSITIONS, ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::ParamRole;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpt2Config {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// Weights are stored as `[in, out]`.
     pub conv1d: bool,
     /// Where queries, keys and values are in `c_attn`.
@@ -30,13 +30,13 @@ pub struct Gpt2Config {
 impl Gpt2Config {
     pub fn gpt2(fields: &ConfigFields) -> Result<Gpt2Config, ConfigError> {
         fields.only("add_cross_attention", false, "GPT-2 with cross attention")?;
-        let sizes = Sizes::read(fields, None)?;
+        let sizes = ModelSizes::read(fields, None)?;
         let fused = FusedQkv::in_order(sizes.query(), sizes.key());
-        Gpt2Config::common(fields, sizes, fused, Activation::GeluTanh)
+        Gpt2Config::common(fields, sizes, fused, ActivationFunction::GeluTanh)
     }
 
     pub fn bigcode(fields: &ConfigFields) -> Result<Gpt2Config, ConfigError> {
-        let mut sizes = Sizes::read(fields, None)?;
+        let mut sizes = ModelSizes::read(fields, None)?;
         let fused = match fields.flag_or("multi_query", true)? {
             true => {
                 sizes.kv_heads = 1;
@@ -44,20 +44,20 @@ impl Gpt2Config {
             }
             false => FusedQkv::by_group(sizes.heads, sizes.kv_heads, sizes.head_size),
         };
-        let config = Gpt2Config::common(fields, sizes, fused, Activation::GeluTanh)?;
+        let config = Gpt2Config::common(fields, sizes, fused, ActivationFunction::GeluTanh)?;
         Ok(Gpt2Config { conv1d: false, ..config })
     }
 
     fn common(
         fields: &ConfigFields,
-        sizes: Sizes,
+        sizes: ModelSizes,
         fused: FusedQkv,
-        activation: Activation,
+        activation: ActivationFunction,
     ) -> Result<Gpt2Config, ConfigError> {
         Ok(Gpt2Config {
             intermediate: fields.size_or("n_inner", 4 * sizes.hidden)?,
             eps: fields.epsilon(&["layer_norm_epsilon"], 1e-5)?,
-            activation: Activation::read(fields, &["activation_function"], activation)?,
+            activation: ActivationFunction::read(fields, &["activation_function"], activation)?,
             conv1d: true,
             fused,
             scaled: fields.flag_or("scale_attn_weights", true)?,
@@ -67,28 +67,28 @@ impl Gpt2Config {
         })
     }
 
-    fn linear<'a>(&self, name: &'a str, out: usize) -> Linear<'a> {
-        let layer = Linear::new(name, out).bias(true);
+    fn linear<'a>(&self, name: &'a str, out: usize) -> LinearLayer<'a> {
+        let layer = LinearLayer::new(name, out).bias(true);
         if self.conv1d { layer.conv1d() } else { layer }
     }
 
-    fn attention(&self, layer: usize) -> Attention {
-        let causal = Attention::causal(self.sizes.head_size);
+    fn attention(&self, layer: usize) -> AttentionVariant {
+        let causal = AttentionVariant::causal(self.sizes.head_size);
         let scale = if self.scaled { causal.scale } else { 1.0 };
         let by_layer = if self.scaled_by_layer { (layer + 1) as f64 } else { 1.0 };
-        Attention { scale: scale / by_layer, ..causal }
+        AttentionVariant { scale: scale / by_layer, ..causal }
     }
 }
 
 impl Transformer for Gpt2Config {
     type Shared = ();
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::named(
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::named(
             "transformer.wte.weight",
             (Norm::Layer(self.eps), "transformer.ln_f"),
             "lm_head.weight",
@@ -96,10 +96,10 @@ impl Transformer for Gpt2Config {
         )
     }
 
-    fn shared(&self, _: &mut Net) {}
+    fn shared(&self, _: &mut ModelBuilder) {}
 
-    fn embed(&self, net: &mut Net) -> ValueId {
-        let Sizes { vocab, hidden, context, .. } = self.sizes;
+    fn embed(&self, net: &mut ModelBuilder) -> ValueId {
+        let ModelSizes { vocab, hidden, context, .. } = self.sizes;
         let tokens = net.embed(self.frame().embedding, vocab, hidden);
         let table = net.weight("transformer.wpe.weight", ParamRole::Vector, &[context, hidden]);
         let positions = net.positions();
@@ -107,7 +107,7 @@ impl Transformer for Gpt2Config {
         net.add(tokens, positions)
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("transformer.h.{layer}");
         let h = layer_norm(net, x, &format!("{name}.ln_1"), self.eps);

@@ -4,16 +4,18 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, layer_norm};
-use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct GptNeoxConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     pub attention_bias: bool,
     /// The feed-forward part reads the input of the layer, not the output of its attention.
@@ -23,14 +25,14 @@ pub struct GptNeoxConfig {
 
 impl GptNeoxConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<GptNeoxConfig, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(2048))?;
+        let mut sizes = ModelSizes::read(fields, Some(2048))?;
         let defaults = RopeDefaults { share: 0.25, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
         Ok(GptNeoxConfig {
             intermediate: fields.size_or("intermediate_size", 4 * sizes.hidden)?,
             eps: fields.epsilon(&["layer_norm_eps"], 1e-5)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Gelu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Gelu)?,
             rope: rope.rope,
             attention_bias: fields.flag_or("attention_bias", true)?,
             parallel: fields.flag_or("use_parallel_residual", true)?,
@@ -43,12 +45,12 @@ impl GptNeoxConfig {
 impl Transformer for GptNeoxConfig {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::named(
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::named(
             "gpt_neox.embed_in.weight",
             (Norm::Layer(self.eps), "gpt_neox.final_layer_norm"),
             "embed_out.weight",
@@ -56,27 +58,27 @@ impl Transformer for GptNeoxConfig {
         )
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("gpt_neox.layers.{layer}");
         let h = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let part = format!("{name}.attention");
         let fused = FusedQkv::by_group(sizes.heads, sizes.heads, sizes.head_size);
         let projection = format!("{part}.query_key_value");
-        let projection = Linear::new(&projection, fused.rows()).bias(self.attention_bias);
+        let projection = LinearLayer::new(&projection, fused.rows()).bias(self.attention_bias);
         let qkv = fused.apply(net, h, &projection);
-        let attention = SelfAttention::new(&part, rope, Attention::causal(sizes.head_size));
+        let attention = SelfAttention::new(&part, rope, AttentionVariant::causal(sizes.head_size));
         let h = attention.attend(net, layer, sizes, qkv);
-        let h = Linear::new(&format!("{part}.dense"), hidden).bias(self.attention_bias).apply(net, h);
+        let h = LinearLayer::new(&format!("{part}.dense"), hidden).bias(self.attention_bias).apply(net, h);
         let attended = net.residual(layer, "attention", x, h);
         let input = if self.parallel { x } else { attended };
         let h = layer_norm(net, input, &format!("{name}.post_attention_layernorm"), self.eps);
         let (up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
-        let (up, down) = (Linear::new(&up, self.intermediate), Linear::new(&down, hidden));
+        let (up, down) = (LinearLayer::new(&up, self.intermediate), LinearLayer::new(&down, hidden));
         let h = mlp::plain(net, h, up.bias(true), down.bias(true), self.activation);
         net.residual(layer, "mlp", attended, h)
     }

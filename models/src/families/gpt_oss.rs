@@ -3,21 +3,21 @@
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::moe::{ExpertNames, Experts, Glu, Routing, Scores, Stored};
+use crate::layers::moe::{ExpertNames, ExpertRouter, ExpertStorage, Glu, MoeLayer, RouterScoring};
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Attention, Rope, RopeTables, SelfAttention};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::{AttentionVariant, Rope, RopeTables, SelfAttention};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct GptOssConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub eps: f64,
     pub rope: Rope,
     pub windows: Vec<Option<usize>>,
     pub bias: bool,
-    pub experts: Experts,
+    pub experts: MoeLayer,
     /// Gate and up projection are one tensor; GGUF files have them apart.
     pub fused: bool,
     pub tied: bool,
@@ -28,7 +28,7 @@ const GATE_SLOPE: f64 = 1.702;
 
 impl GptOssConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<GptOssConfig, ConfigError> {
-        let mut sizes = Sizes::read_sized(fields, Some(131_072), Some(64))?;
+        let mut sizes = ModelSizes::read_sized(fields, Some(131_072), Some(64))?;
         let defaults = RopeDefaults { theta: 150_000.0, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
@@ -38,9 +38,9 @@ impl GptOssConfig {
         };
         let limit = positive("swiglu_limit", 7.0)?;
         let slope = positive("swiglu_alpha", GATE_SLOPE)?;
-        let routing = Routing::read(fields, &["num_local_experts"])?;
-        let experts = Experts {
-            routing: Routing { scores: Scores::SoftmaxOfChosen, bias: true, ..routing },
+        let routing = ExpertRouter::read(fields, &["num_local_experts"])?;
+        let experts = MoeLayer {
+            routing: ExpertRouter { scores: RouterScoring::SoftmaxOfChosen, bias: true, ..routing },
             intermediate: fields.size("intermediate_size")?,
             glu: Glu::Clamped { limit, slope },
             fused: false,
@@ -61,26 +61,26 @@ impl GptOssConfig {
 impl Transformer for GptOssConfig {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let part = format!("{name}.self_attn");
-        let attention = Attention {
+        let attention = AttentionVariant {
             window: self.windows[layer],
             null_logits: Some(format!("{part}.sinks")),
-            ..Attention::causal(self.sizes.head_size)
+            ..AttentionVariant::causal(self.sizes.head_size)
         };
         let (qkv_bias, output_bias) = (self.bias, self.bias);
         let part = SelfAttention { qkv_bias, output_bias, ..SelfAttention::new(&part, rope, attention) };
@@ -95,8 +95,8 @@ impl Transformer for GptOssConfig {
         );
         let apart = ["gate_proj", "up_proj", "down_proj"].map(|part| format!("{mlp}.experts.{part}"));
         let stored = match self.fused {
-            true => Stored::Columns { gate_up: &gate_up, down: &down },
-            false => Stored::Apart { parts: apart.each_ref().map(String::as_str) },
+            true => ExpertStorage::Columns { gate_up: &gate_up, down: &down },
+            false => ExpertStorage::Apart { parts: apart.each_ref().map(String::as_str) },
         };
         let h = self.experts.apply(
             net,

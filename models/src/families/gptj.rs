@@ -5,19 +5,21 @@
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, layer_norm};
-use crate::layers::rope::Pairs;
-use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use crate::layers::rope::RopePairing;
+use crate::layers::{
+    ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::RowBlocks;
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct GptJConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     /// Queries, keys and values are parts of `qkv_proj`.
     pub fused: Option<FusedQkv>,
@@ -29,7 +31,7 @@ const MOSS_BLOCKS: usize = 4;
 impl GptJConfig {
     pub fn gptj(fields: &ConfigFields) -> Result<GptJConfig, ConfigError> {
         fields.only("tie_word_embeddings", false, "GPT-J with a tied head")?;
-        let sizes = Sizes::read(fields, Some(2048))?;
+        let sizes = ModelSizes::read(fields, Some(2048))?;
         let rotary = match fields.get("rotary_dim") {
             None => sizes.head_size,
             Some(_) => fields.size("rotary_dim")?,
@@ -41,8 +43,12 @@ impl GptJConfig {
         Ok(GptJConfig {
             intermediate: fields.size_or("n_inner", 4 * sizes.hidden)?,
             eps: fields.epsilon(&["layer_norm_epsilon"], 1e-5)?,
-            activation: Activation::read(fields, &["activation_function"], Activation::GeluTanh)?,
-            rope: Rope::plain(rotary, 10000.0, Pairs::Interleaved),
+            activation: ActivationFunction::read(
+                fields,
+                &["activation_function"],
+                ActivationFunction::GeluTanh,
+            )?,
+            rope: Rope::plain(rotary, 10000.0, RopePairing::Interleaved),
             fused: None,
             sizes,
         })
@@ -71,12 +77,12 @@ impl GptJConfig {
 impl Transformer for GptJConfig {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::named(
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::named(
             "transformer.wte.weight",
             (Norm::Layer(self.eps), "transformer.ln_f"),
             "lm_head.weight",
@@ -84,36 +90,36 @@ impl Transformer for GptJConfig {
         )
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("transformer.h.{layer}");
         let normalised = layer_norm(net, x, &format!("{name}.ln_1"), self.eps);
         let part = format!("{name}.attn");
         let attention = SelfAttention {
             output: "out_proj",
-            ..SelfAttention::new(&part, rope, Attention::causal(sizes.head_size))
+            ..SelfAttention::new(&part, rope, AttentionVariant::causal(sizes.head_size))
         };
         let h = match &self.fused {
             None => attention.apply(net, layer, sizes, normalised),
             Some(fused) => {
                 let layer_name = format!("{part}.qkv_proj");
-                let qkv = fused.apply(net, normalised, &Linear::new(&layer_name, fused.rows()));
+                let qkv = fused.apply(net, normalised, &LinearLayer::new(&layer_name, fused.rows()));
                 let h = attention.attend(net, layer, sizes, qkv);
-                Linear::new(&format!("{part}.out_proj"), hidden).apply(net, h)
+                LinearLayer::new(&format!("{part}.out_proj"), hidden).apply(net, h)
             }
         };
         let x = net.residual(layer, "attention", x, h);
         let (up, down) = (format!("{name}.mlp.fc_in"), format!("{name}.mlp.fc_out"));
-        let (up, down) = (Linear::new(&up, self.intermediate), Linear::new(&down, hidden));
+        let (up, down) = (LinearLayer::new(&up, self.intermediate), LinearLayer::new(&down, hidden));
         let h = mlp::plain(net, normalised, up.bias(true), down.bias(true), self.activation);
         net.residual(layer, "mlp", x, h)
     }
 
-    fn logits(&self, net: &mut Net, x: ValueId) -> ValueId {
+    fn logits(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         let logits = self.frame().logits(net, x, self.sizes.vocab);
         let bias = net.vector("lm_head.bias", self.sizes.vocab);
         net.add(logits, bias)

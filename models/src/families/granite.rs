@@ -4,16 +4,16 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct GraniteConfig {
-    sizes: Sizes,
+    sizes: ModelSizes,
     intermediate: usize,
     eps: f64,
-    activation: Activation,
+    activation: ActivationFunction,
     rope: Rope,
     attention_bias: bool,
     mlp_bias: bool,
@@ -30,14 +30,14 @@ pub struct GraniteConfig {
 impl GraniteConfig {
     /// From config.json. Sizes have to be there; what has one published default may be absent.
     pub fn from_fields(fields: &ConfigFields) -> Result<GraniteConfig, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(2048))?;
+        let mut sizes = ModelSizes::read(fields, Some(2048))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
         Ok(GraniteConfig {
             sizes,
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
             attention_bias: fields.flag_or("attention_bias", false)?,
             mlp_bias: fields.flag_or("mlp_bias", false)?,
@@ -50,7 +50,7 @@ impl GraniteConfig {
     }
 
     /// `x + multiplier * h`. The tap is what transformers returns from the part, so that dumps can be compared.
-    fn residual(&self, net: &mut Net, tap: &str, x: ValueId, h: ValueId) -> ValueId {
+    fn residual(&self, net: &mut ModelBuilder, tap: &str, x: ValueId, h: ValueId) -> ValueId {
         net.tap(tap, h);
         let h = net.scale(h, self.residual_multiplier);
         net.add(x, h)
@@ -60,27 +60,27 @@ impl GraniteConfig {
 impl Transformer for GraniteConfig {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame {
+    fn frame(&self) -> OuterLayers {
+        OuterLayers {
             embedding_scale: Some(self.embedding_multiplier),
             logit_scale: Some(1.0 / self.logits_scaling),
-            ..Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+            ..OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
         }
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let scale = self.attention_multiplier;
-        let attention = Attention { scale, ..Attention::causal(self.sizes.head_size) };
+        let attention = AttentionVariant { scale, ..AttentionVariant::causal(self.sizes.head_size) };
         let part = format!("{name}.self_attn");
         let (qkv_bias, output_bias) = (self.attention_bias, self.attention_bias);
         let part = SelfAttention { qkv_bias, output_bias, ..SelfAttention::new(&part, rope, attention) };

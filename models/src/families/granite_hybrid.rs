@@ -4,17 +4,19 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::mamba2::Mamba2;
-use crate::layers::moe::{ExpertNames, Experts, Glu, Routing, Scores, Stored};
+use crate::layers::moe::{ExpertNames, ExpertRouter, ExpertStorage, Glu, MoeLayer, RouterScoring};
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct GraniteHybridConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// `None`: attention without positions.
     pub rope: Option<Rope>,
     pub bias: bool,
@@ -22,7 +24,7 @@ pub struct GraniteHybridConfig {
     pub attends: Vec<bool>,
     /// `None` where all layers have attention.
     pub mixer: Option<Mamba2>,
-    pub experts: Option<Experts>,
+    pub experts: Option<MoeLayer>,
     /// Width of the feed-forward part that every token gets.
     pub shared: usize,
     /// Gate and inner projection are one tensor; GGUF files have them apart, and experts one by one.
@@ -39,7 +41,7 @@ pub struct GraniteHybridConfig {
 
 impl GraniteHybridConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<GraniteHybridConfig, ConfigError> {
-        let mut sizes = Sizes::read_shared(fields, Some(131_072))?;
+        let mut sizes = ModelSizes::read_shared(fields, Some(131_072))?;
         let rope = match fields.get("position_embedding_type").and_then(|kind| kind.as_str()) {
             Some("rope") => {
                 let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
@@ -73,7 +75,7 @@ impl GraniteHybridConfig {
             true => None,
             false => Some(Mamba2::read(fields, names, eps)?),
         };
-        let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
+        let activation = ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?;
         Ok(GraniteHybridConfig {
             eps,
             activation,
@@ -95,7 +97,7 @@ impl GraniteHybridConfig {
 
     fn attention(
         &self,
-        net: &mut Net,
+        net: &mut ModelBuilder,
         layer: usize,
         name: &str,
         x: ValueId,
@@ -109,15 +111,15 @@ impl GraniteHybridConfig {
             head_norm: None,
             rope,
             query_scale: None,
-            attention: Attention {
+            attention: AttentionVariant {
                 scale: self.attention_multiplier,
-                ..Attention::causal(self.sizes.head_size)
+                ..AttentionVariant::causal(self.sizes.head_size)
             },
         }
         .apply(net, layer, &self.sizes, x)
     }
 
-    fn feed_forward(&self, net: &mut Net, name: &str, x: ValueId) -> ValueId {
+    fn feed_forward(&self, net: &mut ModelBuilder, name: &str, x: ValueId) -> ValueId {
         let shared = self.shared_part(net, &format!("{name}.shared_mlp"), x);
         let Some(experts) = &self.experts else { return shared };
         let mixture = format!("{name}.block_sparse_moe");
@@ -126,8 +128,8 @@ impl GraniteHybridConfig {
         let (gate_up, down) =
             (format!("{mixture}.input_linear.weight"), format!("{mixture}.output_linear.weight"));
         let stored = match self.fused {
-            true => Stored::Packed { gate_up: &gate_up, down: &down },
-            false => Stored::Single { experts: &inside, parts: ["gate_proj", "up_proj", "down_proj"] },
+            true => ExpertStorage::Packed { gate_up: &gate_up, down: &down },
+            false => ExpertStorage::Single { experts: &inside, parts: ["gate_proj", "up_proj", "down_proj"] },
         };
         let h = experts.apply(
             net,
@@ -138,18 +140,18 @@ impl GraniteHybridConfig {
     }
 
     /// What every token gets.
-    fn shared_part(&self, net: &mut Net, name: &str, x: ValueId) -> ValueId {
+    fn shared_part(&self, net: &mut ModelBuilder, name: &str, x: ValueId) -> ValueId {
         if !self.fused {
             return mlp::gated_by_name(net, x, name, self.shared, false, self.activation);
         }
         let (gate_up, down) = (format!("{name}.input_linear"), format!("{name}.output_linear"));
-        let gate_up = Linear::new(&gate_up, 2 * self.shared);
-        let down = Linear::new(&down, self.sizes.hidden);
+        let gate_up = LinearLayer::new(&gate_up, 2 * self.shared);
+        let down = LinearLayer::new(&down, self.sizes.hidden);
         mlp::gated_fused(net, x, gate_up, down, self.activation)
     }
 
     /// `x + multiplier * h`.
-    fn residual(&self, net: &mut Net, tap: &str, x: ValueId, h: ValueId) -> ValueId {
+    fn residual(&self, net: &mut ModelBuilder, tap: &str, x: ValueId, h: ValueId) -> ValueId {
         net.tap(tap, h);
         let h = net.scale(h, self.residual_multiplier);
         net.add(x, h)
@@ -157,36 +159,36 @@ impl GraniteHybridConfig {
 }
 
 /// Experts with a softmax over the chosen ones; the small models have none.
-fn experts(fields: &ConfigFields, activation: Activation) -> Result<Option<Experts>, ConfigError> {
+fn experts(fields: &ConfigFields, activation: ActivationFunction) -> Result<Option<MoeLayer>, ConfigError> {
     if fields.count_or("num_local_experts", 0)? == 0 {
         return Ok(None);
     }
-    let routing = Routing::read(fields, &["num_local_experts"])?;
-    let routing = Routing { scores: Scores::SoftmaxOfChosen, ..routing };
+    let routing = ExpertRouter::read(fields, &["num_local_experts"])?;
+    let routing = ExpertRouter { scores: RouterScoring::SoftmaxOfChosen, ..routing };
     let intermediate = fields.size("intermediate_size")?;
-    Ok(Some(Experts { routing, intermediate, glu: Glu::Plain(activation), fused: false }))
+    Ok(Some(MoeLayer { routing, intermediate, glu: Glu::Plain(activation), fused: false }))
 }
 
 impl Transformer for GraniteHybridConfig {
     type Shared = Option<RopeTables>;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame {
+    fn frame(&self) -> OuterLayers {
+        OuterLayers {
             embedding_scale: Some(self.embedding_multiplier),
             logit_scale: Some(1.0 / self.logits_scaling),
-            ..Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+            ..OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
         }
     }
 
-    fn shared(&self, net: &mut Net) -> Option<RopeTables> {
+    fn shared(&self, net: &mut ModelBuilder) -> Option<RopeTables> {
         self.rope.as_ref().map(|rope| rope.tables(net, "rope"))
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let h = match &self.mixer {

@@ -4,16 +4,18 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct InternLm2Config {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     pub bias: bool,
     pub tied: bool,
@@ -21,13 +23,13 @@ pub struct InternLm2Config {
 
 impl InternLm2Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<InternLm2Config, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(32768))?;
+        let mut sizes = ModelSizes::read(fields, Some(32768))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
         Ok(InternLm2Config {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
             bias: fields.flag_or("bias", true)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
@@ -39,12 +41,12 @@ impl InternLm2Config {
 impl Transformer for InternLm2Config {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::named(
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::named(
             "model.tok_embeddings.weight",
             (Norm::Rms(self.eps), "model.norm"),
             "output.weight",
@@ -52,24 +54,24 @@ impl Transformer for InternLm2Config {
         )
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, name) = (&self.sizes, format!("model.layers.{layer}"));
         let h = rms_norm(net, x, &format!("{name}.attention_norm"), self.eps);
         let part = format!("{name}.attention");
         let fused = FusedQkv::by_group(sizes.heads, sizes.kv_heads, sizes.head_size);
         let projection = format!("{part}.wqkv");
-        let qkv = fused.apply(net, h, &Linear::new(&projection, fused.rows()).bias(self.bias));
-        let attention = SelfAttention::new(&part, rope, Attention::causal(sizes.head_size));
+        let qkv = fused.apply(net, h, &LinearLayer::new(&projection, fused.rows()).bias(self.bias));
+        let attention = SelfAttention::new(&part, rope, AttentionVariant::causal(sizes.head_size));
         let h = attention.attend(net, layer, sizes, qkv);
-        let h = Linear::new(&format!("{part}.wo"), sizes.hidden).bias(self.bias).apply(net, h);
+        let h = LinearLayer::new(&format!("{part}.wo"), sizes.hidden).bias(self.bias).apply(net, h);
         let x = net.residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.ffn_norm"), self.eps);
         let names = ["w1", "w3", "w2"].map(|part| format!("{name}.feed_forward.{part}"));
-        let [gate, up, down] = names.each_ref().map(|name| Linear::new(name, self.intermediate));
+        let [gate, up, down] = names.each_ref().map(|name| LinearLayer::new(name, self.intermediate));
         let h = mlp::gated(net, h, [gate, up, down.with_out(sizes.hidden)], self.activation);
         net.residual(layer, "mlp", x, h)
     }

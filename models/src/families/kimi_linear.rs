@@ -4,12 +4,14 @@
 
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::layers::Activation;
-use crate::layers::latent_attention::{LatentAttention, Positions};
+use crate::layers::ActivationFunction;
+use crate::layers::latent_attention::{LatentAttention, LatentPositions};
 use crate::layers::mlp;
-use crate::layers::moe::{Experts, FUSED_EXPERTS, Glu, Groups, Routing, Scores, SharedExpert};
+use crate::layers::moe::{
+    ExpertGroups, ExpertRouter, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring, SharedExpert,
+};
 use crate::layers::norm::{Norm, rms_norm};
-use crate::transformer::{Frame, Net, Sizes, Transformer, hf_name};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, hf_name};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
@@ -19,15 +21,15 @@ pub use delta_attention::DeltaAttention;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct KimiLinearConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// By layer: latent attention in place of the delta rule.
     pub attends: Vec<bool>,
     pub latent: LatentAttention,
     pub delta: DeltaAttention,
-    pub experts: Experts,
+    pub experts: MoeLayer,
     /// Width of the experts that every token gets.
     pub shared: usize,
     /// By layer: experts in place of the plain feed-forward part.
@@ -43,7 +45,7 @@ impl KimiLinearConfig {
         fields.only("mla_use_nope", true, "latent attention with positions")?;
         let sizes = LatentAttention::sizes(fields)?;
         let eps = fields.epsilon(&["rms_norm_eps"], 1e-5)?;
-        let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
+        let activation = ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?;
         let linear = fields.object(LINEAR)?;
         let width = fields.size("moe_intermediate_size")?;
         let shared = fields.first(&["num_shared_experts", "n_shared_experts"]);
@@ -52,7 +54,7 @@ impl KimiLinearConfig {
             attends: attends(fields, linear.as_ref(), sizes.layers)?,
             latent: LatentAttention::read(fields, sizes.heads)?,
             delta: DeltaAttention::read(fields, linear.as_ref(), eps)?,
-            experts: Experts {
+            experts: MoeLayer {
                 routing: routing(fields)?,
                 intermediate: width,
                 glu: Glu::Plain(activation),
@@ -67,7 +69,7 @@ impl KimiLinearConfig {
         })
     }
 
-    fn feed_forward(&self, net: &mut Net, layer: usize, block: &str, x: ValueId) -> ValueId {
+    fn feed_forward(&self, net: &mut ModelBuilder, layer: usize, block: &str, x: ValueId) -> ValueId {
         if !self.sparse[layer] {
             let name = format!("{block}.mlp");
             return mlp::gated_by_name(net, x, &name, self.intermediate, false, self.activation);
@@ -80,20 +82,20 @@ impl KimiLinearConfig {
 }
 
 /// Corrected sigmoids.
-fn routing(fields: &ConfigFields) -> Result<Routing, ConfigError> {
+fn routing(fields: &ConfigFields) -> Result<ExpertRouter, ConfigError> {
     let scores = fields.get(ROUTER).and_then(Value::as_str).unwrap_or("sigmoid");
     if scores != "sigmoid" {
         return Err(fields.wrong(ROUTER, "sigmoid", &Value::from(scores)));
     }
     let count = ["num_experts", "num_local_experts"];
     let groups = fields.first(&["num_expert_group", "n_group"]);
-    Ok(Routing {
-        scores: Scores::Sigmoid,
+    Ok(ExpertRouter {
+        scores: RouterScoring::Sigmoid,
         normalised: fields.flag_or(fields.first(&["moe_renormalize", "norm_topk_prob"]), true)?,
         smallest_sum: 1e-20,
         scale: fields.float_or("routed_scaling_factor", 2.446)?,
-        groups: Groups::read(fields, groups, fields.first(&count), 2)?,
-        ..Routing::read(fields, &count)?
+        groups: ExpertGroups::read(fields, groups, fields.first(&count), 2)?,
+        ..ExpertRouter::read(fields, &count)?
     })
 }
 
@@ -128,22 +130,22 @@ fn attends(
 impl Transformer for KimiLinearConfig {
     type Shared = ();
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, _: &mut Net) {}
+    fn shared(&self, _: &mut ModelBuilder) {}
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let part = format!("{name}.self_attn");
         let h = match self.attends[layer] {
-            true => self.latent.apply(net, layer, &part, h, Positions::NONE),
+            true => self.latent.apply(net, layer, &part, h, LatentPositions::NONE),
             false => self.delta.apply(net, layer, &part, h),
         };
         let x = net.residual(layer, "attention", x, h);

@@ -4,24 +4,28 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::conv::CausalConv;
-use crate::layers::moe::{ExpertNames, Experts, FUSED_EXPERTS, Glu, Routing, Scores, Stored};
+use crate::layers::moe::{
+    ExpertNames, ExpertRouter, ExpertStorage, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring,
+};
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lfm2Config {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
     pub rope: Rope,
     /// By layer: attention in place of a convolution.
     pub attends: Vec<bool>,
     pub conv: ShortConv,
-    pub experts: Option<Experts>,
+    pub experts: Option<MoeLayer>,
     /// The first layers have no experts.
     pub dense_layers: usize,
     /// The choice of experts is corrected by a learned bias.
@@ -41,17 +45,18 @@ impl Lfm2Config {
 
     pub fn moe(fields: &ConfigFields) -> Result<Lfm2Config, ConfigError> {
         let config = Lfm2Config::common(fields)?;
-        let routing = Routing {
-            scores: Scores::Sigmoid,
+        let routing = ExpertRouter {
+            scores: RouterScoring::Sigmoid,
             normalised: fields.flag_or("norm_topk_prob", true)?,
             smallest_sum: 1e-6,
             scale: fields.float_or("routed_scaling_factor", 1.0)?,
-            ..Routing::read(fields, &["num_experts"])?
+            ..ExpertRouter::read(fields, &["num_experts"])?
         };
-        let (intermediate, glu) = (fields.size("moe_intermediate_size")?, Glu::Plain(Activation::Silu));
+        let (intermediate, glu) =
+            (fields.size("moe_intermediate_size")?, Glu::Plain(ActivationFunction::Silu));
         let fused = fields.flag_or(FUSED_EXPERTS, false)?;
         Ok(Lfm2Config {
-            experts: Some(Experts { routing, intermediate, glu, fused }),
+            experts: Some(MoeLayer { routing, intermediate, glu, fused }),
             dense_layers: fields.count_or("num_dense_layers", 2)?,
             corrected: fields.flag_or("use_expert_bias", true)?,
             intermediate: fields.size("intermediate_size")?,
@@ -61,7 +66,7 @@ impl Lfm2Config {
     }
 
     fn common(fields: &ConfigFields) -> Result<Lfm2Config, ConfigError> {
-        let mut sizes = Sizes::read_shared(fields, Some(128_000))?;
+        let mut sizes = ModelSizes::read_shared(fields, Some(128_000))?;
         let theta = match fields.get("theta") {
             Some(_) => fields.float_or("theta", 1e6)?,
             None => 1e6,
@@ -83,13 +88,13 @@ impl Lfm2Config {
         })
     }
 
-    fn feed_forward(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+    fn feed_forward(&self, net: &mut ModelBuilder, layer: usize, name: &str, x: ValueId) -> ValueId {
         let parts = ["w1", "w3", "w2"];
         match &self.experts {
             Some(experts) if layer >= self.dense_layers => {
                 let (router, inside, correction) =
                     (format!("{name}.gate"), format!("{name}.experts"), format!("{name}.expert_bias"));
-                let stored = Stored::Single { experts: &inside, parts };
+                let stored = ExpertStorage::Single { experts: &inside, parts };
                 let correction = self.corrected.then_some(correction.as_str());
                 experts.apply(
                     net,
@@ -99,9 +104,9 @@ impl Lfm2Config {
             }
             _ => {
                 let names = parts.map(|part| format!("{name}.{part}"));
-                let [gate, up, down] = names.each_ref().map(|name| Linear::new(name, self.intermediate));
+                let [gate, up, down] = names.each_ref().map(|name| LinearLayer::new(name, self.intermediate));
                 let down = down.with_out(self.sizes.hidden);
-                mlp::gated(net, x, [gate, up, down], Activation::Silu)
+                mlp::gated(net, x, [gate, up, down], ActivationFunction::Silu)
             }
         }
     }
@@ -124,16 +129,16 @@ impl ShortConv {
     }
 
     /// `W_out (C * conv(B * x))`, with `B`, `C` and `x` from one projection.
-    pub fn apply(self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+    pub fn apply(self, net: &mut ModelBuilder, layer: usize, name: &str, x: ValueId) -> ValueId {
         let (hidden, bias) = (net.width(x), self.bias);
-        let projected = Linear::new(&format!("{name}.in_proj"), 3 * hidden).bias(bias).apply(net, x);
+        let projected = LinearLayer::new(&format!("{name}.in_proj"), 3 * hidden).bias(bias).apply(net, x);
         let [b, c, x] =
             [0, 1, 2].map(|part| net.slice(projected, 1, Dim::from(part * hidden), Dim::from(hidden)));
         let gated = net.mul(b, x);
         let conv = CausalConv { names: &[&format!("{name}.conv")], widths: &[], taps: self.taps, bias };
         let mixed = conv.apply(net, layer, gated);
         let gated = net.mul(c, mixed);
-        Linear::new(&format!("{name}.out_proj"), hidden).bias(bias).apply(net, gated)
+        LinearLayer::new(&format!("{name}.out_proj"), hidden).bias(bias).apply(net, gated)
     }
 }
 
@@ -172,27 +177,27 @@ fn intermediate(fields: &ConfigFields) -> Result<usize, ConfigError> {
 }
 
 /// The norms of the heads are called `q_layernorm` and `k_layernorm`.
-fn head_norm(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
+fn head_norm(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64) -> ValueId {
     rms_norm(net, x, &name.replace("_norm", "_layernorm"), eps)
 }
 
 impl Transformer for Lfm2Config {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
+    fn frame(&self) -> OuterLayers {
         let norm = (Norm::Rms(self.eps), "model.embedding_norm");
-        Frame::named("model.embed_tokens.weight", norm, "lm_head.weight", self.tied)
+        OuterLayers::named("model.embed_tokens.weight", norm, "lm_head.weight", self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.operator_norm"), self.eps);
         let h = match self.attends[layer] {
@@ -203,7 +208,7 @@ impl Transformer for Lfm2Config {
                 ..SelfAttention::new(
                     &format!("{name}.self_attn"),
                     rope,
-                    Attention::causal(self.sizes.head_size),
+                    AttentionVariant::causal(self.sizes.head_size),
                 )
             }
             .apply(net, layer, &self.sizes, h),

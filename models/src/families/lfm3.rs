@@ -6,20 +6,22 @@ use crate::config::{ConfigFields, RopeConfig, RopeDefaults, object};
 use crate::error::ConfigError;
 use crate::families::lfm2::ShortConv;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use serde_json::json;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lfm3Config {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
     /// Of layers without a window, and with one.
     pub ropes: [Rope; 2],
-    pub layers: Vec<Layer>,
+    pub layers: Vec<TokenMixer>,
     pub conv: ShortConv,
     pub bias: bool,
     /// The attention is multiplied by the sigmoid of a gate per head.
@@ -31,14 +33,14 @@ pub struct Lfm3Config {
 
 /// What a layer has before its feed-forward part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layer {
+pub enum TokenMixer {
     Convolution,
     Attention { window: Option<usize> },
 }
 
 impl Lfm3Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<Lfm3Config, ConfigError> {
-        let mut sizes = Sizes::read_sized(fields, Some(128_000), Some(128))?;
+        let mut sizes = ModelSizes::read_sized(fields, Some(128_000), Some(128))?;
         let defaults = [1e6, 1e4].map(|theta| RopeDefaults { theta, share: 1.0, ..RopeDefaults::LLAMA });
         let ropes =
             RopeConfig::of_kinds(&rope_parameters(fields)?, sizes.head_size, sizes.context, defaults)?;
@@ -57,10 +59,17 @@ impl Lfm3Config {
         })
     }
 
-    fn attention(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, part: SelfAttention) -> ValueId {
+    fn attention(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        name: &str,
+        x: ValueId,
+        part: SelfAttention,
+    ) -> ValueId {
         let sizes = &self.sizes;
-        let project = |net: &mut Net, which: &str, x, out, bias| {
-            Linear::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
+        let project = |net: &mut ModelBuilder, which: &str, x, out, bias| {
+            LinearLayer::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
         };
         let q = project(net, "q_proj", x, sizes.query(), self.bias);
         let k = project(net, "k_proj", x, sizes.key(), self.bias);
@@ -79,7 +88,7 @@ impl Lfm3Config {
     }
 
     /// The norm behind a part.
-    fn behind(&self, net: &mut Net, x: ValueId, name: &str) -> ValueId {
+    fn behind(&self, net: &mut ModelBuilder, x: ValueId, name: &str) -> ValueId {
         if self.sandwich { rms_norm(net, x, name, self.eps) } else { x }
     }
 }
@@ -102,15 +111,15 @@ fn rope_parameters(fields: &ConfigFields) -> Result<ConfigFields, ConfigError> {
     Ok(parameters)
 }
 
-fn layers(fields: &ConfigFields, count: usize) -> Result<Vec<Layer>, ConfigError> {
+fn layers(fields: &ConfigFields, count: usize) -> Result<Vec<TokenMixer>, ConfigError> {
     let window = match fields.get("sliding_window") {
         None => 256,
         Some(_) => fields.size("sliding_window")?,
     };
     let of = |kind: usize| match kind {
-        0 => Layer::Convolution,
-        1 => Layer::Attention { window: None },
-        _ => Layer::Attention { window: Some(window) },
+        0 => TokenMixer::Convolution,
+        1 => TokenMixer::Attention { window: None },
+        _ => TokenMixer::Attention { window: Some(window) },
     };
     if fields.get("layer_types").is_none() {
         let usual = |layer: usize| match layer % 4 {
@@ -127,27 +136,33 @@ fn layers(fields: &ConfigFields, count: usize) -> Result<Vec<Layer>, ConfigError
 impl Transformer for Lfm3Config {
     type Shared = [RopeTables; 2];
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
+    fn frame(&self) -> OuterLayers {
         let norm = (Norm::Rms(self.eps), "model.embedding_norm");
-        Frame::named("model.embed_tokens.weight", norm, "lm_head.weight", self.tied)
+        OuterLayers::named("model.embed_tokens.weight", norm, "lm_head.weight", self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> [RopeTables; 2] {
+    fn shared(&self, net: &mut ModelBuilder) -> [RopeTables; 2] {
         self.ropes[0].tables_beside(net, &self.ropes[1])
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, [rope, local]: &[RopeTables; 2]) -> ValueId {
+    fn block(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        x: ValueId,
+        [rope, local]: &[RopeTables; 2],
+    ) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.operator_norm"), self.eps);
         let h = match self.layers[layer] {
-            Layer::Convolution => self.conv.apply(net, layer, &format!("{name}.conv"), h),
-            Layer::Attention { window } => {
+            TokenMixer::Convolution => self.conv.apply(net, layer, &format!("{name}.conv"), h),
+            TokenMixer::Attention { window } => {
                 let name = format!("{name}.self_attn");
-                let attention = Attention { window, ..Attention::causal(self.sizes.head_size) };
+                let attention = AttentionVariant { window, ..AttentionVariant::causal(self.sizes.head_size) };
                 let part = SelfAttention::new(&name, if window.is_some() { local } else { rope }, attention);
                 self.attention(net, layer, &name, h, part)
             }
@@ -156,9 +171,9 @@ impl Transformer for Lfm3Config {
         let x = net.residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.ffn_norm"), self.eps);
         let names = ["w1", "w3", "w2"].map(|part| format!("{name}.feed_forward.{part}"));
-        let [gate, up, down] = names.each_ref().map(|name| Linear::new(name, self.intermediate));
+        let [gate, up, down] = names.each_ref().map(|name| LinearLayer::new(name, self.intermediate));
         let down = down.with_out(self.sizes.hidden);
-        let h = mlp::gated(net, h, [gate, up, down], Activation::Silu);
+        let h = mlp::gated(net, h, [gate, up, down], ActivationFunction::Silu);
         let h = self.behind(net, h, &format!("{name}.post_ffn_norm"));
         net.residual(layer, "mlp", x, h)
     }

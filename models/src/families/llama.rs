@@ -4,16 +4,16 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, widest};
+use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     /// By layer: positions count. Queries and keys of other layers are not turned.
     pub turned: Vec<bool>,
@@ -27,14 +27,14 @@ pub struct LlamaConfig {
 
 impl LlamaConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(2048))?;
+        let mut sizes = ModelSizes::read(fields, Some(2048))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
         let attention_bias = fields.flag_or("attention_bias", false)?;
         Ok(LlamaConfig {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
             turned: vec![true; sizes.layers],
             windows: vec![None; sizes.layers],
@@ -59,9 +59,16 @@ impl LlamaConfig {
         Ok(LlamaConfig { qkv_bias: bias, output_bias: bias, ..LlamaConfig::from_fields(fields)? })
     }
 
-    fn attention(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn attention(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        name: &str,
+        x: ValueId,
+        rope: &RopeTables,
+    ) -> ValueId {
         let window = self.windows[layer];
-        let attention = Attention { window, ..Attention::causal(self.sizes.head_size) };
+        let attention = AttentionVariant { window, ..AttentionVariant::causal(self.sizes.head_size) };
         let (qkv_bias, output_bias) = (self.qkv_bias, self.output_bias);
         let part = SelfAttention { qkv_bias, output_bias, ..SelfAttention::new(name, rope, attention) };
         let part = SelfAttention { rope: self.turned[layer].then_some(rope), ..part };
@@ -72,19 +79,19 @@ impl LlamaConfig {
 impl Transformer for LlamaConfig {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let h = self.attention(net, layer, &format!("{name}.self_attn"), h, rope);

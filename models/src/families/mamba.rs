@@ -7,19 +7,19 @@ use crate::error::ConfigError;
 use crate::layers::mamba::Mamba;
 use crate::layers::mamba2::Mamba2;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct MambaConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub eps: f64,
-    pub mixer: Mixer,
+    pub mixer: MambaMixer,
     pub tied: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Mixer {
+pub enum MambaMixer {
     Mamba(Mamba),
     Mamba2(Mamba2),
 }
@@ -34,7 +34,7 @@ impl MambaConfig {
     pub fn first(fields: &ConfigFields) -> Result<MambaConfig, ConfigError> {
         let mixer = Mamba::read(fields)?;
         let hidden = fields.size(fields.first(&HIDDEN))?;
-        MambaConfig::new(fields, Mixer::Mamba(mixer), [1, hidden], true)
+        MambaConfig::new(fields, MambaMixer::Mamba(mixer), [1, hidden], true)
     }
 
     /// Of `mamba2`.
@@ -43,18 +43,18 @@ impl MambaConfig {
             ["num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_conv_bias", "use_bias"];
         let mixer = Mamba2::read(fields, names, fields.epsilon(EPSILON.0, EPSILON.1)?)?;
         let heads = [mixer.heads, mixer.head_size];
-        MambaConfig::new(fields, Mixer::Mamba2(mixer), heads, false)
+        MambaConfig::new(fields, MambaMixer::Mamba2(mixer), heads, false)
     }
 
     /// `tied`: where the file does not say it.
     fn new(
         fields: &ConfigFields,
-        mixer: Mixer,
+        mixer: MambaMixer,
         [heads, head_size]: [usize; 2],
         tied: bool,
     ) -> Result<MambaConfig, ConfigError> {
         let layers = fields.first(&LAYERS);
-        let sizes = Sizes {
+        let sizes = ModelSizes {
             vocab: fields.vocab()?,
             hidden: fields.size(fields.first(&HIDDEN))?,
             layers: fields.within(layers, fields.size(layers)?, MOST_LAYERS)?,
@@ -71,24 +71,24 @@ impl MambaConfig {
 impl Transformer for MambaConfig {
     type Shared = ();
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
+    fn frame(&self) -> OuterLayers {
         let norm = (Norm::Rms(self.eps), "backbone.norm_f");
-        Frame::named("backbone.embeddings.weight", norm, "lm_head.weight", self.tied)
+        OuterLayers::named("backbone.embeddings.weight", norm, "lm_head.weight", self.tied)
     }
 
-    fn shared(&self, _: &mut Net) {}
+    fn shared(&self, _: &mut ModelBuilder) {}
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let name = format!("backbone.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.norm"), self.eps);
         let name = format!("{name}.mixer");
         let h = match &self.mixer {
-            Mixer::Mamba(mixer) => mixer.apply(net, layer, &name, h),
-            Mixer::Mamba2(mixer) => mixer.apply(net, layer, &name, h),
+            MambaMixer::Mamba(mixer) => mixer.apply(net, layer, &name, h),
+            MambaMixer::Mamba2(mixer) => mixer.apply(net, layer, &name, h),
         };
         net.residual(layer, "mixer", x, h)
     }

@@ -3,21 +3,23 @@
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::moe::{ExpertNames, Experts, FUSED_EXPERTS, Glu, Routing, Scores, Stored};
+use crate::layers::moe::{
+    ExpertNames, ExpertRouter, ExpertStorage, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring,
+};
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::{ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct MiniMaxM2Config {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub eps: f64,
     pub rope: Rope,
     /// Queries and keys are normalised.
     pub qk_norms: bool,
-    pub experts: Experts,
+    pub experts: MoeLayer,
     /// The choice of experts is corrected by a learned bias.
     pub corrected: bool,
     pub tied: bool,
@@ -25,7 +27,7 @@ pub struct MiniMaxM2Config {
 
 impl MiniMaxM2Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<MiniMaxM2Config, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(196_608))?;
+        let mut sizes = ModelSizes::read(fields, Some(196_608))?;
         let share = match fields.get("rotary_dim") {
             None => 1.0,
             Some(found) => match fields.size("rotary_dim")? {
@@ -46,29 +48,37 @@ impl MiniMaxM2Config {
             let found = Value::from(fields.count_or("shared_intermediate_size", 0)?);
             return Err(fields.wrong("shared_intermediate_size", "0: no shared expert", &found));
         }
-        let routing = Routing {
-            scores: Scores::Sigmoid,
+        let routing = ExpertRouter {
+            scores: RouterScoring::Sigmoid,
             normalised: true,
-            ..Routing::read(fields, &["num_local_experts"])?
+            ..ExpertRouter::read(fields, &["num_local_experts"])?
         };
-        let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
+        let activation = ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?;
         let intermediate = fields.size("intermediate_size")?;
         let fused = fields.flag_or(FUSED_EXPERTS, false)?;
         Ok(MiniMaxM2Config {
             eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
             rope: rope.rope,
             qk_norms: fields.flag_or("use_qk_norm", true)?,
-            experts: Experts { routing, intermediate, glu: Glu::Plain(activation), fused },
+            experts: MoeLayer { routing, intermediate, glu: Glu::Plain(activation), fused },
             corrected: fields.flag_or("use_routing_bias", true)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
         })
     }
 
-    fn attention(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn attention(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        name: &str,
+        x: ValueId,
+        rope: &RopeTables,
+    ) -> ValueId {
         let sizes = &self.sizes;
-        let project =
-            |net: &mut Net, which: &str, x, out| Linear::new(&format!("{name}.{which}"), out).apply(net, x);
+        let project = |net: &mut ModelBuilder, which: &str, x, out| {
+            LinearLayer::new(&format!("{name}.{which}"), out).apply(net, x)
+        };
         let mut q = project(net, "q_proj", x, sizes.query());
         let mut k = project(net, "k_proj", x, sizes.key());
         let v = project(net, "v_proj", x, sizes.key());
@@ -76,7 +86,7 @@ impl MiniMaxM2Config {
             q = rms_norm(net, q, &format!("{name}.q_norm"), self.eps);
             k = rms_norm(net, k, &format!("{name}.k_norm"), self.eps);
         }
-        let attention = SelfAttention::new(name, rope, Attention::causal(sizes.head_size));
+        let attention = SelfAttention::new(name, rope, AttentionVariant::causal(sizes.head_size));
         let h = attention.attend(net, layer, sizes, [q, k, v]);
         project(net, "o_proj", h, sizes.hidden)
     }
@@ -85,19 +95,19 @@ impl MiniMaxM2Config {
 impl Transformer for MiniMaxM2Config {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let h = self.attention(net, layer, &format!("{name}.self_attn"), h, rope);
@@ -107,7 +117,7 @@ impl Transformer for MiniMaxM2Config {
         let (router, inside) = (format!("{mixture}.gate"), format!("{mixture}.experts"));
         let correction = format!("{mixture}.e_score_correction_bias");
         let correction = self.corrected.then_some(correction.as_str());
-        let stored = Stored::Single { experts: &inside, parts: ["w1", "w3", "w2"] };
+        let stored = ExpertStorage::Single { experts: &inside, parts: ["w1", "w3", "w2"] };
         let h = self.experts.apply(
             net,
             h,

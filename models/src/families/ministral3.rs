@@ -4,26 +4,26 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::query_growth::QueryGrowth;
-use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, widest};
+use crate::layers::query_growth::QueryTemperature;
+use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ministral3Config {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     pub windows: Vec<Option<usize>>,
-    pub growth: QueryGrowth,
+    pub growth: QueryTemperature,
     pub tied: bool,
 }
 
 impl Ministral3Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<Ministral3Config, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(262_144))?;
+        let mut sizes = ModelSizes::read(fields, Some(262_144))?;
         let defaults = RopeDefaults { theta: 1e6, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
@@ -34,10 +34,10 @@ impl Ministral3Config {
         Ok(Ministral3Config {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
             windows: fields.windows(sizes.layers, |_| true)?,
-            growth: QueryGrowth::read(&parameters, sizes.context)?,
+            growth: QueryTemperature::read(&parameters, sizes.context)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
         })
@@ -45,31 +45,40 @@ impl Ministral3Config {
 }
 
 /// What depends on the positions of a call.
-pub struct Positions {
+pub struct MinistralPositions {
     rope: RopeTables,
     query_scale: ValueId,
 }
 
 impl Transformer for Ministral3Config {
-    type Shared = Positions;
+    type Shared = MinistralPositions;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> Positions {
+    fn shared(&self, net: &mut ModelBuilder) -> MinistralPositions {
         let rope = self.rope.tables(net, "rope");
-        Positions { rope, query_scale: net.for_sequences(|net| self.growth.factors(net)) }
+        MinistralPositions { rope, query_scale: net.for_sequences(|net| self.growth.factors(net)) }
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, positions: &Positions) -> ValueId {
+    fn block(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        x: ValueId,
+        positions: &MinistralPositions,
+    ) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
-        let attention = Attention { window: self.windows[layer], ..Attention::causal(self.sizes.head_size) };
+        let attention = AttentionVariant {
+            window: self.windows[layer],
+            ..AttentionVariant::causal(self.sizes.head_size)
+        };
         let part = format!("{name}.self_attn");
         let part = SelfAttention::new(&part, &positions.rope, attention);
         let part = SelfAttention { query_scale: Some(positions.query_scale), ..part };

@@ -3,25 +3,25 @@
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::moe::{ExpertNames, Experts, Stored};
+use crate::layers::moe::{ExpertNames, ExpertStorage, MoeLayer};
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Attention, Rope, RopeTables, SelfAttention};
-use crate::transformer::{Frame, Net, Sizes, Transformer, widest};
+use crate::layers::{AttentionVariant, Rope, RopeTables, SelfAttention};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct MixtralConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub eps: f64,
     pub rope: Rope,
     pub windows: Vec<Option<usize>>,
-    pub experts: Experts,
+    pub experts: MoeLayer,
     pub tied: bool,
 }
 
 impl MixtralConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<MixtralConfig, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(32768))?;
+        let mut sizes = ModelSizes::read(fields, Some(32768))?;
         let defaults = RopeDefaults { theta: 1e6, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
@@ -30,7 +30,7 @@ impl MixtralConfig {
             eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
             rope: rope.rope,
             windows: fields.windows(sizes.layers, |_| true)?,
-            experts: Experts::read(fields, &["num_local_experts"], intermediate, true)?,
+            experts: MoeLayer::read(fields, &["num_local_experts"], intermediate, true)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
         })
@@ -40,29 +40,32 @@ impl MixtralConfig {
 impl Transformer for MixtralConfig {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
-        let attention = Attention { window: self.windows[layer], ..Attention::causal(self.sizes.head_size) };
+        let attention = AttentionVariant {
+            window: self.windows[layer],
+            ..AttentionVariant::causal(self.sizes.head_size)
+        };
         let part = format!("{name}.self_attn");
         let h = SelfAttention::new(&part, rope, attention).apply(net, layer, &self.sizes, h);
         let x = net.residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let (router, inside) =
             (format!("{name}.block_sparse_moe.gate"), format!("{name}.block_sparse_moe.experts"));
-        let stored = Stored::Single { experts: &inside, parts: ["w1", "w3", "w2"] };
+        let stored = ExpertStorage::Single { experts: &inside, parts: ["w1", "w3", "w2"] };
         let names = ExpertNames { router: &router, correction: None, expert_scale: None, stored };
         let h = self.experts.apply(net, h, &names);
         net.residual(layer, "mlp", x, h)

@@ -4,20 +4,20 @@
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::linear::{FusedQkv, Linear};
+use crate::layers::linear::{FusedQkv, LinearLayer};
 use crate::layers::norm::{Norm, layer_norm_bias};
-use crate::layers::rope::Pairs;
-use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
-use crate::text_head::{Part, Pooling, Purpose, TextHead};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::rope::RopePairing;
+use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
+use crate::text_head::{PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModernBertConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// Of layers that see everything, and of the others.
     pub ropes: [Rope; 2],
     /// By layer: how many neighbours are seen on each side; `None`: all.
@@ -25,12 +25,12 @@ pub struct ModernBertConfig {
     pub norm_bias: bool,
     pub attention_bias: bool,
     pub mlp_bias: bool,
-    pub classifier: Option<TextHead>,
+    pub classifier: Option<PoolingHead>,
 }
 
 impl ModernBertConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<ModernBertConfig, ConfigError> {
-        let sizes = Sizes::read(fields, Some(8192))?;
+        let sizes = ModelSizes::read(fields, Some(8192))?;
         let every = fields.size_or("global_attn_every_n_layers", 3)?;
         let side = fields.size_or("local_attention", 128)? / 2;
         let kinds = match fields.get("layer_types") {
@@ -39,7 +39,7 @@ impl ModernBertConfig {
                 fields.layer_kinds("layer_types", sizes.layers, &["full_attention", "sliding_attention"])?
             }
         };
-        let activation = Activation::read(fields, &["hidden_activation"], Activation::Gelu)?;
+        let activation = ActivationFunction::read(fields, &["hidden_activation"], ActivationFunction::Gelu)?;
         let (eps, norm_bias) = (fields.epsilon(&["norm_eps"], 1e-5)?, fields.flag_or("norm_bias", false)?);
         Ok(ModernBertConfig {
             intermediate: fields.size("intermediate_size")?,
@@ -55,7 +55,7 @@ impl ModernBertConfig {
         })
     }
 
-    fn norm(&self, net: &mut Net, x: ValueId, name: &str) -> ValueId {
+    fn norm(&self, net: &mut ModelBuilder, x: ValueId, name: &str) -> ValueId {
         layer_norm_bias(net, x, name, self.eps, self.norm_bias)
     }
 }
@@ -65,7 +65,7 @@ fn norm_of(eps: f64, bias: bool) -> Norm {
 }
 
 /// Rotary embedding of layers that see everything, and of the others.
-fn ropes(fields: &ConfigFields, sizes: &Sizes) -> Result<[Rope; 2], ConfigError> {
+fn ropes(fields: &ConfigFields, sizes: &ModelSizes) -> Result<[Rope; 2], ConfigError> {
     const THETA: [f64; 2] = [160_000.0, 10_000.0];
     if let Some(parameters) = fields.object("rope_parameters")? {
         let defaults = THETA.map(|theta| RopeDefaults { theta, ..RopeDefaults::LLAMA });
@@ -73,75 +73,83 @@ fn ropes(fields: &ConfigFields, sizes: &Sizes) -> Result<[Rope; 2], ConfigError>
         return Ok(kinds.map(|kind| kind.rope));
     }
     let rope = |field: &str, theta| -> Result<Rope, ConfigError> {
-        Ok(Rope::plain(sizes.head_size, fields.float_or(field, theta)?, Pairs::Half))
+        Ok(Rope::plain(sizes.head_size, fields.float_or(field, theta)?, RopePairing::Half))
     };
     Ok([rope("global_rope_theta", THETA[0])?, rope("local_rope_theta", THETA[1])?])
 }
 
 /// The head of `ModernBertForSequenceClassification`.
-fn classifier(fields: &ConfigFields, sizes: &Sizes, norm: Norm) -> Result<Option<TextHead>, ConfigError> {
+fn classifier(
+    fields: &ConfigFields,
+    sizes: &ModelSizes,
+    norm: Norm,
+) -> Result<Option<PoolingHead>, ConfigError> {
     let Some(labels) = fields.labels()? else { return Ok(None) };
     let pooling = match fields.get("classifier_pooling") {
-        None => Pooling::First,
+        None => PoolingMode::First,
         Some(found) => found
             .as_str()
-            .and_then(Pooling::find)
-            .filter(|&pooling| pooling != Pooling::Last)
+            .and_then(PoolingMode::find)
+            .filter(|&pooling| pooling != PoolingMode::Last)
             .ok_or_else(|| fields.wrong("classifier_pooling", "cls or mean", found))?,
     };
     let bias = fields.flag_or("classifier_bias", false)?;
     let parts = vec![
-        Part::Linear { name: "head.dense".into(), out: sizes.hidden, bias },
-        Part::Activation(Activation::read(fields, &["classifier_activation"], Activation::Gelu)?),
-        Part::Norm { name: "head.norm".into(), norm },
-        Part::Linear { name: "classifier".into(), out: labels, bias: true },
+        PoolingStep::Linear { name: "head.dense".into(), out: sizes.hidden, bias },
+        PoolingStep::Activation(ActivationFunction::read(
+            fields,
+            &["classifier_activation"],
+            ActivationFunction::Gelu,
+        )?),
+        PoolingStep::Norm { name: "head.norm".into(), norm },
+        PoolingStep::Linear { name: "classifier".into(), out: labels, bias: true },
     ];
-    Ok(Some(TextHead { pooling, parts, purpose: Purpose::Scores }))
+    Ok(Some(PoolingHead { pooling, parts, purpose: PoolingOutput::Scores }))
 }
 
 impl Transformer for ModernBertConfig {
     type Shared = [RopeTables; 2];
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
+    fn frame(&self) -> OuterLayers {
         let norm = (norm_of(self.eps, self.norm_bias), "final_norm");
-        Frame::named("embeddings.tok_embeddings.weight", norm, "decoder.weight", true)
+        OuterLayers::named("embeddings.tok_embeddings.weight", norm, "decoder.weight", true)
     }
 
-    fn shared(&self, net: &mut Net) -> [RopeTables; 2] {
+    fn shared(&self, net: &mut ModelBuilder) -> [RopeTables; 2] {
         self.ropes[0].tables_beside(net, &self.ropes[1])
     }
 
-    fn embed(&self, net: &mut Net) -> ValueId {
+    fn embed(&self, net: &mut ModelBuilder) -> ValueId {
         let x = net.embed(self.frame().embedding, self.sizes.vocab, self.sizes.hidden);
         self.norm(net, x, "embeddings.norm")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, ropes: &[RopeTables; 2]) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, ropes: &[RopeTables; 2]) -> ValueId {
         let (name, hidden) = (format!("layers.{layer}"), self.sizes.hidden);
         let h = if layer == 0 { x } else { self.norm(net, x, &format!("{name}.attn_norm")) };
         let fused = FusedQkv::in_order(hidden, hidden);
         let qkv = format!("{name}.attn.Wqkv");
-        let qkv = fused.apply(net, h, &Linear::new(&qkv, fused.rows()).bias(self.attention_bias));
+        let qkv = fused.apply(net, h, &LinearLayer::new(&qkv, fused.rows()).bias(self.attention_bias));
         let side = self.sides[layer];
-        let attention = Attention::of_sides(self.sizes.head_size, side);
+        let attention = AttentionVariant::of_sides(self.sizes.head_size, side);
         let rope = &ropes[usize::from(side.is_some())];
         let h = SelfAttention::new("", rope, attention).attend(net, layer, &self.sizes, qkv);
-        let h = Linear::new(&format!("{name}.attn.Wo"), hidden).bias(self.attention_bias).apply(net, h);
+        let h = LinearLayer::new(&format!("{name}.attn.Wo"), hidden).bias(self.attention_bias).apply(net, h);
         let x = net.residual(layer, "attention", x, h);
         let h = self.norm(net, x, &format!("{name}.mlp_norm"));
         let [up, down] = ["Wi", "Wo"].map(|part| format!("{name}.mlp.{part}"));
-        let up = Linear::new(&up, 2 * self.intermediate).bias(self.mlp_bias);
-        let down = Linear::new(&down, hidden).bias(self.mlp_bias);
+        let up = LinearLayer::new(&up, 2 * self.intermediate).bias(self.mlp_bias);
+        let down = LinearLayer::new(&down, hidden).bias(self.mlp_bias);
         let h = mlp::gated_fused(net, h, up, down, self.activation);
         net.residual(layer, "mlp", x, h)
     }
 
-    fn own_head(&self) -> Option<TextHead> {
-        Some(self.classifier.clone().unwrap_or_else(|| TextHead::embedding(Pooling::Mean)))
+    fn own_head(&self) -> Option<PoolingHead> {
+        Some(self.classifier.clone().unwrap_or_else(|| PoolingHead::embedding(PoolingMode::Mean)))
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {

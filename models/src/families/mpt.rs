@@ -4,14 +4,14 @@ use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::attention::alibi_slopes;
 use crate::layers::norm::{Norm, layer_norm_bias};
-use crate::layers::{Activation, Attention, FusedQkv, Linear, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use crate::layers::{ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct MptConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
     pub slopes: Vec<f32>,
@@ -25,7 +25,7 @@ pub struct MptConfig {
 impl MptConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<MptConfig, ConfigError> {
         fields.only("no_bias", true, "MPT with biases")?;
-        let sizes = Sizes::read(fields, None)?;
+        let sizes = ModelSizes::read(fields, None)?;
         let empty = || ConfigFields { origin: fields.origin.clone(), raw: serde_json::Map::new() };
         let attention = fields.object("attn_config")?.unwrap_or_else(empty);
         attention.only("alibi", true, "MPT with learned positions")?;
@@ -51,11 +51,11 @@ impl MptConfig {
         })
     }
 
-    fn norm(&self, net: &mut Net, x: ValueId, name: &str) -> ValueId {
+    fn norm(&self, net: &mut ModelBuilder, x: ValueId, name: &str) -> ValueId {
         layer_norm_bias(net, x, name, self.eps, false)
     }
 
-    fn clipped(&self, net: &mut Net, x: ValueId) -> ValueId {
+    fn clipped(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         let Some(clip) = self.clip else { return x };
         let (low, high) = (net.constant(-clip), net.constant(clip));
         let x = net.max(x, low);
@@ -66,12 +66,12 @@ impl MptConfig {
 impl Transformer for MptConfig {
     type Shared = ();
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::named(
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::named(
             "transformer.wte.weight",
             (Norm::LayerNoBias(self.eps), "transformer.norm_f"),
             "lm_head.weight",
@@ -79,27 +79,27 @@ impl Transformer for MptConfig {
         )
     }
 
-    fn shared(&self, _: &mut Net) {}
+    fn shared(&self, _: &mut ModelBuilder) {}
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let sizes = &self.sizes;
         let name = format!("transformer.blocks.{layer}");
         let h = self.norm(net, x, &format!("{name}.norm_1"));
         let fused = FusedQkv::in_order(sizes.query(), sizes.key());
-        let qkv = fused.apply(net, h, &Linear::new(&format!("{name}.attn.Wqkv"), fused.rows()));
+        let qkv = fused.apply(net, h, &LinearLayer::new(&format!("{name}.attn.Wqkv"), fused.rows()));
         let [q, k, v] = qkv.map(|x| {
             let x = self.clipped(net, x);
             net.split_heads(x, sizes.heads)
         });
-        let causal = Attention::causal(sizes.head_size);
-        let attention = Attention { scale: self.scale, alibi: Some(self.slopes.clone()), ..causal };
+        let causal = AttentionVariant::causal(sizes.head_size);
+        let attention = AttentionVariant { scale: self.scale, alibi: Some(self.slopes.clone()), ..causal };
         let h = attention.apply(net, layer, q, k, v);
-        let h = Linear::new(&format!("{name}.attn.out_proj"), sizes.hidden).apply(net, h);
+        let h = LinearLayer::new(&format!("{name}.attn.out_proj"), sizes.hidden).apply(net, h);
         let x = net.residual(layer, "attention", x, h);
         let h = self.norm(net, x, &format!("{name}.norm_2"));
         let (up, down) = (format!("{name}.ffn.up_proj"), format!("{name}.ffn.down_proj"));
-        let (up, down) = (Linear::new(&up, self.intermediate), Linear::new(&down, sizes.hidden));
-        let h = mlp::plain(net, h, up, down, Activation::Gelu);
+        let (up, down) = (LinearLayer::new(&up, self.intermediate), LinearLayer::new(&down, sizes.hidden));
+        let h = mlp::plain(net, h, up, down, ActivationFunction::Gelu);
         net.residual(layer, "mlp", x, h)
     }
 

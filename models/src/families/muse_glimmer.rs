@@ -6,20 +6,22 @@ use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::attention::integer;
 use crate::layers::norm::{Norm, rms_norm_plus_one, rms_norm_unweighted};
-use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, widest};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::ParamRole;
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct MuseGlimmerConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
     /// Epsilon of the norms behind the parts of a layer.
     pub post_eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     pub windows: Vec<Option<usize>>,
     /// By layer: it has rotary embedding.
@@ -37,7 +39,7 @@ pub struct MuseGlimmerConfig {
 
 impl MuseGlimmerConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<MuseGlimmerConfig, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(131_072))?;
+        let mut sizes = ModelSizes::read(fields, Some(131_072))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
         // Every fourth layer, counted from the last one.
@@ -46,7 +48,11 @@ impl MuseGlimmerConfig {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
             post_eps: fields.epsilon(&["post_norm_eps"], 1e-8)?,
-            activation: Activation::read(fields, &["hidden_activation", "hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(
+                fields,
+                &["hidden_activation", "hidden_act"],
+                ActivationFunction::Silu,
+            )?,
             rope: rope.rope,
             windows: fields.windows(sizes.layers, is_local)?,
             turned: turned(fields, sizes.layers, is_local)?,
@@ -60,17 +66,24 @@ impl MuseGlimmerConfig {
         })
     }
 
-    fn attention(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn attention(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        name: &str,
+        x: ValueId,
+        rope: &RopeTables,
+    ) -> ValueId {
         let (sizes, size) = (&self.sizes, self.sizes.head_size);
-        let project = |net: &mut Net, which: &str, x, out, bias| {
-            Linear::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
+        let project = |net: &mut ModelBuilder, which: &str, x, out, bias| {
+            LinearLayer::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
         };
         let q = project(net, "q_proj", x, sizes.query(), self.bias);
         let k = project(net, "k_proj", x, sizes.key(), self.bias);
         let v = project(net, "v_proj", x, sizes.key(), self.bias);
-        let plain = Attention::causal(size);
+        let plain = AttentionVariant::causal(size);
         let attention =
-            Attention { window: self.windows[layer], scale: plain.scale * self.query_factor, ..plain };
+            AttentionVariant { window: self.windows[layer], scale: plain.scale * self.query_factor, ..plain };
         let part = SelfAttention {
             head_norm: Some((unweighted, self.eps)),
             rope: self.turned[layer].then_some(rope),
@@ -85,7 +98,7 @@ impl MuseGlimmerConfig {
 }
 
 /// A norm of heads without weights.
-fn unweighted(net: &mut Net, x: ValueId, _: &str, eps: f64) -> ValueId {
+fn unweighted(net: &mut ModelBuilder, x: ValueId, _: &str, eps: f64) -> ValueId {
     rms_norm_unweighted(net, x, eps)
 }
 
@@ -123,20 +136,20 @@ fn cap(fields: &ConfigFields) -> Result<Option<f64>, ConfigError> {
 impl Transformer for MuseGlimmerConfig {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame {
+    fn frame(&self) -> OuterLayers {
+        OuterLayers {
             logit_scale: Some(self.output_factor),
             logit_cap: self.logit_cap,
-            ..Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+            ..OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
         }
     }
 
-    fn embed(&self, net: &mut Net) -> ValueId {
-        let Sizes { vocab, hidden, .. } = self.sizes;
+    fn embed(&self, net: &mut ModelBuilder) -> ValueId {
+        let ModelSizes { vocab, hidden, .. } = self.sizes;
         let mut tokens = net.tokens();
         for &placeholder in &self.placeholders {
             let (zero, placeholder) = (integer(net, 0), integer(net, i64::from(placeholder)));
@@ -148,11 +161,11 @@ impl Transformer for MuseGlimmerConfig {
         rms_norm_unweighted(net, x, self.eps)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm_plus_one(net, x, &format!("{name}.input_layernorm"), self.eps);
         let h = self.attention(net, layer, &format!("{name}.self_attn"), h, rope);

@@ -4,23 +4,25 @@
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::mamba2::Mamba2;
-use crate::layers::moe::{ExpertNames, Experts, FUSED_EXPERTS, Glu, Groups, Routing, Scores, Stored};
+use crate::layers::moe::{
+    ExpertGroups, ExpertNames, ExpertRouter, ExpertStorage, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring,
+};
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, Linear, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use crate::layers::{ActivationFunction, AttentionVariant, LinearLayer, SelfAttention, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct NemotronHConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
-    pub parts: Vec<Part>,
+    pub activation: ActivationFunction,
+    pub parts: Vec<HybridBlock>,
     /// `None` where no layer is of that kind.
     pub mixer: Option<Mamba2>,
-    pub experts: Option<Experts>,
+    pub experts: Option<MoeLayer>,
     /// Width of what the experts take and give, where it is not that of the rows.
     pub latent: Option<usize>,
     /// Width of the shared expert.
@@ -32,34 +34,35 @@ pub struct NemotronHConfig {
 
 /// What a layer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum HybridBlock {
     Mamba,
     Attention,
     Mlp,
     Experts,
 }
 
-impl Part {
+impl HybridBlock {
     /// Letter of `hybrid_override_pattern`, and name in `layers_block_type` of newer files.
-    const KINDS: [(Part, char, &'static str); 4] = [
-        (Part::Mamba, 'M', "mamba"),
-        (Part::Attention, '*', "attention"),
-        (Part::Mlp, '-', "mlp"),
-        (Part::Experts, 'E', "moe"),
+    const KINDS: [(HybridBlock, char, &'static str); 4] = [
+        (HybridBlock::Mamba, 'M', "mamba"),
+        (HybridBlock::Attention, '*', "attention"),
+        (HybridBlock::Mlp, '-', "mlp"),
+        (HybridBlock::Experts, 'E', "moe"),
     ];
 
-    fn read(fields: &ConfigFields, layers: usize) -> Result<Vec<Part>, ConfigError> {
+    fn read(fields: &ConfigFields, layers: usize) -> Result<Vec<HybridBlock>, ConfigError> {
         let (list, pattern) = ("layers_block_type", "hybrid_override_pattern");
         if fields.get(list).is_some() {
-            let kinds = fields.layer_kinds(list, layers, &Part::KINDS.map(|(_, _, name)| name))?;
-            return Ok(kinds.into_iter().map(|kind| Part::KINDS[kind].0).collect());
+            let kinds = fields.layer_kinds(list, layers, &HybridBlock::KINDS.map(|(_, _, name)| name))?;
+            return Ok(kinds.into_iter().map(|kind| HybridBlock::KINDS[kind].0).collect());
         }
         if fields.get(pattern).is_none() {
             return Err(fields.missing(list, "a list of kinds of layers"));
         }
         let letters = fields.string(pattern)?;
-        let part = |letter| Part::KINDS.iter().find(|(_, known, _)| *known == letter).map(|(part, ..)| *part);
-        let parts: Option<Vec<Part>> = letters.chars().map(part).collect();
+        let part =
+            |letter| HybridBlock::KINDS.iter().find(|(_, known, _)| *known == letter).map(|(part, ..)| *part);
+        let parts: Option<Vec<HybridBlock>> = letters.chars().map(part).collect();
         parts.filter(|parts| parts.len() == layers).ok_or_else(|| {
             let expected = format!("{layers} letters of M, *, - and E");
             fields.wrong(pattern, &expected, &Value::from(letters))
@@ -69,9 +72,9 @@ impl Part {
 
 impl NemotronHConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<NemotronHConfig, ConfigError> {
-        let sizes = Sizes::read(fields, Some(4096))?;
+        let sizes = ModelSizes::read(fields, Some(4096))?;
         let eps = fields.epsilon(&["layer_norm_epsilon", "norm_eps"], 1e-5)?;
-        let parts = Part::read(fields, sizes.layers)?;
+        let parts = HybridBlock::read(fields, sizes.layers)?;
         let names = [
             "mamba_num_heads",
             "mamba_head_dim",
@@ -81,16 +84,18 @@ impl NemotronHConfig {
             "use_conv_bias",
             "use_bias",
         ];
-        let mixer = match parts.contains(&Part::Mamba) {
+        let mixer = match parts.contains(&HybridBlock::Mamba) {
             true => {
-                let conv_activation = Activation::read(fields, &["mamba_hidden_act"], Activation::Silu)?;
+                let conv_activation =
+                    ActivationFunction::read(fields, &["mamba_hidden_act"], ActivationFunction::Silu)?;
                 let time_steps = (shortest_time_step(fields)?, f64::INFINITY);
                 Some(Mamba2 { conv_activation, time_steps, ..Mamba2::read(fields, names, eps)? })
             }
             false => None,
         };
-        let activation = Activation::read(fields, &["mlp_hidden_act"], Activation::ReluSquared)?;
-        let experts = match parts.contains(&Part::Experts) {
+        let activation =
+            ActivationFunction::read(fields, &["mlp_hidden_act"], ActivationFunction::ReluSquared)?;
+        let experts = match parts.contains(&HybridBlock::Experts) {
             true => Some(experts(fields, activation)?),
             false => None,
         };
@@ -116,7 +121,7 @@ impl NemotronHConfig {
         })
     }
 
-    fn attention(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+    fn attention(&self, net: &mut ModelBuilder, layer: usize, name: &str, x: ValueId) -> ValueId {
         SelfAttention {
             name,
             output: "o_proj",
@@ -125,33 +130,35 @@ impl NemotronHConfig {
             head_norm: None,
             query_scale: None,
             rope: None,
-            attention: Attention::causal(self.sizes.head_size),
+            attention: AttentionVariant::causal(self.sizes.head_size),
         }
         .apply(net, layer, &self.sizes, x)
     }
 
-    fn plain(&self, net: &mut Net, name: &str, x: ValueId, width: usize) -> ValueId {
+    fn plain(&self, net: &mut ModelBuilder, name: &str, x: ValueId, width: usize) -> ValueId {
         let (up, down) = (format!("{name}.up_proj"), format!("{name}.down_proj"));
-        let up = Linear::new(&up, width).bias(self.mlp_bias);
-        let down = Linear::new(&down, self.sizes.hidden).bias(self.mlp_bias);
+        let up = LinearLayer::new(&up, width).bias(self.mlp_bias);
+        let down = LinearLayer::new(&down, self.sizes.hidden).bias(self.mlp_bias);
         mlp::plain(net, x, up, down, self.activation)
     }
 
-    fn mixture(&self, net: &mut Net, experts: &Experts, name: &str, x: ValueId) -> ValueId {
+    fn mixture(&self, net: &mut ModelBuilder, experts: &MoeLayer, name: &str, x: ValueId) -> ValueId {
         let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
         let correction = format!("{router}.e_score_correction_bias");
-        let stored = Stored::Single { experts: &inside, parts: ["", "up_proj", "down_proj"] };
+        let stored = ExpertStorage::Single { experts: &inside, parts: ["", "up_proj", "down_proj"] };
         let names =
             ExpertNames { router: &router, correction: Some(&correction), expert_scale: None, stored };
         let layer = |part: &str| format!("{name}.{part}");
         let inner = match self.latent {
-            Some(width) => Linear::new(&layer("fc1_latent_proj"), width).bias(self.mlp_bias).apply(net, x),
+            Some(width) => {
+                LinearLayer::new(&layer("fc1_latent_proj"), width).bias(self.mlp_bias).apply(net, x)
+            }
             None => x,
         };
         let mut h = experts.apply_routed(net, x, inner, &names);
         if self.latent.is_some() {
             let back = layer("fc2_latent_proj");
-            h = Linear::new(&back, self.sizes.hidden).bias(self.mlp_bias).apply(net, h);
+            h = LinearLayer::new(&back, self.sizes.hidden).bias(self.mlp_bias).apply(net, h);
         }
         let shared = self.plain(net, &format!("{name}.shared_experts"), x, self.shared);
         net.add(h, shared)
@@ -172,20 +179,20 @@ fn shortest_time_step(fields: &ConfigFields) -> Result<f64, ConfigError> {
     }
 }
 
-fn experts(fields: &ConfigFields, activation: Activation) -> Result<Experts, ConfigError> {
+fn experts(fields: &ConfigFields, activation: ActivationFunction) -> Result<MoeLayer, ConfigError> {
     let shared = fields.size_or("n_shared_experts", 1)?;
     if shared != 1 {
         return Err(fields.wrong("n_shared_experts", "1: others are not read", &Value::from(shared)));
     }
-    let routing = Routing {
-        scores: Scores::Sigmoid,
+    let routing = ExpertRouter {
+        scores: RouterScoring::Sigmoid,
         normalised: fields.flag_or("norm_topk_prob", true)?,
         smallest_sum: 1e-20,
         scale: fields.float_or("routed_scaling_factor", 1.0)?,
-        groups: Groups::read(fields, "n_group", "n_routed_experts", 2)?,
-        ..Routing::read(fields, &["n_routed_experts"])?
+        groups: ExpertGroups::read(fields, "n_group", "n_routed_experts", 2)?,
+        ..ExpertRouter::read(fields, &["n_routed_experts"])?
     };
-    Ok(Experts {
+    Ok(MoeLayer {
         routing,
         intermediate: fields.size("moe_intermediate_size")?,
         glu: Glu::Ungated(activation),
@@ -196,32 +203,32 @@ fn experts(fields: &ConfigFields, activation: Activation) -> Result<Experts, Con
 impl Transformer for NemotronHConfig {
     type Shared = ();
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
+    fn frame(&self) -> OuterLayers {
         let norm = (Norm::Rms(self.eps), "backbone.norm_f");
-        Frame::named("backbone.embeddings.weight", norm, "lm_head.weight", self.tied)
+        OuterLayers::named("backbone.embeddings.weight", norm, "lm_head.weight", self.tied)
     }
 
-    fn shared(&self, _: &mut Net) {}
+    fn shared(&self, _: &mut ModelBuilder) {}
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let name = format!("backbone.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.norm"), self.eps);
         let name = format!("{name}.mixer");
         let h = match (self.parts[layer], &self.mixer, &self.experts) {
-            (Part::Mamba, Some(mixer), _) => mixer.apply(net, layer, &name, h),
-            (Part::Experts, _, Some(experts)) => self.mixture(net, experts, &name, h),
-            (Part::Attention, ..) => self.attention(net, layer, &name, h),
+            (HybridBlock::Mamba, Some(mixer), _) => mixer.apply(net, layer, &name, h),
+            (HybridBlock::Experts, _, Some(experts)) => self.mixture(net, experts, &name, h),
+            (HybridBlock::Attention, ..) => self.attention(net, layer, &name, h),
             _ => self.plain(net, &name, h, self.intermediate),
         };
         net.residual(layer, "mixer", x, h)
     }
 
     fn has_cache(&self) -> bool {
-        self.parts.contains(&Part::Attention)
+        self.parts.contains(&HybridBlock::Attention)
     }
 
     fn has_experts(&self) -> bool {

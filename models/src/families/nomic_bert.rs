@@ -1,23 +1,23 @@
 //! Nomic BERT (Nussbaum et al. 2024; reference: `modeling_hf_nomic_bert.py` of the published checkpoints, and `NomicBertModel` of
 //! transformers): BERT with rotary embedding in place of learned positions, gated feed-forward parts and no biases.
 
-use super::bert::Words;
+use super::bert::TypedEmbedding;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::linear::{FusedQkv, Linear};
+use crate::layers::linear::{FusedQkv, LinearLayer};
 use crate::layers::norm::{Norm, layer_norm};
-use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
-use crate::text_head::{Part, Pooling, Purpose, TextHead};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
+use crate::text_head::{PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::{Value, json};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct NomicBertConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     pub attention_bias: bool,
     /// Of the inner layers of the feed-forward part, and of the last one.
@@ -32,12 +32,13 @@ pub struct NomicBertConfig {
 const TRAINED: usize = 2048;
 
 /// Names of gates in `activation_function` of published files.
-const GATES: [(&str, Activation); 2] = [("swiglu", Activation::Silu), ("geglu", Activation::Gelu)];
+const GATES: [(&str, ActivationFunction); 2] =
+    [("swiglu", ActivationFunction::Silu), ("geglu", ActivationFunction::Gelu)];
 
 impl NomicBertConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<NomicBertConfig, ConfigError> {
         refuse_others(fields)?;
-        let mut sizes = Sizes::read(fields, Some(TRAINED))?;
+        let mut sizes = ModelSizes::read(fields, Some(TRAINED))?;
         let types = fields.count_or("type_vocab_size", 2)?;
         // Ids and types are one `i32`.
         if types.checked_mul(sizes.vocab).is_none_or(|ids| ids > i32::MAX as usize) {
@@ -57,8 +58,8 @@ impl NomicBertConfig {
         })
     }
 
-    fn words(&self) -> Words {
-        Words::of(&self.sizes, self.types, Transformer::token_types(self))
+    fn words(&self) -> TypedEmbedding {
+        TypedEmbedding::of(&self.sizes, self.types, Transformer::token_types(self))
     }
 }
 
@@ -91,9 +92,9 @@ fn refuse_others(fields: &ConfigFields) -> Result<(), ConfigError> {
 }
 
 /// A gate by the names of the published files, or by that of its activation in files of transformers.
-fn activation(fields: &ConfigFields) -> Result<Activation, ConfigError> {
+fn activation(fields: &ConfigFields) -> Result<ActivationFunction, ConfigError> {
     if fields.get("activation_function").is_none() {
-        return Activation::read(fields, &["hidden_act"], Activation::Silu);
+        return ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu);
     }
     let name = fields.string("activation_function")?;
     GATES.iter().find(|(known, _)| *known == name).map(|(_, gate)| *gate).ok_or_else(|| {
@@ -104,7 +105,7 @@ fn activation(fields: &ConfigFields) -> Result<Activation, ConfigError> {
 
 /// Published files have their own name for the base and for dynamic scaling, without which they claim a longer context than the
 /// model was trained with.
-fn rope(fields: &ConfigFields, sizes: &mut Sizes) -> Result<Rope, ConfigError> {
+fn rope(fields: &ConfigFields, sizes: &mut ModelSizes) -> Result<Rope, ConfigError> {
     let mut plain = fields.clone();
     let trained = fields.size_or("max_trained_positions", sizes.context.min(TRAINED))?;
     let factor = fields.float_or("rotary_scaling_factor", 0.0)?;
@@ -127,38 +128,40 @@ fn rope(fields: &ConfigFields, sizes: &mut Sizes) -> Result<Rope, ConfigError> {
 impl Transformer for NomicBertConfig {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::named(Words::TABLE, (Norm::None, ""), "cls.predictions.decoder.weight", true)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::named(TypedEmbedding::TABLE, (Norm::None, ""), "cls.predictions.decoder.weight", true)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn embed(&self, net: &mut Net) -> ValueId {
+    fn embed(&self, net: &mut ModelBuilder) -> ValueId {
         let words = self.words().embed(net);
         layer_norm(net, words, "emb_ln", self.eps)
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("encoder.layers.{layer}");
         let fused = FusedQkv::in_order(sizes.query(), sizes.key());
         let qkv = format!("{name}.attn.Wqkv");
-        let qkv = fused.apply(net, x, &Linear::new(&qkv, fused.rows()).bias(self.attention_bias));
-        let attention = SelfAttention::new("", rope, Attention::of_all(sizes.head_size));
+        let qkv = fused.apply(net, x, &LinearLayer::new(&qkv, fused.rows()).bias(self.attention_bias));
+        let attention = SelfAttention::new("", rope, AttentionVariant::of_all(sizes.head_size));
         let h = attention.attend(net, layer, sizes, qkv);
-        let h = Linear::new(&format!("{name}.attn.out_proj"), hidden).bias(self.attention_bias).apply(net, h);
+        let h = LinearLayer::new(&format!("{name}.attn.out_proj"), hidden)
+            .bias(self.attention_bias)
+            .apply(net, h);
         let x = net.residual(layer, "attention", x, h);
         let x = layer_norm(net, x, &format!("{name}.norm1"), self.eps);
         let [up, gate, down] = ["fc11", "fc12", "fc2"].map(|part| format!("{name}.mlp.{part}"));
         let [inner, last] = self.mlp_bias;
-        let [gate, up] = [&gate, &up].map(|name| Linear::new(name, self.intermediate).bias(inner));
-        let down = Linear::new(&down, hidden).bias(last);
+        let [gate, up] = [&gate, &up].map(|name| LinearLayer::new(name, self.intermediate).bias(inner));
+        let down = LinearLayer::new(&down, hidden).bias(last);
         let h = mlp::gated(net, x, [gate, up, down], self.activation);
         let x = net.residual(layer, "mlp", x, h);
         layer_norm(net, x, &format!("{name}.norm2"), self.eps)
@@ -168,11 +171,12 @@ impl Transformer for NomicBertConfig {
         self.types.max(1)
     }
 
-    fn own_head(&self) -> Option<TextHead> {
-        let Some(labels) = self.labels else { return Some(TextHead::embedding(Pooling::Mean)) };
-        let linear = |name: &str, out| Part::Linear { name: name.into(), out, bias: true };
-        let parts = vec![linear("pooler.dense", self.sizes.hidden), Part::Tanh, linear("classifier", labels)];
-        Some(TextHead { pooling: Pooling::First, parts, purpose: Purpose::Scores })
+    fn own_head(&self) -> Option<PoolingHead> {
+        let Some(labels) = self.labels else { return Some(PoolingHead::embedding(PoolingMode::Mean)) };
+        let linear = |name: &str, out| PoolingStep::Linear { name: name.into(), out, bias: true };
+        let parts =
+            vec![linear("pooler.dense", self.sizes.hidden), PoolingStep::Tanh, linear("classifier", labels)];
+        Some(PoolingHead { pooling: PoolingMode::First, parts, purpose: PoolingOutput::Scores })
     }
 
     /// Without the name of the inner model; transformers has its own names in memory, and these in files.

@@ -5,16 +5,18 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, widest};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Olmo2Config {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// Of layers without a window.
     pub rope: Rope,
     /// Of layers with a window.
@@ -30,13 +32,13 @@ impl Olmo2Config {
     }
 
     fn read(fields: &ConfigFields, defaults: RopeDefaults) -> Result<Olmo2Config, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(2048))?;
+        let mut sizes = ModelSizes::read(fields, Some(2048))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
         Ok(Olmo2Config {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             local_rope: rope.rope.clone(),
             rope: rope.rope,
             windows: vec![None; sizes.layers],
@@ -47,18 +49,25 @@ impl Olmo2Config {
     }
 
     /// Adds a layer whose queries and keys are turned by `rope`, if at all.
-    pub fn layer(&self, net: &mut Net, layer: usize, x: ValueId, rope: Option<&RopeTables>) -> ValueId {
+    pub fn layer(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        x: ValueId,
+        rope: Option<&RopeTables>,
+    ) -> ValueId {
         let (sizes, name) = (&self.sizes, format!("model.layers.{layer}"));
         let part = format!("{name}.self_attn");
-        let linear = |net: &mut Net, x, which: &str, out| {
-            Linear::new(&format!("{part}.{which}"), out).bias(self.bias).apply(net, x)
+        let linear = |net: &mut ModelBuilder, x, which: &str, out| {
+            LinearLayer::new(&format!("{part}.{which}"), out).bias(self.bias).apply(net, x)
         };
         let q = linear(net, x, "q_proj", sizes.query());
         let k = linear(net, x, "k_proj", sizes.key());
         let v = linear(net, x, "v_proj", sizes.key());
         let q = rms_norm(net, q, &format!("{part}.q_norm"), self.eps);
         let k = rms_norm(net, k, &format!("{part}.k_norm"), self.eps);
-        let attention = Attention { window: self.windows[layer], ..Attention::causal(sizes.head_size) };
+        let attention =
+            AttentionVariant { window: self.windows[layer], ..AttentionVariant::causal(sizes.head_size) };
         let attention = SelfAttention { rope, ..SelfAttention::without_positions(&part, attention) };
         let h = attention.attend(net, layer, sizes, [q, k, v]);
         let h = linear(net, h, "o_proj", sizes.hidden);
@@ -88,15 +97,15 @@ impl Olmo2Config {
 impl Transformer for Olmo2Config {
     type Shared = [RopeTables; 2];
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> [RopeTables; 2] {
+    fn shared(&self, net: &mut ModelBuilder) -> [RopeTables; 2] {
         self.rope.tables_beside(net, &self.local_rope)
     }
 
@@ -104,7 +113,13 @@ impl Transformer for Olmo2Config {
         widest(&self.windows)
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, [rope, local]: &[RopeTables; 2]) -> ValueId {
+    fn block(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        x: ValueId,
+        [rope, local]: &[RopeTables; 2],
+    ) -> ValueId {
         let rope = if self.windows[layer].is_some() { local } else { rope };
         self.layer(net, layer, x, Some(rope))
     }

@@ -7,7 +7,7 @@ use crate::families::Olmo2Config;
 use crate::families::qwen3_next::{DeltaNet, attends};
 use crate::layers::norm::rms_norm;
 use crate::layers::{Rope, RopeTables, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
@@ -44,7 +44,7 @@ fn has_positions(fields: &ConfigFields) -> bool {
 
 /// The delta rule has as many heads as attention, with keys of three quarters of the width and values twice as wide, where the
 /// file says nothing else.
-fn delta_net(fields: &ConfigFields, sizes: &Sizes) -> Result<DeltaNet, ConfigError> {
+fn delta_net(fields: &ConfigFields, sizes: &ModelSizes) -> Result<DeltaNet, ConfigError> {
     let mut complete = fields.clone();
     let mut set = |field: &str, value: usize| {
         if complete.get(field).is_none() {
@@ -63,19 +63,19 @@ fn delta_net(fields: &ConfigFields, sizes: &Sizes) -> Result<DeltaNet, ConfigErr
 impl Transformer for OlmoHybridConfig {
     type Shared = Option<RopeTables>;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.olmo.sizes
     }
 
-    fn frame(&self) -> Frame {
+    fn frame(&self) -> OuterLayers {
         self.olmo.frame()
     }
 
-    fn shared(&self, net: &mut Net) -> Option<RopeTables> {
+    fn shared(&self, net: &mut ModelBuilder) -> Option<RopeTables> {
         self.rope.as_ref().map(|rope| rope.tables(net, "rope"))
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
         if self.attends[layer] {
             return self.olmo.layer(net, layer, x, rope.as_ref());
         }

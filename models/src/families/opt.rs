@@ -4,8 +4,8 @@
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, layer_norm};
-use crate::layers::{Activation, Attention, Linear, SelfAttention, mlp};
-use crate::transformer::{Frame, LEARNED_POSITIONS, Net, Sizes, Transformer, prefixed};
+use crate::layers::{ActivationFunction, AttentionVariant, LinearLayer, SelfAttention, mlp};
+use crate::transformer::{LEARNED_POSITIONS, ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
 use mlcc_ir::types::{DType, TensorType};
@@ -15,9 +15,9 @@ const POSITION_OFFSET: usize = 2;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub bias: bool,
     /// Norms stand before the parts of a layer.
     pub norm_first: bool,
@@ -33,11 +33,11 @@ const EPS: f64 = 1e-5;
 impl OptConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<OptConfig, ConfigError> {
         fields.only("layer_norm_elementwise_affine", true, "OPT with norms without weights")?;
-        let sizes = Sizes::read(fields, Some(2048))?;
+        let sizes = ModelSizes::read(fields, Some(2048))?;
         let norm_first = fields.flag_or("do_layer_norm_before", true)?;
         Ok(OptConfig {
             intermediate: fields.size("ffn_dim")?,
-            activation: Activation::read(fields, &["activation_function"], Activation::Relu)?,
+            activation: ActivationFunction::read(fields, &["activation_function"], ActivationFunction::Relu)?,
             bias: fields.flag_or("enable_bias", true)?,
             norm_first,
             final_norm: norm_first && !fields.flag_or("_remove_final_layer_norm", false)?,
@@ -48,8 +48,8 @@ impl OptConfig {
     }
 
     /// `[n, hidden]`.
-    fn positions(&self, net: &mut Net) -> ValueId {
-        let Sizes { context, hidden, .. } = self.sizes;
+    fn positions(&self, net: &mut ModelBuilder) -> ValueId {
+        let ModelSizes { context, hidden, .. } = self.sizes;
         let name = "model.decoder.embed_positions.weight";
         let rows = context + POSITION_OFFSET;
         let source = net.tensor(name, &[rows, hidden]);
@@ -64,32 +64,32 @@ impl OptConfig {
 impl Transformer for OptConfig {
     type Shared = ();
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
+    fn frame(&self) -> OuterLayers {
         let norm = if self.final_norm { Norm::Layer(EPS) } else { Norm::None };
         let norm = (norm, "model.decoder.final_layer_norm");
-        Frame::named("model.decoder.embed_tokens.weight", norm, "lm_head.weight", self.tied)
+        OuterLayers::named("model.decoder.embed_tokens.weight", norm, "lm_head.weight", self.tied)
     }
 
-    fn shared(&self, _: &mut Net) {}
+    fn shared(&self, _: &mut ModelBuilder) {}
 
-    fn embed(&self, net: &mut Net) -> ValueId {
+    fn embed(&self, net: &mut ModelBuilder) -> ValueId {
         let mut x = net.embed(self.frame().embedding, self.sizes.vocab, self.embedding);
         if self.embedding != self.sizes.hidden {
-            x = Linear::new("model.decoder.project_in", self.sizes.hidden).apply(net, x);
+            x = LinearLayer::new("model.decoder.project_in", self.sizes.hidden).apply(net, x);
         }
         let positions = self.positions(net);
         net.add(x, positions)
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let (sizes, bias) = (&self.sizes, self.bias);
         let name = format!("model.decoder.layers.{layer}");
         // The norm of a part, where it stands.
-        let norm = |net: &mut Net, x, which: &str, first: bool| match first == self.norm_first {
+        let norm = |net: &mut ModelBuilder, x, which: &str, first: bool| match first == self.norm_first {
             true => layer_norm(net, x, &format!("{name}.{which}"), EPS),
             false => x,
         };
@@ -102,22 +102,22 @@ impl Transformer for OptConfig {
             head_norm: None,
             query_scale: None,
             rope: None,
-            attention: Attention::causal(sizes.head_size),
+            attention: AttentionVariant::causal(sizes.head_size),
         }
         .apply(net, layer, sizes, h);
         let x = net.residual(layer, "attention", x, h);
         let x = norm(net, x, "self_attn_layer_norm", false);
         let h = norm(net, x, "final_layer_norm", true);
         let (up, down) = (format!("{name}.fc1"), format!("{name}.fc2"));
-        let (up, down) = (Linear::new(&up, self.intermediate), Linear::new(&down, sizes.hidden));
+        let (up, down) = (LinearLayer::new(&up, self.intermediate), LinearLayer::new(&down, sizes.hidden));
         let h = mlp::plain(net, h, up.bias(bias), down.bias(bias), self.activation);
         let x = net.residual(layer, "mlp", x, h);
         norm(net, x, "final_layer_norm", false)
     }
 
-    fn logits(&self, net: &mut Net, mut x: ValueId) -> ValueId {
+    fn logits(&self, net: &mut ModelBuilder, mut x: ValueId) -> ValueId {
         if self.embedding != self.sizes.hidden {
-            x = Linear::new("model.decoder.project_out", self.embedding).apply(net, x);
+            x = LinearLayer::new("model.decoder.project_out", self.embedding).apply(net, x);
         }
         self.frame().logits(net, x, self.sizes.vocab)
     }

@@ -4,16 +4,18 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, widest};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Phi3Config {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     pub windows: Vec<Option<usize>>,
     pub tied: bool,
@@ -21,13 +23,13 @@ pub struct Phi3Config {
 
 impl Phi3Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<Phi3Config, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(4096))?;
+        let mut sizes = ModelSizes::read(fields, Some(4096))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
         Ok(Phi3Config {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
             windows: fields.windows(sizes.layers, |_| true)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
@@ -39,32 +41,34 @@ impl Phi3Config {
 impl Transformer for Phi3Config {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
-        let attention = Attention { window: self.windows[layer], ..Attention::causal(sizes.head_size) };
+        let attention =
+            AttentionVariant { window: self.windows[layer], ..AttentionVariant::causal(sizes.head_size) };
         let part = format!("{name}.self_attn");
         let fused = FusedQkv::in_order(sizes.query(), sizes.key());
-        let qkv = fused.apply(net, h, &Linear::new(&format!("{part}.qkv_proj"), fused.rows()));
+        let qkv = fused.apply(net, h, &LinearLayer::new(&format!("{part}.qkv_proj"), fused.rows()));
         let h = SelfAttention::new(&part, rope, attention).attend(net, layer, sizes, qkv);
-        let h = Linear::new(&format!("{part}.o_proj"), hidden).apply(net, h);
+        let h = LinearLayer::new(&format!("{part}.o_proj"), hidden).apply(net, h);
         let x = net.residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let (gate_up, down) = (format!("{name}.mlp.gate_up_proj"), format!("{name}.mlp.down_proj"));
-        let (gate_up, down) = (Linear::new(&gate_up, 2 * self.intermediate), Linear::new(&down, hidden));
+        let (gate_up, down) =
+            (LinearLayer::new(&gate_up, 2 * self.intermediate), LinearLayer::new(&down, hidden));
         let h = mlp::gated_fused(net, h, gate_up, down, self.activation);
         net.residual(layer, "mlp", x, h)
     }

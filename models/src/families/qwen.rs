@@ -5,15 +5,17 @@
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::rope::Pairs;
-use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use crate::layers::rope::RopePairing;
+use crate::layers::{
+    ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct QwenConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     /// Width of the feed-forward part: half of what the configuration says.
     pub intermediate: usize,
     pub eps: f64,
@@ -25,7 +27,7 @@ pub struct QwenConfig {
 impl QwenConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<QwenConfig, ConfigError> {
         fields.only("tie_word_embeddings", false, "Qwen with a tied head")?;
-        let mut sizes = Sizes::read(fields, Some(8192))?;
+        let mut sizes = ModelSizes::read(fields, Some(8192))?;
         sizes.context = fields.size_or("seq_length", sizes.context)?;
         let share = fields.float_or("rotary_pct", 1.0)?;
         if share != 1.0 {
@@ -41,7 +43,7 @@ impl QwenConfig {
         Ok(QwenConfig {
             intermediate: fields.size("intermediate_size")? / 2,
             eps: fields.epsilon(&["layer_norm_epsilon"], 1e-6)?,
-            rope: Rope::plain(sizes.head_size, theta, Pairs::Half),
+            rope: Rope::plain(sizes.head_size, theta, RopePairing::Half),
             bias: !fields.flag_or("no_bias", true)?,
             sizes,
         })
@@ -51,12 +53,12 @@ impl QwenConfig {
 impl Transformer for QwenConfig {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::named(
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::named(
             "transformer.wte.weight",
             (Norm::Rms(self.eps), "transformer.ln_f"),
             "lm_head.weight",
@@ -64,26 +66,27 @@ impl Transformer for QwenConfig {
         )
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, bias) = (&self.sizes, self.bias);
         let name = format!("transformer.h.{layer}");
         let h = rms_norm(net, x, &format!("{name}.ln_1"), self.eps);
         let part = format!("{name}.attn");
         let fused = FusedQkv::in_order(sizes.query(), sizes.key());
-        let qkv = fused.apply(net, h, &Linear::new(&format!("{part}.c_attn"), fused.rows()).bias(true));
-        let attention = SelfAttention::new(&part, rope, Attention::causal(sizes.head_size));
+        let qkv = fused.apply(net, h, &LinearLayer::new(&format!("{part}.c_attn"), fused.rows()).bias(true));
+        let attention = SelfAttention::new(&part, rope, AttentionVariant::causal(sizes.head_size));
         let h = attention.attend(net, layer, sizes, qkv);
-        let h = Linear::new(&format!("{part}.c_proj"), sizes.hidden).bias(bias).apply(net, h);
+        let h = LinearLayer::new(&format!("{part}.c_proj"), sizes.hidden).bias(bias).apply(net, h);
         let x = net.residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.ln_2"), self.eps);
         // The second layer is the gate.
         let names = ["w2", "w1", "c_proj"].map(|part| format!("{name}.mlp.{part}"));
-        let [gate, up, down] = names.each_ref().map(|name| Linear::new(name, self.intermediate).bias(bias));
-        let h = mlp::gated(net, h, [gate, up, down.with_out(sizes.hidden)], Activation::Silu);
+        let [gate, up, down] =
+            names.each_ref().map(|name| LinearLayer::new(name, self.intermediate).bias(bias));
+        let h = mlp::gated(net, h, [gate, up, down.with_out(sizes.hidden)], ActivationFunction::Silu);
         net.residual(layer, "mlp", x, h)
     }
 

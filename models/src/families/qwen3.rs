@@ -4,39 +4,39 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::families::qwen2;
-use crate::layers::moe::{ExpertNames, Experts, Stored};
+use crate::layers::moe::{ExpertNames, ExpertStorage, MoeLayer};
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Qwen3Config {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     pub windows: Vec<Option<usize>>,
     pub bias: bool,
     pub tied: bool,
-    pub experts: Option<Experts>,
+    pub experts: Option<MoeLayer>,
     /// By layer: experts in place of the plain feed-forward part.
     pub sparse: Vec<bool>,
 }
 
 impl Qwen3Config {
     pub fn dense(fields: &ConfigFields) -> Result<Qwen3Config, ConfigError> {
-        Qwen3Config::common(fields, Sizes::read_sized(fields, Some(32768), Some(128))?)
+        Qwen3Config::common(fields, ModelSizes::read_sized(fields, Some(32768), Some(128))?)
     }
 
-    fn common(fields: &ConfigFields, mut sizes: Sizes) -> Result<Qwen3Config, ConfigError> {
+    fn common(fields: &ConfigFields, mut sizes: ModelSizes) -> Result<Qwen3Config, ConfigError> {
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
         Ok(Qwen3Config {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
             windows: qwen2::windows(fields, sizes.layers)?,
             bias: fields.flag_or("attention_bias", false)?,
@@ -49,8 +49,8 @@ impl Qwen3Config {
 
     /// With experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name.
     pub fn moe(fields: &ConfigFields) -> Result<Qwen3Config, ConfigError> {
-        let config = Qwen3Config::common(fields, Sizes::read_shared(fields, Some(32768))?)?;
-        let experts = Experts::read(
+        let config = Qwen3Config::common(fields, ModelSizes::read_shared(fields, Some(32768))?)?;
+        let experts = MoeLayer::read(
             fields,
             &["num_experts", "num_local_experts"],
             fields.size("moe_intermediate_size")?,
@@ -71,22 +71,25 @@ impl Qwen3Config {
 impl Transformer for Qwen3Config {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
-        let attention = Attention { window: self.windows[layer], ..Attention::causal(self.sizes.head_size) };
+        let attention = AttentionVariant {
+            window: self.windows[layer],
+            ..AttentionVariant::causal(self.sizes.head_size)
+        };
         let h = SelfAttention {
             qkv_bias: self.bias,
             output_bias: self.bias,
@@ -101,7 +104,7 @@ impl Transformer for Qwen3Config {
             Some(experts) if self.sparse[layer] => {
                 let (router, inside) = (format!("{mlp}.gate"), format!("{mlp}.experts"));
                 let parts = ["gate_proj", "up_proj", "down_proj"];
-                let stored = Stored::Single { experts: &inside, parts };
+                let stored = ExpertStorage::Single { experts: &inside, parts };
                 experts.apply(
                     net,
                     h,

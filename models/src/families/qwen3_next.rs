@@ -6,33 +6,35 @@ mod delta_net;
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::moe::{ExpertNames, Experts, FUSED_EXPERTS, Stored};
+use crate::layers::moe::{ExpertNames, ExpertStorage, FUSED_EXPERTS, MoeLayer};
 use crate::layers::norm::{Norm, rms_norm_plus_one};
-use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
-pub use delta_net::{DeltaNet, Form};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
+pub use delta_net::{DeltaNet, ProjectionLayout};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::RowBlocks;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Qwen3NextConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     pub bias: bool,
     /// By layer: attention in place of the delta rule.
     pub attends: Vec<bool>,
     pub delta_net: DeltaNet,
-    pub mixture: Option<Mixture>,
+    pub mixture: Option<SparseMoeBlock>,
     pub tied: bool,
 }
 
 /// Experts, and one beside them that every token gets, with a gate of its own.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Mixture {
-    pub experts: Experts,
+pub struct SparseMoeBlock {
+    pub experts: MoeLayer,
     /// Width of the shared expert.
     pub shared: usize,
     /// By layer: experts in place of the plain feed-forward part.
@@ -45,27 +47,27 @@ const INTERVAL: usize = 4;
 impl Qwen3NextConfig {
     /// Projections of the delta rule are fused by key head, experts are stored one by one.
     pub fn next(fields: &ConfigFields) -> Result<Qwen3NextConfig, ConfigError> {
-        let config = Qwen3NextConfig::common(fields, Form::ByKeyHead)?;
+        let config = Qwen3NextConfig::common(fields, ProjectionLayout::ByKeyHead)?;
         let normalised = fields.flag_or("norm_topk_prob", true)?;
-        let mixture = Mixture::read(fields, config.sizes.layers, normalised, false)?;
+        let mixture = SparseMoeBlock::read(fields, config.sizes.layers, normalised, false)?;
         Ok(Qwen3NextConfig { mixture: Some(mixture), ..config })
     }
 
     /// Qwen 3.5 without experts.
     pub fn dense(fields: &ConfigFields) -> Result<Qwen3NextConfig, ConfigError> {
-        Qwen3NextConfig::common(fields, Form::Joined)
+        Qwen3NextConfig::common(fields, ProjectionLayout::Joined)
     }
 
     /// Qwen 3.5 with experts.
     pub fn moe(fields: &ConfigFields) -> Result<Qwen3NextConfig, ConfigError> {
-        let config = Qwen3NextConfig::common(fields, Form::Joined)?;
-        let mixture = Mixture::read(fields, config.sizes.layers, true, true)?;
+        let config = Qwen3NextConfig::common(fields, ProjectionLayout::Joined)?;
+        let mixture = SparseMoeBlock::read(fields, config.sizes.layers, true, true)?;
         Ok(Qwen3NextConfig { mixture: Some(mixture), ..config })
     }
 
-    fn common(fields: &ConfigFields, form: Form) -> Result<Qwen3NextConfig, ConfigError> {
+    fn common(fields: &ConfigFields, form: ProjectionLayout) -> Result<Qwen3NextConfig, ConfigError> {
         fields.only("attn_output_gate", true, "attention without an output gate")?;
-        let mut sizes = Sizes::read_sized(fields, Some(32768), Some(256))?;
+        let mut sizes = ModelSizes::read_sized(fields, Some(32768), Some(256))?;
         let defaults = RopeDefaults { share: 0.25, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
@@ -73,7 +75,7 @@ impl Qwen3NextConfig {
         Ok(Qwen3NextConfig {
             // Files of models with experts may leave it out.
             intermediate: fields.size_or("intermediate_size", 5632)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
             bias: fields.flag_or("attention_bias", false)?,
             attends: attends(fields, sizes.layers)?,
@@ -86,22 +88,29 @@ impl Qwen3NextConfig {
     }
 
     /// Attention whose output is multiplied by the sigmoid of a gate, which is stored with the queries, head by head.
-    fn attention(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn attention(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        name: &str,
+        x: ValueId,
+        rope: &RopeTables,
+    ) -> ValueId {
         let (sizes, size, heads) = (&self.sizes, self.sizes.head_size, self.sizes.heads);
         let fused = format!("{name}.q_proj");
         let half = |which: &'static str, start: usize| {
             let rows = RowBlocks { start, len: size, stride: 2 * size, count: heads, of: 2 * size * heads };
-            Linear::new(&fused, 2 * sizes.query()).bias(self.bias).part(which, rows)
+            LinearLayer::new(&fused, 2 * sizes.query()).bias(self.bias).part(which, rows)
         };
         let (q, gate) = (half("query", 0).apply(net, x), half("gate", size).apply(net, x));
-        let project = |net: &mut Net, which: &str, x, out| {
-            Linear::new(&format!("{name}.{which}"), out).bias(self.bias).apply(net, x)
+        let project = |net: &mut ModelBuilder, which: &str, x, out| {
+            LinearLayer::new(&format!("{name}.{which}"), out).bias(self.bias).apply(net, x)
         };
         let k = project(net, "k_proj", x, sizes.key());
         let v = project(net, "v_proj", x, sizes.key());
         let attention = SelfAttention {
             head_norm: Some((rms_norm_plus_one, self.eps)),
-            ..SelfAttention::new(name, rope, Attention::causal(size))
+            ..SelfAttention::new(name, rope, AttentionVariant::causal(size))
         };
         let h = attention.attend(net, layer, sizes, [q, k, v]);
         let open = net.sigmoid(gate);
@@ -109,7 +118,7 @@ impl Qwen3NextConfig {
         project(net, "o_proj", h, sizes.hidden)
     }
 
-    fn feed_forward(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+    fn feed_forward(&self, net: &mut ModelBuilder, layer: usize, name: &str, x: ValueId) -> ValueId {
         match &self.mixture {
             Some(mixture) if mixture.sparse[layer] => mixture.apply(net, name, x, self.activation),
             _ => mlp::gated_by_name(net, x, name, self.intermediate, false, self.activation),
@@ -127,25 +136,31 @@ pub fn attends(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, Config
     Ok((1..=layers).map(|number| number.is_multiple_of(interval)).collect())
 }
 
-impl Mixture {
+impl SparseMoeBlock {
     fn read(
         fields: &ConfigFields,
         layers: usize,
         normalised: bool,
         fused: bool,
-    ) -> Result<Mixture, ConfigError> {
+    ) -> Result<SparseMoeBlock, ConfigError> {
         let width = fields.size("moe_intermediate_size")?;
-        let experts = Experts::read(fields, &["num_experts"], width, normalised)?;
-        let experts = Experts { fused: fields.flag_or(FUSED_EXPERTS, fused)?, ..experts };
+        let experts = MoeLayer::read(fields, &["num_experts"], width, normalised)?;
+        let experts = MoeLayer { fused: fields.flag_or(FUSED_EXPERTS, fused)?, ..experts };
         let (step, dense) = (fields.size_or("decoder_sparse_step", 1)?, fields.token_ids("mlp_only_layers")?);
         let is_sparse = |layer: usize| !dense.contains(&(layer as u32)) && (layer + 1).is_multiple_of(step);
         let sparse = (0..layers).map(is_sparse).collect();
-        Ok(Mixture { experts, shared: fields.size("shared_expert_intermediate_size")?, sparse })
+        Ok(SparseMoeBlock { experts, shared: fields.size("shared_expert_intermediate_size")?, sparse })
     }
 
-    fn apply(&self, net: &mut Net, name: &str, x: ValueId, activation: Activation) -> ValueId {
+    fn apply(
+        &self,
+        net: &mut ModelBuilder,
+        name: &str,
+        x: ValueId,
+        activation: ActivationFunction,
+    ) -> ValueId {
         let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
-        let stored = Stored::Single { experts: &inside, parts: ["gate_proj", "up_proj", "down_proj"] };
+        let stored = ExpertStorage::Single { experts: &inside, parts: ["gate_proj", "up_proj", "down_proj"] };
         let h = self.experts.apply(
             net,
             x,
@@ -153,7 +168,7 @@ impl Mixture {
         );
         let shared = format!("{name}.shared_expert");
         let shared = mlp::gated_by_name(net, x, &shared, self.shared, false, activation);
-        let gate = Linear::new(&format!("{name}.shared_expert_gate"), 1).unquantized().apply(net, x);
+        let gate = LinearLayer::new(&format!("{name}.shared_expert_gate"), 1).unquantized().apply(net, x);
         let open = net.sigmoid(gate);
         let shared = net.mul(shared, open);
         net.add(h, shared)
@@ -163,19 +178,19 @@ impl Mixture {
 impl Transformer for Qwen3NextConfig {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::RmsPlusOne(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::RmsPlusOne(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm_plus_one(net, x, &format!("{name}.input_layernorm"), self.eps);
         let h = match self.attends[layer] {

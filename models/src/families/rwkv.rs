@@ -14,7 +14,7 @@ use mlcc_ir::module::{FuncId, ParamRole, ParamSource, StateId};
 use mlcc_ir::types::{DType, TensorType};
 
 /// Sizes and names of what lies around the blocks.
-pub struct Frame<'a> {
+pub struct RwkvOuterLayers<'a> {
     pub vocab: usize,
     pub hidden: usize,
     pub layers: usize,
@@ -24,7 +24,7 @@ pub struct Frame<'a> {
     pub head: &'a str,
 }
 
-impl Frame<'_> {
+impl RwkvOuterLayers<'_> {
     /// Adds an entry function with `block` for each layer.
     pub fn build(
         &self,
@@ -131,12 +131,12 @@ pub fn low_rank_weight(
 
 /// The heads of a layer: each has `size` keys and `size` values, and a state matrix `[values, keys]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Heads {
+pub struct RwkvHeads {
     pub count: usize,
     pub size: usize,
 }
 
-impl Heads {
+impl RwkvHeads {
     /// `[n, heads * size]` as `[n, heads, size]`.
     pub fn split(self, b: &mut GraphBuilder, x: ValueId) -> ValueId {
         let n = b.ty(x).dims[0].clone();
@@ -174,7 +174,7 @@ impl Heads {
 
     /// Types of a state matrix, of a vector along its keys, and of one along its values.
     pub fn types(self) -> [TensorType; 3] {
-        let Heads { count, size } = self;
+        let RwkvHeads { count, size } = self;
         [[count, size, size], [count, 1, size], [count, size, 1]]
             .map(|dims| TensorType::new(DType::F32, dims))
     }
@@ -230,7 +230,7 @@ impl Heads {
 
 /// One step of the recurrence of RWKV-5 and -6 per head: `y = (S + v (u k)^T) r`, then `S = S diag(w) + v k^T`. Inputs S, r,
 /// k, v, w, u; the state is indexed by value, then key.
-pub fn linear_attention_step(b: &mut GraphBuilder, heads: Heads) -> FuncId {
+pub fn linear_attention_step(b: &mut GraphBuilder, heads: RwkvHeads) -> FuncId {
     let [matrix, key, value] = heads.types();
     let types = [matrix, key.clone(), key.clone(), value, key.clone(), key];
     b.function("wkv", FunctionKind::Body, &types, |b, inputs| {

@@ -10,8 +10,10 @@ pub mod naming;
 pub use config::Rwkv4Config;
 
 use crate::checkpoint::Distribution;
-use crate::definition::{Definition, EntrySpec};
-use crate::families::rwkv::{Frame, gated_channel_mixing, previous_token, rescaled, rescaled_weight};
+use crate::definition::{EntrySpec, ModelDefinition};
+use crate::families::rwkv::{
+    RwkvOuterLayers, gated_channel_mixing, previous_token, rescaled, rescaled_weight,
+};
 use crate::layers::{interpolate, layer_norm, linear, linear_weight, vector};
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
@@ -21,9 +23,9 @@ use mlcc_ir::types::{DType, TensorType};
 /// Exponent of "nothing seen yet".
 const EMPTY: f64 = -1e30;
 
-impl Definition for Rwkv4Config {
+impl ModelDefinition for Rwkv4Config {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
-        let frame = Frame {
+        let frame = RwkvOuterLayers {
             vocab: self.vocab,
             hidden: self.hidden,
             layers: self.layers,

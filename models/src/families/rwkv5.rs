@@ -10,10 +10,10 @@ pub mod naming;
 pub use config::Rwkv5Config;
 
 use crate::checkpoint::Distribution;
-use crate::definition::{Definition, EntrySpec};
+use crate::definition::{EntrySpec, ModelDefinition};
 use crate::families::rwkv::{
-    Frame, Heads, gated_channel_mixing, linear_attention_step, previous_token, rescaled, rescaled_weight,
-    silu,
+    RwkvHeads, RwkvOuterLayers, gated_channel_mixing, linear_attention_step, previous_token, rescaled,
+    rescaled_weight, silu,
 };
 use crate::families::rwkv4::naming::rwkv4_canonical;
 use crate::layers::{interpolate, layer_norm, linear, linear_weight, vector};
@@ -23,7 +23,7 @@ use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
 use mlcc_ir::types::{DType, TensorType};
 use naming::{rwkv5_distribution, rwkv5_tensors};
 
-impl Definition for Rwkv5Config {
+impl ModelDefinition for Rwkv5Config {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
         frame(self).build(b, entry, |b, layer, x| block(b, self, layer, x))
     }
@@ -54,8 +54,8 @@ impl Definition for Rwkv5Config {
 }
 
 /// What RWKV-5 and -6 have around their blocks.
-pub(crate) fn frame(config: &Rwkv5Config) -> Frame<'static> {
-    Frame {
+pub(crate) fn frame(config: &Rwkv5Config) -> RwkvOuterLayers<'static> {
+    RwkvOuterLayers {
         vocab: config.vocab,
         hidden: config.hidden,
         layers: config.layers,
@@ -88,7 +88,7 @@ fn block(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, mut x: ValueI
 
 fn time_mixing(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, x: ValueId) -> ValueId {
     let (hidden, attention) = (config.hidden, config.attention_hidden);
-    let heads = Heads { count: config.heads(), size: config.head_size };
+    let heads = RwkvHeads { count: config.heads(), size: config.head_size };
     let name = format!("rwkv.blocks.{layer}.attention");
     let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"));
     let project = |b: &mut GraphBuilder, which: &str| {
@@ -124,7 +124,7 @@ pub(crate) fn gated_output(
     y: ValueId,
     g: ValueId,
 ) -> ValueId {
-    let heads = Heads { count: config.heads(), size: config.head_size };
+    let heads = RwkvHeads { count: config.heads(), size: config.head_size };
     let name = format!("rwkv.blocks.{layer}.attention");
     let y = heads.norm(b, y, &format!("{name}.ln_x"), config.group_norm_epsilon);
     let gate = silu(b, g);

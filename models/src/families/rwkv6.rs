@@ -10,9 +10,10 @@ pub mod naming;
 pub use config::Rwkv6Config;
 
 use crate::checkpoint::Distribution;
-use crate::definition::{Definition, EntrySpec};
+use crate::definition::{EntrySpec, ModelDefinition};
 use crate::families::rwkv::{
-    Heads, gated_channel_mixing, linear_attention_step, low_rank_weight, previous_token, rescaled, shifted,
+    RwkvHeads, gated_channel_mixing, linear_attention_step, low_rank_weight, previous_token, rescaled,
+    shifted,
 };
 use crate::families::rwkv4::naming::rwkv4_canonical;
 use crate::families::rwkv5::naming::rwkv5_distribution;
@@ -25,7 +26,7 @@ use mlcc_ir::kernel::UnOp;
 use mlcc_ir::module::{FuncId, ParamSource, RowBlocks};
 use naming::{RWKV6_MIXES, rwkv6_tensors};
 
-impl Definition for Rwkv6Config {
+impl ModelDefinition for Rwkv6Config {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
         frame(self).build(b, entry, |b, layer, x| block(b, self, layer, x))
     }
@@ -77,7 +78,7 @@ fn block(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, mut x: ValueI
 
 fn time_mixing(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, x: ValueId) -> ValueId {
     let (hidden, attention) = (config.hidden, config.attention_hidden);
-    let heads = Heads { count: config.heads(), size: config.head_size };
+    let heads = RwkvHeads { count: config.heads(), size: config.head_size };
     let name = format!("rwkv.blocks.{layer}.attention");
     let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"));
     let delta = b.sub(previous, x);

@@ -10,8 +10,10 @@ pub mod naming;
 pub use config::Rwkv7Config;
 
 use crate::checkpoint::Distribution;
-use crate::definition::{Definition, EntrySpec};
-use crate::families::rwkv::{Frame, Heads, low_rank_weight, previous_token, shifted, squared_relu};
+use crate::definition::{EntrySpec, ModelDefinition};
+use crate::families::rwkv::{
+    RwkvHeads, RwkvOuterLayers, low_rank_weight, previous_token, shifted, squared_relu,
+};
 use crate::layers::{layer_norm, linear, linear_weight, vector};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::graph::{FunctionKind, ValueId};
@@ -25,9 +27,9 @@ const DECAY_SCALE: f64 = -0.606531;
 /// Smallest length that a key is divided by.
 const SMALLEST_LENGTH: f64 = 1e-12;
 
-impl Definition for Rwkv7Config {
+impl ModelDefinition for Rwkv7Config {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
-        let frame = Frame {
+        let frame = RwkvOuterLayers {
             vocab: self.vocab,
             hidden: self.hidden,
             layers: self.layers,
@@ -107,7 +109,7 @@ fn time_mixing(
     first_value: &mut Option<ValueId>,
 ) -> ValueId {
     let hidden = config.hidden;
-    let heads = Heads { count: config.heads(), size: config.head_size };
+    let heads = RwkvHeads { count: config.heads(), size: config.head_size };
     let name = format!("model.layers.{layer}.attn");
     let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"));
     let delta = b.sub(previous, x);
@@ -177,7 +179,7 @@ fn time_mixing(
     project(b, y, "o_proj")
 }
 
-/// `activation(x A)`, the first half of a low-rank product, with `A: [rank, hidden]` as `torch.nn.Linear` has it.
+/// `activation(x A)`, the first half of a low-rank product, with `A: [rank, hidden]` as `torch.nn.LinearLayer` has it.
 fn low_rank_down(
     b: &mut GraphBuilder,
     module: &str,
@@ -199,7 +201,7 @@ fn low_rank_up(b: &mut GraphBuilder, module: &str, x: ValueId, (hidden, rank): (
 }
 
 /// What is removed from the state: keys times `k_k`, of length 1 per head. `k: [n, heads, size]`.
-fn unit_keys(b: &mut GraphBuilder, heads: Heads, name: &str, k: ValueId) -> ValueId {
+fn unit_keys(b: &mut GraphBuilder, heads: RwkvHeads, name: &str, k: ValueId) -> ValueId {
     let scale = heads.vector(b, &format!("{name}.k_k"));
     let k = b.mul(k, scale);
     let square = b.square(k);
@@ -211,7 +213,7 @@ fn unit_keys(b: &mut GraphBuilder, heads: Heads, name: &str, k: ValueId) -> Valu
 }
 
 /// `k * (1 + (a - 1) * k_a)`, all `[n, heads, size]`.
-fn replacement_keys(b: &mut GraphBuilder, heads: Heads, name: &str, k: ValueId, a: ValueId) -> ValueId {
+fn replacement_keys(b: &mut GraphBuilder, heads: RwkvHeads, name: &str, k: ValueId, a: ValueId) -> ValueId {
     let weight = heads.vector(b, &format!("{name}.k_a"));
     let one = b.constant(1.0);
     let rate = b.sub(a, one);
@@ -222,7 +224,7 @@ fn replacement_keys(b: &mut GraphBuilder, heads: Heads, name: &str, k: ValueId, 
 
 /// One step of the generalised delta rule per head: `S = S diag(w) + v k^T + (S a) b^T`, then `y = S r`. Inputs S, r, w, k, v, a
 /// (what is removed, negative), b (what is put in its place).
-fn delta_rule_step(b: &mut GraphBuilder, heads: Heads) -> FuncId {
+fn delta_rule_step(b: &mut GraphBuilder, heads: RwkvHeads) -> FuncId {
     let [matrix, key, value] = heads.types();
     let types = [matrix, key.clone(), key.clone(), key.clone(), value, key.clone(), key];
     b.function("wkv", FunctionKind::Body, &types, |b, inputs| {

@@ -4,12 +4,12 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::families::LlamaConfig;
-use crate::transformer::Sizes;
+use crate::transformer::ModelSizes;
 
 /// The configuration as one of the Llama block.
 pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
     let config = LlamaConfig::from_fields(fields)?;
-    let Sizes { head_size, layers, .. } = config.sizes;
+    let ModelSizes { head_size, layers, .. } = config.sizes;
     let defaults = RopeDefaults { theta: 2e6, ..RopeDefaults::LLAMA };
     let rope = RopeConfig::read(fields, head_size, config.sizes.context, defaults)?;
     let turned = turned(fields, layers)?;

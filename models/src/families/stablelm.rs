@@ -5,16 +5,16 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, layer_norm, layer_norm_by_head};
-use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct StableLmConfig {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     pub qkv_bias: bool,
     /// Queries and keys are normalised head by head (12B).
@@ -26,14 +26,14 @@ pub struct StableLmConfig {
 
 impl StableLmConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<StableLmConfig, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(4096))?;
+        let mut sizes = ModelSizes::read(fields, Some(4096))?;
         let defaults = RopeDefaults { share: 0.25, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
         Ok(StableLmConfig {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["layer_norm_eps"], 1e-5)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
             qkv_bias: fields.flag_or("use_qkv_bias", false)?,
             head_norms: fields.flag_or("qk_layernorm", false)?,
@@ -45,30 +45,30 @@ impl StableLmConfig {
 }
 
 /// Its norms are called `q_layernorm` and `k_layernorm`.
-fn head_norm(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
+fn head_norm(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64) -> ValueId {
     layer_norm_by_head(net, x, &name.replace("_norm", "_layernorm"), eps)
 }
 
 impl Transformer for StableLmConfig {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Layer(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Layer(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let normalised = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let part = format!("{name}.self_attn");
-        let part = SelfAttention::new(&part, rope, Attention::causal(self.sizes.head_size));
+        let part = SelfAttention::new(&part, rope, AttentionVariant::causal(self.sizes.head_size));
         let part = SelfAttention {
             qkv_bias: self.qkv_bias,
             head_norm: self.head_norms.then_some((head_norm, self.eps)),

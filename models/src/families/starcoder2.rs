@@ -4,16 +4,18 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, layer_norm};
-use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, widest};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Starcoder2Config {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub rope: Rope,
     pub windows: Vec<Option<usize>>,
     pub bias: bool,
@@ -22,13 +24,13 @@ pub struct Starcoder2Config {
 
 impl Starcoder2Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<Starcoder2Config, ConfigError> {
-        let mut sizes = Sizes::read(fields, Some(4096))?;
+        let mut sizes = ModelSizes::read(fields, Some(4096))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
         Ok(Starcoder2Config {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["norm_epsilon"], 1e-5)?,
-            activation: Activation::read(fields, &["hidden_act"], Activation::GeluTanh)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::GeluTanh)?,
             rope: rope.rope,
             windows: fields.windows(sizes.layers, |_| true)?,
             bias: fields.flag_or("use_bias", true)?,
@@ -41,22 +43,23 @@ impl Starcoder2Config {
 impl Transformer for Starcoder2Config {
     type Shared = RopeTables;
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::Layer(self.eps), self.tied)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::Layer(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
+    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, bias, name) = (&self.sizes, self.bias, format!("model.layers.{layer}"));
         let h = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
-        let attention = Attention { window: self.windows[layer], ..Attention::causal(sizes.head_size) };
+        let attention =
+            AttentionVariant { window: self.windows[layer], ..AttentionVariant::causal(sizes.head_size) };
         let part = format!("{name}.self_attn");
         let part =
             SelfAttention { qkv_bias: bias, output_bias: bias, ..SelfAttention::new(&part, rope, attention) };
@@ -64,8 +67,8 @@ impl Transformer for Starcoder2Config {
         let x = net.residual(layer, "attention", x, h);
         let h = layer_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let (up, down) = (format!("{name}.mlp.c_fc"), format!("{name}.mlp.c_proj"));
-        let up = Linear::new(&up, self.intermediate).bias(bias);
-        let h = mlp::plain(net, h, up, Linear::new(&down, sizes.hidden).bias(bias), self.activation);
+        let up = LinearLayer::new(&up, self.intermediate).bias(bias);
+        let h = mlp::plain(net, h, up, LinearLayer::new(&down, sizes.hidden).bias(bias), self.activation);
         net.residual(layer, "mlp", x, h)
     }
 

@@ -10,21 +10,21 @@ use crate::config::ConfigFields;
 use crate::config::sizes::{HIDDEN, LARGEST_HEAD, MOST_HEADS, MOST_LAYERS};
 use crate::error::ConfigError;
 use crate::layers::attention::keep;
-use crate::layers::linear::Linear;
+use crate::layers::linear::LinearLayer;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, Buckets, DistanceBias, Keys, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::layers::{ActivationFunction, AttentionVariant, DistanceBias, DistanceBuckets, KeyScope, mlp};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct T5Config {
     /// The layers are the decoder's.
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub encoder_layers: usize,
     pub intermediate: usize,
     pub eps: f64,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// The feed-forward part has a gate.
     pub gated: bool,
     pub buckets: usize,
@@ -39,16 +39,16 @@ pub struct T5Config {
 
 /// Which stack a block is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stack {
+enum T5Stack {
     Encoder,
     Decoder,
 }
 
-impl Stack {
+impl T5Stack {
     fn name(self) -> &'static str {
         match self {
-            Stack::Encoder => "encoder",
-            Stack::Decoder => "decoder",
+            T5Stack::Encoder => "encoder",
+            T5Stack::Decoder => "decoder",
         }
     }
 }
@@ -75,7 +75,7 @@ impl T5Config {
         let encoder_layers = fields.size("num_layers")?;
         let layers = fields.size_or("num_decoder_layers", encoder_layers)?;
         let heads = fields.size("num_heads")?;
-        let sizes = Sizes {
+        let sizes = ModelSizes {
             vocab: fields.vocab()?,
             hidden: fields.size(fields.first(&HIDDEN))?,
             layers: fields.within("num_decoder_layers", layers, MOST_LAYERS)?,
@@ -110,7 +110,7 @@ impl T5Config {
     fn check_buckets(&self, fields: &ConfigFields) -> Result<(), ConfigError> {
         let most = 1 << 16;
         fields.within("relative_attention_max_distance", self.most_distance, most)?;
-        for stack in [Stack::Encoder, Stack::Decoder] {
+        for stack in [T5Stack::Encoder, T5Stack::Decoder] {
             if let Some(why) = self.division(stack).fault() {
                 let found = Value::from(self.buckets);
                 let expected = format!("a number of buckets that goes with the largest distance: {why}");
@@ -120,11 +120,15 @@ impl T5Config {
         Ok(())
     }
 
-    fn division(&self, stack: Stack) -> Buckets {
-        Buckets { count: self.buckets, most: self.most_distance, both_sides: stack == Stack::Encoder }
+    fn division(&self, stack: T5Stack) -> DistanceBuckets {
+        DistanceBuckets {
+            count: self.buckets,
+            most: self.most_distance,
+            both_sides: stack == T5Stack::Encoder,
+        }
     }
 
-    fn distances(&self, stack: Stack, layer: usize) -> DistanceBias {
+    fn distances(&self, stack: T5Stack, layer: usize) -> DistanceBias {
         let layer = if self.own_distances { layer } else { 0 };
         let part = format!("{}.block.{layer}.layer.0.SelfAttention", stack.name());
         DistanceBias {
@@ -134,20 +138,20 @@ impl T5Config {
         }
     }
 
-    fn project(&self, net: &mut Net, name: &str, x: ValueId) -> ValueId {
-        Linear::new(name, self.sizes.query()).apply(net, x)
+    fn project(&self, net: &mut ModelBuilder, name: &str, x: ValueId) -> ValueId {
+        LinearLayer::new(name, self.sizes.query()).apply(net, x)
     }
 
     /// Keys and values `[n, heads, size]`.
-    fn keys_and_values(&self, net: &mut Net, part: &str, x: ValueId) -> [ValueId; 2] {
+    fn keys_and_values(&self, net: &mut ModelBuilder, part: &str, x: ValueId) -> [ValueId; 2] {
         ["k", "v"].map(|which| self.project(net, &format!("{part}.{which}"), x))
     }
 
     /// Also gives the keys and values, of which the decoder's are all that its caches have.
     fn self_attention(
         &self,
-        net: &mut Net,
-        stack: Stack,
+        net: &mut ModelBuilder,
+        stack: T5Stack,
         layer: usize,
         x: ValueId,
     ) -> (ValueId, [ValueId; 2]) {
@@ -156,50 +160,59 @@ impl T5Config {
         let h = rms_norm(net, x, &format!("{block}.layer_norm"), self.eps);
         let q = self.project(net, &format!("{part}.q"), h);
         let [k, v] = self.keys_and_values(net, &part, h);
-        let mut attention = Attention { scale: 1.0, ..Attention::of_all(self.sizes.head_size) };
+        let mut attention = AttentionVariant { scale: 1.0, ..AttentionVariant::of_all(self.sizes.head_size) };
         attention.bias = Some(self.distances(stack, layer));
-        if stack == Stack::Decoder {
-            (attention.ahead, attention.keys) = (0, Keys::Target);
+        if stack == T5Stack::Decoder {
+            (attention.ahead, attention.keys) = (0, KeyScope::Target);
         }
         let (heads, mut seen) = (self.sizes.heads, [k, v]);
         let h = net.per_sequence(&[q, k, v], |net, rows| {
             let [q, k, v] = [rows[0], rows[1], rows[2]].map(|rows| net.split_heads(rows, heads));
             // The encoder keeps nothing of its own.
-            seen = if stack == Stack::Decoder { keep(net, layer, [k, v]) } else { [k, v] };
+            seen = if stack == T5Stack::Decoder { keep(net, layer, [k, v]) } else { [k, v] };
             vec![attention.over(net, q.into(), seen, None)]
         })[0];
-        (Linear::new(&format!("{part}.o"), self.sizes.hidden).apply(net, h), seen)
+        (LinearLayer::new(&format!("{part}.o"), self.sizes.hidden).apply(net, h), seen)
     }
 
     /// Looks at the source. Its rows are in the caches, which have those of this call by now.
-    fn cross_attention(&self, net: &mut Net, layer: usize, x: ValueId, caches: [ValueId; 2]) -> ValueId {
+    fn cross_attention(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        x: ValueId,
+        caches: [ValueId; 2],
+    ) -> ValueId {
         let block = format!("decoder.block.{layer}.layer.1");
         let part = format!("{block}.EncDecAttention");
         let h = rms_norm(net, x, &format!("{block}.layer_norm"), self.eps);
         let q = self.project(net, &format!("{part}.q"), h);
-        let attention =
-            Attention { scale: 1.0, keys: Keys::Source, ..Attention::of_all(self.sizes.head_size) };
+        let attention = AttentionVariant {
+            scale: 1.0,
+            keys: KeyScope::Source,
+            ..AttentionVariant::of_all(self.sizes.head_size)
+        };
         let heads = self.sizes.heads;
         let h = net.per_sequence(&[q], |net, rows| {
             let q = net.split_heads(rows[0], heads);
             vec![attention.over(net, q.into(), caches, None)]
         })[0];
-        Linear::new(&format!("{part}.o"), self.sizes.hidden).apply(net, h)
+        LinearLayer::new(&format!("{part}.o"), self.sizes.hidden).apply(net, h)
     }
 
-    fn feed_forward(&self, net: &mut Net, block: &str, x: ValueId) -> ValueId {
+    fn feed_forward(&self, net: &mut ModelBuilder, block: &str, x: ValueId) -> ValueId {
         let h = rms_norm(net, x, &format!("{block}.layer_norm"), self.eps);
         let name = |part: &str| format!("{block}.DenseReluDense.{part}");
         let (out, width) = (name("wo"), self.intermediate);
-        let down = Linear::new(&out, self.sizes.hidden);
+        let down = LinearLayer::new(&out, self.sizes.hidden);
         match self.gated {
-            false => mlp::plain(net, h, Linear::new(&name("wi"), width), down, self.activation),
+            false => mlp::plain(net, h, LinearLayer::new(&name("wi"), width), down, self.activation),
             true => {
                 let (gate, up) = (name("wi_0"), name("wi_1"));
                 mlp::gated(
                     net,
                     h,
-                    [Linear::new(&gate, width), Linear::new(&up, width), down],
+                    [LinearLayer::new(&gate, width), LinearLayer::new(&up, width), down],
                     self.activation,
                 )
             }
@@ -210,21 +223,21 @@ impl T5Config {
 impl Transformer for T5Config {
     type Shared = ();
 
-    fn sizes(&self) -> &Sizes {
+    fn sizes(&self) -> &ModelSizes {
         &self.sizes
     }
 
-    fn frame(&self) -> Frame {
+    fn frame(&self) -> OuterLayers {
         let norm = (Norm::Rms(self.eps), "decoder.final_layer_norm");
-        let frame = Frame::named(EMBEDDING, norm, "lm_head.weight", self.tied);
+        let frame = OuterLayers::named(EMBEDDING, norm, "lm_head.weight", self.tied);
         let scale = self.scaled.then(|| 1.0 / (self.sizes.hidden as f64).sqrt());
-        Frame { logit_scale: scale, ..frame }
+        OuterLayers { logit_scale: scale, ..frame }
     }
 
-    fn shared(&self, _: &mut Net) {}
+    fn shared(&self, _: &mut ModelBuilder) {}
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
-        let (h, caches) = self.self_attention(net, Stack::Decoder, layer, x);
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
+        let (h, caches) = self.self_attention(net, T5Stack::Decoder, layer, x);
         let x = net.residual(layer, "attention", x, h);
         let h = self.cross_attention(net, layer, x, caches);
         let x = net.residual(layer, "cross_attention", x, h);
@@ -236,10 +249,10 @@ impl Transformer for T5Config {
         Some(self.start)
     }
 
-    fn encode(&self, net: &mut Net) {
+    fn encode(&self, net: &mut ModelBuilder) {
         let x = self.embed(net);
         let x = net.layers(self.encoder_layers, x, |net, layer, x| {
-            let (h, _) = self.self_attention(net, Stack::Encoder, layer, x);
+            let (h, _) = self.self_attention(net, T5Stack::Encoder, layer, x);
             let x = net.residual(layer, "attention", x, h);
             let h = self.feed_forward(net, &format!("encoder.block.{layer}.layer.1"), x);
             net.residual(layer, "mlp", x, h)
@@ -312,14 +325,14 @@ fn refuse_parts(fields: &ConfigFields) -> Result<(), ConfigError> {
 }
 
 /// The activation, and whether there is a gate.
-fn feed_forward(fields: &ConfigFields) -> Result<(Activation, bool), ConfigError> {
+fn feed_forward(fields: &ConfigFields) -> Result<(ActivationFunction, bool), ConfigError> {
     const FIELD: &str = "feed_forward_proj";
-    let Some(found) = fields.get(FIELD) else { return Ok((Activation::Relu, false)) };
+    let Some(found) = fields.get(FIELD) else { return Ok((ActivationFunction::Relu, false)) };
     let kind = fields.string(FIELD)?;
     let (name, gated) = kind.strip_prefix("gated-").map_or((kind.as_str(), false), |name| (name, true));
     // As the reference reads it.
     let name = if kind == "gated-gelu" { "gelu_new" } else { name };
-    let activation = Activation::find(name);
+    let activation = ActivationFunction::find(name);
     let activation = activation.ok_or_else(|| fields.wrong(FIELD, "relu, gated-gelu or the like", found))?;
     Ok((activation, gated))
 }

@@ -2,13 +2,13 @@
 
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::transformer::Net;
+use crate::transformer::ModelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::UnOp;
 use serde_json::Value;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
+pub enum ActivationFunction {
     /// `x * sigmoid(x)`.
     Silu,
     /// `x * Phi(x)`, with the error function.
@@ -23,24 +23,24 @@ pub enum Activation {
 }
 
 /// Every name with its function. `gelu_fast` and `gelu_new` write one formula in two ways.
-const NAMES: [(&str, Activation); 13] = [
-    ("silu", Activation::Silu),
-    ("swish", Activation::Silu),
-    ("gelu", Activation::Gelu),
-    ("gelu_python", Activation::Gelu),
-    ("gelu_new", Activation::GeluTanh),
-    ("gelu_fast", Activation::GeluTanh),
-    ("gelu_pytorch_tanh", Activation::GeluTanh),
-    ("gelu_tanh", Activation::GeluTanh),
-    ("quick_gelu", Activation::QuickGelu),
-    ("relu", Activation::Relu),
-    ("relu2", Activation::ReluSquared),
-    ("relu_squared", Activation::ReluSquared),
-    ("squared_relu", Activation::ReluSquared),
+const NAMES: [(&str, ActivationFunction); 13] = [
+    ("silu", ActivationFunction::Silu),
+    ("swish", ActivationFunction::Silu),
+    ("gelu", ActivationFunction::Gelu),
+    ("gelu_python", ActivationFunction::Gelu),
+    ("gelu_new", ActivationFunction::GeluTanh),
+    ("gelu_fast", ActivationFunction::GeluTanh),
+    ("gelu_pytorch_tanh", ActivationFunction::GeluTanh),
+    ("gelu_tanh", ActivationFunction::GeluTanh),
+    ("quick_gelu", ActivationFunction::QuickGelu),
+    ("relu", ActivationFunction::Relu),
+    ("relu2", ActivationFunction::ReluSquared),
+    ("relu_squared", ActivationFunction::ReluSquared),
+    ("squared_relu", ActivationFunction::ReluSquared),
 ];
 
-impl Activation {
-    pub fn find(name: &str) -> Option<Activation> {
+impl ActivationFunction {
+    pub fn find(name: &str) -> Option<ActivationFunction> {
         NAMES.iter().find(|(n, _)| *n == name).map(|(_, activation)| *activation)
     }
 
@@ -48,31 +48,31 @@ impl Activation {
     pub fn read(
         config: &ConfigFields,
         fields: &[&str],
-        default: Activation,
-    ) -> Result<Activation, ConfigError> {
+        default: ActivationFunction,
+    ) -> Result<ActivationFunction, ConfigError> {
         let Some(field) = fields.iter().find(|f| config.get(f).is_some()) else { return Ok(default) };
         let name = config.string(field)?;
-        Activation::find(&name).ok_or_else(|| {
+        ActivationFunction::find(&name).ok_or_else(|| {
             let names: Vec<&str> = NAMES.iter().map(|(n, _)| *n).collect();
             config.wrong(field, &format!("one of {}", names.join(", ")), &Value::from(name))
         })
     }
 
-    pub fn apply(self, net: &mut Net, x: ValueId) -> ValueId {
+    pub fn apply(self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         match self {
-            Activation::Silu => gated(net, x, 1.0),
-            Activation::QuickGelu => gated(net, x, 1.702),
-            Activation::Relu => net.relu(x),
-            Activation::ReluSquared => {
+            ActivationFunction::Silu => gated(net, x, 1.0),
+            ActivationFunction::QuickGelu => gated(net, x, 1.702),
+            ActivationFunction::Relu => net.relu(x),
+            ActivationFunction::ReluSquared => {
                 let positive = net.relu(x);
                 net.square(positive)
             }
-            Activation::Gelu => {
+            ActivationFunction::Gelu => {
                 let scaled = net.scale(x, std::f64::consts::FRAC_1_SQRT_2);
                 let erf = net.unary(UnOp::Erf, scaled);
                 half_of_one_plus(net, x, erf)
             }
-            Activation::GeluTanh => {
+            ActivationFunction::GeluTanh => {
                 // tanh(sqrt(2/pi) * (x + 0.044715 x^3)), Hendrycks and Gimpel 2016.
                 let square = net.square(x);
                 let cube = net.mul(square, x);
@@ -87,14 +87,14 @@ impl Activation {
 }
 
 /// `x * sigmoid(factor * x)`.
-fn gated(net: &mut Net, x: ValueId, factor: f64) -> ValueId {
+fn gated(net: &mut ModelBuilder, x: ValueId, factor: f64) -> ValueId {
     let scaled = if factor == 1.0 { x } else { net.scale(x, factor) };
     let gate = net.sigmoid(scaled);
     net.mul(x, gate)
 }
 
 /// `x / 2 * (1 + y)`.
-fn half_of_one_plus(net: &mut Net, x: ValueId, y: ValueId) -> ValueId {
+fn half_of_one_plus(net: &mut ModelBuilder, x: ValueId, y: ValueId) -> ValueId {
     let half = net.scale(x, 0.5);
     let one = net.constant(1.0);
     let sum = net.add(y, one);

@@ -1,7 +1,7 @@
 //! Attention over a cache, written in primitive ops; a pass makes one op of it.
 
 use super::distance_bias::DistanceBias;
-use crate::transformer::Net;
+use crate::transformer::ModelBuilder;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
@@ -10,33 +10,33 @@ use mlcc_ir::types::{DType, TensorType};
 
 /// What distinguishes one model's attention from another's.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Attention {
+pub struct AttentionVariant {
     /// Factor of the products of queries and keys.
     pub scale: f64,
     /// Queries are divided by it and the scores multiplied: keeps half-precision scores in range (ChatGLM-6B).
     pub balance: f64,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f64>,
-    /// Only this many newest keys are seen; [`Net::view`] may narrow that.
+    /// Only this many newest keys are seen; [`ModelBuilder::view`] may narrow that.
     pub window: Option<usize>,
     /// How many later keys are seen: 0 if the attention is causal, [`ops::Attention::ALL`] if it looks at the whole text.
     pub ahead: usize,
     /// Per query head: `slope * (j - p)` is added to the score of key `j` for the query at `p`.
     pub alibi: Option<Vec<f32>>,
     /// Name of a vector `[heads]`: one learned logit per head joins the sum of the softmax, for a key without a value
-    /// (gpt-oss, which calls it a sink; not one of the tokens that [`Net::view`] keeps).
+    /// (gpt-oss, which calls it a sink; not one of the tokens that [`ModelBuilder::view`] keeps).
     pub null_logits: Option<String>,
     /// Learned terms of the scores, by the distance of query and key.
     pub bias: Option<DistanceBias>,
     /// Which rows of the caches are keys.
-    pub keys: Keys,
+    pub keys: KeyScope,
 }
 
 /// Rows of the caches that an attention looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keys {
+pub enum KeyScope {
     All,
-    /// Those of the source text of an encoder-decoder model ([`Net::source_length`]): cross attention.
+    /// Those of the source text of an encoder-decoder model ([`ModelBuilder::source_length`]): cross attention.
     Source,
     /// Those behind it.
     Target,
@@ -44,26 +44,26 @@ pub enum Keys {
 
 /// Queries `[n, heads, size]`.
 #[derive(Clone, Copy, Debug)]
-pub struct Queries {
+pub struct RotatedQueries {
     pub near: ValueId,
     /// Turned for the place that they have for attention sinks outside the window.
     pub far: ValueId,
 }
 
-impl From<ValueId> for Queries {
+impl From<ValueId> for RotatedQueries {
     /// Queries that are not turned.
-    fn from(q: ValueId) -> Queries {
-        Queries { near: q, far: q }
+    fn from(q: ValueId) -> RotatedQueries {
+        RotatedQueries { near: q, far: q }
     }
 }
 
 /// What hides a key; far below every score, and no source of NaN.
 const HIDDEN: f64 = -1e30;
 
-impl Attention {
+impl AttentionVariant {
     /// Causal, with the usual factor `1 / sqrt(size)`.
-    pub fn causal(size: usize) -> Attention {
-        Attention {
+    pub fn causal(size: usize) -> AttentionVariant {
+        AttentionVariant {
             scale: 1.0 / (size as f64).sqrt(),
             balance: 1.0,
             softcap: None,
@@ -72,20 +72,22 @@ impl Attention {
             alibi: None,
             null_logits: None,
             bias: None,
-            keys: Keys::All,
+            keys: KeyScope::All,
         }
     }
 
     /// Every query sees every key.
-    pub fn of_all(size: usize) -> Attention {
-        Attention { ahead: ops::Attention::ALL, ..Attention::causal(size) }
+    pub fn of_all(size: usize) -> AttentionVariant {
+        AttentionVariant { ahead: ops::AttentionOp::ALL, ..AttentionVariant::causal(size) }
     }
 
     /// Every query sees so many keys on each side of its own; `None`: all.
-    pub fn of_sides(size: usize, side: Option<usize>) -> Attention {
+    pub fn of_sides(size: usize, side: Option<usize>) -> AttentionVariant {
         match side {
-            None => Attention::of_all(size),
-            Some(side) => Attention { window: Some(side + 1), ahead: side, ..Attention::causal(size) },
+            None => AttentionVariant::of_all(size),
+            Some(side) => {
+                AttentionVariant { window: Some(side + 1), ahead: side, ..AttentionVariant::causal(size) }
+            }
         }
     }
 
@@ -93,9 +95,9 @@ impl Attention {
     /// values join those of the calls before in the layer's cache.
     pub fn apply(
         &self,
-        net: &mut Net,
+        net: &mut ModelBuilder,
         layer: usize,
-        q: impl Into<Queries>,
+        q: impl Into<RotatedQueries>,
         k: ValueId,
         v: ValueId,
     ) -> ValueId {
@@ -105,15 +107,15 @@ impl Attention {
     /// The same where every query sees the first `prefix: i32[1]` keys, also those after it.
     pub fn apply_with_prefix(
         &self,
-        net: &mut Net,
+        net: &mut ModelBuilder,
         layer: usize,
-        q: Queries,
+        q: RotatedQueries,
         k: ValueId,
         v: ValueId,
         prefix: Option<ValueId>,
     ) -> ValueId {
         let rows = net.per_sequence(&[q.near, q.far, k, v], |net, rows| {
-            let q = Queries { near: rows[0], far: if q.far == q.near { rows[0] } else { rows[1] } };
+            let q = RotatedQueries { near: rows[0], far: if q.far == q.near { rows[0] } else { rows[1] } };
             let [k, v] = keep(net, layer, [rows[2], rows[3]]);
             vec![self.over(net, q, [k, v], prefix)]
         });
@@ -121,8 +123,14 @@ impl Attention {
     }
 
     /// The attention of one sequence to all its keys and values so far ([`keep`]).
-    pub fn over(&self, net: &mut Net, q: Queries, [k, v]: [ValueId; 2], prefix: Option<ValueId>) -> ValueId {
-        let axis = |net: &Net, x, axis: usize| net.ty(x).dims[axis].clone();
+    pub fn over(
+        &self,
+        net: &mut ModelBuilder,
+        q: RotatedQueries,
+        [k, v]: [ValueId; 2],
+        prefix: Option<ValueId>,
+    ) -> ValueId {
+        let axis = |net: &ModelBuilder, x, axis: usize| net.ty(x).dims[axis].clone();
         let (n, heads) = (axis(net, q.near, 0), axis(net, q.near, 1));
         let (t, kv) = (axis(net, k, 0), axis(net, k, 1));
         let count = |d: &Dim| d.as_const().unwrap_or(1);
@@ -141,10 +149,10 @@ impl Attention {
             net.reshape(logits, [kv.clone(), group.clone(), Dim::from(1), Dim::from(1)])
         });
         let source = match self.keys {
-            Keys::All => None,
-            Keys::Source | Keys::Target => Some(net.source_length()),
+            KeyScope::All => None,
+            KeyScope::Source | KeyScope::Target => Some(net.source_length()),
         };
-        let products = Products { keys, column, slopes, kv, group, source };
+        let products = AttentionOperands { keys, column, slopes, kv, group, source };
         let near = self.scores(net, q.near, row, &products);
         let seen = self.masked(net, (q.far, near), &products, prefix);
         let weights = match null_logits {
@@ -159,8 +167,14 @@ impl Attention {
     }
 
     /// Scores `[kv, group, n, t]` before masks, of queries `[n, heads, size]` that stand at `rows: i32[n]`.
-    fn scores(&self, net: &mut Net, q: ValueId, rows: ValueId, products: &Products) -> ValueId {
-        let Products { keys, column, slopes, kv, group, .. } = products;
+    fn scores(
+        &self,
+        net: &mut ModelBuilder,
+        q: ValueId,
+        rows: ValueId,
+        products: &AttentionOperands,
+    ) -> ValueId {
+        let AttentionOperands { keys, column, slopes, kv, group, .. } = products;
         let dims = net.ty(q).dims.clone();
         // Queries that share a key head stand in one group: [kv, group, n, size].
         let q = net.reshape(q, [dims[0].clone(), kv.clone(), group.clone(), dims[2].clone()]);
@@ -195,9 +209,9 @@ impl Attention {
     /// Scores `near` with those of hidden keys replaced, and those of sinks by the scores of the queries `far`.
     fn masked(
         &self,
-        net: &mut Net,
+        net: &mut ModelBuilder,
         (far, near): (ValueId, ValueId),
-        products: &Products,
+        products: &AttentionOperands,
         prefix: Option<ValueId>,
     ) -> ValueId {
         let (row, column) = (net.rows(), products.column);
@@ -211,7 +225,7 @@ impl Attention {
             let first = net.sub(row, reach);
             seen = net.select_ge(column, first, seen, behind);
         }
-        if self.ahead < ops::Attention::ALL {
+        if self.ahead < ops::AttentionOp::ALL {
             let last = match self.ahead {
                 0 => row,
                 ahead => {
@@ -227,19 +241,25 @@ impl Attention {
             seen = net.select_ge(last, column, near, seen);
         }
         match (self.keys, products.source) {
-            (Keys::Source, Some(source)) => {
+            (KeyScope::Source, Some(source)) => {
                 let one = integer(net, 1);
                 let last = net.sub(source, one);
                 seen = net.select_ge(last, column, seen, hidden);
             }
-            (Keys::Target, Some(source)) => seen = net.select_ge(column, source, seen, hidden),
-            (Keys::All, _) | (_, None) => {}
+            (KeyScope::Target, Some(source)) => seen = net.select_ge(column, source, seen, hidden),
+            (KeyScope::All, _) | (_, None) => {}
         }
         seen
     }
 
     /// Scores of the first keys, which are seen from everywhere; all others hidden.
-    fn sinks(&self, net: &mut Net, queries: ValueId, products: &Products, sinks: usize) -> ValueId {
+    fn sinks(
+        &self,
+        net: &mut ModelBuilder,
+        queries: ValueId,
+        products: &AttentionOperands,
+        sinks: usize,
+    ) -> ValueId {
         let rows = net.rows();
         let places = net.places_for_sinks(rows).unwrap_or(rows);
         let scores = self.scores(net, queries, places, products);
@@ -250,7 +270,7 @@ impl Attention {
 }
 
 /// What queries meet in a layer.
-struct Products {
+struct AttentionOperands {
     /// Transposed, `[kv, 1, size, t]`.
     keys: ValueId,
     /// Rows of the cache, `i32[t]`.
@@ -264,7 +284,7 @@ struct Products {
 }
 
 /// Softmax over the last axis of `scores: [kv, group, n, t]`, with `exp(logits)` in the sum.
-fn softmax_with_null(net: &mut Net, scores: ValueId, logits: ValueId) -> ValueId {
+fn softmax_with_null(net: &mut ModelBuilder, scores: ValueId, logits: ValueId) -> ValueId {
     let top = net.reduce(RedOp::Max, scores, 3);
     let top = net.max(top, logits);
     let shifted = net.sub(scores, top);
@@ -277,20 +297,20 @@ fn softmax_with_null(net: &mut Net, scores: ValueId, logits: ValueId) -> ValueId
 }
 
 /// `[n]` as `[n, 1]`.
-fn column_of(net: &mut Net, rows: ValueId) -> ValueId {
+fn column_of(net: &mut ModelBuilder, rows: ValueId) -> ValueId {
     let n = net.n();
     net.reshape(rows, [n, Dim::from(1)])
 }
 
 /// Keys and values of this call join those of the calls before in the layer's caches: all so far, of one sequence. Where whole
 /// texts are read they are all that there is.
-pub fn keep(net: &mut Net, layer: usize, [k, v]: [ValueId; 2]) -> [ValueId; 2] {
+pub fn keep(net: &mut ModelBuilder, layer: usize, [k, v]: [ValueId; 2]) -> [ValueId; 2] {
     let k = cached(net, &format!("layers.{layer}.key"), k);
     [k, cached(net, &format!("layers.{layer}.value"), v)]
 }
 
 /// All rows of a cache with those of this call: `[past + n, ..]`.
-pub fn cached(net: &mut Net, name: &str, rows: ValueId) -> ValueId {
+pub fn cached(net: &mut ModelBuilder, name: &str, rows: ValueId) -> ValueId {
     if net.reads_texts() {
         return rows;
     }
@@ -302,14 +322,14 @@ pub fn cached(net: &mut Net, name: &str, rows: ValueId) -> ValueId {
 }
 
 /// `[t, kv, size]` as `[kv, 1, t, size]`.
-fn heads_first(net: &mut Net, x: ValueId) -> ValueId {
+fn heads_first(net: &mut ModelBuilder, x: ValueId) -> ValueId {
     let dims = net.ty(x).dims.clone();
     let x = net.permute(x, &[1, 0, 2]);
     net.reshape(x, [dims[1].clone(), Dim::from(1), dims[0].clone(), dims[2].clone()])
 }
 
 /// An `i32` constant.
-pub fn integer(net: &mut Net, value: i64) -> ValueId {
+pub fn integer(net: &mut ModelBuilder, value: i64) -> ValueId {
     net.op(Op::Constant { value: value as f64, dtype: DType::I32 }, &[])
 }
 

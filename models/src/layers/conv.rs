@@ -1,6 +1,6 @@
 //! Short causal convolutions over the tokens, as hybrids have before or in place of a recurrence.
 
-use crate::transformer::Net;
+use crate::transformer::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource};
@@ -22,7 +22,7 @@ pub struct CausalConv<'a> {
 
 impl CausalConv<'_> {
     /// `x: [n, channels]` to the same shape.
-    pub fn apply(&self, net: &mut Net, layer: usize, x: ValueId) -> ValueId {
+    pub fn apply(&self, net: &mut ModelBuilder, layer: usize, x: ValueId) -> ValueId {
         let (channels, taps) = (net.width(x), self.taps);
         let [first, ..] = self.names else { return x };
         let equal = channels / self.names.len();
@@ -38,7 +38,7 @@ impl CausalConv<'_> {
         let rows = net.per_sequence(&[x], |net, rows| {
             let joined = with_last_rows(net, &format!("layers.{layer}.conv"), rows[0], taps - 1);
             let n = net.n();
-            let tap = |net: &mut Net, tap: usize| {
+            let tap = |net: &mut ModelBuilder, tap: usize| {
                 let earlier = net.slice(joined, 0, Dim::from(tap), n.clone());
                 let weight = net.slice(weight, 0, Dim::from(tap), Dim::from(1));
                 net.mul(earlier, weight)
@@ -69,7 +69,7 @@ fn joined(mut parts: Vec<ParamSource>) -> ParamSource {
 }
 
 /// `rows: [n, ..]` of one sequence after the `count` rows before them, which are the state `name`.
-fn with_last_rows(net: &mut Net, name: &str, rows: ValueId, count: usize) -> ValueId {
+fn with_last_rows(net: &mut ModelBuilder, name: &str, rows: ValueId, count: usize) -> ValueId {
     let channels = net.ty(rows).dims[1].clone();
     let state = net.state(name, TensorType::new(DType::F32, [Dim::from(count), channels]), 0.0);
     let before = net.read(state);

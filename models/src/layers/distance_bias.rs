@@ -1,7 +1,7 @@
 //! Learned terms of attention scores by the distance of query and key (Raffel et al. 2020): distances have buckets, which get
 //! wider with the distance, and a bucket has a term for each head.
 
-use crate::transformer::Net;
+use crate::transformer::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
@@ -10,7 +10,7 @@ use mlcc_ir::types::{DType, TensorType};
 
 /// How distances are divided among buckets; reference: `T5Attention._relative_position_bucket` of transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Buckets {
+pub struct DistanceBuckets {
     pub count: usize,
     /// From here on all distances have the last bucket.
     pub most: usize,
@@ -18,7 +18,7 @@ pub struct Buckets {
     pub both_sides: bool,
 }
 
-impl Buckets {
+impl DistanceBuckets {
     /// Buckets of one side.
     pub fn of_side(&self) -> usize {
         if self.both_sides { self.count / 2 } else { self.count }
@@ -62,7 +62,7 @@ impl Buckets {
 pub struct DistanceBias {
     /// Name of the tensor `[buckets, heads]`.
     pub name: String,
-    pub buckets: Buckets,
+    pub buckets: DistanceBuckets,
     pub heads: usize,
 }
 
@@ -71,11 +71,11 @@ impl DistanceBias {
     /// columns are the rows of the tensor, each as often as its bucket has distances.
     pub fn apply(
         &self,
-        net: &mut Net,
+        net: &mut ModelBuilder,
         (row, column): (ValueId, ValueId),
         (kv, group): (&Dim, &Dim),
     ) -> ValueId {
-        let Buckets { count, both_sides, .. } = self.buckets;
+        let DistanceBuckets { count, both_sides, .. } = self.buckets;
         let last = self.buckets.last() as i64;
         let ahead = if both_sides { last } else { 0 };
         let bucket = |distance| RowBlocks::range(self.buckets.of(distance), 1, count);
@@ -87,8 +87,9 @@ impl DistanceBias {
         let table = net.param_from(&name, ParamRole::Vector, ty, source);
         let table = net.permute(table, &[1, 0]);
 
-        let integer =
-            |net: &mut Net, value: i64| net.op(Op::Constant { value: value as f64, dtype: DType::I32 }, &[]);
+        let integer = |net: &mut ModelBuilder, value: i64| {
+            net.op(Op::Constant { value: value as f64, dtype: DType::I32 }, &[])
+        };
         let distance = net.sub(column, row);
         let (nearest, farthest) = (integer(net, ahead), integer(net, -last));
         let distance = net.max(distance, farthest);
@@ -108,14 +109,14 @@ mod tests {
     /// Buckets that transformers 4.56 gives, of both sides and of one.
     #[test]
     fn buckets_are_those_of_the_reference() {
-        let both = Buckets { count: 32, most: 128, both_sides: true };
-        let of = |b: &Buckets, ds: &[i64]| ds.iter().map(|&d| b.of(d)).collect::<Vec<_>>();
+        let both = DistanceBuckets { count: 32, most: 128, both_sides: true };
+        let of = |b: &DistanceBuckets, ds: &[i64]| ds.iter().map(|&d| b.of(d)).collect::<Vec<_>>();
         assert_eq!(
             of(&both, &[0, -1, -7, -8, -11, -12, -16, -23, -64, -127, -500]),
             [0, 1, 7, 8, 8, 9, 10, 11, 14, 15, 15]
         );
         assert_eq!(of(&both, &[1, 7, 8, 16, 32, 500]), [17, 23, 24, 26, 28, 31]);
-        let one = Buckets { both_sides: false, ..both };
+        let one = DistanceBuckets { both_sides: false, ..both };
         assert_eq!(
             of(&one, &[5, 0, -15, -16, -18, -19, -32, -64, -128, -900]),
             [0, 0, 15, 16, 16, 17, 21, 26, 31, 31]
@@ -126,7 +127,7 @@ mod tests {
 
     #[test]
     fn divisions_that_are_none() {
-        let fault = |count, most, both_sides| Buckets { count, most, both_sides }.fault();
+        let fault = |count, most, both_sides| DistanceBuckets { count, most, both_sides }.fault();
         assert!(fault(32, 128, true).is_none());
         assert!(fault(2, 128, true).is_some() && fault(33, 128, true).is_some());
         assert!(fault(32, 16, false).is_some() && fault(32, 8, true).is_some());

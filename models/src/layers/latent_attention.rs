@@ -2,13 +2,13 @@
 //! come from rows of a low rank. A cache keeps these rows alone, one for all heads: what would make keys of them is applied to the
 //! queries, and what would make values of them to the mean of the rows (the paper calls these matrices absorbed).
 
-use super::attention::{Attention, Queries, cached};
-use super::linear::Linear;
+use super::attention::{AttentionVariant, RotatedQueries, cached};
+use super::linear::LinearLayer;
 use super::norm::rms_norm;
 use super::rope::{RopeTables, part};
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::transformer::{Net, Sizes};
+use crate::transformer::{ModelBuilder, ModelSizes};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
@@ -36,18 +36,18 @@ pub struct LatentAttention {
 
 /// What a call knows of positions.
 #[derive(Clone, Copy)]
-pub struct Positions<'a> {
+pub struct LatentPositions<'a> {
     /// `None` in layers without positions.
     pub rope: Option<&'a RopeTables>,
     /// Factors of the queries, `[n, 1, 1]` of one sequence.
     pub query_scale: Option<ValueId>,
 }
 
-impl<'a> Positions<'a> {
-    pub const NONE: Positions<'static> = Positions { rope: None, query_scale: None };
+impl<'a> LatentPositions<'a> {
+    pub const NONE: LatentPositions<'static> = LatentPositions { rope: None, query_scale: None };
 
-    pub fn turned(rope: &'a RopeTables) -> Positions<'a> {
-        Positions { rope: Some(rope), query_scale: None }
+    pub fn turned(rope: &'a RopeTables) -> LatentPositions<'a> {
+        LatentPositions { rope: Some(rope), query_scale: None }
     }
 }
 
@@ -59,9 +59,9 @@ const LATENT_EPS: f64 = 1e-6;
 impl LatentAttention {
     /// Sizes of a model with such heads. What of a head is turned is called its size, as newer files write it; the width
     /// of the rows is no multiple of anything.
-    pub fn sizes(fields: &ConfigFields) -> Result<Sizes, ConfigError> {
+    pub fn sizes(fields: &ConfigFields) -> Result<ModelSizes, ConfigError> {
         let turned = fields.size("qk_rope_head_dim")?;
-        Sizes::read_sized(fields, Some(4096), Some(turned))
+        ModelSizes::read_sized(fields, Some(4096), Some(turned))
     }
 
     /// From the fields of DeepSeek V2 and V3.
@@ -82,19 +82,27 @@ impl LatentAttention {
     }
 
     /// `[n, hidden]` to `[n, hidden]`.
-    pub fn apply(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, at: Positions) -> ValueId {
+    pub fn apply(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        name: &str,
+        x: ValueId,
+        at: LatentPositions,
+    ) -> ValueId {
         let (hidden, n) = (net.width(x), net.n());
         let q = self.queries(net, name, x);
         let q = net.split_heads(q, self.heads);
         let (still, moving) = (part(net, q, 0, self.plain), part(net, q, self.plain, self.turned));
         let heads = self.all_heads(net, x);
-        let still = self.of_heads(net, (still, heads), (name, Side::Keys));
+        let still = self.of_heads(net, (still, heads), (name, LatentSide::Keys));
         // A row of low rank, and the part of the keys that all heads share.
         let latent = project(net, name, "kv_a_proj_with_mqa", x, (self.rank + self.turned, self.bias));
         let low = net.slice(latent, 1, 0.into(), self.rank.into());
         let shared = net.slice(latent, 1, self.rank.into(), self.turned.into());
         let low = rms_norm(net, low, &format!("{name}.kv_a_layernorm"), LATENT_EPS);
-        let attention = Attention { scale: self.scale, ..Attention::causal(self.plain + self.turned) };
+        let attention =
+            AttentionVariant { scale: self.scale, ..AttentionVariant::causal(self.plain + self.turned) };
         let rows = net.per_sequence(&[still, moving, low, shared], |net, rows| {
             let q = self.placed(net, (rows[0], rows[1]), at);
             let (low, mut shared) = (net.split_heads(rows[2], 1), net.split_heads(rows[3], 1));
@@ -107,17 +115,22 @@ impl LatentAttention {
             vec![attention.over(net, q, [all, values], None)]
         });
         let mixed = net.split_heads(rows[0], self.heads);
-        let values = self.of_heads(net, (mixed, heads), (name, Side::Values));
+        let values = self.of_heads(net, (mixed, heads), (name, LatentSide::Values));
         let values = net.reshape(values, [n, Dim::from(self.heads * self.value)]);
         project(net, name, "o_proj", values, (hidden, self.bias))
     }
 
     /// Rows `[n, heads, in]` times a matrix of each head: queries for keys become queries for rows of low rank, and means of such
     /// rows become means of values. The heads are experts, of which every row chooses all.
-    fn of_heads(&self, net: &mut Net, (x, heads): (ValueId, ValueId), (name, side): (&str, Side)) -> ValueId {
+    fn of_heads(
+        &self,
+        net: &mut ModelBuilder,
+        (x, heads): (ValueId, ValueId),
+        (name, side): (&str, LatentSide),
+    ) -> ValueId {
         let (out, input) = match side {
-            Side::Keys => (self.rank, self.plain),
-            Side::Values => (self.value, self.rank),
+            LatentSide::Keys => (self.rank, self.plain),
+            LatentSide::Values => (self.value, self.rank),
         };
         let (stored, source) = self.source(net, name, side);
         let ty = TensorType::new(DType::F32, [self.heads * out, input]);
@@ -126,7 +139,7 @@ impl LatentAttention {
     }
 
     /// Numbers of the heads for each row of `x: [n, ..]`, `i32[n, heads]`.
-    fn all_heads(&self, net: &mut Net, x: ValueId) -> ValueId {
+    fn all_heads(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         let numbers = net.table("latent_attention.heads", (0..self.heads).map(|head| head as f32).collect());
         let numbers = net.cast(numbers, DType::I32);
         let numbers = net.reshape(numbers, [Dim::from(1), Dim::from(self.heads)]);
@@ -136,10 +149,10 @@ impl LatentAttention {
     }
 
     /// The matrices of all heads, below one another: `[heads * rank, plain]` or `[heads * value, rank]`, and their name.
-    fn source(&self, net: &mut Net, name: &str, side: Side) -> (String, ParamSource) {
+    fn source(&self, net: &mut ModelBuilder, name: &str, side: LatentSide) -> (String, ParamSource) {
         let (width, which) = match side {
-            Side::Keys => (self.plain, "k_b_proj"),
-            Side::Values => (self.value, "v_b_proj"),
+            LatentSide::Keys => (self.plain, "k_b_proj"),
+            LatentSide::Values => (self.value, "v_b_proj"),
         };
         let stored = format!("{name}.{which}.weight");
         // Rows of a head: `start` of `of`.
@@ -148,14 +161,16 @@ impl LatentAttention {
             false => {
                 let of = self.plain + self.value;
                 let tensor = net.tensor(&format!("{name}.kv_b_proj.weight"), &[self.heads * of, self.rank]);
-                (tensor, if side == Side::Keys { 0 } else { self.plain }, of)
+                (tensor, if side == LatentSide::Keys { 0 } else { self.plain }, of)
             }
         };
         let all = self.heads * of;
         let rows = |blocks| ParamSource::Rows(blocks, Box::new(tensor.clone()));
         let source = match side {
-            Side::Values => rows(RowBlocks { start, len: width, stride: of, count: self.heads, of: all }),
-            Side::Keys => {
+            LatentSide::Values => {
+                rows(RowBlocks { start, len: width, stride: of, count: self.heads, of: all })
+            }
+            LatentSide::Keys => {
                 let head =
                     |i| ParamSource::Transpose(Box::new(rows(RowBlocks::range(i * of + start, width, all))));
                 ParamSource::Concat((0..self.heads).map(head).collect())
@@ -165,7 +180,7 @@ impl LatentAttention {
     }
 
     /// `[n, heads * size]`.
-    fn queries(&self, net: &mut Net, name: &str, x: ValueId) -> ValueId {
+    fn queries(&self, net: &mut ModelBuilder, name: &str, x: ValueId) -> ValueId {
         let width = self.heads * (self.plain + self.turned);
         let Some(rank) = self.query_rank else { return project(net, name, "q_proj", x, (width, false)) };
         let low = project(net, name, "q_a_proj", x, (rank, self.bias));
@@ -174,28 +189,39 @@ impl LatentAttention {
     }
 
     /// Queries `[n, heads, rank + turned]` at their positions, of what is not turned and what is.
-    fn placed(&self, net: &mut Net, (still, moving): (ValueId, ValueId), at: Positions) -> Queries {
-        let join = |net: &mut Net, moving| net.concat(&[still, moving], 2);
-        let Some(rope) = at.rope else { return Queries::from(join(net, moving)) };
+    fn placed(
+        &self,
+        net: &mut ModelBuilder,
+        (still, moving): (ValueId, ValueId),
+        at: LatentPositions,
+    ) -> RotatedQueries {
+        let join = |net: &mut ModelBuilder, moving| net.concat(&[still, moving], 2);
+        let Some(rope) = at.rope else { return RotatedQueries::from(join(net, moving)) };
         let far = rope.apply_for_sinks(net, moving).map(|far| join(net, far));
         let near = rope.apply(net, moving);
         let mut near = join(net, near);
         if let Some(scale) = at.query_scale {
             near = net.mul(near, scale);
         }
-        Queries { near, far: far.unwrap_or(near) }
+        RotatedQueries { near, far: far.unwrap_or(near) }
     }
 }
 
 /// What the heads' matrices make of rows of low rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Side {
+enum LatentSide {
     Keys,
     Values,
 }
 
-fn project(net: &mut Net, name: &str, which: &str, x: ValueId, (out, bias): (usize, bool)) -> ValueId {
-    Linear::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
+fn project(
+    net: &mut ModelBuilder,
+    name: &str,
+    which: &str,
+    x: ValueId,
+    (out, bias): (usize, bool),
+) -> ValueId {
+    LinearLayer::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
 }
 
 /// What YaRN makes of the scores: the square of its attention factor by `mscale_all_dim`.

@@ -1,14 +1,14 @@
 //! Linear layers as checkpoints store them: plain, fused with others, transposed; with or without bias.
 
 use super::linear;
-use crate::transformer::Net;
+use crate::transformer::ModelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
 use mlcc_ir::types::{DType, TensorType};
 
 /// A linear layer `x @ weight^T + bias`, `weight: [out, in]`.
 #[derive(Clone, Debug)]
-pub struct Linear<'a> {
+pub struct LinearLayer<'a> {
     name: &'a str,
     out: usize,
     bias: bool,
@@ -17,22 +17,22 @@ pub struct Linear<'a> {
     role: ParamRole,
 }
 
-impl<'a> Linear<'a> {
+impl<'a> LinearLayer<'a> {
     /// `{name}.weight: [out, in]`.
-    pub fn new(name: &'a str, out: usize) -> Linear<'a> {
-        Linear { name, out, bias: false, transposed: false, part: None, role: ParamRole::Linear }
+    pub fn new(name: &'a str, out: usize) -> LinearLayer<'a> {
+        LinearLayer { name, out, bias: false, transposed: false, part: None, role: ParamRole::Linear }
     }
     /// Also adds `{name}.bias: [out]`.
     pub fn bias(self, bias: bool) -> Self {
-        Linear { bias, ..self }
+        LinearLayer { bias, ..self }
     }
     /// Stored as `[in, out]` (`Conv1D` of GPT-2).
     pub fn conv1d(self) -> Self {
-        Linear { transposed: true, ..self }
+        LinearLayer { transposed: true, ..self }
     }
     /// With another number of rows.
     pub fn with_out(self, out: usize) -> Self {
-        Linear { out, ..self }
+        LinearLayer { out, ..self }
     }
     /// Rows of the stored layer.
     pub fn out(&self) -> usize {
@@ -40,11 +40,11 @@ impl<'a> Linear<'a> {
     }
     /// Only these rows of a fused layer, under a name of their own.
     pub fn part(self, part: &'a str, rows: RowBlocks) -> Self {
-        Linear { part: Some((part, rows)), ..self }
+        LinearLayer { part: Some((part, rows)), ..self }
     }
     /// Kept in f32 whatever the quantization: routers.
     pub fn unquantized(self) -> Self {
-        Linear { role: ParamRole::Vector, ..self }
+        LinearLayer { role: ParamRole::Vector, ..self }
     }
 
     /// Whether there are slots for adapters beside it: of tensors as a checkpoint has them, neither parts nor transposed.
@@ -53,7 +53,7 @@ impl<'a> Linear<'a> {
     }
 
     /// `[n, in]` to `[n, out]`, or to the width of the part.
-    pub fn apply(&self, net: &mut Net, x: ValueId) -> ValueId {
+    pub fn apply(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         let input = net.width(x);
         let stored = if self.transposed { [input, self.out] } else { [self.out, input] };
         let mut source = net.tensor(&format!("{}.weight", self.name), &stored);
@@ -75,7 +75,7 @@ impl<'a> Linear<'a> {
 
     fn param(
         &self,
-        net: &mut Net,
+        net: &mut ModelBuilder,
         kind: &str,
         source: ParamSource,
         role: ParamRole,
@@ -94,7 +94,7 @@ impl<'a> Linear<'a> {
 }
 
 /// The products with several layers `{name}.weight: [out, in]`, side by side, as one product with the weight `{joined}.weight`.
-pub fn joined_layers(net: &mut Net, joined: &str, layers: &[(&str, usize)], x: ValueId) -> ValueId {
+pub fn joined_layers(net: &mut ModelBuilder, joined: &str, layers: &[(&str, usize)], x: ValueId) -> ValueId {
     let input = net.width(x);
     let parts =
         layers.iter().map(|(name, out)| net.tensor(&format!("{name}.weight"), &[*out, input])).collect();
@@ -142,21 +142,27 @@ impl FusedQkv {
     }
 
     /// The three products, `[n, width]` each.
-    pub fn apply(&self, net: &mut Net, x: ValueId, layer: &Linear) -> [ValueId; 3] {
+    pub fn apply(&self, net: &mut ModelBuilder, x: ValueId, layer: &LinearLayer) -> [ValueId; 3] {
         let parts = [("query", self.query), ("key", self.key), ("value", self.value)];
         parts.map(|(name, rows)| layer.clone().part(name, rows).apply(net, x))
     }
 }
 
 /// Logits of the head `name: [vocab, hidden]`.
-pub fn head(net: &mut Net, x: ValueId, name: &str, vocab: usize) -> ValueId {
+pub fn head(net: &mut ModelBuilder, x: ValueId, name: &str, vocab: usize) -> ValueId {
     let hidden = net.width(x);
     let weight = net.weight(name, ParamRole::Head, &[vocab, hidden]);
     linear(net, x, weight)
 }
 
 /// Logits by the embedding table `embedding` where it is tied, else by `name`.
-pub fn head_or_tied(net: &mut Net, x: ValueId, name: &str, tied: Option<&str>, vocab: usize) -> ValueId {
+pub fn head_or_tied(
+    net: &mut ModelBuilder,
+    x: ValueId,
+    name: &str,
+    tied: Option<&str>,
+    vocab: usize,
+) -> ValueId {
     match tied {
         None => head(net, x, name, vocab),
         Some(embedding) => {

@@ -3,11 +3,11 @@
 
 use super::conv::CausalConv;
 use super::matrix_state::{MatrixState, softplus};
-use super::{Activation, Linear};
+use super::{ActivationFunction, LinearLayer};
 use crate::config::ConfigFields;
 use crate::config::sizes::HIDDEN;
 use crate::error::ConfigError;
-use crate::transformer::Net;
+use crate::transformer::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource};
@@ -24,7 +24,7 @@ pub struct Mamba {
     pub taps: usize,
     /// Rank of the time steps.
     pub rank: usize,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// The projections have biases.
     pub bias: bool,
     pub conv_bias: bool,
@@ -57,20 +57,21 @@ impl Mamba {
             state_size: size("state_size", 16)?,
             taps,
             rank,
-            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             bias: fields.flag_or("use_bias", false)?,
             conv_bias: fields.flag_or("use_conv_bias", true)?,
         })
     }
 
     /// `[n, hidden]` to `[n, hidden]`.
-    pub fn apply(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+    pub fn apply(&self, net: &mut ModelBuilder, layer: usize, name: &str, x: ValueId) -> ValueId {
         let (hidden, inner, size) = (net.width(x), self.inner, self.state_size);
-        let linear = |net: &mut Net, which: &str, x, out, bias| {
-            Linear::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
+        let linear = |net: &mut ModelBuilder, which: &str, x, out, bias| {
+            LinearLayer::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
         };
-        let part =
-            |net: &mut Net, x, start: usize, len: usize| net.slice(x, 1, Dim::from(start), Dim::from(len));
+        let part = |net: &mut ModelBuilder, x, start: usize, len: usize| {
+            net.slice(x, 1, Dim::from(start), Dim::from(len))
+        };
         let projected = linear(net, "in_proj", x, 2 * inner, self.bias);
         let (x, gate) = (part(net, projected, 0, inner), part(net, projected, inner, inner));
         let conv = format!("{name}.conv1d");
@@ -92,13 +93,13 @@ impl Mamba {
         let direct = net.vector(&format!("{name}.D"), inner);
         let direct = net.mul(x, direct);
         let y = net.add(y, direct);
-        let gate = Activation::Silu.apply(net, gate);
+        let gate = ActivationFunction::Silu.apply(net, gate);
         let y = net.mul(y, gate);
         linear(net, "out_proj", y, hidden, self.bias)
     }
 
     /// `-exp(A)`, `[1, inner, state]`.
-    fn slopes(&self, net: &mut Net, name: &str) -> ValueId {
+    fn slopes(&self, net: &mut ModelBuilder, name: &str) -> ValueId {
         let name = format!("{name}.A_log");
         let (inner, size) = (self.inner, self.state_size);
         let source = ParamSource::NegExp(Box::new(net.tensor(&name, &[inner, size])));

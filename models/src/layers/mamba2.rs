@@ -4,10 +4,10 @@
 use super::conv::CausalConv;
 use super::matrix_state::{MatrixState, softplus};
 use super::norm::grouped_rms_norm;
-use super::{Activation, Linear};
+use super::{ActivationFunction, LinearLayer};
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::transformer::Net;
+use crate::transformer::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource};
@@ -26,7 +26,7 @@ pub struct Mamba2 {
     pub taps: usize,
     pub conv_bias: bool,
     /// Of what the convolution gives.
-    pub conv_activation: Activation,
+    pub conv_activation: ActivationFunction,
     /// The projections have biases.
     pub bias: bool,
     /// Bounds of the time steps.
@@ -78,7 +78,7 @@ impl Mamba2 {
             state_size: size(state_field)?,
             taps,
             conv_bias: fields.flag_or(conv_bias, true)?,
-            conv_activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            conv_activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             bias,
             output_bias: bias,
             multipliers: None,
@@ -94,11 +94,11 @@ impl Mamba2 {
     }
 
     /// `[n, hidden]` to `[n, hidden]`.
-    pub fn apply(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+    pub fn apply(&self, net: &mut ModelBuilder, layer: usize, name: &str, x: ValueId) -> ValueId {
         let (hidden, inner, shared) = (net.width(x), self.inner(), self.groups * self.state_size);
         let widths = [inner, inner + 2 * shared, self.heads];
         let input = format!("{name}.in_proj");
-        let projected = Linear::new(&input, widths.iter().sum()).bias(self.bias).apply(net, x);
+        let projected = LinearLayer::new(&input, widths.iter().sum()).bias(self.bias).apply(net, x);
         let projected = self.scaled(net, projected);
         let [gate, xbc, dt] = cut(net, projected, widths);
         let conv = CausalConv {
@@ -131,11 +131,11 @@ impl Mamba2 {
         let y = net.add(y, direct);
         let y = net.reshape(y, [n, Dim::from(inner)]);
         let y = self.gated(net, name, y, gate);
-        Linear::new(&format!("{name}.out_proj"), hidden).bias(self.output_bias).apply(net, y)
+        LinearLayer::new(&format!("{name}.out_proj"), hidden).bias(self.output_bias).apply(net, y)
     }
 
     /// What the input projection gives, `[n, ..]`, times its multipliers.
-    fn scaled(&self, net: &mut Net, x: ValueId) -> ValueId {
+    fn scaled(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         let Some(multipliers) = self.multipliers else { return x };
         let shared = self.groups * self.state_size;
         let widths = [self.inner(), self.inner(), shared, shared, self.heads];
@@ -144,9 +144,9 @@ impl Mamba2 {
         net.mul(x, factors)
     }
 
-    fn gated(&self, net: &mut Net, name: &str, y: ValueId, gate: ValueId) -> ValueId {
+    fn gated(&self, net: &mut ModelBuilder, name: &str, y: ValueId, gate: ValueId) -> ValueId {
         let name = format!("{name}.norm");
-        let gate = Activation::Silu.apply(net, gate);
+        let gate = ActivationFunction::Silu.apply(net, gate);
         match self.norm {
             GatedNorm::None => net.mul(y, gate),
             GatedNorm::After { groups } => {
@@ -161,7 +161,7 @@ impl Mamba2 {
     }
 
     /// `softplus(dt + bias)` within the bounds, `[n, heads]`.
-    fn time_step(&self, net: &mut Net, name: &str, dt: ValueId) -> ValueId {
+    fn time_step(&self, net: &mut ModelBuilder, name: &str, dt: ValueId) -> ValueId {
         let bias = net.vector(&format!("{name}.dt_bias"), self.heads);
         let dt = net.add(dt, bias);
         let mut dt = softplus(net, dt);
@@ -178,7 +178,7 @@ impl Mamba2 {
     }
 
     /// `exp(-exp(A) * dt)`, `[n, heads]`.
-    fn decay(&self, net: &mut Net, name: &str, dt: ValueId) -> ValueId {
+    fn decay(&self, net: &mut ModelBuilder, name: &str, dt: ValueId) -> ValueId {
         let name = format!("{name}.A_log");
         let source = ParamSource::NegExp(Box::new(net.tensor(&name, &[self.heads])));
         let ty = TensorType::new(DType::F32, [self.heads]);
@@ -189,7 +189,7 @@ impl Mamba2 {
 }
 
 /// Columns of `x: [n, ..]`, one part after the other.
-fn cut<const N: usize>(net: &mut Net, x: ValueId, widths: [usize; N]) -> [ValueId; N] {
+fn cut<const N: usize>(net: &mut ModelBuilder, x: ValueId, widths: [usize; N]) -> [ValueId; N] {
     let mut start = 0;
     widths.map(|width| {
         let part = net.slice(x, 1, Dim::from(start), Dim::from(width));

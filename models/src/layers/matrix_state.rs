@@ -1,7 +1,7 @@
 //! Recurrences whose state is a matrix per head: the gated delta rule and the state-space models that are attention without
 //! a softmax. Written as a scan, of which lowering makes one kernel with the state in registers.
 
-use crate::transformer::Net;
+use crate::transformer::ModelBuilder;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{FunctionKind, ValueId};
@@ -24,7 +24,7 @@ pub struct MatrixState {
 
 /// Along what an input of a step extends, besides the heads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Along {
+enum StateAxis {
     Keys,
     Values,
     /// A number per head.
@@ -39,12 +39,12 @@ impl MatrixState {
     /// `[n, heads, keys]` (Kimi Delta Attention, 2025); gives `[n, heads, values]`.
     pub fn gated_delta_rule(
         self,
-        net: &mut Net,
+        net: &mut ModelBuilder,
         layer: usize,
         [q, k, v]: [ValueId; 3],
         [decay, beta]: [ValueId; 2],
     ) -> ValueId {
-        use Along::{Head, Keys, Values};
+        use StateAxis::{Head, Keys, Values};
         let (name, along) = match net.ty(decay).dims.len() {
             3 => ("channel_delta_rule", Keys),
             _ => ("gated_delta_rule", Head),
@@ -66,12 +66,12 @@ impl MatrixState {
     /// [`MatrixState::gated_delta_rule`].
     pub fn state_space(
         self,
-        net: &mut Net,
+        net: &mut ModelBuilder,
         layer: usize,
         [q, k, v]: [ValueId; 3],
         decay: ValueId,
     ) -> ValueId {
-        use Along::{Head, Keys, Values};
+        use StateAxis::{Head, Keys, Values};
         let inputs = [(q, Keys), (k, Keys), (v, Values), (decay, Head)];
         self.recurrence(net, layer, ("state_space", &inputs), |b, state, x| {
             let &[q, k, v, decay] = x else { unreachable!("four inputs are declared") };
@@ -85,12 +85,12 @@ impl MatrixState {
     /// keys]`, values and steps `dt` `[n, heads, values]`, `slopes` `[heads, values, keys]`; gives `[n, heads, values]`.
     pub fn selective_state_space(
         self,
-        net: &mut Net,
+        net: &mut ModelBuilder,
         layer: usize,
         [q, k, v, dt]: [ValueId; 4],
         slopes: ValueId,
     ) -> ValueId {
-        use Along::{Keys, Matrix, Values};
+        use StateAxis::{Keys, Matrix, Values};
         let inputs = [(q, Keys), (k, Keys), (v, Values), (dt, Values), (slopes, Matrix)];
         self.recurrence(net, layer, ("selective_state_space", &inputs), |b, state, x| {
             let &[q, k, v, dt, slopes] = x else { unreachable!("five inputs are declared") };
@@ -106,16 +106,16 @@ impl MatrixState {
     /// read it.
     fn recurrence(
         self,
-        net: &mut Net,
+        net: &mut ModelBuilder,
         layer: usize,
-        (name, inputs): (&str, &[(ValueId, Along)]),
+        (name, inputs): (&str, &[(ValueId, StateAxis)]),
         step: impl FnOnce(&mut GraphBuilder, ValueId, &[ValueId]) -> (ValueId, ValueId),
     ) -> ValueId {
         let body = self.body(net, name, inputs, step);
         let n = net.n();
         // What stays the same comes last.
         let fixed: Vec<ValueId> =
-            inputs.iter().filter(|(_, a)| *a == Along::Matrix).map(|(x, _)| *x).collect();
+            inputs.iter().filter(|(_, a)| *a == StateAxis::Matrix).map(|(x, _)| *x).collect();
         let rows: Vec<ValueId> = inputs[..inputs.len() - fixed.len()]
             .iter()
             .map(|&(x, along)| {
@@ -135,9 +135,9 @@ impl MatrixState {
 
     fn body(
         self,
-        net: &mut Net,
+        net: &mut ModelBuilder,
         name: &str,
-        inputs: &[(ValueId, Along)],
+        inputs: &[(ValueId, StateAxis)],
         step: impl FnOnce(&mut GraphBuilder, ValueId, &[ValueId]) -> (ValueId, ValueId),
     ) -> FuncId {
         let types = inputs.iter().map(|&(_, along)| TensorType::new(DType::F32, self.dims(along)));
@@ -150,7 +150,7 @@ impl MatrixState {
     }
 
     fn matrix(self) -> TensorType {
-        TensorType::new(DType::F32, self.dims(Along::Matrix))
+        TensorType::new(DType::F32, self.dims(StateAxis::Matrix))
     }
 
     /// The axes of heads: those that have queries of their own, and if there are several of these, those that share them.
@@ -159,23 +159,23 @@ impl MatrixState {
         if groups == 1 || self.shared_by == 1 { vec![self.heads] } else { vec![groups, self.shared_by] }
     }
 
-    fn dims(self, along: Along) -> Vec<usize> {
+    fn dims(self, along: StateAxis) -> Vec<usize> {
         let mut dims = self.lead();
-        if along == Along::Keys && self.shared_by > 1 {
+        if along == StateAxis::Keys && self.shared_by > 1 {
             dims[self.lead().len() - 1] = 1;
         }
         dims.extend(match along {
-            Along::Keys => [1, self.keys],
-            Along::Values => [self.values, 1],
-            Along::Head => [1, 1],
-            Along::Matrix => [self.values, self.keys],
+            StateAxis::Keys => [1, self.keys],
+            StateAxis::Values => [self.values, 1],
+            StateAxis::Head => [1, 1],
+            StateAxis::Matrix => [self.values, self.keys],
         });
         dims
     }
 }
 
 /// Each head of `x: [n, heads, size]` as often in a row as makes `count` heads.
-pub fn repeat_heads(net: &mut Net, x: ValueId, count: usize) -> ValueId {
+pub fn repeat_heads(net: &mut ModelBuilder, x: ValueId, count: usize) -> ValueId {
     let dims = net.ty(x).dims.clone();
     let heads = dims[1].as_const().unwrap_or(1).max(1) as usize;
     if heads == count {
@@ -187,7 +187,7 @@ pub fn repeat_heads(net: &mut Net, x: ValueId, count: usize) -> ValueId {
 }
 
 /// `x / sqrt(sum of x^2 + eps)` over the last axis of `x: [n, heads, size]`.
-pub fn unit_length(net: &mut Net, x: ValueId, eps: f64) -> ValueId {
+pub fn unit_length(net: &mut ModelBuilder, x: ValueId, eps: f64) -> ValueId {
     let square = net.square(x);
     let sum = net.reduce(RedOp::Sum, square, 2);
     let eps = net.constant(eps);
@@ -197,7 +197,7 @@ pub fn unit_length(net: &mut Net, x: ValueId, eps: f64) -> ValueId {
 }
 
 /// `log(1 + exp(x))`.
-pub fn softplus(net: &mut Net, x: ValueId) -> ValueId {
+pub fn softplus(net: &mut ModelBuilder, x: ValueId) -> ValueId {
     let positive = net.relu(x);
     let size = net.unary(UnOp::Abs, x);
     let negative = net.unary(UnOp::Neg, size);

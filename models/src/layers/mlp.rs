@@ -1,13 +1,18 @@
 //! Feed-forward parts.
 
-use super::Activation;
-use super::linear::Linear;
-use crate::transformer::Net;
+use super::ActivationFunction;
+use super::linear::LinearLayer;
+use crate::transformer::ModelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::RowBlocks;
 
 /// `down(act(gate(x)) * up(x))` (Shazeer 2020) with three layers under these names.
-pub fn gated(net: &mut Net, x: ValueId, [gate, up, down]: [Linear; 3], activation: Activation) -> ValueId {
+pub fn gated(
+    net: &mut ModelBuilder,
+    x: ValueId,
+    [gate, up, down]: [LinearLayer; 3],
+    activation: ActivationFunction,
+) -> ValueId {
     let gate = gate.apply(net, x);
     let up = up.apply(net, x);
     let gate = activation.apply(net, gate);
@@ -17,26 +22,26 @@ pub fn gated(net: &mut Net, x: ValueId, [gate, up, down]: [Linear; 3], activatio
 
 /// The same with the names that most checkpoints have: `{name}.gate_proj`, `{name}.up_proj`, `{name}.down_proj`.
 pub fn gated_by_name(
-    net: &mut Net,
+    net: &mut ModelBuilder,
     x: ValueId,
     name: &str,
     width: usize,
     bias: bool,
-    activation: Activation,
+    activation: ActivationFunction,
 ) -> ValueId {
     let hidden = net.width(x);
     let names = ["gate_proj", "up_proj", "down_proj"].map(|part| format!("{name}.{part}"));
-    let [gate, up, down] = names.each_ref().map(|name| Linear::new(name, width).bias(bias));
+    let [gate, up, down] = names.each_ref().map(|name| LinearLayer::new(name, width).bias(bias));
     gated(net, x, [gate, up, down.with_out(hidden)], activation)
 }
 
 /// The same with `gate_up: [2 * width, in]`, the rows of the gate first.
 pub fn gated_fused(
-    net: &mut Net,
+    net: &mut ModelBuilder,
     x: ValueId,
-    gate_up: Linear,
-    down: Linear,
-    activation: Activation,
+    gate_up: LinearLayer,
+    down: LinearLayer,
+    activation: ActivationFunction,
 ) -> ValueId {
     let rows = gate_up.out();
     let gate = gate_up.clone().part("gate", RowBlocks::range(0, rows / 2, rows));
@@ -45,7 +50,13 @@ pub fn gated_fused(
 }
 
 /// `down(act(up(x)))`.
-pub fn plain(net: &mut Net, x: ValueId, up: Linear, down: Linear, activation: Activation) -> ValueId {
+pub fn plain(
+    net: &mut ModelBuilder,
+    x: ValueId,
+    up: LinearLayer,
+    down: LinearLayer,
+    activation: ActivationFunction,
+) -> ValueId {
     let h = up.apply(net, x);
     let h = activation.apply(net, h);
     down.apply(net, h)

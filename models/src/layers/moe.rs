@@ -1,11 +1,11 @@
 //! Mixtures of experts (Shazeer et al. 2017): which experts a token gets, and the products with them.
 
-use super::Activation;
-use super::linear::Linear;
+use super::ActivationFunction;
+use super::linear::LinearLayer;
 use super::mlp;
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::transformer::Net;
+use crate::transformer::ModelBuilder;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
@@ -15,11 +15,11 @@ use serde_json::Value;
 
 /// Which experts a token gets, with which weights.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Routing {
+pub struct ExpertRouter {
     pub count: usize,
     /// Experts per token.
     pub chosen: usize,
-    pub scores: Scores,
+    pub scores: RouterScoring,
     /// The router has a bias.
     pub bias: bool,
     /// The weights of the chosen experts are scaled to sum to 1.
@@ -29,12 +29,12 @@ pub struct Routing {
     /// Factor of the weights.
     pub scale: f64,
     /// The choice is among the experts of the best groups only.
-    pub groups: Option<Groups>,
+    pub groups: Option<ExpertGroups>,
 }
 
 /// Experts in groups of equal size, of which a token gets some (DeepSeek). A group is as good as its best experts together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Groups {
+pub struct ExpertGroups {
     pub count: usize,
     /// Groups per token.
     pub chosen: usize,
@@ -42,7 +42,7 @@ pub struct Groups {
     pub best: usize,
 }
 
-impl Groups {
+impl ExpertGroups {
     /// From `topk_group` and the fields for the numbers of groups and of experts; `None` where there is one group or all are
     /// chosen.
     pub fn read(
@@ -50,7 +50,7 @@ impl Groups {
         groups_field: &str,
         experts_field: &str,
         best: usize,
-    ) -> Result<Option<Groups>, ConfigError> {
+    ) -> Result<Option<ExpertGroups>, ConfigError> {
         let (count, experts) = (fields.size_or(groups_field, 1)?, fields.size(experts_field)?);
         let chosen = fields.size_or("topk_group", count)?;
         if count > 1 && (!experts.is_multiple_of(count) || experts / count < best) {
@@ -66,11 +66,11 @@ impl Groups {
             let expected = format!("at most {within}, the experts of {chosen} of {count} groups");
             return Err(fields.wrong(per_token, &expected, &fields.raw[per_token]));
         }
-        Ok((chosen < count).then_some(Groups { count, chosen, best }))
+        Ok((chosen < count).then_some(ExpertGroups { count, chosen, best }))
     }
 
     /// Scores `[n, experts]` with [`UNTAKEN`] in place of those of groups that are not chosen.
-    fn masked(self, net: &mut Net, scores: ValueId, experts: usize) -> ValueId {
+    fn masked(self, net: &mut ModelBuilder, scores: ValueId, experts: usize) -> ValueId {
         let (n, count, size) = (net.n(), self.count, experts / self.count);
         let by_group = net.reshape(scores, [n.product(&Dim::from(count)), Dim::from(size)]);
         let (best, _) = net.top_k(by_group, self.best);
@@ -78,7 +78,7 @@ impl Groups {
         let best = net.reshape(best, [n.clone(), Dim::from(count)]);
         let (chosen, _) = net.top_k(best, self.chosen);
         let least = net.slice(chosen, 1, Dim::from(self.chosen - 1), Dim::from(1));
-        let of = |net: &mut Net, x, groups: usize, size: usize| {
+        let of = |net: &mut ModelBuilder, x, groups: usize, size: usize| {
             net.reshape(x, [n.clone(), Dim::from(groups), Dim::from(size)])
         };
         let (scores, best, least) =
@@ -91,7 +91,7 @@ impl Groups {
 
 /// What the router's outputs become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scores {
+pub enum RouterScoring {
     /// Softmax over all experts.
     Softmax,
     /// Softmax over the chosen ones.
@@ -107,9 +107,9 @@ const UNTAKEN: f64 = -1e30;
 /// Names of the field with the experts per token.
 const PER_TOKEN: [&str; 2] = ["num_experts_per_tok", "num_experts_per_token"];
 
-impl Routing {
+impl ExpertRouter {
     /// Softmax over all. `count` are the names of the field with the number of experts.
-    pub fn read(fields: &ConfigFields, count: &[&'static str]) -> Result<Routing, ConfigError> {
+    pub fn read(fields: &ConfigFields, count: &[&'static str]) -> Result<ExpertRouter, ConfigError> {
         let field = fields.first(count);
         let chosen_field = fields.first(&PER_TOKEN);
         let (count, chosen) = (fields.size(field)?, fields.size(chosen_field)?);
@@ -118,8 +118,8 @@ impl Routing {
             let expected = format!("at most {field}, which is {count}");
             return Err(fields.wrong(chosen_field, &expected, &Value::from(chosen)));
         }
-        let scores = Scores::Softmax;
-        Ok(Routing {
+        let scores = RouterScoring::Softmax;
+        Ok(ExpertRouter {
             count,
             chosen,
             scores,
@@ -132,21 +132,21 @@ impl Routing {
     }
 
     /// Weights `f32[n, chosen]` and numbers `i32[n, chosen]` of the experts for `x: [n, hidden]`.
-    fn apply(&self, net: &mut Net, x: ValueId, names: &ExpertNames) -> (ValueId, ValueId) {
-        let scores = Linear::new(names.router, self.count).bias(self.bias).unquantized().apply(net, x);
+    fn apply(&self, net: &mut ModelBuilder, x: ValueId, names: &ExpertNames) -> (ValueId, ValueId) {
+        let scores = LinearLayer::new(names.router, self.count).bias(self.bias).unquantized().apply(net, x);
         let (mut weights, ids) = match self.scores {
-            Scores::Softmax => {
+            RouterScoring::Softmax => {
                 let mut probabilities = net.softmax(scores);
                 if let Some(groups) = self.groups {
                     probabilities = groups.masked(net, probabilities, self.count);
                 }
                 net.top_k(probabilities, self.chosen)
             }
-            Scores::SoftmaxOfChosen => {
+            RouterScoring::SoftmaxOfChosen => {
                 let (chosen, ids) = net.top_k(scores, self.chosen);
                 (net.softmax(chosen), ids)
             }
-            Scores::Sigmoid => {
+            RouterScoring::Sigmoid => {
                 let scores = net.sigmoid(scores);
                 self.corrected(net, scores, names.correction)
             }
@@ -171,7 +171,12 @@ impl Routing {
     }
 
     /// The choice by scores plus a learned correction, and the scores of the chosen without it.
-    fn corrected(&self, net: &mut Net, scores: ValueId, correction: Option<&str>) -> (ValueId, ValueId) {
+    fn corrected(
+        &self,
+        net: &mut ModelBuilder,
+        scores: ValueId,
+        correction: Option<&str>,
+    ) -> (ValueId, ValueId) {
         let Some(name) = correction else { return net.top_k(scores, self.chosen) };
         let bias = net.vector(name, self.count);
         let mut corrected = net.add(scores, bias);
@@ -184,7 +189,7 @@ impl Routing {
 
     /// The scores `[n, count]` of the chosen experts as they are, `[n, chosen]`. Taking the correction away from what was
     /// chosen by would leave the rounding of the sum, which a correction of 9 makes larger than small scores.
-    fn scores_of(&self, net: &mut Net, scores: ValueId, ids: ValueId) -> ValueId {
+    fn scores_of(&self, net: &mut ModelBuilder, scores: ValueId, ids: ValueId) -> ValueId {
         let (n, one, chosen, count) = (net.n(), Dim::from(1), Dim::from(self.chosen), Dim::from(self.count));
         let ids = net.reshape(ids, [n.clone(), chosen.clone(), one.clone()]);
         let scores = net.reshape(scores, [n.clone(), one.clone(), count.clone()]);
@@ -199,7 +204,7 @@ impl Routing {
     }
 
     /// The numbers of the chosen experts among those of all, `f32[count]`: `[n, chosen]`.
-    fn of_chosen(&self, net: &mut Net, numbers: ValueId, ids: ValueId) -> ValueId {
+    fn of_chosen(&self, net: &mut ModelBuilder, numbers: ValueId, ids: ValueId) -> ValueId {
         let (n, chosen) = (net.n(), Dim::from(self.chosen));
         let column = net.reshape(numbers, [self.count, 1]);
         let flat = net.reshape(ids, [n.product(&chosen)]);
@@ -212,20 +217,20 @@ impl Routing {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Glu {
     /// `act(gate) * up`.
-    Plain(Activation),
+    Plain(ActivationFunction),
     /// `gate * sigmoid(slope * gate) * (up + 1)`, with the gate at most `limit`, and up between `-limit` and `limit`.
     Clamped { limit: f64, slope: f64 },
     /// `act(up)`: there is no gate.
-    Ungated(Activation),
+    Ungated(ActivationFunction),
 }
 
 impl Glu {
     /// `gate` and `up` add the products of these parts.
     fn apply(
         self,
-        net: &mut Net,
-        gate: impl FnOnce(&mut Net) -> ValueId,
-        up: impl FnOnce(&mut Net) -> ValueId,
+        net: &mut ModelBuilder,
+        gate: impl FnOnce(&mut ModelBuilder) -> ValueId,
+        up: impl FnOnce(&mut ModelBuilder) -> ValueId,
     ) -> ValueId {
         match self {
             Glu::Ungated(activation) => {
@@ -255,12 +260,12 @@ impl Glu {
 
 /// Gated experts.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Experts {
-    pub routing: Routing,
+pub struct MoeLayer {
+    pub routing: ExpertRouter,
     /// Width inside of an expert.
     pub intermediate: usize,
     pub glu: Glu,
-    /// The experts of a layer are two tensors where [`Stored::Single`] would have them one by one.
+    /// The experts of a layer are two tensors where [`ExpertStorage::Single`] would have them one by one.
     pub fused: bool,
 }
 
@@ -274,12 +279,12 @@ pub struct ExpertNames<'a> {
     pub correction: Option<&'a str>,
     /// A vector of factors of the experts' weights.
     pub expert_scale: Option<&'a str>,
-    pub stored: Stored<'a>,
+    pub stored: ExpertStorage<'a>,
 }
 
 /// How the matrices of the experts are stored.
 #[derive(Clone, Copy)]
-pub enum Stored<'a> {
+pub enum ExpertStorage<'a> {
     /// Expert `i` is `{experts}.{i}`, with layers for gate, up and down projection; those that are fused are packed, by the
     /// names `{experts}.gate_up_proj` (`up_proj` without a gate) and `{experts}.down_proj`.
     Single { experts: &'a str, parts: [&'a str; 3] },
@@ -294,18 +299,18 @@ pub enum Stored<'a> {
 
 /// One of the three products of an expert.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum ExpertProjection {
     Gate,
     Up,
     Down,
 }
 
-impl Part {
+impl ExpertProjection {
     fn name(self) -> &'static str {
         match self {
-            Part::Gate => "gate",
-            Part::Up => "up",
-            Part::Down => "down",
+            ExpertProjection::Gate => "gate",
+            ExpertProjection::Up => "up",
+            ExpertProjection::Down => "down",
         }
     }
 }
@@ -314,20 +319,20 @@ impl Part {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SharedExpert {
     pub width: usize,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
 }
 
-impl Experts {
+impl MoeLayer {
     /// Plain gated experts, with softmax over all.
     pub fn read(
         fields: &ConfigFields,
         count: &[&'static str],
         intermediate: usize,
         normalised: bool,
-    ) -> Result<Experts, ConfigError> {
-        let routing = Routing { normalised, ..Routing::read(fields, count)? };
-        let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
-        Ok(Experts {
+    ) -> Result<MoeLayer, ConfigError> {
+        let routing = ExpertRouter { normalised, ..ExpertRouter::read(fields, count)? };
+        let activation = ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?;
+        Ok(MoeLayer {
             routing,
             intermediate,
             glu: Glu::Plain(activation),
@@ -336,7 +341,7 @@ impl Experts {
     }
 
     /// `[n, hidden]` to `[n, hidden]`.
-    pub fn apply(&self, net: &mut Net, x: ValueId, names: &ExpertNames) -> ValueId {
+    pub fn apply(&self, net: &mut ModelBuilder, x: ValueId, names: &ExpertNames) -> ValueId {
         self.apply_routed(net, x, x, names)
     }
 
@@ -344,7 +349,7 @@ impl Experts {
     /// `NAME.shared_experts`. `corrected`: what the router chooses by has a bias.
     pub fn apply_with_shared(
         &self,
-        net: &mut Net,
+        net: &mut ModelBuilder,
         x: ValueId,
         name: &str,
         parts: [&'static str; 3],
@@ -354,7 +359,7 @@ impl Experts {
         let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
         let correction = format!("{router}.e_score_correction_bias");
         let correction = corrected.then_some(correction.as_str());
-        let stored = Stored::Single { experts: &inside, parts };
+        let stored = ExpertStorage::Single { experts: &inside, parts };
         let h = self.apply(net, x, &ExpertNames { router: &router, correction, expert_scale: None, stored });
         let beside = format!("{name}.shared_experts");
         let beside = mlp::gated_by_name(net, x, &beside, shared.width, false, shared.activation);
@@ -362,14 +367,20 @@ impl Experts {
     }
 
     /// The same where the router reads another `input`.
-    pub fn apply_routed(&self, net: &mut Net, input: ValueId, x: ValueId, names: &ExpertNames) -> ValueId {
+    pub fn apply_routed(
+        &self,
+        net: &mut ModelBuilder,
+        input: ValueId,
+        x: ValueId,
+        names: &ExpertNames,
+    ) -> ValueId {
         let (hidden, chosen) = (net.width(x), Dim::from(self.routing.chosen));
         let (weights, ids) = self.routing.apply(net, input, names);
         let n = net.n();
         let rows = net.reshape(x, [n.clone(), Dim::from(1), Dim::from(hidden)]);
-        let part = |part| move |net: &mut Net| self.product(net, rows, ids, (names, part), hidden);
-        let product = self.glu.apply(net, part(Part::Gate), part(Part::Up));
-        let outputs = self.product(net, product, ids, (names, Part::Down), hidden);
+        let part = |part| move |net: &mut ModelBuilder| self.product(net, rows, ids, (names, part), hidden);
+        let product = self.glu.apply(net, part(ExpertProjection::Gate), part(ExpertProjection::Up));
+        let outputs = self.product(net, product, ids, (names, ExpertProjection::Down), hidden);
         let weights = net.reshape(weights, [n.clone(), chosen, Dim::from(1)]);
         let weighted = net.mul(outputs, weights);
         let sum = net.reduce(RedOp::Sum, weighted, 1);
@@ -379,15 +390,15 @@ impl Experts {
     /// Rows `[n, chosen or 1, in]` times one matrix of each chosen expert: `[n, chosen, out]`.
     fn product(
         &self,
-        net: &mut Net,
+        net: &mut ModelBuilder,
         x: ValueId,
         ids: ValueId,
-        (names, part): (&ExpertNames, Part),
+        (names, part): (&ExpertNames, ExpertProjection),
         hidden: usize,
     ) -> ValueId {
         let (out, input) = match part {
-            Part::Gate | Part::Up => (self.intermediate, hidden),
-            Part::Down => (hidden, self.intermediate),
+            ExpertProjection::Gate | ExpertProjection::Up => (self.intermediate, hidden),
+            ExpertProjection::Down => (hidden, self.intermediate),
         };
         let count = self.routing.count;
         let (name, source) = self.source(net, &names.stored, part, (out, input));
@@ -395,15 +406,15 @@ impl Experts {
         let weight = net.param_from(&name, ParamRole::Linear, ty, source);
         let y = net.matmul_experts(x, weight, ids, count);
         let table = match names.stored {
-            Stored::Columns { gate_up, down } => {
-                self.bias(net, if part == Part::Down { down } else { gate_up }, part, out)
+            ExpertStorage::Columns { gate_up, down } => {
+                self.bias(net, if part == ExpertProjection::Down { down } else { gate_up }, part, out)
             }
-            Stored::Apart { parts } => {
+            ExpertStorage::Apart { parts } => {
                 let name = format!("{}_bias", parts[part as usize]);
                 let source = net.tensor(&name, &[count, out]);
                 net.param_from(&name, ParamRole::Vector, TensorType::new(DType::F32, [count, out]), source)
             }
-            Stored::Single { .. } | Stored::Packed { .. } => return y,
+            ExpertStorage::Single { .. } | ExpertStorage::Packed { .. } => return y,
         };
         let (n, chosen) = (net.n(), Dim::from(self.routing.chosen));
         let flat = net.reshape(ids, [n.product(&chosen)]);
@@ -415,47 +426,48 @@ impl Experts {
     /// One matrix of every expert, below one another: `[count * out, input]`.
     fn source(
         &self,
-        net: &mut Net,
-        stored: &Stored,
-        part: Part,
+        net: &mut ModelBuilder,
+        stored: &ExpertStorage,
+        part: ExpertProjection,
         (out, input): (usize, usize),
     ) -> (String, ParamSource) {
         let (count, inner) = (self.routing.count, self.intermediate);
         match *stored {
-            Stored::Single { experts, .. } if self.fused => {
+            ExpertStorage::Single { experts, .. } if self.fused => {
                 let (gate_up, down) = (format!("{experts}.gate_up_proj"), format!("{experts}.down_proj"));
                 match (self.glu, part) {
-                    (Glu::Ungated(_), Part::Up) => {
+                    (Glu::Ungated(_), ExpertProjection::Up) => {
                         let name = format!("{experts}.up_proj");
                         let source = net.tensor(&name, &[count, out, input]);
                         (name, source)
                     }
                     _ => {
-                        let packed = Stored::Packed { gate_up: &gate_up, down: &down };
+                        let packed = ExpertStorage::Packed { gate_up: &gate_up, down: &down };
                         self.source(net, &packed, part, (out, input))
                     }
                 }
             }
-            Stored::Single { experts, parts } => {
+            ExpertStorage::Single { experts, parts } => {
                 let which = parts[part as usize];
                 let one = |i| net.tensor(&format!("{experts}.{i}.{which}.weight"), &[out, input]);
                 (format!("{experts}.{which}.weight"), ParamSource::Concat((0..count).map(one).collect()))
             }
-            Stored::Apart { parts } => {
+            ExpertStorage::Apart { parts } => {
                 let name = parts[part as usize];
                 (name.to_string(), net.tensor(name, &[count, out, input]))
             }
-            Stored::Packed { down, .. } if part == Part::Down => {
+            ExpertStorage::Packed { down, .. } if part == ExpertProjection::Down => {
                 (down.to_string(), net.tensor(down, &[count, out, input]))
             }
-            Stored::Packed { gate_up, .. } => {
+            ExpertStorage::Packed { gate_up, .. } => {
                 let source = Box::new(net.tensor(gate_up, &[count, 2 * out, input]));
-                let start = if part == Part::Gate { 0 } else { inner };
+                let start = if part == ExpertProjection::Gate { 0 } else { inner };
                 let rows = RowBlocks { start, len: inner, stride: 2 * inner, count, of: count * 2 * inner };
                 (format!("{gate_up}.{}", part.name()), ParamSource::Rows(rows, source))
             }
-            Stored::Columns { gate_up, down } => {
-                let (name, columns) = if part == Part::Down { (down, out) } else { (gate_up, 2 * out) };
+            ExpertStorage::Columns { gate_up, down } => {
+                let (name, columns) =
+                    if part == ExpertProjection::Down { (down, out) } else { (gate_up, 2 * out) };
                 let tensor = net.tensor(name, &[count, input, columns]);
                 let expert = |i: usize| {
                     let rows = RowBlocks::range(i * input, input, count * input);
@@ -468,9 +480,9 @@ impl Experts {
     }
 
     /// The biases of all experts, `[count, out]`.
-    fn bias(&self, net: &mut Net, name: &str, part: Part, out: usize) -> ValueId {
+    fn bias(&self, net: &mut ModelBuilder, name: &str, part: ExpertProjection, out: usize) -> ValueId {
         let (count, name) = (self.routing.count, format!("{name}_bias"));
-        let columns = if part == Part::Down { out } else { 2 * out };
+        let columns = if part == ExpertProjection::Down { out } else { 2 * out };
         let tensor = net.tensor(&name, &[count, columns]);
         let transposed = part.of_columns(ParamSource::Transpose(Box::new(tensor)), columns);
         let ty = TensorType::new(DType::F32, [count, out]);
@@ -479,13 +491,13 @@ impl Experts {
     }
 }
 
-impl Part {
+impl ExpertProjection {
     /// Its rows where those of gate and up take turns.
     fn of_columns(self, transposed: ParamSource, columns: usize) -> ParamSource {
         let start = match self {
-            Part::Down => return transposed,
-            Part::Gate => 0,
-            Part::Up => 1,
+            ExpertProjection::Down => return transposed,
+            ExpertProjection::Gate => 0,
+            ExpertProjection::Up => 1,
         };
         let rows = RowBlocks { start, len: 1, stride: 2, count: columns / 2, of: columns };
         ParamSource::Rows(rows, Box::new(transposed))

@@ -1,6 +1,6 @@
 //! Norms over the last axis, with their weights by checkpoint name.
 
-use crate::transformer::Net;
+use crate::transformer::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource};
@@ -21,7 +21,7 @@ pub enum Norm {
 }
 
 impl Norm {
-    pub fn apply(self, net: &mut Net, x: ValueId, name: &str) -> ValueId {
+    pub fn apply(self, net: &mut ModelBuilder, x: ValueId, name: &str) -> ValueId {
         match self {
             Norm::None => x,
             Norm::Rms(eps) => rms_norm(net, x, name, eps),
@@ -33,21 +33,21 @@ impl Norm {
 }
 
 /// `x / rms(x) * weight` (Zhang and Sennrich 2019) with `{name}.weight`.
-pub fn rms_norm(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
+pub fn rms_norm(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64) -> ValueId {
     let size = net.width(x);
     let weight = net.vector(&format!("{name}.weight"), size);
     net.rms_norm(x, weight, eps)
 }
 
 /// `x / rms(x)`.
-pub fn rms_norm_unweighted(net: &mut Net, x: ValueId, eps: f64) -> ValueId {
+pub fn rms_norm_unweighted(net: &mut ModelBuilder, x: ValueId, eps: f64) -> ValueId {
     let size = net.width(x);
     let ones = net.table(&format!("ones.{size}"), vec![1.0; size]);
     net.rms_norm(x, ones, eps)
 }
 
 /// [`rms_norm`] of each of `groups` equal parts of `x: [n, size]`.
-pub fn grouped_rms_norm(net: &mut Net, x: ValueId, name: &str, eps: f64, groups: usize) -> ValueId {
+pub fn grouped_rms_norm(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64, groups: usize) -> ValueId {
     if groups == 1 {
         return rms_norm(net, x, name, eps);
     }
@@ -60,7 +60,7 @@ pub fn grouped_rms_norm(net: &mut Net, x: ValueId, name: &str, eps: f64, groups:
 }
 
 /// RMS norm whose checkpoint stores the weight less one (Gemma).
-pub fn rms_norm_plus_one(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
+pub fn rms_norm_plus_one(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64) -> ValueId {
     let (name, size) = (format!("{name}.weight"), net.width(x));
     let source = ParamSource::Offset(1.0, Box::new(net.tensor(&name, &[size])));
     let weight = net.param_from(&name, ParamRole::Vector, TensorType::new(DType::F32, [size]), source);
@@ -68,7 +68,7 @@ pub fn rms_norm_plus_one(net: &mut Net, x: ValueId, name: &str, eps: f64) -> Val
 }
 
 /// LayerNorm (Ba et al. 2016) with `{name}.weight` and `{name}.bias`.
-pub fn layer_norm(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
+pub fn layer_norm(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64) -> ValueId {
     let size = net.width(x);
     let weight = net.vector(&format!("{name}.weight"), size);
     let bias = net.vector(&format!("{name}.bias"), size);
@@ -76,7 +76,7 @@ pub fn layer_norm(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
 }
 
 /// LayerNorm with `{name}.weight` and, where `bias`, `{name}.bias`.
-pub fn layer_norm_bias(net: &mut Net, x: ValueId, name: &str, eps: f64, bias: bool) -> ValueId {
+pub fn layer_norm_bias(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64, bias: bool) -> ValueId {
     if bias {
         return layer_norm(net, x, name, eps);
     }
@@ -88,7 +88,7 @@ pub fn layer_norm_bias(net: &mut Net, x: ValueId, name: &str, eps: f64, bias: bo
 
 /// LayerNorm of each head of `x: [n, heads, size]` with weights of its own, `{name}.norms.{head}.weight`, and no bias
 /// (`StableLmLayerNormPerHead` of transformers).
-pub fn layer_norm_by_head(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
+pub fn layer_norm_by_head(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64) -> ValueId {
     let heads = net.ty(x).dims.get(1).and_then(Dim::as_const).unwrap_or(0) as usize;
     let size = net.width(x);
     let ones = net.table(&format!("ones.{size}"), vec![1.0; size]);

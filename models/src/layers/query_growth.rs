@@ -3,7 +3,7 @@
 use super::attention;
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::transformer::Net;
+use crate::transformer::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::UnOp;
@@ -11,27 +11,27 @@ use mlcc_ir::types::DType;
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct QueryGrowth {
+pub struct QueryTemperature {
     /// How fast queries grow.
     pub beta: f64,
     /// Queries grow from this position on.
     pub original_context: usize,
 }
 
-impl QueryGrowth {
+impl QueryTemperature {
     /// From `rope_parameters`; `context` is the original one where they do not say it.
-    pub fn read(parameters: &ConfigFields, context: usize) -> Result<QueryGrowth, ConfigError> {
+    pub fn read(parameters: &ConfigFields, context: usize) -> Result<QueryTemperature, ConfigError> {
         let beta = parameters.float_or("llama_4_scaling_beta", 0.0)?;
         if !(0.0..=1e3).contains(&beta) {
             let expected = "a number from 0 to 1000";
             return Err(parameters.wrong("llama_4_scaling_beta", expected, &Value::from(beta)));
         }
         let original_context = parameters.size_or("original_max_position_embeddings", context)?;
-        Ok(QueryGrowth { beta, original_context })
+        Ok(QueryTemperature { beta, original_context })
     }
 
     /// `1 + beta * log(1 + floor(position / original context))` for the tokens of one sequence, `[n, 1, 1]`.
-    pub fn factors(&self, net: &mut Net) -> ValueId {
+    pub fn factors(&self, net: &mut ModelBuilder) -> ValueId {
         let (n, positions) = (net.n(), net.positions());
         let period = attention::integer(net, self.original_context as i64);
         let periods = net.div(positions, period);

@@ -1,7 +1,7 @@
 //! Rotary position embedding (Su et al. 2021): heads as pairs that are turned by the position times a frequency.
 
 use super::attention::integer;
-use crate::transformer::Net;
+use crate::transformer::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::UnOp;
@@ -11,15 +11,15 @@ use std::f64::consts::TAU;
 /// Rotary embedding of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    pub frequencies: Frequencies,
+    pub frequencies: RopeFrequencies,
     /// Which elements form a pair.
-    pub pairs: Pairs,
+    pub pairs: RopePairing,
     /// Factor of cosine and sine (the attention factor of YaRN and LongRoPE).
     pub scale: f32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pairs {
+pub enum RopePairing {
     /// Element `i` with `i + half` (GPT-NeoX, Llama).
     Half,
     /// Element `2 i` with `2 i + 1` (GPT-J, GLM).
@@ -28,7 +28,7 @@ pub enum Pairs {
 
 /// Radians per position of each pair.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Frequencies {
+pub enum RopeFrequencies {
     Fixed(Vec<f32>),
     /// Dynamic NTK scaling: the base grows with the sequence once it is longer than `original`.
     Dynamic {
@@ -47,28 +47,28 @@ pub enum Frequencies {
 /// Cosine and sine at the positions of a call, computed once and used by all layers.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeTables {
-    at: Turn,
+    at: CosSinTables,
     /// Where queries stand for attention sinks.
-    at_sinks: Option<Turn>,
+    at_sinks: Option<CosSinTables>,
     half: usize,
-    pairs: Pairs,
+    pairs: RopePairing,
 }
 
 /// `[n, 1, half]` both.
 #[derive(Clone, Copy, Debug)]
-struct Turn {
+struct CosSinTables {
     cos: ValueId,
     sin: ValueId,
 }
 
 impl Rope {
     /// The unscaled embedding of the first `dims` elements of each head.
-    pub fn plain(dims: usize, theta: f64, pairs: Pairs) -> Rope {
-        Rope { frequencies: Frequencies::Fixed(frequencies(dims, theta)), pairs, scale: 1.0 }
+    pub fn plain(dims: usize, theta: f64, pairs: RopePairing) -> Rope {
+        Rope { frequencies: RopeFrequencies::Fixed(frequencies(dims, theta)), pairs, scale: 1.0 }
     }
 
     /// Tables for the positions of this call. `name` tells tables of one model from each other.
-    pub fn tables(&self, net: &mut Net, name: &str) -> RopeTables {
+    pub fn tables(&self, net: &mut ModelBuilder, name: &str) -> RopeTables {
         let (positions, rows) = (net.positions(), net.rows());
         net.for_sequences(|net| {
             let tables = self.tables_at(net, name, positions);
@@ -79,16 +79,16 @@ impl Rope {
     }
 
     /// Tables of a model with two kinds of layers: by this embedding, and by that of layers with a window.
-    pub fn tables_beside(&self, net: &mut Net, local: &Rope) -> [RopeTables; 2] {
+    pub fn tables_beside(&self, net: &mut ModelBuilder, local: &Rope) -> [RopeTables; 2] {
         let tables = self.tables(net, "rope");
         [tables, if local == self { tables } else { local.tables(net, "rope.local") }]
     }
 
     /// Tables for `positions: i32[n]` of one sequence.
-    pub fn tables_at(&self, net: &mut Net, name: &str, positions: ValueId) -> RopeTables {
+    pub fn tables_at(&self, net: &mut ModelBuilder, name: &str, positions: ValueId) -> RopeTables {
         let n = net.n();
         let (angles, half) = self.angles(net, name, positions);
-        let table = |net: &mut Net, op: UnOp| {
+        let table = |net: &mut ModelBuilder, op: UnOp| {
             let mut table = net.unary(op, angles);
             if self.scale != 1.0 {
                 table = net.scale(table, f64::from(self.scale));
@@ -96,11 +96,11 @@ impl Rope {
             net.reshape(table, [n.clone(), Dim::from(1), Dim::from(half)])
         };
         let (cos, sin) = (table(net, UnOp::Cos), table(net, UnOp::Sin));
-        RopeTables { at: Turn { cos, sin }, at_sinks: None, half, pairs: self.pairs }
+        RopeTables { at: CosSinTables { cos, sin }, at_sinks: None, half, pairs: self.pairs }
     }
 
     /// Angles `[n, half]` at positions `i32[n]` (or floats), and how many there are of one.
-    fn angles(&self, net: &mut Net, name: &str, positions: ValueId) -> (ValueId, usize) {
+    fn angles(&self, net: &mut ModelBuilder, name: &str, positions: ValueId) -> (ValueId, usize) {
         if let (Some(_), Some(table)) = (net.stream(), self.fixed(net)) {
             return (unbounded_angles(net, name, positions, table), table.len());
         }
@@ -111,23 +111,23 @@ impl Rope {
     }
 
     /// Frequencies that hold for all lengths that are possible here.
-    fn fixed(&self, net: &Net) -> Option<&[f32]> {
+    fn fixed(&self, net: &ModelBuilder) -> Option<&[f32]> {
         match &self.frequencies {
-            Frequencies::Fixed(table) => Some(table),
-            Frequencies::Long { short, original, .. } => (longest(net) <= *original).then_some(short),
-            Frequencies::Dynamic { table, original, .. } => (longest(net) <= *original).then_some(table),
+            RopeFrequencies::Fixed(table) => Some(table),
+            RopeFrequencies::Long { short, original, .. } => (longest(net) <= *original).then_some(short),
+            RopeFrequencies::Dynamic { table, original, .. } => (longest(net) <= *original).then_some(table),
         }
         .map(Vec::as_slice)
     }
 
     /// Frequencies `[half]` for this call, and how many there are.
-    fn frequencies(&self, net: &mut Net, name: &str) -> (ValueId, usize) {
+    fn frequencies(&self, net: &mut ModelBuilder, name: &str) -> (ValueId, usize) {
         if let Some(table) = self.fixed(net) {
             return (net.table(name, table.to_vec()), table.len());
         }
         match &self.frequencies {
-            Frequencies::Fixed(table) => (net.table(name, table.clone()), table.len()),
-            Frequencies::Long { short, long, original } => {
+            RopeFrequencies::Fixed(table) => (net.table(name, table.clone()), table.len()),
+            RopeFrequencies::Long { short, long, original } => {
                 let half = short.len();
                 let short = net.table(&format!("{name}.short"), short.clone());
                 let long = net.table(&format!("{name}.long"), long.clone());
@@ -135,7 +135,7 @@ impl Rope {
                 let limit = net.constant((*original + 1) as f64);
                 (net.select_ge(length, limit, long, short), half)
             }
-            Frequencies::Dynamic { table, original, factor } => {
+            RopeFrequencies::Dynamic { table, original, factor } => {
                 let half = table.len();
                 let exponents = (0..half).map(|i| (-2.0 * i as f64 / (2.0 * half as f64 - 2.0)) as f32);
                 let exponents = net.table(&format!("{name}.exponents"), exponents.collect());
@@ -157,12 +157,12 @@ impl Rope {
 }
 
 /// Tokens that positions may come to.
-fn longest(net: &Net) -> usize {
+fn longest(net: &ModelBuilder) -> usize {
     net.stream().map_or(net.context(), |s| s.window)
 }
 
-/// [`Net::length`] as `f32[1]`.
-fn length(net: &mut Net) -> ValueId {
+/// [`ModelBuilder::length`] as `f32[1]`.
+fn length(net: &mut ModelBuilder) -> ValueId {
     let length = net.length();
     net.cast(length, DType::F32)
 }
@@ -173,7 +173,7 @@ const DIGIT: u32 = 11;
 /// Angles `[n, half]` of positions that go on for ever: f32 products of large positions would lose what tells neighbours
 /// apart. So positions are taken as digits of [`DIGIT`] bits, and what a step of the higher ones turns is known up to whole
 /// turns; all products stay below 2^11 pi. Up to 2^11 the angles are the plain ones.
-fn unbounded_angles(net: &mut Net, name: &str, positions: ValueId, table: &[f32]) -> ValueId {
+fn unbounded_angles(net: &mut ModelBuilder, name: &str, positions: ValueId, table: &[f32]) -> ValueId {
     let (n, base) = (net.n(), integer(net, 1 << DIGIT));
     let mut rest = positions;
     let [low, middle, high] = [0, 1, 2].map(|digit| {
@@ -214,16 +214,16 @@ impl RopeTables {
     }
 
     /// Turns the first [`RopeTables::dims`] elements of every head of `x: [n, heads, size]`.
-    pub fn apply(&self, net: &mut Net, x: ValueId) -> ValueId {
+    pub fn apply(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         self.apply_at(net, x, self.at)
     }
 
     /// The same with queries for attention sinks; `None` where there are no sinks.
-    pub fn apply_for_sinks(&self, net: &mut Net, x: ValueId) -> Option<ValueId> {
+    pub fn apply_for_sinks(&self, net: &mut ModelBuilder, x: ValueId) -> Option<ValueId> {
         self.at_sinks.map(|at| self.apply_at(net, x, at))
     }
 
-    fn apply_at(&self, net: &mut Net, x: ValueId, at: Turn) -> ValueId {
+    fn apply_at(&self, net: &mut ModelBuilder, x: ValueId, at: CosSinTables) -> ValueId {
         let (size, dims) = (net.width(x), self.dims());
         if dims >= size {
             return self.turn(net, x, at);
@@ -235,25 +235,25 @@ impl RopeTables {
     }
 
     /// All elements of `x: [n, heads, dims]`.
-    fn turn(&self, net: &mut Net, x: ValueId, at: Turn) -> ValueId {
+    fn turn(&self, net: &mut ModelBuilder, x: ValueId, at: CosSinTables) -> ValueId {
         let half = self.half;
         match self.pairs {
-            Pairs::Half => {
+            RopePairing::Half => {
                 let (a, b) = (part(net, x, 0, half), part(net, x, half, half));
                 let (a, b) = turn_pairs(net, (a, b), at);
                 net.concat(&[a, b], 2)
             }
-            Pairs::Interleaved => {
+            RopePairing::Interleaved => {
                 let dims = net.ty(x).dims.clone();
                 let (n, heads) = (dims[0].clone(), dims[1].clone());
                 let pairs = net.reshape(x, [n.clone(), heads.clone(), Dim::from(half), Dim::from(2)]);
-                let side = |net: &mut Net, i: usize| {
+                let side = |net: &mut ModelBuilder, i: usize| {
                     let side = net.slice(pairs, 3, Dim::from(i), Dim::from(1));
                     net.reshape(side, [n.clone(), heads.clone(), Dim::from(half)])
                 };
                 let (a, b) = (side(net, 0), side(net, 1));
                 let (a, b) = turn_pairs(net, (a, b), at);
-                let column = |net: &mut Net, x| {
+                let column = |net: &mut ModelBuilder, x| {
                     net.reshape(x, [n.clone(), heads.clone(), Dim::from(half), Dim::from(1)])
                 };
                 let (a, b) = (column(net, a), column(net, b));
@@ -265,13 +265,17 @@ impl RopeTables {
 }
 
 /// `(a cos - b sin, b cos + a sin)`.
-fn turn_pairs(net: &mut Net, (a, b): (ValueId, ValueId), Turn { cos, sin }: Turn) -> (ValueId, ValueId) {
+fn turn_pairs(
+    net: &mut ModelBuilder,
+    (a, b): (ValueId, ValueId),
+    CosSinTables { cos, sin }: CosSinTables,
+) -> (ValueId, ValueId) {
     let (ac, bs) = (net.mul(a, cos), net.mul(b, sin));
     let (bc, a_s) = (net.mul(b, cos), net.mul(a, sin));
     (net.sub(ac, bs), net.add(bc, a_s))
 }
 
 /// Elements `start..start + len` of every head of `x: [n, heads, size]`.
-pub fn part(net: &mut Net, x: ValueId, start: usize, len: usize) -> ValueId {
+pub fn part(net: &mut ModelBuilder, x: ValueId, start: usize, len: usize) -> ValueId {
     net.slice(x, 2, Dim::from(start), Dim::from(len))
 }

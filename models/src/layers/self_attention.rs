@@ -1,15 +1,15 @@
 //! The attention part of a layer with separate projections, as most checkpoints of the Hugging Face classes store it.
 
-use super::attention::{Attention, Queries};
-use super::linear::Linear;
+use super::attention::{AttentionVariant, RotatedQueries};
+use super::linear::LinearLayer;
 use super::rope::RopeTables;
-use crate::transformer::{Net, Sizes};
+use crate::transformer::{ModelBuilder, ModelSizes};
 use mlcc_ir::graph::ValueId;
 
 /// Normalises queries and keys head by head: `(net, x: [n, heads, size], name, eps)`.
-pub type HeadNorm = fn(&mut Net, ValueId, &str, f64) -> ValueId;
+pub type HeadNorm = fn(&mut ModelBuilder, ValueId, &str, f64) -> ValueId;
 
-/// `{name}.q_proj`, `k_proj`, `v_proj` and the output projection around [`Attention`].
+/// `{name}.q_proj`, `k_proj`, `v_proj` and the output projection around [`AttentionVariant`].
 #[derive(Clone, Debug)]
 pub struct SelfAttention<'a> {
     /// Such as `model.layers.0.self_attn`.
@@ -22,17 +22,17 @@ pub struct SelfAttention<'a> {
     pub rope: Option<&'a RopeTables>,
     /// Factors of the queries, `[n, 1, 1]` of one sequence.
     pub query_scale: Option<ValueId>,
-    pub attention: Attention,
+    pub attention: AttentionVariant,
 }
 
 impl<'a> SelfAttention<'a> {
     /// Without biases and norms.
-    pub fn new(name: &'a str, rope: &'a RopeTables, attention: Attention) -> SelfAttention<'a> {
+    pub fn new(name: &'a str, rope: &'a RopeTables, attention: AttentionVariant) -> SelfAttention<'a> {
         SelfAttention { rope: Some(rope), ..SelfAttention::without_positions(name, attention) }
     }
 
     /// The same without rotary embedding.
-    pub fn without_positions(name: &'a str, attention: Attention) -> SelfAttention<'a> {
+    pub fn without_positions(name: &'a str, attention: AttentionVariant) -> SelfAttention<'a> {
         SelfAttention {
             name,
             output: "o_proj",
@@ -46,20 +46,26 @@ impl<'a> SelfAttention<'a> {
     }
 
     /// `[n, hidden]` to `[n, hidden]`.
-    pub fn apply(&self, net: &mut Net, layer: usize, sizes: &Sizes, x: ValueId) -> ValueId {
-        let project = |net: &mut Net, which: &str, out: usize| {
-            Linear::new(&format!("{}.{which}", self.name), out).bias(self.qkv_bias).apply(net, x)
+    pub fn apply(&self, net: &mut ModelBuilder, layer: usize, sizes: &ModelSizes, x: ValueId) -> ValueId {
+        let project = |net: &mut ModelBuilder, which: &str, out: usize| {
+            LinearLayer::new(&format!("{}.{which}", self.name), out).bias(self.qkv_bias).apply(net, x)
         };
         let q = project(net, "q_proj", sizes.query());
         let k = project(net, "k_proj", sizes.key());
         let v = project(net, "v_proj", sizes.key());
         let h = self.attend(net, layer, sizes, [q, k, v]);
         let output = format!("{}.{}", self.name, self.output);
-        Linear::new(&output, sizes.hidden).bias(self.output_bias).apply(net, h)
+        LinearLayer::new(&output, sizes.hidden).bias(self.output_bias).apply(net, h)
     }
 
     /// The part between the projections: `[n, width]` each to `[n, heads * size]`.
-    pub fn attend(&self, net: &mut Net, layer: usize, sizes: &Sizes, [q, k, v]: [ValueId; 3]) -> ValueId {
+    pub fn attend(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        sizes: &ModelSizes,
+        [q, k, v]: [ValueId; 3],
+    ) -> ValueId {
         let rows = net.per_sequence(&[q, k, v], |net, rows| {
             vec![self.attend_one(net, layer, sizes, [rows[0], rows[1], rows[2]])]
         });
@@ -67,7 +73,13 @@ impl<'a> SelfAttention<'a> {
     }
 
     /// [`SelfAttention::attend`] of the tokens of one sequence.
-    fn attend_one(&self, net: &mut Net, layer: usize, sizes: &Sizes, [q, k, v]: [ValueId; 3]) -> ValueId {
+    fn attend_one(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        sizes: &ModelSizes,
+        [q, k, v]: [ValueId; 3],
+    ) -> ValueId {
         let mut q = net.split_heads(q, sizes.heads);
         let mut k = net.split_heads(k, sizes.kv_heads);
         let v = net.split_heads(v, sizes.kv_heads);
@@ -81,6 +93,6 @@ impl<'a> SelfAttention<'a> {
         if let Some(scale) = self.query_scale {
             q = net.mul(q, scale);
         }
-        self.attention.apply(net, layer, Queries { near: q, far: far.unwrap_or(q) }, k, v)
+        self.attention.apply(net, layer, RotatedQueries { near: q, far: far.unwrap_or(q) }, k, v)
     }
 }

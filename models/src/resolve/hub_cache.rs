@@ -49,7 +49,7 @@ impl RepoName {
 
 /// A commit of a repository in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct HubSnapshot {
     pub directory: PathBuf,
     pub commit: String,
 }
@@ -71,7 +71,7 @@ impl HubCache {
     }
 
     /// The snapshot directory of a repository; `None` if it was never downloaded.
-    pub fn find(&self, repo: &RepoName) -> Result<Option<Snapshot>, ResolveError> {
+    pub fn find(&self, repo: &RepoName) -> Result<Option<HubSnapshot>, ResolveError> {
         let root = self.root(repo);
         if !root.is_dir() {
             return Ok(None);
@@ -82,7 +82,7 @@ impl HubCache {
             detail,
         };
         let reference = root.join("refs").join(&repo.revision);
-        let commit = match mlcc_files::read_to_string(&reference, mlcc_files::Kind::Branch) {
+        let commit = match mlcc_files::read_to_string(&reference, mlcc_files::FileKind::Branch) {
             Ok(text) => text.trim().to_string(),
             // A commit may be given in place of a branch.
             Err(_) => repo.revision.clone(),
@@ -93,7 +93,7 @@ impl HubCache {
         }
         let directory = root.join("snapshots").join(&commit);
         match directory.is_dir() {
-            true => Ok(Some(Snapshot { directory, commit })),
+            true => Ok(Some(HubSnapshot { directory, commit })),
             // A download that has not ended; its files are known by their commit only.
             false if !reference.exists() => Ok(None),
             false => Err(broken(&directory, format!("revision {} has no snapshot", repo.revision))),

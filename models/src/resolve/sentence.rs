@@ -3,23 +3,23 @@
 
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::layers::Activation;
-use crate::text_head::{POOLINGS, Part, Pooling, Purpose, TextHead};
+use crate::layers::ActivationFunction;
+use crate::text_head::{POOLINGS, PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// What the files say.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sentence {
-    pub head: TextHead,
+pub struct SentenceTransformerConfig {
+    pub head: PoolingHead,
     /// Directories of parts with weights of their own, and what their tensors' names begin with.
     pub weights: Vec<(String, PathBuf)>,
-    pub prompts: Prompts,
+    pub prompts: PromptPrefixes,
 }
 
 /// Texts that are put before a text, by what it is (`query`, `document`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Prompts {
+pub struct PromptPrefixes {
     /// In the order of the file.
     pub named: Vec<(String, String)>,
     /// The one that is used where none is asked for.
@@ -29,13 +29,13 @@ pub struct Prompts {
 }
 
 /// Reads them; `None` where the directory has no modules.json.
-pub fn read(dir: &Path) -> Result<Option<Sentence>, ConfigError> {
+pub fn read(dir: &Path) -> Result<Option<SentenceTransformerConfig>, ConfigError> {
     let path = dir.join("modules.json");
     if !mlcc_files::is_file(&path)? {
         return Ok(None);
     }
     let label = path.display().to_string();
-    let bytes = mlcc_files::read(&path, mlcc_files::Kind::Config)
+    let bytes = mlcc_files::read(&path, mlcc_files::FileKind::Config)
         .map_err(|source| ConfigError::Io { file: label.clone(), source })?;
     let json: Value = serde_json::from_slice(&bytes)
         .map_err(|e| ConfigError::Json { file: label.clone(), detail: e.to_string() })?;
@@ -65,7 +65,7 @@ pub fn read(dir: &Path) -> Result<Option<Sentence>, ConfigError> {
                 parts.extend(read_dense(&dir.join(folder), name)?);
                 weights.push((folder.to_string(), dir.join(folder)));
             }
-            "Normalize" if answer.is_none() => parts.push(Part::Normalize),
+            "Normalize" if answer.is_none() => parts.push(PoolingStep::Normalize),
             _ => {
                 return Err(ConfigError::NotSupportedYet {
                     file: label.clone(),
@@ -79,21 +79,21 @@ pub fn read(dir: &Path) -> Result<Option<Sentence>, ConfigError> {
     }
     let head = match (answer, pooling) {
         (Some(head), _) => head,
-        (None, Some(pooling)) => TextHead { pooling, parts, purpose: Purpose::Embedding },
+        (None, Some(pooling)) => PoolingHead { pooling, parts, purpose: PoolingOutput::Embedding },
         (None, None) => return Err(form("there is no module for pooling")),
     };
-    let prompts = Prompts { opens_answer: read_opens_answer(dir)?, ..read_prompts(dir)? };
-    Ok(Some(Sentence { head, weights, prompts }))
+    let prompts = PromptPrefixes { opens_answer: read_opens_answer(dir)?, ..read_prompts(dir)? };
+    Ok(Some(SentenceTransformerConfig { head, weights, prompts }))
 }
 
-fn read_answer(dir: &Path) -> Result<TextHead, ConfigError> {
+fn read_answer(dir: &Path) -> Result<PoolingHead, ConfigError> {
     let fields = ConfigFields::read(&dir.join("config.json"))?;
     let token = |field: &str| match fields.get(field) {
         None => Err(fields.missing(field, "the id of a token")),
         Some(_) => fields.count_or(field, 0),
     };
     let no = fields.get("false_token_id").map(|_| token("false_token_id")).transpose()?;
-    Ok(TextHead::answer(token("true_token_id")?, no))
+    Ok(PoolingHead::answer(token("true_token_id")?, no))
 }
 
 /// What is passed to the chat template of a pair.
@@ -109,11 +109,11 @@ fn read_opens_answer(dir: &Path) -> Result<bool, ConfigError> {
     }
 }
 
-fn read_pooling(dir: &Path) -> Result<Pooling, ConfigError> {
+fn read_pooling(dir: &Path) -> Result<PoolingMode, ConfigError> {
     let fields = ConfigFields::read(&dir.join("config.json"))?;
     if fields.get("pooling_mode").is_some() {
         let name = fields.string("pooling_mode")?;
-        return Pooling::find(&name).ok_or_else(|| unknown_pooling(&fields, &name));
+        return PoolingMode::find(&name).ok_or_else(|| unknown_pooling(&fields, &name));
     }
     let mut found = None;
     for (field, value) in &fields.raw {
@@ -122,7 +122,7 @@ fn read_pooling(dir: &Path) -> Result<Pooling, ConfigError> {
             continue;
         }
         let name = name.strip_suffix("_token").or(name.strip_suffix("_tokens")).unwrap_or(name);
-        let pooling = Pooling::find(name).ok_or_else(|| unknown_pooling(&fields, field))?;
+        let pooling = PoolingMode::find(name).ok_or_else(|| unknown_pooling(&fields, field))?;
         if found.replace(pooling).is_some() {
             return Err(unknown_pooling(&fields, "two at once"));
         }
@@ -141,10 +141,13 @@ fn unknown_pooling(fields: &ConfigFields, what: &str) -> ConfigError {
 }
 
 /// The linear layer, and the activation if there is one.
-fn read_dense(dir: &Path, name: String) -> Result<Vec<Part>, ConfigError> {
+fn read_dense(dir: &Path, name: String) -> Result<Vec<PoolingStep>, ConfigError> {
     let fields = ConfigFields::read(&dir.join("config.json"))?;
-    let mut parts =
-        vec![Part::Linear { name, out: fields.size("out_features")?, bias: fields.flag_or("bias", true)? }];
+    let mut parts = vec![PoolingStep::Linear {
+        name,
+        out: fields.size("out_features")?,
+        bias: fields.flag_or("bias", true)?,
+    }];
     let field = "activation_function";
     let activation = match fields.get(field) {
         None => "torch.nn.modules.activation.Tanh".to_string(),
@@ -152,10 +155,10 @@ fn read_dense(dir: &Path, name: String) -> Result<Vec<Part>, ConfigError> {
     };
     match activation.rsplit('.').next().unwrap_or_default() {
         "Identity" => {}
-        "Tanh" => parts.push(Part::Tanh),
-        "ReLU" => parts.push(Part::Activation(Activation::Relu)),
-        "GELU" => parts.push(Part::Activation(Activation::Gelu)),
-        "SiLU" => parts.push(Part::Activation(Activation::Silu)),
+        "Tanh" => parts.push(PoolingStep::Tanh),
+        "ReLU" => parts.push(PoolingStep::Activation(ActivationFunction::Relu)),
+        "GELU" => parts.push(PoolingStep::Activation(ActivationFunction::Gelu)),
+        "SiLU" => parts.push(PoolingStep::Activation(ActivationFunction::Silu)),
         _ => {
             let found = Value::from(activation);
             return Err(fields.wrong(field, "Identity, Tanh, ReLU, GELU or SiLU of torch.nn", &found));
@@ -164,13 +167,13 @@ fn read_dense(dir: &Path, name: String) -> Result<Vec<Part>, ConfigError> {
     Ok(parts)
 }
 
-fn read_prompts(dir: &Path) -> Result<Prompts, ConfigError> {
+fn read_prompts(dir: &Path) -> Result<PromptPrefixes, ConfigError> {
     let path = dir.join("config_sentence_transformers.json");
     if !mlcc_files::is_file(&path)? {
-        return Ok(Prompts::default());
+        return Ok(PromptPrefixes::default());
     }
     let fields = ConfigFields::read(&path)?;
-    let mut prompts = Prompts::default();
+    let mut prompts = PromptPrefixes::default();
     if let Some(named) = fields.object("prompts")? {
         for name in named.raw.keys() {
             prompts.named.push((name.clone(), named.string(name)?));

@@ -1,7 +1,7 @@
 //! Products with adapters (LoRA) that are chosen when the model runs: to `x W^T` comes `(x A^T) B^T`, with the factors of the
 //! slot that the sequence of the row has. The factors of all slots are one matrix each, those of experts as it were.
 
-use super::Net;
+use super::ModelBuilder;
 use crate::definition::AdapterSlots;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
@@ -17,16 +17,16 @@ pub const FACTOR_A: &str = ".lora_A";
 pub const FACTOR_B: &str = ".lora_B";
 
 /// The slot of each row, `i32[rows, 1]`.
-pub(super) struct Adapters {
+pub(super) struct AdapterSlotIds {
     slots: AdapterSlots,
     of_all: ValueId,
     /// The same for the rows of one sequence.
     of_sequence: ValueId,
 }
 
-impl Adapters {
+impl AdapterSlotIds {
     /// Slots of the rows of a call.
-    pub fn of_rows(net: &mut Net, slots: AdapterSlots) -> Adapters {
+    pub fn of_rows(net: &mut ModelBuilder, slots: AdapterSlots) -> AdapterSlotIds {
         let mut of_sequence = net.rows;
         let of_all = net.per_sequence(&[], |net, _| {
             let state = net.state(ADAPTER_SLOT, TensorType::new(DType::I32, [1]), 0.0);
@@ -39,11 +39,11 @@ impl Adapters {
             of_sequence = net.reshape(slot, [n, Dim::from(1)]);
             vec![of_sequence]
         });
-        Adapters { slots, of_all: of_all[0], of_sequence }
+        AdapterSlotIds { slots, of_all: of_all[0], of_sequence }
     }
 }
 
-impl Net<'_> {
+impl ModelBuilder<'_> {
     /// `y: [n, out]`, the product of `x: [n, in]` with the tensor `name`, with what the adapters of the rows add. Without slots, and where
     /// not every row of the call is computed, `y` as it is.
     pub fn adapted(&mut self, name: &str, x: ValueId, y: ValueId) -> ValueId {

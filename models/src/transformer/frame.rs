@@ -1,14 +1,14 @@
 //! What stands around the layers of a transformer: the embedding table before them, the final norm and the head after them.
 
-use crate::layers::linear::{Linear, head_or_tied};
+use crate::layers::linear::{LinearLayer, head_or_tied};
 use crate::layers::norm::Norm;
-use crate::transformer::Net;
+use crate::transformer::ModelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::RowBlocks;
 
 /// Names of the tensors around the layers, and what is done with their values.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Frame {
+pub struct OuterLayers {
     /// The table of token embeddings.
     pub embedding: &'static str,
     /// Factor of the embeddings.
@@ -24,43 +24,43 @@ pub struct Frame {
     pub logit_cap: Option<f64>,
 }
 
-impl Frame {
+impl OuterLayers {
     pub fn named(
         embedding: &'static str,
         norm: (Norm, &'static str),
         head: &'static str,
         tied: bool,
-    ) -> Frame {
-        Frame { embedding, embedding_scale: None, norm, head, tied, logit_scale: None, logit_cap: None }
+    ) -> OuterLayers {
+        OuterLayers { embedding, embedding_scale: None, norm, head, tied, logit_scale: None, logit_cap: None }
     }
 
     /// With the names of the Hugging Face classes whose inner model is called `model`.
-    pub fn hugging_face(norm: Norm, tied: bool) -> Frame {
-        Frame::named("model.embed_tokens.weight", (norm, "model.norm"), "lm_head.weight", tied)
+    pub fn hugging_face(norm: Norm, tied: bool) -> OuterLayers {
+        OuterLayers::named("model.embed_tokens.weight", (norm, "model.norm"), "lm_head.weight", tied)
     }
 
     /// Embeddings `[n, hidden]` of the tokens of a call.
-    pub fn embed(&self, net: &mut Net, vocab: usize, hidden: usize) -> ValueId {
+    pub fn embed(&self, net: &mut ModelBuilder, vocab: usize, hidden: usize) -> ValueId {
         let x = net.embed(self.embedding, vocab, hidden);
         self.embedding_scale.map_or(x, |factor| net.scale(x, factor))
     }
 
     /// Logits `[rows, vocab]` of `x: [rows, hidden]`.
-    pub fn logits(&self, net: &mut Net, x: ValueId, vocab: usize) -> ValueId {
+    pub fn logits(&self, net: &mut ModelBuilder, x: ValueId, vocab: usize) -> ValueId {
         let tied = self.tied.then_some(self.embedding);
         let logits = head_or_tied(net, x, self.head, tied, vocab);
         self.scaled(net, logits)
     }
 
     /// The logit `[rows, 1]` of one token, by its row of the head, which is kept in f32.
-    pub(crate) fn logit(&self, net: &mut Net, x: ValueId, vocab: usize, token: usize) -> ValueId {
+    pub(crate) fn logit(&self, net: &mut ModelBuilder, x: ValueId, vocab: usize, token: usize) -> ValueId {
         let head = if self.tied { self.embedding } else { self.head };
-        let head = Linear::new(head.strip_suffix(".weight").unwrap_or(head), vocab).unquantized();
+        let head = LinearLayer::new(head.strip_suffix(".weight").unwrap_or(head), vocab).unquantized();
         let logit = head.part(&format!("token{token}"), RowBlocks::range(token, 1, vocab)).apply(net, x);
         self.scaled(net, logit)
     }
 
-    fn scaled(&self, net: &mut Net, mut logits: ValueId) -> ValueId {
+    fn scaled(&self, net: &mut ModelBuilder, mut logits: ValueId) -> ValueId {
         if let Some(factor) = self.logit_scale {
             logits = net.scale(logits, factor);
         }

@@ -1,6 +1,6 @@
 //! The source text of an encoder-decoder model, whose keys and values are the first rows of the caches.
 
-use super::Net;
+use super::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::types::{DType, TensorType};
@@ -9,7 +9,7 @@ use mlcc_ir::types::{DType, TensorType};
 /// of them. The entry function of the source text writes it.
 pub const SOURCE_LENGTH: &str = "source.length";
 
-impl Net<'_> {
+impl ModelBuilder<'_> {
     /// How many first rows of the caches are of the source text, `i32[1]`. Of one sequence.
     pub fn source_length(&mut self) -> ValueId {
         let state = self.b.state(SOURCE_LENGTH, TensorType::new(DType::I32, [1]), 0.0);

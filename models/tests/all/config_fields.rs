@@ -11,17 +11,17 @@ use std::collections::BTreeMap;
 
 const PUBLISHED: &str = include_str!("../data/config_fields.json");
 
-type Fields = Map<String, Value>;
+type JsonFields = Map<String, Value>;
 
 /// What other values of a field do.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
-enum Effect {
+enum FieldEffect {
     Changes,
     Refused,
     Nothing,
 }
 
-fn parse(fields: &Fields) -> Result<String, String> {
+fn parse(fields: &JsonFields) -> Result<String, String> {
     let config = ModelConfig::parse("config.json", Value::Object(fields.clone()).to_string().as_bytes());
     config.map(|config| format!("{:?}", config.architecture)).map_err(|error| error.to_string())
 }
@@ -66,16 +66,16 @@ fn others(value: &Value) -> Vec<Value> {
     }
 }
 
-fn effect(base: &Fields, field: &str) -> Effect {
+fn effect(base: &JsonFields, field: &str) -> FieldEffect {
     let usual = parse(base).unwrap_or_else(|error| panic!("{}: {error}", base["model_type"]));
-    let mut found = Effect::Nothing;
+    let mut found = FieldEffect::Nothing;
     for other in others(base.get(field).unwrap_or(&Value::Null)) {
         let mut fields = base.clone();
         fields.insert(field.into(), other);
         match parse(&fields) {
-            Ok(other) if other != usual => return Effect::Changes,
+            Ok(other) if other != usual => return FieldEffect::Changes,
             Ok(_) => {}
-            Err(message) if message.contains(&format!("`{field}`")) => found = Effect::Refused,
+            Err(message) if message.contains(&format!("`{field}`")) => found = FieldEffect::Refused,
             Err(_) => {}
         }
     }
@@ -83,7 +83,7 @@ fn effect(base: &Fields, field: &str) -> Effect {
 }
 
 /// Configurations to try other values in: the defaults, with what makes them whole or brings a field into play.
-fn bases(model_type: &str, defaults: &Fields) -> Vec<Fields> {
+fn bases(model_type: &str, defaults: &JsonFields) -> Vec<JsonFields> {
     let more: Vec<Value> = match model_type {
         "lfm2_moe" => vec![json!({"layer_types": vec!["conv"; 32]})],
         "lfm2" => vec![json!({}), json!({"layer_types": null})],
@@ -166,11 +166,11 @@ fn every_published_field_is_read_or_refused() {
             if parts {
                 continue;
             }
-            let effects: Vec<Effect> = bases.iter().map(|base| effect(base, field)).collect();
+            let effects: Vec<FieldEffect> = bases.iter().map(|base| effect(base, field)).collect();
             let fits = match *kind {
-                "read" => effects.iter().any(|&effect| effect != Effect::Nothing),
-                "only" => effects.contains(&Effect::Refused) && !effects.contains(&Effect::Changes),
-                "none" => effects.iter().all(|&effect| effect == Effect::Nothing),
+                "read" => effects.iter().any(|&effect| effect != FieldEffect::Nothing),
+                "only" => effects.contains(&FieldEffect::Refused) && !effects.contains(&FieldEffect::Changes),
+                "none" => effects.iter().all(|&effect| effect == FieldEffect::Nothing),
                 other => panic!("{other} is no kind of row"),
             };
             if !fits {
@@ -260,7 +260,7 @@ fn listed<'a>(
 }
 
 /// The base with twice the width and heads, without what a class computes from others: constants stay as they are.
-fn larger(base: &Fields, defaults: &Fields, derived: &[&str]) -> Fields {
+fn larger(base: &JsonFields, defaults: &JsonFields, derived: &[&str]) -> JsonFields {
     let mut fields = base.clone();
     fields.retain(|field, value| !derived.contains(&field.as_str()) || Some(&*value) != defaults.get(field));
     for size in ["hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head", "n_heads"] {
@@ -272,7 +272,7 @@ fn larger(base: &Fields, defaults: &Fields, derived: &[&str]) -> Fields {
 }
 
 /// Why a file without this field is not read as one with its default.
-fn differs(base: &Fields, field: &str, default: &Value) -> Option<String> {
+fn differs(base: &JsonFields, field: &str, default: &Value) -> Option<String> {
     let [mut without, mut stated] = [base.clone(), base.clone()];
     without.remove(field);
     stated.insert(field.into(), default.clone());

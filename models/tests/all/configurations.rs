@@ -1,9 +1,9 @@
 //! Configuration files, goldens, and the ways to name a model.
 
 use crate::common::{golden, project, shared, tiny_books};
-use mlcc_models::golden::{Evaluation, Golden};
+use mlcc_models::golden::{GoldenFile, PerplexityEvaluation};
 use mlcc_models::presets::{Preset, all};
-use mlcc_models::resolve::{HubCache, ModelRequest, Weights, resolve};
+use mlcc_models::resolve::{HubCache, ModelRequest, WeightSource, resolve};
 use mlcc_models::{ModelConfig, Rwkv4Config};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -97,21 +97,21 @@ fn goldens_and_evaluations_are_read_in_full() {
     for dir in
         [golden("rwkv4-hf"), golden("rwkv4-hf-odd"), golden("rwkv4-pth"), tiny_books()].iter().chain(&later)
     {
-        let golden = Golden::read(&dir.join("golden.json")).unwrap();
+        let golden = GoldenFile::read(&dir.join("golden.json")).unwrap();
         assert!(golden.prompts.len() >= 3);
         let prompt = &golden.prompts[0];
         assert!(prompt.greedy.len() >= 32);
         assert_eq!(prompt.binding_greedy(1e-4).len(), prompt.greedy.len());
         assert!(prompt.binding_greedy(10.0).is_empty());
     }
-    let evaluation = Evaluation::read(&tiny_books().join("eval.json")).unwrap();
+    let evaluation = PerplexityEvaluation::read(&tiny_books().join("eval.json")).unwrap();
     assert_eq!((evaluation.context_length, evaluation.stride, evaluation.valid_tokens), (256, 256, 26635));
     assert_eq!(evaluation.results["q4_g32"].tokens_scored, 26520);
     let Some(shared) = shared() else { return };
     for entry in std::fs::read_dir(shared.join("goldens")).unwrap() {
         let file = entry.unwrap().path().join("golden.json");
         if file.is_file() {
-            Golden::read(&file).unwrap();
+            GoldenFile::read(&file).unwrap();
         }
     }
 }
@@ -120,9 +120,9 @@ fn goldens_and_evaluations_are_read_in_full() {
 fn inconsistent_goldens_are_refused() {
     let json = |prompts: &str| format!(r#"{{"source":"s","file_dtype":"float32","prompts":[{prompts}]}}"#);
     let prompt = r#"{"input_ids":[1,2],"logits_last":[0.5,1.5],"argmax_all_positions":[1,0],"greedy":[1],"greedy_margin":[0.5]}"#;
-    Golden::parse("g.json", json(prompt).as_bytes()).unwrap();
+    GoldenFile::parse("g.json", json(prompt).as_bytes()).unwrap();
     let refused = |from: &str, to: &str, part: &str| {
-        let error = Golden::parse("g.json", json(&prompt.replace(from, to)).as_bytes())
+        let error = GoldenFile::parse("g.json", json(&prompt.replace(from, to)).as_bytes())
             .expect_err("refused")
             .to_string();
         assert!(error.contains("g.json") && error.contains(part), "{error}");
@@ -132,7 +132,7 @@ fn inconsistent_goldens_are_refused() {
     refused("[1,0]", "[1]", "argmax_all_positions` should be 2 values, found 1");
     refused("[0.5]}", "[]}", "greedy_margin");
     refused(r#""greedy":[1],"#, "", "greedy");
-    let error = Golden::parse("g.json", json("").as_bytes()).unwrap_err().to_string();
+    let error = GoldenFile::parse("g.json", json("").as_bytes()).unwrap_err().to_string();
     assert!(error.contains("at least one prompt"), "{error}");
 }
 
@@ -282,7 +282,7 @@ fn presets_find_weights_or_say_how_to_get_them() {
     not_resolved(&preset, &["rwkv-3b", "RWKV/rwkv-4-3b-pile", "--weights DIR", "--random-weights SEED"]);
     preset.random_weights = Some(1);
     let model = resolve(&preset).unwrap();
-    assert_eq!((model.name.as_str(), &model.weights), ("rwkv-3b", &Weights::Random { seed: 1 }));
+    assert_eq!((model.name.as_str(), &model.weights), ("rwkv-3b", &WeightSource::Random { seed: 1 }));
     // --weights: the tensors are those of another model, and the error says which.
     preset.random_weights = None;
     preset.weights = Some(golden("rwkv4-hf"));

@@ -164,7 +164,7 @@ fn files_of_every_architecture() {
 
 /// Writes files as the specification says.
 #[derive(Clone)]
-struct Writer {
+struct GgufWriter {
     version: u32,
     pairs: Vec<u8>,
     pair_count: u64,
@@ -173,9 +173,9 @@ struct Writer {
     data: usize,
 }
 
-impl Writer {
-    fn new() -> Writer {
-        Writer {
+impl GgufWriter {
+    fn new() -> GgufWriter {
+        GgufWriter {
             version: 3,
             pairs: Vec::new(),
             pair_count: 0,
@@ -184,14 +184,14 @@ impl Writer {
             data: 256,
         }
     }
-    fn pair(mut self, key: &str, kind: u32, value: &[u8]) -> Writer {
+    fn pair(mut self, key: &str, kind: u32, value: &[u8]) -> GgufWriter {
         self.pairs.extend(text(key));
         self.pairs.extend(kind.to_le_bytes());
         self.pairs.extend(value);
         self.pair_count += 1;
         self
     }
-    fn tensor(mut self, name: &str, dims: &[u64], kind: u32, offset: u64) -> Writer {
+    fn tensor(mut self, name: &str, dims: &[u64], kind: u32, offset: u64) -> GgufWriter {
         self.tensors.extend(text(name));
         self.tensors.extend((dims.len() as u32).to_le_bytes());
         dims.iter().for_each(|dim| self.tensors.extend(dim.to_le_bytes()));
@@ -221,7 +221,7 @@ fn read(bytes: Vec<u8>) -> Result<Checkpoint, String> {
 }
 
 #[track_caller]
-fn refused(writer: &Writer, parts: &[&str]) {
+fn refused(writer: &GgufWriter, parts: &[&str]) {
     let error = read(writer.bytes()).expect_err("a wrong file");
     for part in parts.iter().chain(&["m.gguf"]) {
         assert!(error.contains(part), "expected `{part}` in: {error}");
@@ -230,14 +230,14 @@ fn refused(writer: &Writer, parts: &[&str]) {
 
 #[test]
 fn files_that_are_wrong() {
-    let good = Writer::new().pair("a", 4, &7u32.to_le_bytes()).tensor("w", &[4, 2], 0, 0);
+    let good = GgufWriter::new().pair("a", 4, &7u32.to_le_bytes()).tensor("w", &[4, 2], 0, 0);
     assert_eq!(read(good.bytes()).unwrap().info("w").unwrap().shape, [2, 4]);
-    refused(&Writer { version: 1, ..good.clone() }, &["version 1"]);
-    refused(&Writer { version: 3u32.swap_bytes(), ..good.clone() }, &["big-endian"]);
-    refused(&Writer { version: 99, ..good.clone() }, &["version 99"]);
-    refused(&Writer { pair_count: 2, ..good.clone() }, &["damaged"]);
-    refused(&Writer { pair_count: u64::from(u16::MAX), ..good.clone() }, &["damaged"]);
-    refused(&Writer { tensor_count: u64::MAX, ..good.clone() }, &["claims 18446744073709551615 tensors"]);
+    refused(&GgufWriter { version: 1, ..good.clone() }, &["version 1"]);
+    refused(&GgufWriter { version: 3u32.swap_bytes(), ..good.clone() }, &["big-endian"]);
+    refused(&GgufWriter { version: 99, ..good.clone() }, &["version 99"]);
+    refused(&GgufWriter { pair_count: 2, ..good.clone() }, &["damaged"]);
+    refused(&GgufWriter { pair_count: u64::from(u16::MAX), ..good.clone() }, &["damaged"]);
+    refused(&GgufWriter { tensor_count: u64::MAX, ..good.clone() }, &["claims 18446744073709551615 tensors"]);
     refused(&good.clone().pair("a", 4, &[0; 4]), &["metadata `a` twice"]);
     refused(&good.clone().pair("b", 13, &[]), &["type 13", "`b`"]);
     refused(&good.clone().pair("b", 7, &[2]), &["the bool 2"]);
@@ -252,7 +252,7 @@ fn files_that_are_wrong() {
 
 #[test]
 fn tensors_that_are_wrong() {
-    let empty = Writer::new();
+    let empty = GgufWriter::new();
     let with =
         |name: &str, dims: &[u64], kind: u32, offset: u64| empty.clone().tensor(name, dims, kind, offset);
     refused(&with("w", &[4], 0, 0).tensor("w", &[4], 0, 32), &["`w`", "occurs twice"]);
@@ -284,7 +284,7 @@ fn blocks_with_impossible_scales() {
         (12, 256, 2, &half::f16::INFINITY.to_le_bytes()),
         (20, 32, 0, &half::f16::INFINITY.to_le_bytes()),
     ] {
-        let mut bytes = Writer::new().tensor("w", &[elements], kind, 0).bytes();
+        let mut bytes = GgufWriter::new().tensor("w", &[elements], kind, 0).bytes();
         let data = bytes.len() - 256;
         let check = |bytes: Vec<u8>| {
             let file = read(bytes).unwrap();
@@ -300,13 +300,14 @@ fn blocks_with_impossible_scales() {
 
 #[test]
 fn models_that_are_not_read() {
-    let arch = |name: &str| Writer::new().pair("general.architecture", 8, &text(name));
-    let fields =
-        |writer: Writer| read(writer.bytes()).unwrap().embedded_config().map_err(|error| error.to_string());
-    let error = fields(Writer::new()).unwrap_err();
+    let arch = |name: &str| GgufWriter::new().pair("general.architecture", 8, &text(name));
+    let fields = |writer: GgufWriter| {
+        read(writer.bytes()).unwrap().embedded_config().map_err(|error| error.to_string())
+    };
+    let error = fields(GgufWriter::new()).unwrap_err();
     assert!(error.contains("general.architecture"), "{error}");
     let sized = |name: &str| {
-        let number = |writer: Writer, key: &str, value: u32| {
+        let number = |writer: GgufWriter, key: &str, value: u32| {
             writer.pair(&format!("{name}.{key}"), 4, &value.to_le_bytes())
         };
         let writer = number(number(arch(name), "embedding_length", 64), "block_count", 1);
@@ -342,10 +343,10 @@ fn models_that_are_not_read() {
 #[test]
 fn linear_scaling_without_its_name() {
     let scaling = |key: &str, factor: f32| {
-        let number = |writer: Writer, key: &str, value: u32| {
+        let number = |writer: GgufWriter, key: &str, value: u32| {
             writer.pair(&format!("llama.{key}"), 4, &value.to_le_bytes())
         };
-        let arch = Writer::new().pair("general.architecture", 8, &text("llama"));
+        let arch = GgufWriter::new().pair("general.architecture", 8, &text("llama"));
         let sized = number(number(arch, "embedding_length", 64), "block_count", 1);
         let sized = number(sized, "attention.head_count", 4).pair(key, 6, &factor.to_le_bytes());
         read(sized.bytes()).unwrap().embedded_config().unwrap().unwrap().raw.get("rope_scaling").cloned()
@@ -359,7 +360,7 @@ fn linear_scaling_without_its_name() {
 /// Matrices that are transposed on the way are held to the same types as others, and heads are no more than there are rows.
 #[test]
 fn weights_that_are_no_floats_and_heads_without_end() {
-    let arch = |name: &str| Writer::new().pair("general.architecture", 8, &text(name));
+    let arch = |name: &str| GgufWriter::new().pair("general.architecture", 8, &text(name));
     let integers = arch("gpt2").pair("gpt2.attention.head_count", 4, &[1, 0, 0, 0]);
     let file = read(integers.tensor("blk.0.attn_output.weight", &[4, 4], 26, 0).bytes()).unwrap();
     let name = file.tensors().first().unwrap().name.clone();
@@ -376,11 +377,12 @@ fn weights_that_are_no_floats_and_heads_without_end() {
 #[test]
 fn models_in_several_files() {
     let dir = tempfile::tempdir().unwrap();
-    let write = |name: &str, writer: Writer| std::fs::write(dir.path().join(name), writer.bytes()).unwrap();
-    write("m-00001-of-00002.gguf", Writer::new().pair("a", 4, &[1, 0, 0, 0]).tensor("u", &[4], 0, 0));
+    let write =
+        |name: &str, writer: GgufWriter| std::fs::write(dir.path().join(name), writer.bytes()).unwrap();
+    write("m-00001-of-00002.gguf", GgufWriter::new().pair("a", 4, &[1, 0, 0, 0]).tensor("u", &[4], 0, 0));
     let error = WeightFiles::in_directory(dir.path()).unwrap_err().to_string();
     assert!(error.contains("m-00002-of-00002.gguf"), "{error}");
-    write("m-00002-of-00002.gguf", Writer::new().tensor("w", &[8], 0, 0));
+    write("m-00002-of-00002.gguf", GgufWriter::new().tensor("w", &[8], 0, 0));
     let both = Checkpoint::open(&WeightFiles::in_directory(dir.path()).unwrap()).unwrap();
     assert_eq!(both.tensors().len(), 2);
     assert_eq!(both.read("w").unwrap().to_f32().unwrap(), [0.0; 8]);

@@ -5,9 +5,9 @@ use crate::common::{PickleWriter, golden, project, safetensors, torch_archive};
 use crate::readers;
 
 /// SplitMix64, as a source of choices.
-struct Choices(u64);
+struct MutationRandom(u64);
 
-impl Choices {
+impl MutationRandom {
     fn next(&mut self, below: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
@@ -18,7 +18,7 @@ impl Choices {
 }
 
 /// One to eight changes: flips, replaced bytes, boundary numbers, removed, repeated and swapped pieces, cuts.
-fn mutate(seed: &[u8], random: &mut Choices) -> Vec<u8> {
+fn mutate(seed: &[u8], random: &mut MutationRandom) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     for _ in 0..=random.next(8) {
         let at = random.next(bytes.len());
@@ -50,7 +50,7 @@ fn run(seeds: &[Vec<u8>], reader: fn(&[u8])) {
     for (number, seed) in seeds.iter().enumerate() {
         reader(seed);
         for case in 0..runs / seeds.len() as u64 {
-            let input = mutate(seed, &mut Choices((number as u64) << 32 | case));
+            let input = mutate(seed, &mut MutationRandom((number as u64) << 32 | case));
             if let Err(panic) = std::panic::catch_unwind(|| reader(&input)) {
                 eprintln!(
                     "seed {number}, case {case}, {} bytes: {:?}",

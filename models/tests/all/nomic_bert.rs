@@ -4,7 +4,7 @@
 use crate::common::golden;
 use mlcc_models::ModelConfig;
 use mlcc_models::families::NomicBertConfig;
-use mlcc_models::layers::rope::Frequencies;
+use mlcc_models::layers::rope::RopeFrequencies;
 use serde_json::{Map, Value, json};
 
 fn published(changes: Value) -> Map<String, Value> {
@@ -41,7 +41,9 @@ fn the_context_is_what_the_model_was_trained_with() {
     let scaled = json!({ "n_positions": 8192, "max_trained_positions": 2048, "rotary_scaling_factor": 2 });
     let scaled = parse(published(scaled)).unwrap();
     assert_eq!(scaled.sizes.context, 8192);
-    let Frequencies::Dynamic { original, factor, .. } = scaled.rope.frequencies else { panic!("{scaled:?}") };
+    let RopeFrequencies::Dynamic { original, factor, .. } = scaled.rope.frequencies else {
+        panic!("{scaled:?}")
+    };
     assert_eq!((original, factor), (2048, 2.0));
 }
 

@@ -10,19 +10,19 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Tensors by name: type, shape, bytes.
-type Tensors = BTreeMap<String, (String, Vec<usize>, Vec<u8>)>;
+type CaseTensors = BTreeMap<String, (String, Vec<usize>, Vec<u8>)>;
 
-struct Case {
+struct PackedCase {
     name: String,
     config: Value,
     weight: String,
     expected: Vec<f32>,
     shape: Vec<usize>,
-    tensors: Tensors,
+    tensors: CaseTensors,
 }
 
-impl Case {
-    fn read(name: &str) -> Case {
+impl PackedCase {
+    fn read(name: &str) -> PackedCase {
         let path = project().join("models/tests/data/packed").join(format!("{name}.safetensors"));
         let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
@@ -33,12 +33,12 @@ impl Case {
             let dtype = serde_json::to_value(tensor.dtype()).unwrap().as_str().unwrap().to_string();
             (dtype, tensor.shape().to_vec(), tensor.data().to_vec())
         };
-        let mut tensors: Tensors =
+        let mut tensors: CaseTensors =
             file.names().into_iter().map(|name| (name.to_string(), part(name))).collect();
         let (_, shape, expected) = tensors.remove("expected").unwrap();
         let expected = expected.as_chunks::<4>().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect();
         let config = serde_json::from_str(&metadata["quantization_config"]).unwrap();
-        Case { name: name.into(), config, weight: metadata["weight"].clone(), expected, shape, tensors }
+        PackedCase { name: name.into(), config, weight: metadata["weight"].clone(), expected, shape, tensors }
     }
 
     fn open(&self) -> Result<Checkpoint, CheckpointError> {
@@ -84,7 +84,7 @@ fn values_are_those_of_the_libraries() {
     let names = names();
     assert!(names.len() >= 15, "{names:?}");
     for name in names {
-        let case = Case::read(&name);
+        let case = PackedCase::read(&name);
         let checkpoint = case.open().unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!(checkpoint.tensors().len(), 1, "{name}: its parts are no tensors of their own");
         let tensor = checkpoint.read(&case.weight).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -109,7 +109,7 @@ fn values_are_those_of_the_libraries() {
 #[test]
 fn groups_of_whole_numbers_are_told() {
     let of = |name: &str| {
-        let case = Case::read(name);
+        let case = PackedCase::read(name);
         case.open().unwrap().stored_groups(&case.weight)
     };
     // Whole rows may be cut as one likes.
@@ -142,7 +142,7 @@ fn groups_of_whole_numbers_are_told() {
 /// Sorted by group, columns are those of a weight whose groups are neighbours.
 #[test]
 fn columns_are_sorted_by_group() {
-    let case = Case::read("gptq-act-order");
+    let case = PackedCase::read("gptq-act-order");
     let checkpoint = case.open().unwrap();
     let order = checkpoint.column_order(&case.weight).unwrap();
     let mut sorted = order.clone();
@@ -150,12 +150,12 @@ fn columns_are_sorted_by_group() {
     assert!(sorted.iter().copied().eq(0..96));
     let groups = checkpoint.sorted_groups(&case.weight).unwrap();
     assert_eq!((groups.columns, groups.zeros), (32, true));
-    assert_eq!(Case::read("gptq-4").open().unwrap().column_order("layer.weight"), None);
+    assert_eq!(PackedCase::read("gptq-4").open().unwrap().column_order("layer.weight"), None);
 }
 
 #[test]
 fn types_that_hold_the_scales() {
-    let mut case = Case::read("ct-int4");
+    let mut case = PackedCase::read("ct-int4");
     let mut of = |scale: f32| {
         let scales = case.part("layer.weight_scale");
         scales
@@ -173,7 +173,7 @@ fn types_that_hold_the_scales() {
 /// Blocks that the shape is no multiple of, and those with fewer scales than rows.
 #[test]
 fn last_blocks_may_be_smaller() {
-    let mut case = Case::read("fp8-block");
+    let mut case = PackedCase::read("fp8-block");
     let one = |rows: usize| {
         let bytes = (0..rows * 40).map(|_| 0x38).collect();
         ("F8_E4M3".to_string(), vec![rows, 40], bytes)
@@ -196,7 +196,7 @@ fn last_blocks_may_be_smaller() {
 #[test]
 fn parts_that_are_missing_or_do_not_fit() {
     let without = |case: &str, part: &str, parts: &[&str]| {
-        let mut case = Case::read(case);
+        let mut case = PackedCase::read(case);
         case.tensors.remove(part).unwrap_or_else(|| panic!("no {part}"));
         case.refused(&[&[part], parts].concat());
     };
@@ -211,7 +211,7 @@ fn parts_that_are_missing_or_do_not_fit() {
     without("nf4", "layer.weight.quant_state.bitsandbytes__nf4", &["layer.weight"]);
 
     let reshaped = |case: &str, part: &str, shape: &[usize], parts: &[&str]| {
-        let mut case = Case::read(case);
+        let mut case = PackedCase::read(case);
         let (_, found, _) = case.part(part);
         assert_eq!(found.iter().product::<usize>(), shape.iter().product::<usize>(), "the same elements");
         *found = shape.to_vec();
@@ -231,7 +231,7 @@ fn parts_that_are_missing_or_do_not_fit() {
 #[test]
 fn numbers_that_cannot_be() {
     let bytes = |case: &str, part: &str, bytes: &[u8], parts: &[&str]| {
-        let mut case = Case::read(case);
+        let mut case = PackedCase::read(case);
         case.part(part).2[..bytes.len()].copy_from_slice(bytes);
         case.refused(&[&[part], parts].concat());
     };
@@ -253,7 +253,7 @@ fn numbers_that_cannot_be() {
 #[test]
 fn any_shape_of_any_part() {
     for name in names() {
-        let case = Case::read(&name);
+        let case = PackedCase::read(&name);
         for part in case.tensors.keys() {
             let (dtype, shape, bytes) = &case.tensors[part];
             let elements: usize = shape.iter().product();
@@ -267,7 +267,7 @@ fn any_shape_of_any_part() {
                 vec![1, 1, elements],
             ];
             for shape in shapes {
-                let mut damaged = Case { tensors: case.tensors.clone(), ..Case::read(&name) };
+                let mut damaged = PackedCase { tensors: case.tensors.clone(), ..PackedCase::read(&name) };
                 let size = bytes.len() / elements.max(1);
                 let len = size * shape.iter().product::<usize>();
                 *damaged.part(part) = (dtype.clone(), shape, bytes[..len].to_vec());

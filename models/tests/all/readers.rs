@@ -23,7 +23,7 @@ pub fn config(input: &[u8]) {
         // Not compared: a float may change in its last bit when serde_json reads it back.
         ModelConfig::parse("fuzz.json", &text).expect("what was read is printed and read again");
     }
-    let _ = golden::Golden::parse("fuzz.json", input);
+    let _ = golden::GoldenFile::parse("fuzz.json", input);
 }
 
 fn checkpoint(format: CheckpointFormat, input: &[u8]) {

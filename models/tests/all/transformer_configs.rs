@@ -1,9 +1,9 @@
 //! Configurations of transformers: what is read, and what is refused with the field and what is supported.
 
-use mlcc_models::definition::Definition;
+use mlcc_models::definition::ModelDefinition;
 use mlcc_models::families::Phi3Config;
 use mlcc_models::families::{Exaone4Config, Gemma4Config, LlamaConfig, NemotronHConfig, Olmo2Config};
-use mlcc_models::layers::rope::{Frequencies, frequencies};
+use mlcc_models::layers::rope::{RopeFrequencies, frequencies};
 use mlcc_models::{Checkpoint, ModelConfig, expect};
 use serde_json::{Map, Value, json};
 
@@ -40,7 +40,7 @@ fn refused(changes: Value, parts: &[&str]) {
 
 fn table(config: &LlamaConfig) -> Vec<f32> {
     match &config.rope.frequencies {
-        Frequencies::Fixed(table) => table.clone(),
+        RopeFrequencies::Fixed(table) => table.clone(),
         other => panic!("{other:?}"),
     }
 }
@@ -292,7 +292,7 @@ fn rotary_scaling() {
     assert_eq!((yarn.sizes.context, yarn.rope.scale), (1024, (0.1 * 4f64.ln() + 1.0) as f32));
     let dynamic = read(json!({ "rope_scaling": { "type": "dynamic", "factor": 2.0 } }));
     assert_eq!(dynamic.sizes.context, 512);
-    assert!(matches!(dynamic.rope.frequencies, Frequencies::Dynamic { original: 256, .. }));
+    assert!(matches!(dynamic.rope.frequencies, RopeFrequencies::Dynamic { original: 256, .. }));
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn longrope_has_two_tables() {
     );
     let config = parse(fields).unwrap();
     let rope = &config.architecture.family::<Phi3Config>().unwrap().rope;
-    let Frequencies::Long { short, long, original } = &rope.frequencies else { panic!("{rope:?}") };
+    let RopeFrequencies::Long { short, long, original } = &rope.frequencies else { panic!("{rope:?}") };
     assert_eq!(
         (short[3], long[3], *original),
         (frequencies(16, 10000.0)[3], frequencies(16, 10000.0)[3] / 4.0, 256)
@@ -333,7 +333,7 @@ fn tensors_of_another_model_are_refused() {
     let checkpoint = Checkpoint::random(0, tensors.collect()).unwrap();
     let other =
         read(json!({ "num_key_value_heads": 4, "attention_bias": true, "tie_word_embeddings": true }));
-    let ignored = |name: &str| Definition::is_ignored(&other, name);
+    let ignored = |name: &str| ModelDefinition::is_ignored(&other, name);
     let error = expect::check_tensors(&other.tensors(), &checkpoint, ignored).unwrap_err();
     assert_eq!(error.misshaped.len(), 4);
     assert_eq!(

@@ -2,20 +2,20 @@
 //! ([`KernelTarget::joins_single_rows`]): elementwise ops that read the product in equal parts (gates), and rows that nothing but products
 //! reads (norms). A row that a state keeps as well (the shift of RWKV) is computed once more for that, by a kernel that nothing waits for.
 
-use super::{Class, Fusion, Group};
+use super::{FunctionFusion, FusionClass, FusionGroup};
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::graph::{Node, NodeId, ValueId};
+use mlcc_ir::graph::{GraphNode, NodeId, ValueId};
 use mlcc_ir::ops::Op;
 use mlcc_kernels::lower::contraction::{computes_activations, is_of_heads, parts};
 use mlcc_kernels::params::KernelTarget;
-use mlcc_kernels::rows::Heads;
+use mlcc_kernels::rows::RowHeads;
 use mlcc_target::Arch;
 
 /// Most parts of a product that meet.
 const MOST_PARTS: usize = 4;
 
 /// Who reads rows.
-struct Readers {
+struct RowReaders {
     /// Groups, by their numbers.
     products: Vec<usize>,
     /// The rows that are new values of states.
@@ -24,7 +24,7 @@ struct Readers {
     reshapes: Vec<NodeId>,
 }
 
-impl Fusion<'_> {
+impl FunctionFusion<'_> {
     /// Joins rows with products that are all around them.
     pub(super) fn around_products(&mut self) {
         let Some(target) = self.target else { return };
@@ -37,11 +37,13 @@ impl Fusion<'_> {
         }
         // From the last on: rows that are computed of others bring these along.
         for rows in (0..self.groups.len()).rev() {
-            let Some(Readers { products, kept, reshapes }) = self.readers_of(rows, target) else { continue };
+            let Some(RowReaders { products, kept, reshapes }) = self.readers_of(rows, target) else {
+                continue;
+            };
             let mut nodes = std::mem::take(&mut self.groups[rows].nodes);
             nodes.extend(reshapes);
             for product in products {
-                let Group { nodes: own, copied, .. } = &self.groups[product];
+                let FusionGroup { nodes: own, copied, .. } = &self.groups[product];
                 let activations = self.f.nodes[own[0]].inputs[0];
                 let mut needed = self.needed_for(&[activations], &[&nodes[..], copied].concat());
                 needed.retain(|n| nodes.contains(n));
@@ -67,18 +69,18 @@ impl Fusion<'_> {
     }
 
     /// True for what reads a part of a product that it can join: it is no mere movement of elements.
-    pub(super) fn is_of_parts(&self, node: &Node) -> bool {
+    pub(super) fn is_of_parts(&self, node: &GraphNode) -> bool {
         let is_part = |v: &ValueId| {
-            let Some(Node { op: Op::Slice { .. }, inputs, .. }) = self.f.def(*v) else { return false };
+            let Some(GraphNode { op: Op::Slice { .. }, inputs, .. }) = self.f.def(*v) else { return false };
             let product = self.f.def_id(inputs[0]).map(|def| self.class[def.index()]);
-            product == Some(Class::Contraction) && parts(self.f, inputs[0]).contains(v)
+            product == Some(FusionClass::Contraction) && parts(self.f, inputs[0]).contains(v)
         };
         let dims = &self.f.ty(node.outputs[0]).dims;
         self.target.is_some_and(|target| target.joins_single_rows(dims)) && node.inputs.iter().any(is_part)
     }
 
     /// True for what only reductions read, on a machine where they have the row at hand.
-    pub(super) fn is_of_reduction(&self, node: &Node) -> bool {
+    pub(super) fn is_of_reduction(&self, node: &GraphNode) -> bool {
         let gpu = self.target.is_some_and(|target| target.arch == Arch::Nvptx);
         let read = |v: &ValueId| {
             let mut users = self.users(*v).peekable();
@@ -87,7 +89,7 @@ impl Fusion<'_> {
         gpu && node.outputs.iter().all(|v| read(v) && !self.f.outputs.contains(v))
     }
 
-    fn users(&self, v: ValueId) -> impl Iterator<Item = (NodeId, &Node)> {
+    fn users(&self, v: ValueId) -> impl Iterator<Item = (NodeId, &GraphNode)> {
         self.f.live().filter(move |(_, n)| n.inputs.contains(&v))
     }
 
@@ -96,7 +98,7 @@ impl Fusion<'_> {
         let g = &self.groups[product];
         let &[node] = &g.nodes[..] else { return None };
         let result = self.f.nodes[node].outputs[0];
-        if g.class != Class::Contraction || !target.joins_single_rows(&g.shape) {
+        if g.class != FusionClass::Contraction || !target.joins_single_rows(&g.shape) {
             return None;
         }
         let parts = parts(self.f, result);
@@ -115,14 +117,14 @@ impl Fusion<'_> {
                 && node.inputs.iter().filter(other).all(|&v| !self.depends(v, product))
         };
         let group = &self.groups[rows];
-        (group.class == Class::Row && together && group.nodes.iter().all(fits)).then_some(rows)
+        (group.class == FusionClass::Row && together && group.nodes.iter().all(fits)).then_some(rows)
     }
 
     /// Whoever reads rows that are activations of products and new values of states, and nothing else.
-    fn readers_of(&self, rows: usize, target: &KernelTarget) -> Option<Readers> {
+    fn readers_of(&self, rows: usize, target: &KernelTarget) -> Option<RowReaders> {
         let g = &self.groups[rows];
         let row = |n: &NodeId| !matches!(self.f.nodes[*n].op, Op::QuantizeRows { .. });
-        if g.class != Class::Row || !g.nodes.iter().all(row) {
+        if g.class != FusionClass::Row || !g.nodes.iter().all(row) {
             return None;
         }
         let (mut products, mut kept, mut reshapes) = (Vec::new(), Vec::new(), Vec::new());
@@ -155,7 +157,7 @@ impl Fusion<'_> {
         }
         products.sort_unstable();
         products.dedup();
-        (!products.is_empty()).then_some(Readers { products, kept, reshapes })
+        (!products.is_empty()).then_some(RowReaders { products, kept, reshapes })
     }
 
     /// The products that compute a node of rows, if nothing else does.
@@ -166,21 +168,26 @@ impl Fusion<'_> {
     }
 
     /// The group of a product that computes its activations `v` itself.
-    fn product_of(&self, v: ValueId, (id, user): (NodeId, &Node), target: &KernelTarget) -> Option<usize> {
+    fn product_of(
+        &self,
+        v: ValueId,
+        (id, user): (NodeId, &GraphNode),
+        target: &KernelTarget,
+    ) -> Option<usize> {
         let activation = user.inputs.iter().position(|&i| i == v) == Some(0);
         let single = matches!(user.op, Op::MatMul { .. }) && user.inputs[1..].iter().all(|&i| i != v);
         let product = self.group_of[id.index()]?;
         let group = &self.groups[product];
         let fits = group.nodes.first() == Some(&id)
-            && group.class == Class::Contraction
+            && group.class == FusionClass::Contraction
             && computes_activations(target, &self.f.ty(v).dims);
         (activation && single && fits).then_some(product)
     }
 
     /// True for what makes a row of heads, which `nodes` compute, activations of products.
-    fn is_row_of_heads(&self, reshape: &Node, nodes: &[NodeId]) -> bool {
+    fn is_row_of_heads(&self, reshape: &GraphNode, nodes: &[NodeId]) -> bool {
         let &[row] = &reshape.outputs[..] else { return false };
-        let Some(heads) = Heads::of(self.f, row).filter(|_| !self.f.outputs.contains(&row)) else {
+        let Some(heads) = RowHeads::of(self.f, row).filter(|_| !self.f.outputs.contains(&row)) else {
             return false;
         };
         let fits = |&n: &NodeId| {
@@ -191,7 +198,7 @@ impl Fusion<'_> {
     }
 
     /// True for what makes its operand the new value of a state.
-    fn is_new_state(&self, node: &Node) -> bool {
+    fn is_new_state(&self, node: &GraphNode) -> bool {
         let [result] = node.outputs[..] else { return matches!(node.op, Op::StateWrite(_)) };
         let mut users = self.users(result).peekable();
         matches!(node.op, Op::Reshape { .. })

@@ -1,17 +1,17 @@
 //! Terms of the scores by distance: rows of a table, taken by the distance of query and key within two bounds.
 
-use super::layout::{Chain, constant};
-use super::positions::{Position, Reader};
-use super::{Miss, Role, miss};
+use super::layout::{LayoutChain, constant};
+use super::positions::{PositionForm, PositionReader};
+use super::{AxisRole, MissReason, miss};
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
 use mlcc_ir::kernel::BinOp;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 
 /// The terms that are added to scores.
 #[derive(Clone, Copy)]
-pub struct Terms {
+pub struct ScoreBias {
     /// What is added, of the shape of the scores.
     added: ValueId,
     /// `[n, t, heads]`.
@@ -29,7 +29,7 @@ pub fn is_gathered(f: &Function, v: ValueId) -> bool {
 }
 
 /// The rows of a table that a value is made of.
-fn rows_of(f: &Function, mut v: ValueId) -> Option<(ValueId, &Node)> {
+fn rows_of(f: &Function, mut v: ValueId) -> Option<(ValueId, &GraphNode)> {
     loop {
         let node = f.def(v)?;
         match node.op {
@@ -40,13 +40,15 @@ fn rows_of(f: &Function, mut v: ValueId) -> Option<(ValueId, &Node)> {
     }
 }
 
-impl Terms {
-    pub fn read(r: &Reader, added: ValueId) -> Result<Terms, Miss> {
-        let Some((rows, Node { inputs, .. })) = rows_of(r.f, added) else { return Err(None) };
+impl ScoreBias {
+    pub fn read(r: &PositionReader, added: ValueId) -> Result<ScoreBias, MissReason> {
+        let Some((rows, GraphNode { inputs, .. })) = rows_of(r.f, added) else { return Err(None) };
         let (table, places) = (inputs[0], inputs[1]);
         let count = r.f.ty(table).dims[0].as_const().unwrap_or(0) as f64;
         let (table, transposed) = match r.f.def(table) {
-            Some(Node { op: Op::Permute { perm }, inputs, .. }) if perm[..] == [1, 0] => (inputs[0], true),
+            Some(GraphNode { op: Op::Permute { perm }, inputs, .. }) if perm[..] == [1, 0] => {
+                (inputs[0], true)
+            }
             _ => (table, false),
         };
         let whole = r.f.ty(places).dims == [r.n.clone(), r.t.clone()];
@@ -60,20 +62,25 @@ impl Terms {
         if !by_distance || !in_table || !(0.0..count).contains(&behind) {
             return miss("rows of a table are added to the scores for other distances than it has");
         }
-        Ok(Terms { added, rows, table, transposed, behind: behind as usize })
+        Ok(ScoreBias { added, rows, table, transposed, behind: behind as usize })
     }
 
     /// The terms, if each is that of the head, query and key of its score.
-    pub fn of_heads(self, f: &Function, axes: &[(Dim, Role)], heads: i64) -> Result<Terms, Miss> {
+    pub fn of_heads(
+        self,
+        f: &Function,
+        axes: &[(Dim, AxisRole)],
+        heads: i64,
+    ) -> Result<ScoreBias, MissReason> {
         let ty = f.ty(self.table);
         let rank = f.ty(self.added).rank();
         let of_heads = &ty.dims[usize::from(!self.transposed)];
         if ty.dtype != DType::F32 || *of_heads != Dim::from(heads) || rank != axes.len() + 2 {
             return miss(format!("terms by distance {ty} are not one per head"));
         }
-        let chain = Chain::of(f, self.added, false);
-        let of = |role: Role| axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
-        let order = [rank - 2, rank - 1].into_iter().chain(of(Role::Kv)).chain(of(Role::Group));
+        let chain = LayoutChain::of(f, self.added, false);
+        let of = |role: AxisRole| axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
+        let order = [rank - 2, rank - 1].into_iter().chain(of(AxisRole::Kv)).chain(of(AxisRole::Group));
         let order: Vec<usize> = order.flat_map(|axis| chain.axes[axis].clone()).collect();
         match chain.in_order(&order) {
             Some((rows, _)) if rows == self.rows => Ok(self),
@@ -83,16 +90,16 @@ impl Terms {
 }
 
 /// `min(max(form, low), high) + shift`.
-struct Bounded {
-    form: Position,
+struct ClampedForm {
+    form: PositionForm,
     low: f64,
     high: f64,
     shift: f64,
 }
 
-fn bounded(r: &Reader, v: ValueId) -> Option<Bounded> {
+fn bounded(r: &PositionReader, v: ValueId) -> Option<ClampedForm> {
     if let Some(form) = r.read(v) {
-        return Some(Bounded { form, low: f64::NEG_INFINITY, high: f64::INFINITY, shift: 0.0 });
+        return Some(ClampedForm { form, low: f64::NEG_INFINITY, high: f64::INFINITY, shift: 0.0 });
     }
     let node = r.f.def(v)?;
     let Op::Binary(op) = node.op else { return None };
@@ -105,10 +112,10 @@ fn bounded(r: &Reader, v: ValueId) -> Option<Bounded> {
     let inner = bounded(r, x).filter(|_| r.f.ty(x).dims == r.f.ty(v).dims)?;
     let limit = c - inner.shift;
     Some(match op {
-        BinOp::Add => Bounded { shift: inner.shift + c, ..inner },
-        BinOp::Sub => Bounded { shift: inner.shift - c, ..inner },
-        BinOp::Max => Bounded { low: inner.low.max(limit), high: inner.high.max(limit), ..inner },
-        BinOp::Min => Bounded { low: inner.low.min(limit), high: inner.high.min(limit), ..inner },
+        BinOp::Add => ClampedForm { shift: inner.shift + c, ..inner },
+        BinOp::Sub => ClampedForm { shift: inner.shift - c, ..inner },
+        BinOp::Max => ClampedForm { low: inner.low.max(limit), high: inner.high.max(limit), ..inner },
+        BinOp::Min => ClampedForm { low: inner.low.min(limit), high: inner.high.min(limit), ..inner },
         _ => return None,
     })
 }

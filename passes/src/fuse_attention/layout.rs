@@ -6,25 +6,26 @@ use mlcc_ir::graph::{Function, ValueId};
 use mlcc_ir::kernel::BinOp;
 use mlcc_ir::ops::Op;
 
-type Factor = usize;
+type AxisFactor = usize;
 
 /// A value and all that its elements are known to be: the values on the way up whose elements are the same in another
 /// order, times `scale`.
-pub struct Chain {
+pub struct LayoutChain {
     sizes: Vec<Dim>,
     /// The two parts of a factor that was divided.
-    parts: Vec<Option<(Factor, Factor)>>,
+    parts: Vec<Option<(AxisFactor, AxisFactor)>>,
     /// Factors of each axis of the value that the chain starts from.
-    pub axes: Vec<Vec<Factor>>,
+    pub axes: Vec<Vec<AxisFactor>>,
     /// From the start upwards: each value with the flat order of its factors and its factor against the start.
-    places: Vec<(ValueId, Vec<Factor>, f64)>,
+    places: Vec<(ValueId, Vec<AxisFactor>, f64)>,
 }
 
-impl Chain {
+impl LayoutChain {
     /// Follows `v` up through reshapes, permutations, float casts, and factors that are constants if `scaled`.
-    pub fn of(f: &Function, v: ValueId, scaled: bool) -> Chain {
-        let mut chain = Chain { sizes: Vec::new(), parts: Vec::new(), axes: Vec::new(), places: Vec::new() };
-        let mut axes: Vec<Vec<Factor>> = f.ty(v).dims.iter().map(|d| chain.axis(d)).collect();
+    pub fn of(f: &Function, v: ValueId, scaled: bool) -> LayoutChain {
+        let mut chain =
+            LayoutChain { sizes: Vec::new(), parts: Vec::new(), axes: Vec::new(), places: Vec::new() };
+        let mut axes: Vec<Vec<AxisFactor>> = f.ty(v).dims.iter().map(|d| chain.axis(d)).collect();
         chain.axes.clone_from(&axes);
         let (mut v, mut scale) = (v, 1.0);
         loop {
@@ -60,24 +61,24 @@ impl Chain {
     }
 
     /// The highest value that holds the elements in this order of factors, with its scale.
-    pub fn in_order(&self, order: &[Factor]) -> Option<(ValueId, f64)> {
+    pub fn in_order(&self, order: &[AxisFactor]) -> Option<(ValueId, f64)> {
         let order = self.expand(order);
         let found = self.places.iter().rev().find(|(_, flat, _)| self.expand(flat) == order);
         found.map(|(v, _, scale)| (*v, *scale))
     }
 
-    fn axis(&mut self, dim: &Dim) -> Vec<Factor> {
+    fn axis(&mut self, dim: &Dim) -> Vec<AxisFactor> {
         if dim.as_const() == Some(1) { vec![] } else { vec![self.factor(dim.clone())] }
     }
 
-    fn factor(&mut self, size: Dim) -> Factor {
+    fn factor(&mut self, size: Dim) -> AxisFactor {
         self.sizes.push(size);
         self.parts.push(None);
         self.sizes.len() - 1
     }
 
     /// Divided factors replaced by their parts.
-    fn expand(&self, factors: &[Factor]) -> Vec<Factor> {
+    fn expand(&self, factors: &[AxisFactor]) -> Vec<AxisFactor> {
         let mut out = Vec::new();
         for &factor in factors {
             match self.parts[factor] {
@@ -89,7 +90,7 @@ impl Chain {
     }
 
     /// The same flat order of elements under other dims.
-    fn regroup(&mut self, axes: &[Vec<Factor>], dims: &[Dim]) -> Option<Vec<Vec<Factor>>> {
+    fn regroup(&mut self, axes: &[Vec<AxisFactor>], dims: &[Dim]) -> Option<Vec<Vec<AxisFactor>>> {
         let mut flat = self.expand(&axes.concat());
         flat.reverse();
         let mut out = Vec::new();

@@ -10,7 +10,7 @@ use mlcc_ir::types::DType;
 /// `query * p + key * j + prefix * count + near * min(p, limit) + constant`, where `p` and `j` are the positions of query
 /// and key in the sequence.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Position {
+pub struct PositionForm {
     pub query: f64,
     pub key: f64,
     pub prefix: f64,
@@ -22,14 +22,14 @@ pub struct Position {
     pub limit: Option<f64>,
 }
 
-impl Position {
-    fn combine(self, other: Position, sign: f64) -> Option<Position> {
+impl PositionForm {
+    fn combine(self, other: PositionForm, sign: f64) -> Option<PositionForm> {
         let differs = |a: Option<f64>, b: Option<f64>| a.is_some() && b.is_some() && a != b;
         let counts_differ = self.count.is_some() && other.count.is_some() && self.count != other.count;
         if counts_differ || differs(self.limit, other.limit) {
             return None;
         }
-        Some(Position {
+        Some(PositionForm {
             query: self.query + sign * other.query,
             key: self.key + sign * other.key,
             prefix: self.prefix + sign * other.prefix,
@@ -39,11 +39,11 @@ impl Position {
             limit: self.limit.or(other.limit),
         })
     }
-    pub fn sub(self, other: Position) -> Option<Position> {
+    pub fn sub(self, other: PositionForm) -> Option<PositionForm> {
         self.combine(other, -1.0)
     }
-    pub fn scale(self, by: f64) -> Position {
-        Position {
+    pub fn scale(self, by: f64) -> PositionForm {
+        PositionForm {
             query: self.query * by,
             key: self.key * by,
             prefix: self.prefix * by,
@@ -64,30 +64,30 @@ impl Position {
 }
 
 /// Reads values that broadcast to scores `[.., n, t]`.
-pub struct Reader<'a> {
+pub struct PositionReader<'a> {
     pub f: &'a Function,
     pub n: &'a Dim,
     pub t: &'a Dim,
 }
 
-impl Reader<'_> {
+impl PositionReader<'_> {
     /// The linear form of a value that has no part in `min(p, limit)`, if it is one.
-    pub fn read(&self, v: ValueId) -> Option<Position> {
+    pub fn read(&self, v: ValueId) -> Option<PositionForm> {
         self.read_near(v).filter(|p| p.near == 0.0)
     }
 
     /// The linear form of a value, if it is one.
-    pub fn read_near(&self, v: ValueId) -> Option<Position> {
+    pub fn read_near(&self, v: ValueId) -> Option<PositionForm> {
         let rank = self.f.ty(v).rank();
         self.at(v, &(0..rank).rev().collect::<Vec<_>>())
     }
 
     /// `places[i]` counts the axis of the scores that axis `i` of the value lies on, from the last.
-    fn at(&self, v: ValueId, places: &[usize]) -> Option<Position> {
+    fn at(&self, v: ValueId, places: &[usize]) -> Option<PositionForm> {
         if let Some(value) = constant(self.f, v) {
-            return Some(Position { constant: value, ..Position::default() });
+            return Some(PositionForm { constant: value, ..PositionForm::default() });
         }
-        let operand = |node: &mlcc_ir::graph::Node, i: usize| {
+        let operand = |node: &mlcc_ir::graph::GraphNode, i: usize| {
             let (v, rank) = (node.inputs[i], places.len());
             self.at(v, &places[rank - self.f.ty(v).rank()..])
         };
@@ -110,7 +110,7 @@ impl Reader<'_> {
                 let (p, limit) = if b.is_constant() { (a, b) } else { (b, a) };
                 let is_query = p.form() == (1.0, 0.0, 0.0, 0.0) && p.near == 0.0 && limit.is_constant();
                 let limit = Some(limit.constant);
-                is_query.then_some(Position { near: 1.0, limit, ..Position::default() })
+                is_query.then_some(PositionForm { near: 1.0, limit, ..PositionForm::default() })
             }
             Op::Permute { perm } => {
                 let mut source = vec![0; places.len()];
@@ -134,26 +134,26 @@ impl Reader<'_> {
         found.or_else(|| self.count(v))
     }
 
-    fn iota(&self, start: &Dim, len: &Dim, place: usize) -> Option<Position> {
+    fn iota(&self, start: &Dim, len: &Dim, place: usize) -> Option<PositionForm> {
         let behind_past = start.sub(&self.t.sub(self.n)).as_const();
         let single = len.as_const() == Some(1);
         match (behind_past, start.as_const()) {
-            (_, Some(c)) if single => Some(Position { constant: c as f64, ..Position::default() }),
+            (_, Some(c)) if single => Some(PositionForm { constant: c as f64, ..PositionForm::default() }),
             (Some(c), _) if len == self.n && (place == 1 || single) => {
-                Some(Position { query: 1.0, constant: c as f64, ..Position::default() })
+                Some(PositionForm { query: 1.0, constant: c as f64, ..PositionForm::default() })
             }
             (_, Some(c)) if len == self.t && place == 0 => {
-                Some(Position { key: 1.0, constant: c as f64, ..Position::default() })
+                Some(PositionForm { key: 1.0, constant: c as f64, ..PositionForm::default() })
             }
             _ => None,
         }
     }
 
     /// Any other single integer counts the keys of a prefix.
-    fn count(&self, v: ValueId) -> Option<Position> {
+    fn count(&self, v: ValueId) -> Option<PositionForm> {
         let ty = self.f.ty(v);
         let single =
             ty.dtype == DType::I32 && ty.dims.iter().all(|d| d.as_const() == Some(1)) && ty.rank() == 1;
-        single.then_some(Position { prefix: 1.0, count: Some(v), ..Position::default() })
+        single.then_some(PositionForm { prefix: 1.0, count: Some(v), ..PositionForm::default() })
     }
 }

@@ -1,23 +1,23 @@
 //! Attention sinks: other scores behind a window, for its first keys.
 
 use super::layout::constant;
-use super::positions::Reader;
-use super::{Miss, Role, Scores, miss, queries_first, skip_casts};
+use super::positions::PositionReader;
+use super::{AxisRole, MissReason, ScoreTransform, miss, queries_first, skip_casts};
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
 use mlcc_ir::ops::Op;
 
 /// What stands beyond the window for its first keys.
-pub struct Sinks<'f> {
+pub struct AttentionSinks<'f> {
     pub count: usize,
-    scores: Box<Scores<'f>>,
-    product: &'f Node,
+    scores: Box<ScoreTransform<'f>>,
+    product: &'f GraphNode,
 }
 
-impl<'f> Sinks<'f> {
+impl<'f> AttentionSinks<'f> {
     /// What a window's selection takes for keys beyond it: other scores for the first ones, the others hidden.
-    pub fn read(r: &Reader<'f>, v: ValueId) -> Result<Sinks<'f>, Miss> {
-        let Some(Node { op: Op::SelectGe, inputs, .. }) = r.f.def(skip_casts(r.f, v)) else {
+    pub fn read(r: &PositionReader<'f>, v: ValueId) -> Result<AttentionSinks<'f>, MissReason> {
+        let Some(GraphNode { op: Op::SelectGe, inputs, .. }) = r.f.def(skip_casts(r.f, v)) else {
             return miss("a selection is no mask");
         };
         let hidden = constant(r.f, inputs[3]).is_some_and(|c| c <= -1e4);
@@ -26,7 +26,7 @@ impl<'f> Sinks<'f> {
             Some((0.0, -1.0, 0.0, c)) if c >= 0.0 && hidden => c as usize + 1,
             _ => return miss("what stands beyond a window is no score of its first keys"),
         };
-        let mut scores = Scores { scale: 1.0, ..Scores::default() };
+        let mut scores = ScoreTransform { scale: 1.0, ..ScoreTransform::default() };
         let product = scores.peel(r, inputs[2])?;
         match scores.ahead.is_some()
             || scores.window > 0
@@ -36,7 +36,7 @@ impl<'f> Sinks<'f> {
             || scores.terms.is_some()
         {
             true => miss("the scores of a window's first keys have masks of their own"),
-            false => Ok(Sinks { count, scores: Box::new(scores), product }),
+            false => Ok(AttentionSinks { count, scores: Box::new(scores), product }),
         }
     }
 
@@ -45,10 +45,10 @@ impl<'f> Sinks<'f> {
     pub fn queries(
         &self,
         f: &Function,
-        near: &Scores,
-        (product, near_scale): (&Node, f64),
-        axes: &[(Dim, Role)],
-    ) -> Result<ValueId, Miss> {
+        near: &ScoreTransform,
+        (product, near_scale): (&GraphNode, f64),
+        axes: &[(Dim, AxisRole)],
+    ) -> Result<ValueId, MissReason> {
         let [q, k] = self.product.inputs[..] else { return Err(None) };
         let same = self.product.op == product.op
             && k == product.inputs[1]

@@ -1,30 +1,30 @@
 //! What adapters in slots add. Their factors are small, and all of them are on every rank, in memory that ranks of one process
 //! share. A rank computes all of the first product, and of the second one the rows that it has of the product beside it.
 
-use super::Stop;
-use super::cut::{Cut, size};
-use super::held::{Held, Split};
+use super::Unshardable;
+use super::cut::{ShardSpec, size};
+use super::held::{FunctionSharder, ShardPlacement};
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Node, ValueId};
+use mlcc_ir::graph::{GraphNode, ValueId};
 use mlcc_ir::kernel::BinOp;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 
-impl Split<'_, '_> {
+impl FunctionSharder<'_, '_> {
     /// Whether a weight is a factor in slots.
     pub fn is_adapter(&self, weight: ValueId) -> bool {
         match self.f.def(weight) {
-            Some(Node { op: Op::Param(param), .. }) => self.s.old.params[*param].is_adapter(),
+            Some(GraphNode { op: Op::Param(param), .. }) => self.s.old.params[*param].is_adapter(),
             _ => false,
         }
     }
 
     /// All of a product with factors in slots, on every rank. What goes in is gathered once for it and the product beside it, which reads
     /// the same rows in another shape.
-    pub fn adapted(&mut self, node: &Node) -> Result<(), Stop> {
+    pub fn adapted(&mut self, node: &GraphNode) -> Result<(), Unshardable> {
         let [x, w, ids] = [node.inputs[0], node.inputs[1], node.inputs[2]];
         let whole = match self.f.def(x) {
-            Some(Node { op: Op::Reshape { dims }, inputs, .. }) if self.cut(x).is_some() => {
+            Some(GraphNode { op: Op::Reshape { dims }, inputs, .. }) if self.cut(x).is_some() => {
                 let rows = self.whole(inputs[0])?;
                 self.emit(Op::Reshape { dims: dims.clone() }, &[rows])?
             }
@@ -32,7 +32,7 @@ impl Split<'_, '_> {
         };
         let inputs = [whole, self.whole(w)?, self.whole(ids)?];
         let product = self.emit(node.op.clone(), &inputs)?;
-        self.hold(node.outputs[0], Held::Whole(product));
+        self.hold(node.outputs[0], ShardPlacement::Whole(product));
         Ok(())
     }
 
@@ -42,9 +42,9 @@ impl Split<'_, '_> {
         &mut self,
         v: ValueId,
         matrices: usize,
-        cut: Cut,
+        cut: ShardSpec,
         emit: bool,
-    ) -> Result<Option<ValueId>, Stop> {
+    ) -> Result<Option<ValueId>, Unshardable> {
         let Some(node) = self.f.def(v) else { return Ok(None) };
         let [x, w, ids] = [node.inputs[0], node.inputs[1], node.inputs[2]];
         let one_each = self.dims(ids).last().and_then(size) == Some(1);

@@ -8,23 +8,23 @@ use std::ops::Range;
 /// Parts of an axis, one as long as the other. Where its size does not divide, parts overlap: the last ones begin earlier, so
 /// that they have as many elements. What several parts have is the same everywhere.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Parts {
+pub(super) struct AxisParts {
     pub count: usize,
     /// Elements that stay together (a head, a tile of rows); 1 where parts do not overlap.
     pub unit: usize,
 }
 
-impl Parts {
-    pub const WHOLE: Parts = Parts::new(1);
+impl AxisParts {
+    pub const WHOLE: AxisParts = AxisParts::new(1);
 
-    pub const fn new(count: usize) -> Parts {
-        Parts { count, unit: 1 }
+    pub const fn new(count: usize) -> AxisParts {
+        AxisParts { count, unit: 1 }
     }
 
     /// Parts of an axis of so many elements, in units that divide it.
-    pub fn of_units(count: usize, unit: usize, size: usize) -> Parts {
+    pub fn of_units(count: usize, unit: usize, size: usize) -> AxisParts {
         let divides = size.checked_div(unit).is_some_and(|units| units.is_multiple_of(count));
-        Parts { count, unit: if divides { 1 } else { unit } }
+        AxisParts { count, unit: if divides { 1 } else { unit } }
     }
 
     /// Whether no element is in two parts.
@@ -70,7 +70,7 @@ impl Parts {
     }
 
     /// The same parts where an axis of `from` elements is one of `to` in row-major order; `None` if they begin or end within an element.
-    pub fn regrouped(self, from: usize, to: usize) -> Option<Parts> {
+    pub fn regrouped(self, from: usize, to: usize) -> Option<AxisParts> {
         if self.divide(from) {
             return to.is_multiple_of(self.count).then_some(self);
         }
@@ -79,28 +79,28 @@ impl Parts {
             (_, true) if self.unit.is_multiple_of(from / to) => self.unit / (from / to),
             _ => return None,
         };
-        Some(Parts { unit, ..self })
+        Some(AxisParts { unit, ..self })
     }
 }
 
 /// Rank `r` of `ranks` holds part `r * parts / ranks` along an axis; where the axis has segments, that of each of them, one behind
 /// the other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Cut {
+pub(super) struct ShardSpec {
     pub axis: usize,
-    pub parts: Parts,
-    pub segments: Option<Segments>,
+    pub parts: AxisParts,
+    pub segments: Option<AxisSegments>,
 }
 
-impl Cut {
-    pub fn new(axis: usize, parts: usize) -> Cut {
-        Cut::by(axis, Parts::new(parts))
+impl ShardSpec {
+    pub fn new(axis: usize, parts: usize) -> ShardSpec {
+        ShardSpec::by(axis, AxisParts::new(parts))
     }
-    pub fn by(axis: usize, parts: Parts) -> Cut {
-        Cut { axis, parts, segments: None }
+    pub fn by(axis: usize, parts: AxisParts) -> ShardSpec {
+        ShardSpec { axis, parts, segments: None }
     }
-    pub fn along(self, axis: usize) -> Cut {
-        Cut { axis, ..self }
+    pub fn along(self, axis: usize) -> ShardSpec {
+        ShardSpec { axis, ..self }
     }
 
     /// Whether an axis of this size has such parts.
@@ -122,13 +122,13 @@ impl Cut {
 
     /// The elements that a rank has of an axis of so many.
     pub fn ranges(&self, size: usize, rank: usize, ranks: usize) -> Vec<Range<usize>> {
-        let all = |parts: Parts, begin: usize, size: usize| {
+        let all = |parts: AxisParts, begin: usize, size: usize| {
             let start = begin + parts.start(size, parts.of_rank(rank, ranks));
             start..start + parts.len(size)
         };
         let Some(segments) = self.segments else { return vec![all(self.parts, 0, size)] };
         let mut at = 0;
-        let of = |(size, parts): (usize, Parts)| {
+        let of = |(size, parts): (usize, AxisParts)| {
             at += size;
             all(parts, at - size, size)
         };
@@ -137,12 +137,12 @@ impl Cut {
 
     /// What a rank has of these elements of the axis: where they begin in its part, and the cut of what they are alone, `None` where
     /// every rank has all of them. Nothing if they begin or end within a segment.
-    pub fn slice(&self, start: usize, len: usize) -> Option<(usize, Option<Cut>)> {
+    pub fn slice(&self, start: usize, len: usize) -> Option<(usize, Option<ShardSpec>)> {
         let (at, segments) = self.segments?.slice(start, len)?;
         let cut = match segments.iter().next() {
-            Some((_, Parts::WHOLE)) if segments.count == 1 => None,
-            Some((_, parts)) if segments.count == 1 => Some(Cut::by(self.axis, parts)),
-            _ => Some(Cut { segments: Some(segments), ..*self }),
+            Some((_, AxisParts::WHOLE)) if segments.count == 1 => None,
+            Some((_, parts)) if segments.count == 1 => Some(ShardSpec::by(self.axis, parts)),
+            _ => Some(ShardSpec { segments: Some(segments), ..*self }),
         };
         Some((at, cut))
     }
@@ -153,20 +153,20 @@ const MOST: usize = 8;
 
 /// What an axis joins: so many elements, and their parts. With one part all of them are on every rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Segments {
+pub(super) struct AxisSegments {
     count: usize,
-    of: [(usize, Parts); MOST],
+    of: [(usize, AxisParts); MOST],
 }
 
-impl Segments {
-    pub fn new(of: &[(usize, Parts)]) -> Option<Segments> {
-        let mut all = [(0, Parts::WHOLE); MOST];
+impl AxisSegments {
+    pub fn new(of: &[(usize, AxisParts)]) -> Option<AxisSegments> {
+        let mut all = [(0, AxisParts::WHOLE); MOST];
         all.get_mut(..of.len())?.copy_from_slice(of);
-        (!of.is_empty()).then_some(Segments { count: of.len(), of: all })
+        (!of.is_empty()).then_some(AxisSegments { count: of.len(), of: all })
     }
 
     /// Lengths and parts.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, Parts)> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = (usize, AxisParts)> + '_ {
         self.of[..self.count].iter().copied()
     }
 
@@ -180,7 +180,7 @@ impl Segments {
     }
 
     /// Those of a range, and where they begin on a rank.
-    fn slice(&self, start: usize, len: usize) -> Option<(usize, Segments)> {
+    fn slice(&self, start: usize, len: usize) -> Option<(usize, AxisSegments)> {
         let (mut at, mut local, mut found) = (0, 0, Vec::new());
         for (size, parts) in self.iter() {
             match at {
@@ -191,18 +191,18 @@ impl Segments {
             }
             at += size;
         }
-        Some((local, Segments::new(&found)?))
+        Some((local, AxisSegments::new(&found)?))
     }
 
     /// With borders around a range, and such parts of what is in it, if that is told. `None` if there would be too many.
-    pub fn with(&self, start: usize, len: usize, parts: Option<Parts>) -> Option<Segments> {
+    pub fn with(&self, start: usize, len: usize, parts: Option<AxisParts>) -> Option<AxisSegments> {
         let (mut at, mut all) = (0, Vec::new());
         for (size, own) in self.iter() {
             let borders = [start, start + len].map(|border| border.clamp(at, at + size));
             let pieces = [at..borders[0], borders[0]..borders[1], borders[1]..at + size];
             for (number, piece) in pieces.into_iter().enumerate().filter(|(_, piece)| !piece.is_empty()) {
                 // Fewer parts, or larger units: so two who want different ones come to an end.
-                let coarser = |parts: &Parts| {
+                let coarser = |parts: &AxisParts| {
                     parts.count < own.count || parts.count == own.count && parts.unit > own.unit
                 };
                 let asked = parts.filter(|parts| number == 1 && coarser(parts));
@@ -210,24 +210,24 @@ impl Segments {
                 // What nobody asked for is on every rank where it does not divide.
                 let keeps = piece.len() == size || asked.is_some();
                 let fits = if keeps { wanted.fit(piece.len()) } else { wanted.divide(piece.len()) };
-                all.push((piece.len(), if fits { wanted } else { Parts::WHOLE }));
+                all.push((piece.len(), if fits { wanted } else { AxisParts::WHOLE }));
             }
             at += size;
         }
-        Segments::new(&all)
+        AxisSegments::new(&all)
     }
 }
 
 /// How rows of parameters go to ranks: of `of` rows in `outer` blocks, each rank has one of `parts` of every block, or of each of
 /// the segments.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct RowCut {
+pub(super) struct RowShardSpec {
     pub outer: usize,
-    pub parts: Parts,
-    pub segments: Option<Segments>,
+    pub parts: AxisParts,
+    pub segments: Option<AxisSegments>,
 }
 
-impl RowCut {
+impl RowShardSpec {
     /// Rows of a rank, of so many.
     pub fn len(&self, rows: usize) -> usize {
         match self.segments {
@@ -245,7 +245,7 @@ impl RowCut {
             return of_rows(RowBlocks { start, len, stride, count: self.outer, of: rows });
         };
         let mut at = 0;
-        let part = |(size, parts): (usize, Parts)| {
+        let part = |(size, parts): (usize, AxisParts)| {
             let start = at + parts.start(size, parts.of_rank(rank, ranks));
             at += size;
             of_rows(RowBlocks::range(start, parts.len(size), rows))
@@ -255,7 +255,7 @@ impl RowCut {
 }
 
 /// The type of a part.
-pub(super) fn cut_type(ty: &mut TensorType, cut: Option<Cut>) {
+pub(super) fn cut_type(ty: &mut TensorType, cut: Option<ShardSpec>) {
     if let Some(cut) = cut {
         ty.dims[cut.axis] = cut.of(&ty.dims[cut.axis]);
     }
@@ -275,39 +275,39 @@ pub(super) fn divides(dim: &Dim, parts: usize) -> bool {
 mod tests {
     use super::*;
 
-    fn segments(of: &[(usize, usize)]) -> Segments {
-        let of: Vec<_> = of.iter().map(|&(len, parts)| (len, Parts::new(parts))).collect();
-        Segments::new(&of).unwrap()
+    fn segments(of: &[(usize, usize)]) -> AxisSegments {
+        let of: Vec<_> = of.iter().map(|&(len, parts)| (len, AxisParts::new(parts))).collect();
+        AxisSegments::new(&of).unwrap()
     }
 
     /// Every part of six heads of 16 among four ranks has two heads; the last rank has those of the one before.
     #[test]
     fn the_last_parts_overlap() {
-        let heads = Parts::new(4);
+        let heads = AxisParts::new(4);
         assert_eq!((heads.len(6), heads.divide(6)), (2, false));
         assert_eq!([0, 1, 2, 3].map(|part| heads.start(6, part)), [0, 2, 4, 4]);
         assert_eq!(heads.pieces(6), [(0, 0..2), (1, 0..2), (2, 0..2)]);
         let rows = heads.regrouped(6, 96).unwrap();
-        assert_eq!(rows, Parts { count: 4, unit: 16 });
-        assert_eq!(rows, Parts::of_units(4, 16, 96));
+        assert_eq!(rows, AxisParts { count: 4, unit: 16 });
+        assert_eq!(rows, AxisParts::of_units(4, 16, 96));
         assert_eq!(rows.regrouped(96, 6), Some(heads));
         assert_eq!(rows.regrouped(96, 32), None);
         // A vocabulary of 333: one row is on both ranks, and taken from the first.
-        let vocabulary = Parts::new(2);
+        let vocabulary = AxisParts::new(2);
         assert_eq!([0, 1].map(|part| vocabulary.start(333, part)), [0, 166]);
         assert_eq!(vocabulary.pieces(333), [(0, 0..167), (1, 1..167)]);
     }
 
     #[test]
     fn parts_that_divide_have_no_unit() {
-        let even = Parts::of_units(4, 16, 128);
-        assert_eq!((even, even.divide(128)), (Parts::new(4), true));
+        let even = AxisParts::of_units(4, 16, 128);
+        assert_eq!((even, even.divide(128)), (AxisParts::new(4), true));
         assert_eq!(even.pieces(128).len(), 4);
         assert_eq!(even.regrouped(128, 8), Some(even));
         assert_eq!(even.regrouped(128, 6), None);
         // Two key heads of four ranks, and of three.
-        assert_eq!([0, 1, 2, 3].map(|rank| Parts::new(2).of_rank(rank, 4)), [0, 0, 1, 1]);
-        assert_eq!([0, 1].map(|part| Parts::new(2).rank(part, 3)), [0, 2]);
+        assert_eq!([0, 1, 2, 3].map(|rank| AxisParts::new(2).of_rank(rank, 4)), [0, 0, 1, 1]);
+        assert_eq!([0, 1].map(|part| AxisParts::new(2).rank(part, 3)), [0, 2]);
     }
 
     #[test]
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(three, segments(&[(8, 2), (6, 2), (10, 2)]));
         // Again the same, and a smaller one inside that every rank has.
         assert_eq!(three.with(8, 6, None), Some(three));
-        let shared = three.with(14, 4, Some(Parts::WHOLE)).unwrap();
+        let shared = three.with(14, 4, Some(AxisParts::WHOLE)).unwrap();
         assert_eq!(shared, segments(&[(8, 2), (6, 2), (4, 1), (6, 2)]));
         assert_eq!((shared.len(), shared.local()), (24, 4 + 3 + 4 + 3));
         // Seven elements do not divide, nor does the one that is left.
@@ -325,26 +325,27 @@ mod tests {
         let many = (0..9).try_fold(segments(&[(24, 2)]), |all, at| all.with(2 * at, 2, None));
         assert_eq!(many, None);
         // Three heads of eight between two ranks, where somebody asks for them.
-        let heads = Parts::of_units(2, 8, 24);
+        let heads = AxisParts::of_units(2, 8, 24);
         let uneven = segments(&[(40, 2)]).with(0, 24, Some(heads)).unwrap();
-        assert_eq!(uneven.iter().collect::<Vec<_>>(), [(24, heads), (16, Parts::new(2))]);
+        assert_eq!(uneven.iter().collect::<Vec<_>>(), [(24, heads), (16, AxisParts::new(2))]);
         assert_eq!((uneven.local(), uneven.with(0, 24, None)), (16 + 8, Some(uneven)));
     }
 
     #[test]
     fn slices_are_whole_segments() {
-        let cut = Cut { segments: Some(segments(&[(8, 2), (4, 1), (6, 2)])), ..Cut::new(1, 2) };
-        assert_eq!(cut.slice(0, 8), Some((0, Some(Cut::new(1, 2)))));
+        let cut = ShardSpec { segments: Some(segments(&[(8, 2), (4, 1), (6, 2)])), ..ShardSpec::new(1, 2) };
+        assert_eq!(cut.slice(0, 8), Some((0, Some(ShardSpec::new(1, 2)))));
         assert_eq!(cut.slice(8, 4), Some((4, None)));
-        let two = Cut { segments: Some(segments(&[(4, 1), (6, 2)])), ..cut };
+        let two = ShardSpec { segments: Some(segments(&[(4, 1), (6, 2)])), ..cut };
         assert_eq!(cut.slice(8, 10), Some((4, Some(two))));
         assert_eq!(cut.slice(8, 3), None);
-        assert_eq!(Cut::new(1, 2).slice(0, 4), None);
+        assert_eq!(ShardSpec::new(1, 2).slice(0, 4), None);
     }
 
     #[test]
     fn rows_of_segments_are_joined() {
-        let cut = RowCut { outer: 1, parts: Parts::new(2), segments: Some(segments(&[(8, 2), (4, 1)])) };
+        let cut =
+            RowShardSpec { outer: 1, parts: AxisParts::new(2), segments: Some(segments(&[(8, 2), (4, 1)])) };
         let source = ParamSource::Tensor("w".into());
         let ParamSource::Concat(parts) = cut.source(&source, 12, 1, 2) else { panic!("not joined") };
         let rows = |start, len| ParamSource::Rows(RowBlocks::range(start, len, 12), Box::new(source.clone()));

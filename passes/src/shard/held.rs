@@ -1,10 +1,10 @@
 //! How values are held, and how a rank gets all of one, or its part of one.
 
-use super::cut::{Cut, Parts, RowCut, cut_type, size};
-use super::{Splitter, Stop, product};
+use super::cut::{AxisParts, RowShardSpec, ShardSpec, cut_type, size};
+use super::{ModuleSharder, Unshardable, product};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::graph::{Function, FunctionKind, Node, NodeId, ValueId};
+use mlcc_ir::graph::{Function, FunctionKind, GraphNode, NodeId, ValueId};
 use mlcc_ir::ops::Op;
 use mlcc_ir::text::node_label;
 use mlcc_ir::types::DType;
@@ -17,11 +17,11 @@ use std::ops::Range;
     reason = "there is one for each value of a function, while it is rebuilt"
 )]
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) enum Held {
+pub(super) enum ShardPlacement {
     /// By every rank.
     Whole(ValueId),
     /// In parts.
-    Part(ValueId, Cut),
+    Part(ValueId, ShardSpec),
     /// As the sum of what the ranks have, each a term of its size.
     Term(ValueId),
     /// Made from parameters, constants and states where it is needed.
@@ -29,34 +29,39 @@ pub(super) enum Held {
 }
 
 /// A function while it is rebuilt.
-pub(super) struct Split<'s, 'a> {
-    pub s: &'s mut Splitter<'a>,
+pub(super) struct FunctionSharder<'s, 'a> {
+    pub s: &'s mut ModuleSharder<'a>,
     pub f: &'a Function,
     pub out: Function,
-    held: Vec<Option<Held>>,
+    held: Vec<Option<ShardPlacement>>,
     /// By value: how many inputs and outputs read it.
     pub uses: Vec<usize>,
     wholes: BTreeMap<ValueId, ValueId>,
-    parts: BTreeMap<(ValueId, Cut), ValueId>,
+    parts: BTreeMap<(ValueId, ShardSpec), ValueId>,
     /// Whether values that every rank has can be computed in parts.
-    pub recomputed: BTreeMap<(ValueId, Cut), bool>,
+    pub recomputed: BTreeMap<(ValueId, ShardSpec), bool>,
 }
 
-impl<'s, 'a> Split<'s, 'a> {
-    pub fn new(s: &'s mut Splitter<'a>, f: &'a Function, inputs: &[Option<Cut>]) -> Split<'s, 'a> {
+impl<'s, 'a> FunctionSharder<'s, 'a> {
+    pub fn new(
+        s: &'s mut ModuleSharder<'a>,
+        f: &'a Function,
+        inputs: &[Option<ShardSpec>],
+    ) -> FunctionSharder<'s, 'a> {
         let mut out = Function::new(f.name.clone(), f.kind);
         let mut held = vec![None; f.values.len()];
         for (&v, &cut) in f.inputs.iter().zip(inputs) {
             let mut ty = f.ty(v).clone();
             cut_type(&mut ty, cut);
             let input = out.add_input(ty);
-            held[v.index()] = Some(cut.map_or(Held::Whole(input), |cut| Held::Part(input, cut)));
+            held[v.index()] =
+                Some(cut.map_or(ShardPlacement::Whole(input), |cut| ShardPlacement::Part(input, cut)));
         }
         let mut uses = vec![0; f.values.len()];
         let inputs = f.live().flat_map(|(_, node)| &node.inputs);
         inputs.chain(&f.outputs).for_each(|v| uses[v.index()] += 1);
         let (wholes, parts, recomputed) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Split { s, f, out, held, uses, wholes, parts, recomputed }
+        FunctionSharder { s, f, out, held, uses, wholes, parts, recomputed }
     }
 
     pub fn ranks(&self) -> usize {
@@ -67,55 +72,55 @@ impl<'s, 'a> Split<'s, 'a> {
         &self.f.ty(v).dims
     }
     /// How a value is held; values are defined before they are used.
-    pub fn held(&self, v: ValueId) -> Held {
-        self.held[v.index()].unwrap_or(Held::Free)
+    pub fn held(&self, v: ValueId) -> ShardPlacement {
+        self.held[v.index()].unwrap_or(ShardPlacement::Free)
     }
-    pub fn cut(&self, v: ValueId) -> Option<Cut> {
+    pub fn cut(&self, v: ValueId) -> Option<ShardSpec> {
         match self.held(v) {
-            Held::Part(_, cut) => Some(cut),
+            ShardPlacement::Part(_, cut) => Some(cut),
             _ => None,
         }
     }
     pub fn is_free(&self, v: ValueId) -> bool {
-        self.held(v) == Held::Free
+        self.held(v) == ShardPlacement::Free
     }
-    pub fn hold(&mut self, v: ValueId, held: Held) {
+    pub fn hold(&mut self, v: ValueId, held: ShardPlacement) {
         self.held[v.index()] = Some(held);
     }
     /// `function @f, %3 = op`, of an old node.
     pub fn label(&self, id: NodeId) -> String {
         format!("{} of @{}", node_label(self.f, id), self.f.name)
     }
-    pub fn emit(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, Stop> {
+    pub fn emit(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, Unshardable> {
         Ok(self.out.append(&self.s.new, op, inputs)?[0])
     }
 
     /// All of a value, on every rank.
-    pub fn whole(&mut self, v: ValueId) -> Result<ValueId, Stop> {
+    pub fn whole(&mut self, v: ValueId) -> Result<ValueId, Unshardable> {
         if let Some(&whole) = self.wholes.get(&v) {
             return Ok(whole);
         }
         let whole = match self.held(v) {
-            Held::Whole(whole) => whole,
-            Held::Part(part, cut) => self.gather(part, cut, &self.dims(v)[cut.axis])?,
-            Held::Term(term) => self.sum(term)?,
-            Held::Free => self.free_whole(v)?,
+            ShardPlacement::Whole(whole) => whole,
+            ShardPlacement::Part(part, cut) => self.gather(part, cut, &self.dims(v)[cut.axis])?,
+            ShardPlacement::Term(term) => self.sum(term)?,
+            ShardPlacement::Free => self.free_whole(v)?,
         };
         self.wholes.insert(v, whole);
         Ok(whole)
     }
 
-    pub fn wholes(&mut self, values: &[ValueId]) -> Result<Vec<ValueId>, Stop> {
+    pub fn wholes(&mut self, values: &[ValueId]) -> Result<Vec<ValueId>, Unshardable> {
         values.iter().map(|&v| self.whole(v)).collect()
     }
 
     /// Whether a rank can have its part of a value without an exchange.
-    pub fn has_part(&mut self, v: ValueId, cut: Cut) -> Result<bool, Stop> {
+    pub fn has_part(&mut self, v: ValueId, cut: ShardSpec) -> Result<bool, Unshardable> {
         Ok(self.find_part(v, cut, false)?.is_some())
     }
 
     /// The rank's part of a value that has one.
-    pub fn part(&mut self, v: ValueId, cut: Cut) -> Result<ValueId, Stop> {
+    pub fn part(&mut self, v: ValueId, cut: ShardSpec) -> Result<ValueId, Unshardable> {
         match self.find_part(v, cut, true)? {
             Some(part) => Ok(part),
             None => Err(self.s.plan.unsupported(format!("a value of @{}", self.f.name), "it has no part")),
@@ -123,7 +128,12 @@ impl<'s, 'a> Split<'s, 'a> {
     }
 
     /// A part; where nothing is to be emitted, some value if there is one.
-    pub fn find_part(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
+    pub fn find_part(
+        &mut self,
+        v: ValueId,
+        cut: ShardSpec,
+        emit: bool,
+    ) -> Result<Option<ValueId>, Unshardable> {
         if let Some(&part) = self.parts.get(&(v, cut)) {
             return Ok(Some(part));
         }
@@ -131,10 +141,10 @@ impl<'s, 'a> Split<'s, 'a> {
             return Ok(None);
         }
         let part = match self.held(v) {
-            Held::Part(part, own) => return Ok((own == cut).then_some(part)),
-            Held::Whole(_) => self.recompute(v, cut, emit)?,
-            Held::Term(_) => None,
-            Held::Free => self.free_part(v, cut, emit)?,
+            ShardPlacement::Part(part, own) => return Ok((own == cut).then_some(part)),
+            ShardPlacement::Whole(_) => self.recompute(v, cut, emit)?,
+            ShardPlacement::Term(_) => None,
+            ShardPlacement::Free => self.free_part(v, cut, emit)?,
         };
         if let (Some(part), true) = (part, emit) {
             self.parts.insert((v, cut), part);
@@ -143,8 +153,13 @@ impl<'s, 'a> Split<'s, 'a> {
     }
 
     /// Copies of one value along an axis: a part has fewer of them.
-    pub fn fewer_copies(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
-        let Some(Node { op: Op::Concat { axis }, inputs, .. }) = self.f.def(v) else { return Ok(None) };
+    pub fn fewer_copies(
+        &mut self,
+        v: ValueId,
+        cut: ShardSpec,
+        emit: bool,
+    ) -> Result<Option<ValueId>, Unshardable> {
+        let Some(GraphNode { op: Op::Concat { axis }, inputs, .. }) = self.f.def(v) else { return Ok(None) };
         let same = inputs.iter().all(|x| x == &inputs[0]);
         let sizes = size(&self.dims(v)[cut.axis]).zip(size(&self.dims(inputs[0])[cut.axis]));
         let Some((all, one)) = sizes.filter(|&(_, one)| one > 0) else { return Ok(None) };
@@ -160,12 +175,12 @@ impl<'s, 'a> Split<'s, 'a> {
     }
 
     /// The node of a value that is free.
-    fn free_node(&self, v: ValueId) -> Result<&'a Node, Stop> {
+    fn free_node(&self, v: ValueId) -> Result<&'a GraphNode, Unshardable> {
         let f: &'a Function = self.f;
         f.def(v).ok_or_else(|| self.s.plan.unsupported(format!("an input of @{}", f.name), "it is not held"))
     }
 
-    fn free_whole(&mut self, v: ValueId) -> Result<ValueId, Stop> {
+    fn free_whole(&mut self, v: ValueId) -> Result<ValueId, Unshardable> {
         let node = self.free_node(v)?;
         if let Op::StateRead(state) = node.op
             && let Some(cut) = self.s.state_cut(state, None)
@@ -177,12 +192,12 @@ impl<'s, 'a> Split<'s, 'a> {
         self.emit(node.op.clone(), &inputs)
     }
 
-    fn free_part(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
+    fn free_part(&mut self, v: ValueId, cut: ShardSpec, emit: bool) -> Result<Option<ValueId>, Unshardable> {
         let node = self.free_node(v)?;
         let (op, inputs) = (&node.op, &node.inputs);
         let from = match op {
             Op::Param(p) if cut.axis == 0 && emit => {
-                let rows = RowCut { outer: 1, parts: cut.parts, segments: cut.segments };
+                let rows = RowShardSpec { outer: 1, parts: cut.parts, segments: cut.segments };
                 let part = self.s.part_of(*p, rows);
                 return self.emit(Op::Param(part), &[]).map(Some);
             }
@@ -223,7 +238,12 @@ impl<'s, 'a> Split<'s, 'a> {
         self.emit(op, &[x]).map(Some)
     }
 
-    pub fn elementwise_part(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
+    pub fn elementwise_part(
+        &mut self,
+        v: ValueId,
+        cut: ShardSpec,
+        emit: bool,
+    ) -> Result<Option<ValueId>, Unshardable> {
         let node = self.free_node(v)?;
         let mut parts = Vec::with_capacity(node.inputs.len());
         for &x in &node.inputs {
@@ -244,14 +264,14 @@ impl<'s, 'a> Split<'s, 'a> {
     }
 
     /// The cut of an operand that goes with a cut of the result; `None` where the operand has one row for all there.
-    pub fn aligned(&self, x: ValueId, result: ValueId, cut: Cut) -> Option<Cut> {
+    pub fn aligned(&self, x: ValueId, result: ValueId, cut: ShardSpec) -> Option<ShardSpec> {
         let (rank, own) = (self.dims(result).len(), self.dims(x).len());
         let axis = (cut.axis + own).checked_sub(rank)?;
         (self.dims(x)[axis] != Dim::from(1)).then(|| cut.along(axis))
     }
 
     /// An op with the sizes of a part of its result.
-    pub fn local(&self, op: &Op, result: ValueId, cut: Cut) -> Op {
+    pub fn local(&self, op: &Op, result: ValueId, cut: ShardSpec) -> Op {
         match op {
             Op::Reshape { .. } => {
                 let mut ty = self.f.ty(result).clone();
@@ -263,9 +283,9 @@ impl<'s, 'a> Split<'s, 'a> {
     }
 
     /// An exchange of parts, which are joined along their axis, of so many elements.
-    fn gather(&mut self, part: ValueId, cut: Cut, of: &Dim) -> Result<ValueId, Stop> {
+    fn gather(&mut self, part: ValueId, cut: ShardSpec, of: &Dim) -> Result<ValueId, Unshardable> {
         if self.f.kind != FunctionKind::Entry {
-            return Err(Stop::Gathers);
+            return Err(Unshardable::Gathers);
         }
         match (cut.segments, size(of)) {
             (Some(_), _) => self.gather_segments(part, cut),
@@ -279,9 +299,9 @@ impl<'s, 'a> Split<'s, 'a> {
         &mut self,
         part: ValueId,
         axis: usize,
-        parts: Parts,
+        parts: AxisParts,
         size: usize,
-    ) -> Result<ValueId, Stop> {
+    ) -> Result<ValueId, Unshardable> {
         self.s.exchanges += 1;
         let ranks = self.ranks();
         let mut whole = self.out.ty(part).dims.clone();
@@ -308,12 +328,12 @@ impl<'s, 'a> Split<'s, 'a> {
     }
 
     /// Outputs: whole ones of an entry function, those of a body as they are.
-    pub fn outputs(&mut self) -> Result<Vec<Option<Cut>>, Stop> {
+    pub fn outputs(&mut self) -> Result<Vec<Option<ShardSpec>>, Unshardable> {
         let f = self.f;
         let mut cuts = Vec::with_capacity(f.outputs.len());
         for &v in &f.outputs {
             let (output, cut) = match self.held(v) {
-                Held::Part(part, cut) if f.kind != FunctionKind::Entry => (part, Some(cut)),
+                ShardPlacement::Part(part, cut) if f.kind != FunctionKind::Entry => (part, Some(cut)),
                 _ => (self.whole(v)?, None),
             };
             self.out.outputs.push(output);
@@ -324,7 +344,7 @@ impl<'s, 'a> Split<'s, 'a> {
 }
 
 /// Where the elements of an axis are among the parts of all ranks, one behind the other.
-fn places(parts: Parts, size: usize, ranks: usize) -> Vec<Range<usize>> {
+fn places(parts: AxisParts, size: usize, ranks: usize) -> Vec<Range<usize>> {
     let len = parts.len(size);
     let mut all: Vec<Range<usize>> = Vec::new();
     for (number, piece) in parts.pieces(size) {
@@ -338,12 +358,12 @@ fn places(parts: Parts, size: usize, ranks: usize) -> Vec<Range<usize>> {
 }
 
 /// The axis of `to` that a cut of `from` is a cut of, where both are the same elements in row-major order.
-pub(super) fn reshaped(from: &[Dim], to: &[Dim], cut: Cut) -> Option<Cut> {
+pub(super) fn reshaped(from: &[Dim], to: &[Dim], cut: ShardSpec) -> Option<ShardSpec> {
     let axis = reshaped_axis(from, to, cut.axis)?;
     let sizes = (size(&from[cut.axis])?, size(&to[axis])?);
     let cut = cut.along(axis);
     match cut.segments {
-        None => Some(Cut { parts: cut.parts.regrouped(sizes.0, sizes.1)?, ..cut }),
+        None => Some(ShardSpec { parts: cut.parts.regrouped(sizes.0, sizes.1)?, ..cut }),
         Some(_) => (sizes.0 == sizes.1).then_some(cut),
     }
 }

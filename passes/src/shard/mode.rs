@@ -1,7 +1,7 @@
 //! How products that follow each other are split, and which way costs less.
 
-use super::{ShardError, Sharded};
-use crate::{Options, PassError};
+use super::{ShardError, ShardedModule};
+use crate::{PassError, PassOptions};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
@@ -39,8 +39,8 @@ impl TpMode {
 pub(super) fn shard(
     module: &Module,
     ranks: usize,
-    options: &Options,
-) -> Result<Result<(Sharded, Vec<String>), ShardError>, PassError> {
+    options: &PassOptions,
+) -> Result<Result<(ShardedModule, Vec<String>), ShardError>, PassError> {
     let alone = |sums| Ok(super::shard(module, ranks, sums)?.map(|sharded| (sharded, Vec::new())));
     match options.tp_mode {
         TpMode::Gather | TpMode::Codes => alone(false),
@@ -62,7 +62,7 @@ pub(super) fn shard(
 }
 
 /// What the exchanges of an entry function come to, for each token.
-struct Cost {
+struct CollectiveCost {
     entry: &'static str,
     tokens: i64,
     exchanges: u64,
@@ -70,8 +70,8 @@ struct Cost {
     bytes: u64,
 }
 
-impl Cost {
-    fn of(module: &Module, entry: &'static str, tokens: i64) -> Option<Cost> {
+impl CollectiveCost {
+    fn of(module: &Module, entry: &'static str, tokens: i64) -> Option<CollectiveCost> {
         let (_, f) = module.function(entry)?;
         let sizes = SymValues::tokens(tokens);
         let (mut exchanges, mut bytes) = (0, 0);
@@ -82,13 +82,16 @@ impl Cost {
             exchanges += 1;
             bytes += (ranks as u64 - 1) * elements * ty.dtype.bytes().unwrap_or(0) as u64;
         }
-        Some(Cost { entry, tokens, exchanges, bytes })
+        Some(CollectiveCost { entry, tokens, exchanges, bytes })
     }
 
     /// Of a token alone, and of one of a whole chunk of a prompt.
-    fn of_tokens(module: &Module, chunk: i64) -> Vec<Cost> {
+    fn of_tokens(module: &Module, chunk: i64) -> Vec<CollectiveCost> {
         let prompt = if module.function("prefill").is_some() { "prefill" } else { "step" };
-        [("decode", 1), (prompt, chunk)].into_iter().filter_map(|(e, n)| Cost::of(module, e, n)).collect()
+        [("decode", 1), (prompt, chunk)]
+            .into_iter()
+            .filter_map(|(e, n)| CollectiveCost::of(module, e, n))
+            .collect()
     }
 
     fn microseconds(&self, cost: ExchangeCost) -> f64 {
@@ -97,7 +100,7 @@ impl Cost {
 
     /// `decode with 1 token: 6 exchanges, 4096 bytes, 12.4 us a token`.
     fn describe(&self, cost: ExchangeCost) -> String {
-        let Cost { entry, tokens, exchanges, bytes } = self;
+        let CollectiveCost { entry, tokens, exchanges, bytes } = self;
         let time = self.microseconds(cost);
         let tokens = if *tokens == 1 { "1 token".into() } else { format!("{tokens} tokens") };
         format!("{entry} of {tokens}: {exchanges} exchanges, {bytes} bytes, {time:.1} us a token")
@@ -105,10 +108,14 @@ impl Cost {
 }
 
 /// The one whose exchanges take less time for a token of a text and one of a prompt together, with the sum for both.
-fn cheaper(gather: Sharded, reduce: Sharded, options: &Options) -> (Sharded, Vec<String>) {
+fn cheaper(
+    gather: ShardedModule,
+    reduce: ShardedModule,
+    options: &PassOptions,
+) -> (ShardedModule, Vec<String>) {
     let cost = options.exchange;
     let sum = |name: &str, module: &Module| {
-        let costs = Cost::of_tokens(module, options.chunk);
+        let costs = CollectiveCost::of_tokens(module, options.chunk);
         let time: f64 = costs.iter().map(|c| c.microseconds(cost)).sum();
         let lines: Vec<String> = costs.iter().map(|c| c.describe(cost)).collect();
         (time, format!("{name}: {}; together {time:.1} us", lines.join("; ")))

@@ -1,18 +1,18 @@
 //! What ops make of values that are held in parts.
 
-use super::Stop;
-use super::cut::{Cut, Parts, size};
-use super::held::{Held, Split, reshaped, reshaped_axis};
-use mlcc_ir::graph::{FunctionKind, Node, NodeId, ValueId};
+use super::Unshardable;
+use super::cut::{AxisParts, ShardSpec, size};
+use super::held::{FunctionSharder, ShardPlacement, reshaped, reshaped_axis};
+use mlcc_ir::graph::{FunctionKind, GraphNode, NodeId, ValueId};
 use mlcc_ir::module::{FuncId, StateId};
-use mlcc_ir::ops::{Attention, Op};
+use mlcc_ir::ops::{AttentionOp, Op};
 
-impl Split<'_, '_> {
+impl FunctionSharder<'_, '_> {
     /// Rebuilds one node.
-    pub fn node(&mut self, id: NodeId, node: &Node) -> Result<(), Stop> {
+    pub fn node(&mut self, id: NodeId, node: &GraphNode) -> Result<(), Unshardable> {
         let inputs = &node.inputs;
         if self.is_made_of_free(node) {
-            self.hold(node.outputs[0], Held::Free);
+            self.hold(node.outputs[0], ShardPlacement::Free);
             return Ok(());
         }
         if self.of_terms(node)? {
@@ -23,7 +23,10 @@ impl Split<'_, '_> {
                 // The cut of this state is known.
                 let cut = self.s.states.get(state).copied().flatten();
                 let value = self.emit(node.op.clone(), &[])?;
-                self.hold(node.outputs[0], cut.map_or(Held::Whole(value), |cut| Held::Part(value, cut)));
+                self.hold(
+                    node.outputs[0],
+                    cut.map_or(ShardPlacement::Whole(value), |cut| ShardPlacement::Part(value, cut)),
+                );
                 Ok(())
             }
             Op::StateWrite(state) => self.state_write(*state, inputs[0]),
@@ -36,7 +39,7 @@ impl Split<'_, '_> {
             Op::Unary(_) | Op::Cast(_) | Op::Binary(_) | Op::SelectGe => self.elementwise(node),
             Op::Reshape { .. } => self.reshape(id, node),
             Op::Permute { perm } => {
-                let axis = |cut: Cut| perm.iter().position(|&p| p == cut.axis);
+                let axis = |cut: ShardSpec| perm.iter().position(|&p| p == cut.axis);
                 self.keeps(node, |cut| axis(cut).map(|axis| cut.along(axis)))
             }
             Op::Slice { axis, start, len } if self.cut(inputs[0]).is_some_and(|cut| cut.axis == *axis) => {
@@ -58,7 +61,7 @@ impl Split<'_, '_> {
     }
 
     /// Whether a value can be made from parameters, constants and states wherever it is needed.
-    fn is_made_of_free(&self, node: &Node) -> bool {
+    fn is_made_of_free(&self, node: &GraphNode) -> bool {
         let entry = self.f.kind == FunctionKind::Entry;
         match &node.op {
             Op::Param(_) | Op::Constant { .. } => true,
@@ -76,29 +79,33 @@ impl Split<'_, '_> {
     }
 
     /// Every rank computes all of it.
-    pub fn replicated(&mut self, node: &Node) -> Result<(), Stop> {
+    pub fn replicated(&mut self, node: &GraphNode) -> Result<(), Unshardable> {
         let inputs = self.wholes(&node.inputs)?;
         let outputs = self.out.append(&self.s.new, node.op.clone(), &inputs)?;
         for (&v, output) in node.outputs.iter().zip(outputs) {
-            self.hold(v, Held::Whole(output));
+            self.hold(v, ShardPlacement::Whole(output));
         }
         Ok(())
     }
 
     /// An op of a part of its first input and all of the others, with a part of its result, if `cut` knows which.
-    fn keeps(&mut self, node: &Node, cut: impl Fn(Cut) -> Option<Cut>) -> Result<(), Stop> {
+    fn keeps(
+        &mut self,
+        node: &GraphNode,
+        cut: impl Fn(ShardSpec) -> Option<ShardSpec>,
+    ) -> Result<(), Unshardable> {
         let (x, out) = (node.inputs[0], node.outputs[0]);
-        let Held::Part(part, own) = self.held(x) else { return self.replicated(node) };
+        let ShardPlacement::Part(part, own) = self.held(x) else { return self.replicated(node) };
         let Some(cut) = cut(own) else { return self.replicated(node) };
         let mut inputs = vec![part];
         inputs.extend(self.wholes(&node.inputs[1..])?);
         let op = self.local(&node.op, out, cut);
         let part = self.emit(op, &inputs)?;
-        self.hold(out, Held::Part(part, cut));
+        self.hold(out, ShardPlacement::Part(part, cut));
         Ok(())
     }
 
-    fn elementwise(&mut self, node: &Node) -> Result<(), Stop> {
+    fn elementwise(&mut self, node: &GraphNode) -> Result<(), Unshardable> {
         let out = node.outputs[0];
         let Some(cut) = node.inputs.iter().find_map(|&v| self.of_result(v, out)) else {
             return self.replicated(node);
@@ -107,7 +114,7 @@ impl Split<'_, '_> {
     }
 
     /// An op whose operands are broadcast, with a part of its result, if each operand has its part or no such axis.
-    pub fn broadcast(&mut self, node: &Node, cut: Cut) -> Result<(), Stop> {
+    pub fn broadcast(&mut self, node: &GraphNode, cut: ShardSpec) -> Result<(), Unshardable> {
         let out = node.outputs[0];
         for &v in &node.inputs {
             let fits = match self.aligned(v, out, cut) {
@@ -126,17 +133,17 @@ impl Split<'_, '_> {
             });
         }
         let part = self.emit(node.op.clone(), &inputs)?;
-        self.hold(out, Held::Part(part, cut));
+        self.hold(out, ShardPlacement::Part(part, cut));
         Ok(())
     }
 
     /// The cut of a broadcast result that goes with that of an operand.
-    pub fn of_result(&self, v: ValueId, result: ValueId) -> Option<Cut> {
+    pub fn of_result(&self, v: ValueId, result: ValueId) -> Option<ShardSpec> {
         let cut = self.cut(v)?;
         Some(cut.along(cut.axis + self.dims(result).len() - self.dims(v).len()))
     }
 
-    fn reshape(&mut self, id: NodeId, node: &Node) -> Result<(), Stop> {
+    fn reshape(&mut self, id: NodeId, node: &GraphNode) -> Result<(), Unshardable> {
         let (x, out) = (node.inputs[0], node.outputs[0]);
         let Some(cut) = self.cut(x) else { return self.replicated(node) };
         let (from, to) = (self.dims(x), self.dims(out));
@@ -157,8 +164,8 @@ impl Split<'_, '_> {
         // Heads fewer than ranks: several ranks have the same one.
         let shared = heads < cut.parts.count && cut.parts.count.is_multiple_of(heads);
         let parts = match shared {
-            true => Parts::new(heads),
-            false => Parts::of_units(self.ranks(), all / heads, all),
+            true => AxisParts::new(heads),
+            false => AxisParts::of_units(self.ranks(), all / heads, all),
         };
         let heads_are_units = all.is_multiple_of(heads);
         let asked = heads_are_units && self.demand(&[x], parts);
@@ -168,7 +175,7 @@ impl Split<'_, '_> {
         Err(self.s.plan.divide(format!("{heads} heads ({})", self.label(id))))
     }
 
-    fn concat(&mut self, node: &Node, axis: usize) -> Result<(), Stop> {
+    fn concat(&mut self, node: &GraphNode, axis: usize) -> Result<(), Unshardable> {
         let cut = node.inputs.iter().find_map(|&v| self.cut(v)).filter(|cut| cut.axis != axis);
         let Some(cut) = cut else { return self.replicated(node) };
         for &v in &node.inputs {
@@ -181,11 +188,11 @@ impl Split<'_, '_> {
             inputs.push(self.part(v, cut)?);
         }
         let part = self.emit(node.op.clone(), &inputs)?;
-        self.hold(node.outputs[0], Held::Part(part, cut));
+        self.hold(node.outputs[0], ShardPlacement::Part(part, cut));
         Ok(())
     }
 
-    fn state_write(&mut self, state: StateId, v: ValueId) -> Result<(), Stop> {
+    fn state_write(&mut self, state: StateId, v: ValueId) -> Result<(), Unshardable> {
         let own = self.cut(v);
         let value = match self.s.state_cut(state, own) {
             None => self.whole(v)?,
@@ -199,7 +206,7 @@ impl Split<'_, '_> {
         Ok(())
     }
 
-    fn cache_append(&mut self, state: StateId, node: &Node) -> Result<(), Stop> {
+    fn cache_append(&mut self, state: StateId, node: &GraphNode) -> Result<(), Unshardable> {
         let (rows, out) = (node.inputs[0], node.outputs[0]);
         let own = self.cut(rows).filter(|cut| cut.axis > 0);
         match self.s.state_cut(state, own) {
@@ -207,7 +214,7 @@ impl Split<'_, '_> {
             Some(cut) if self.has_part(rows, cut)? => {
                 let rows = self.part(rows, cut)?;
                 let all = self.emit(node.op.clone(), &[rows])?;
-                self.hold(out, Held::Part(all, cut));
+                self.hold(out, ShardPlacement::Part(all, cut));
                 Ok(())
             }
             Some(_) => {
@@ -215,22 +222,22 @@ impl Split<'_, '_> {
                 let all = self.whole(rows)?;
                 let ty = self.f.ty(out).clone();
                 let all = self.out.append_typed(node.op.clone(), &[all], vec![ty])[0];
-                self.hold(out, Held::Whole(all));
+                self.hold(out, ShardPlacement::Whole(all));
                 Ok(())
             }
         }
     }
 
     /// By query heads; each rank has the key heads of its own.
-    fn attention(&mut self, id: NodeId, node: &Node, a: &Attention) -> Result<(), Stop> {
+    fn attention(&mut self, id: NodeId, node: &GraphNode, a: &AttentionOp) -> Result<(), Unshardable> {
         let [q, k, v] = [node.inputs[0], node.inputs[1], node.inputs[2]];
         let ranks = self.ranks();
         let heads = |split: &Self, v: ValueId| size(&split.dims(v)[1]).unwrap_or(0).max(1);
         let (query_heads, key_heads) = (heads(self, q), heads(self, k));
         let (queries, keys) = parts_of_heads(query_heads, key_heads, ranks);
-        let by_heads = Cut::by(1, queries);
+        let by_heads = ShardSpec::by(1, queries);
         // The rows of a product that heads are made of.
-        let rows = |split: &Self, v: ValueId, heads: usize, parts: Parts| {
+        let rows = |split: &Self, v: ValueId, heads: usize, parts: AxisParts| {
             let size = split.dims(v)[2..].iter().filter_map(size).product::<usize>();
             parts.regrouped(heads, heads * size).unwrap_or(parts)
         };
@@ -244,7 +251,7 @@ impl Split<'_, '_> {
         // By input: how each rank needs it.
         let cut = |i: usize| match i {
             0 => Some(by_heads),
-            1 | 2 => (keys.count > 1).then_some(Cut::by(1, keys)),
+            1 | 2 => (keys.count > 1).then_some(ShardSpec::by(1, keys)),
             _ if Some(i) == a.sink_input() => Some(by_heads),
             _ if [a.slopes_input(), a.null_input(), a.terms_input()].contains(&Some(i)) => {
                 Some(by_heads.along(0))
@@ -276,13 +283,14 @@ impl Split<'_, '_> {
             });
         }
         let part = self.emit(node.op.clone(), &inputs)?;
-        self.hold(node.outputs[0], Held::Part(part, by_heads));
+        self.hold(node.outputs[0], ShardPlacement::Part(part, by_heads));
         Ok(())
     }
 
     /// Asks that a cache which every rank has whole is held in parts; false if its rows have none.
-    fn ask_of_cache(&mut self, cache: ValueId, cut: Option<Cut>) -> Result<bool, Stop> {
-        let (Some(Node { op: Op::CacheAppend(state), inputs, .. }), Some(cut)) = (self.f.def(cache), cut)
+    fn ask_of_cache(&mut self, cache: ValueId, cut: Option<ShardSpec>) -> Result<bool, Unshardable> {
+        let (Some(GraphNode { op: Op::CacheAppend(state), inputs, .. }), Some(cut)) =
+            (self.f.def(cache), cut)
         else {
             return Ok(false);
         };
@@ -297,10 +305,10 @@ impl Split<'_, '_> {
     fn scan(
         &mut self,
         id: NodeId,
-        node: &Node,
+        node: &GraphNode,
         body: FuncId,
         (carries, seqs): (usize, usize),
-    ) -> Result<(), Stop> {
+    ) -> Result<(), Unshardable> {
         let is_seq = |i: usize| (carries..carries + seqs).contains(&i);
         let of_seq = |&v: &ValueId| Some((v, self.cut(v).filter(|cut| cut.axis > 0)?));
         // Heads come first: what is split along another axis is shared by them.
@@ -326,17 +334,17 @@ impl Split<'_, '_> {
             cuts.push((fits, own, v));
         }
         // All of what heads share is computed by every rank.
-        if self.demand(&shared, Parts::WHOLE) || self.s.again {
+        if self.demand(&shared, AxisParts::WHOLE) || self.s.again {
             return self.replicated(node);
         }
         for &(fits, own, v) in &cuts {
             inputs.push(if fits { self.part(v, own)? } else { self.whole(v)? });
         }
-        let cuts: Vec<Option<Cut>> = cuts.iter().map(|(fits, ..)| fits.then_some(slice)).collect();
+        let cuts: Vec<Option<ShardSpec>> = cuts.iter().map(|(fits, ..)| fits.then_some(slice)).collect();
         let made = match self.s.body(body, &cuts) {
             Ok(made) => made,
-            Err(Stop::Gathers) => {
-                let parts = Parts::new(self.ranks());
+            Err(Unshardable::Gathers) => {
+                let parts = AxisParts::new(self.ranks());
                 let asked = self.demand_of_terms(&node.inputs) || self.demand(&others, parts);
                 if !asked {
                     self.keep_whole(&node.inputs[..carries]);
@@ -352,8 +360,12 @@ impl Split<'_, '_> {
         let op = Op::Scan { body: made.id, carries, seqs };
         let outputs = self.out.append(&self.s.new, op, &inputs)?;
         for (i, (&v, output)) in node.outputs.iter().zip(outputs).enumerate() {
-            let stacked = |cut: Cut| if i < carries { cut } else { cut.along(cut.axis + 1) };
-            self.hold(v, made.outputs[i].map_or(Held::Whole(output), |cut| Held::Part(output, stacked(cut))));
+            let stacked = |cut: ShardSpec| if i < carries { cut } else { cut.along(cut.axis + 1) };
+            self.hold(
+                v,
+                made.outputs[i]
+                    .map_or(ShardPlacement::Whole(output), |cut| ShardPlacement::Part(output, stacked(cut))),
+            );
         }
         Ok(())
     }
@@ -361,7 +373,7 @@ impl Split<'_, '_> {
     /// States that are read here are whole: the recurrence cannot be split, and every rank computes all of it.
     fn keep_whole(&mut self, carries: &[ValueId]) {
         for &v in carries {
-            if let Some(Node { op: Op::StateRead(state), .. }) = self.f.def(v)
+            if let Some(GraphNode { op: Op::StateRead(state), .. }) = self.f.def(v)
                 && matches!(self.s.states.get(state), Some(Some(_)))
             {
                 self.s.correct(*state, None);
@@ -371,12 +383,14 @@ impl Split<'_, '_> {
 }
 
 /// The parts of query heads and of key heads, so that a rank has the key heads of its queries.
-fn parts_of_heads(queries: usize, keys: usize, ranks: usize) -> (Parts, Parts) {
+fn parts_of_heads(queries: usize, keys: usize, ranks: usize) -> (AxisParts, AxisParts) {
     match (keys.is_multiple_of(ranks), ranks.is_multiple_of(keys)) {
-        (true, _) => (Parts::new(ranks), Parts::new(ranks)),
+        (true, _) => (AxisParts::new(ranks), AxisParts::new(ranks)),
         // Several ranks have the same key head, and each some of its queries, or all of them.
-        (_, true) if queries.is_multiple_of(ranks) || keys == 1 => (Parts::new(ranks), Parts::new(keys)),
-        (_, true) => (Parts::new(keys), Parts::new(keys)),
-        _ => (Parts::of_units(ranks, queries / keys, queries), Parts::new(ranks)),
+        (_, true) if queries.is_multiple_of(ranks) || keys == 1 => {
+            (AxisParts::new(ranks), AxisParts::new(keys))
+        }
+        (_, true) => (AxisParts::new(keys), AxisParts::new(keys)),
+        _ => (AxisParts::of_units(ranks, queries / keys, queries), AxisParts::new(ranks)),
     }
 }

@@ -1,16 +1,16 @@
 //! Products and tables: what has weights.
 
-use super::Stop;
-use super::cut::{Cut, Parts, RowCut, divides, size};
-use super::held::{Held, Split};
-use super::terms::Factors;
+use super::Unshardable;
+use super::cut::{AxisParts, RowShardSpec, ShardSpec, divides, size};
+use super::held::{FunctionSharder, ShardPlacement};
+use super::terms::MatmulOperands;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::graph::{Node, NodeId, ValueId};
+use mlcc_ir::graph::{GraphNode, NodeId, ValueId};
 use mlcc_ir::kernel::BinOp;
 use mlcc_ir::module::{ParamId, ParamRole};
 use mlcc_ir::ops::Op;
-use mlcc_ir::sequences::{Scope, scopes};
+use mlcc_ir::sequences::{RowScope, scopes};
 use mlcc_ir::types::DType;
 use mlcc_quant::TILE;
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ const FEW: i64 = 128;
 /// Whole numbers up to this are exact in f32.
 const MOST_ROWS: i64 = 1 << 24;
 
-impl Split<'_, '_> {
+impl FunctionSharder<'_, '_> {
     /// The parameter that a free value is made of, if it is one.
     pub fn weight(&self, mut v: ValueId) -> Option<ParamId> {
         loop {
@@ -39,42 +39,43 @@ impl Split<'_, '_> {
     }
 
     /// How the rows of a weight are split.
-    fn parts(&self, weight: ParamId, rows: &Dim, columns: &Dim) -> Parts {
+    fn parts(&self, weight: ParamId, rows: &Dim, columns: &Dim) -> AxisParts {
         let sizes = (rows.as_const().unwrap_or(0), columns.as_const().unwrap_or(0));
         let role = self.s.old.params[weight].role;
         match self.s.plan.products.get(&weight) {
             Some(&parts) => parts,
-            None if sizes.0.saturating_mul(FLAT) <= sizes.1 => Parts::WHOLE,
-            None if sizes.0 <= FEW && !divides(rows, self.ranks()) => Parts::WHOLE,
+            None if sizes.0.saturating_mul(FLAT) <= sizes.1 => AxisParts::WHOLE,
+            None if sizes.0 <= FEW && !divides(rows, self.ranks()) => AxisParts::WHOLE,
             // The thin half of a low-rank product: its other half has the rows of heads.
-            None if role == ParamRole::LowRank && sizes.0 < sizes.1 => Parts::WHOLE,
+            None if role == ParamRole::LowRank && sizes.0 < sizes.1 => AxisParts::WHOLE,
             None => self.parts_of_rows(rows),
         }
     }
 
     /// A part of rows for each rank: of whole tiles where they do not divide.
-    fn parts_of_rows(&self, rows: &Dim) -> Parts {
+    fn parts_of_rows(&self, rows: &Dim) -> AxisParts {
         match divides(rows, TILE) && !divides(rows, self.ranks()) {
-            true => Parts { unit: TILE, ..Parts::new(self.ranks()) },
-            false => Parts::new(self.ranks()),
+            true => AxisParts { unit: TILE, ..AxisParts::new(self.ranks()) },
+            false => AxisParts::new(self.ranks()),
         }
     }
 
     /// Asks that the products which values are computed from be split so; false if all of them have been asked before.
-    pub fn demand(&mut self, values: &[ValueId], parts: Parts) -> bool {
+    pub fn demand(&mut self, values: &[ValueId], parts: AxisParts) -> bool {
         self.demand_of(values, parts, |split, weight, _| !split.s.plan.products.contains_key(&weight))
     }
 
     /// The same of products that are held as terms: somebody wants parts.
     pub fn demand_of_terms(&mut self, values: &[ValueId]) -> bool {
-        let parts = Parts::new(self.ranks());
+        let parts = AxisParts::new(self.ranks());
         self.demand_of(values, parts, |split, weight, product| {
-            !split.s.plan.products.contains_key(&weight) && matches!(split.held(product), Held::Term(_))
+            !split.s.plan.products.contains_key(&weight)
+                && matches!(split.held(product), ShardPlacement::Term(_))
         })
     }
 
     /// The same once more, in the place of what others have asked for: of queries, keys and values their attention knows best.
-    pub fn choose(&mut self, values: &[ValueId], parts: Parts) -> bool {
+    pub fn choose(&mut self, values: &[ValueId], parts: AxisParts) -> bool {
         self.demand_of(values, parts, |split, weight, _| {
             let plan = &mut split.s.plan;
             plan.products.get(&weight) != Some(&parts) && plan.chosen.insert(weight)
@@ -86,7 +87,7 @@ impl Split<'_, '_> {
     fn demand_of(
         &mut self,
         values: &[ValueId],
-        parts: Parts,
+        parts: AxisParts,
         wanted: impl Fn(&mut Self, ParamId, ValueId) -> bool,
     ) -> bool {
         let mut changed = false;
@@ -124,7 +125,7 @@ impl Split<'_, '_> {
         changed
     }
 
-    pub fn matmul(&mut self, id: NodeId, node: &Node, transposed: bool) -> Result<(), Stop> {
+    pub fn matmul(&mut self, id: NodeId, node: &GraphNode, transposed: bool) -> Result<(), Unshardable> {
         let (x, w) = (node.inputs[0], node.inputs[1]);
         let weight = if self.dims(w).len() == 2 && self.is_free(w) { self.weight(w) } else { None };
         let Some(weight) = weight else { return self.matmul_of_values(node) };
@@ -133,11 +134,11 @@ impl Split<'_, '_> {
         if let Some(cut) = self.cut(x).filter(|cut| cut.axis < last) {
             let inputs = [self.part(x, cut)?, self.whole(w)?];
             let part = self.emit(node.op.clone(), &inputs)?;
-            self.hold(node.outputs[0], Held::Part(part, cut));
+            self.hold(node.outputs[0], ShardPlacement::Part(part, cut));
             return Ok(());
         }
         let (rows, columns) = if transposed { (0, 1) } else { (1, 0) };
-        let factors = Factors { x, weight: w, columns };
+        let factors = MatmulOperands { x, weight: w, columns };
         // What others want in parts is none of terms.
         let demanded = self.s.plan.products.contains_key(&weight);
         if !demanded && self.product_of_columns(node, &factors, |x, w| vec![x, w])? {
@@ -152,7 +153,7 @@ impl Split<'_, '_> {
         if segments.is_some_and(|segments| segments.iter().all(|(_, parts)| parts.count == 1)) {
             return self.replicated(node);
         }
-        let cut = Cut { axis: rows, parts, segments };
+        let cut = ShardSpec { axis: rows, parts, segments };
         if !self.has_part(w, cut)? {
             let plan = &self.s.plan;
             if !divides(&dims[rows], parts.count * parts.unit) {
@@ -163,12 +164,12 @@ impl Split<'_, '_> {
         }
         let inputs = [self.whole(x)?, self.part(w, cut)?];
         let part = self.emit(node.op.clone(), &inputs)?;
-        self.hold(node.outputs[0], Held::Part(part, cut.along(last)));
+        self.hold(node.outputs[0], ShardPlacement::Part(part, cut.along(last)));
         Ok(())
     }
 
     /// A product of two computed values, which may be split along an axis that is not summed over.
-    fn matmul_of_values(&mut self, node: &Node) -> Result<(), Stop> {
+    fn matmul_of_values(&mut self, node: &GraphNode) -> Result<(), Unshardable> {
         let (a, b, out) = (node.inputs[0], node.inputs[1], node.outputs[0]);
         let rank = self.dims(out).len();
         let cut = self.of_result(a, out).or_else(|| self.of_result(b, out));
@@ -179,7 +180,7 @@ impl Split<'_, '_> {
     }
 
     /// Each rank has some rows of every expert; of rows by head (latent attention) it has its heads, and all matrices.
-    pub fn experts(&mut self, id: NodeId, node: &Node, experts: usize) -> Result<(), Stop> {
+    pub fn experts(&mut self, id: NodeId, node: &GraphNode, experts: usize) -> Result<(), Unshardable> {
         let [x, w, ids] = [node.inputs[0], node.inputs[1], node.inputs[2]];
         // Who wants parts of what an adapter adds takes them from all of it.
         if self.is_adapter(w) {
@@ -190,40 +191,40 @@ impl Split<'_, '_> {
         {
             let inputs = [self.part(x, cut)?, self.whole(w)?, self.part(ids, cut)?];
             let part = self.emit(node.op.clone(), &inputs)?;
-            self.hold(node.outputs[0], Held::Part(part, cut));
+            self.hold(node.outputs[0], ShardPlacement::Part(part, cut));
             return Ok(());
         }
         let rows = self.dims(w)[0].floor_div(experts as i64);
         let weight = match self.f.def(w) {
-            Some(Node { op: Op::Param(p), .. }) => Some((*p, false)),
-            Some(Node { op: Op::Dequantize, inputs, .. }) => self.weight(inputs[0]).map(|p| (p, true)),
+            Some(GraphNode { op: Op::Param(p), .. }) => Some((*p, false)),
+            Some(GraphNode { op: Op::Dequantize, inputs, .. }) => self.weight(inputs[0]).map(|p| (p, true)),
             _ => None,
         };
         let Some((weight, stored)) = weight else {
             return Err(self.s.plan.unsupported(self.label(id), "its weight is not a parameter"));
         };
-        let factors = Factors { x, weight: w, columns: 1 };
-        if let Held::Whole(ids) = self.held(ids)
+        let factors = MatmulOperands { x, weight: w, columns: 1 };
+        if let ShardPlacement::Whole(ids) = self.held(ids)
             && self.product_of_columns(node, &factors, |x, w| vec![x, w, ids])?
         {
             return Ok(());
         }
         // Of packed weights, products in integers take whole tiles alone: a part is to be computed as the whole is.
         let tile = if stored && divides(&rows, TILE) { TILE } else { 1 };
-        let parts = Parts::of_units(self.ranks(), tile, size(&rows).unwrap_or(0));
-        let weight = self.s.part_of(weight, RowCut { outer: experts, parts, segments: None });
+        let parts = AxisParts::of_units(self.ranks(), tile, size(&rows).unwrap_or(0));
+        let weight = self.s.part_of(weight, RowShardSpec { outer: experts, parts, segments: None });
         let mut w = self.emit(Op::Param(weight), &[])?;
         if stored {
             w = self.emit(Op::Dequantize, &[w])?;
         }
         let inputs = [self.whole(x)?, w, self.whole(ids)?];
         let part = self.emit(node.op.clone(), &inputs)?;
-        self.hold(node.outputs[0], Held::Part(part, Cut::by(2, parts)));
+        self.hold(node.outputs[0], ShardPlacement::Part(part, ShardSpec::by(2, parts)));
         Ok(())
     }
 
     /// Rows of a table: of an embedding each rank has some, of other values and tables all.
-    pub fn gather_rows(&mut self, id: NodeId, node: &Node) -> Result<(), Stop> {
+    pub fn gather_rows(&mut self, id: NodeId, node: &GraphNode) -> Result<(), Unshardable> {
         let (table, ids, out) = (node.inputs[0], node.inputs[1], node.outputs[0]);
         if self.dims(ids).len() > 1 {
             return self.replicated(node);
@@ -231,10 +232,10 @@ impl Split<'_, '_> {
         if let Some(cut) = self.cut(table).filter(|cut| cut.axis > 0) {
             let inputs = [self.part(table, cut)?, self.whole(ids)?];
             let part = self.emit(node.op.clone(), &inputs)?;
-            self.hold(out, Held::Part(part, cut));
+            self.hold(out, ShardPlacement::Part(part, cut));
             return Ok(());
         }
-        let of_sequence = scopes(self.s.old, self.f).is_some_and(|s| s[ids.index()] == Scope::Sequence);
+        let of_sequence = scopes(self.s.old, self.f).is_some_and(|s| s[ids.index()] == RowScope::Sequence);
         let weight = if self.is_free(table) && !of_sequence { self.weight(table) } else { None };
         let is_embedding = |p: &ParamId| self.s.old.params[*p].role == ParamRole::Embedding;
         let Some(weight) = weight.filter(is_embedding) else { return self.replicated(node) };
@@ -243,18 +244,18 @@ impl Split<'_, '_> {
         if parts.count != self.ranks() {
             return self.replicated(node);
         }
-        let cut = Cut::by(0, parts);
+        let cut = ShardSpec::by(0, parts);
         let few = rows.as_const().is_some_and(|rows| rows <= MOST_ROWS);
         if !few || !self.has_part(table, cut)? {
             return Err(self.s.plan.unsupported(self.label(id), "its table has no rows for each rank"));
         }
         let row = self.embedded(table, ids, cut)?;
-        self.hold(out, Held::Whole(row));
+        self.hold(out, ShardPlacement::Whole(row));
         Ok(())
     }
 
     /// Every rank looks up all ids in its rows, and all take each row from the rank that has it.
-    fn embedded(&mut self, table: ValueId, ids: ValueId, cut: Cut) -> Result<ValueId, Stop> {
+    fn embedded(&mut self, table: ValueId, ids: ValueId, cut: ShardSpec) -> Result<ValueId, Unshardable> {
         let (parts, all) = (cut.parts, size(&self.dims(table)[0]).unwrap_or(0));
         let (ranks, rows) = (parts.count, parts.len(all));
         let columns = self.dims(table)[1].clone();
@@ -287,7 +288,7 @@ impl Split<'_, '_> {
         Ok(row)
     }
 
-    fn id(&mut self, value: i64) -> Result<ValueId, Stop> {
+    fn id(&mut self, value: i64) -> Result<ValueId, Unshardable> {
         self.emit(Op::Constant { value: value as f64, dtype: DType::I32 }, &[])
     }
 }

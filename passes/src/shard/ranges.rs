@@ -1,26 +1,31 @@
 //! Products whose results are read apart: one matrix for several of a layer's values (gates, keys, values, time steps of a
 //! recurrence). Each rank has a part of each of them.
 
-use super::Stop;
-use super::cut::{Cut, Parts, Segments};
-use super::held::{Held, Split};
+use super::Unshardable;
+use super::cut::{AxisParts, AxisSegments, ShardSpec};
+use super::held::{FunctionSharder, ShardPlacement};
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{FunctionKind, Node, ValueId};
+use mlcc_ir::graph::{FunctionKind, GraphNode, ValueId};
 use mlcc_ir::module::ParamRole;
 use mlcc_ir::ops::Op;
 use std::collections::BTreeSet;
 
-impl Split<'_, '_> {
+impl FunctionSharder<'_, '_> {
     /// A slice along the axis of the parts: of whole segments a rank has what it has of them.
-    pub fn slice(&mut self, node: &Node, (axis, start, len): (usize, &Dim, &Dim)) -> Result<(), Stop> {
+    pub fn slice(
+        &mut self,
+        node: &GraphNode,
+        (axis, start, len): (usize, &Dim, &Dim),
+    ) -> Result<(), Unshardable> {
         let (x, out) = (node.inputs[0], node.outputs[0]);
-        let (Held::Part(part, own), Some((first, count))) = (self.held(x), constants(start, len)) else {
+        let (ShardPlacement::Part(part, own), Some((first, count))) = (self.held(x), constants(start, len))
+        else {
             return self.replicated(node);
         };
         if let Some((at, cut)) = own.slice(first, count) {
             let local = cut.map_or(len.clone(), |cut| cut.of(len));
             let part = self.emit(Op::Slice { axis, start: Dim::from(at), len: local }, &[part])?;
-            self.hold(out, cut.map_or(Held::Whole(part), |cut| Held::Part(part, cut)));
+            self.hold(out, cut.map_or(ShardPlacement::Whole(part), |cut| ShardPlacement::Part(part, cut)));
             return Ok(());
         }
         // Where it was not asked for before, the function begins again.
@@ -34,7 +39,7 @@ impl Split<'_, '_> {
         &mut self,
         v: ValueId,
         (axis, start, len): (usize, &Dim, &Dim),
-        parts: Option<Parts>,
+        parts: Option<AxisParts>,
     ) -> Option<bool> {
         let (start, len) = constants(start, len)?;
         if self.f.kind != FunctionKind::Entry || axis + 1 != self.dims(v).len() {
@@ -81,20 +86,28 @@ impl Split<'_, '_> {
     }
 
     /// Makes a range of the rows of a product's weight a segment; `None` if its rows are not split.
-    fn segment(&mut self, node: &Node, start: usize, len: usize, parts: Option<Parts>) -> Option<bool> {
+    fn segment(
+        &mut self,
+        node: &GraphNode,
+        start: usize,
+        len: usize,
+        parts: Option<AxisParts>,
+    ) -> Option<bool> {
         let weight = self.weight(node.inputs[1])?;
         // The thin halves of several low-rank products are gathered once.
         if self.s.old.params[weight].role == ParamRole::LowRank {
             return None;
         }
         let width = self.dims(node.outputs[0]).last()?.as_const().and_then(|w| usize::try_from(w).ok())?;
-        if start + len > width || matches!(self.held(node.outputs[0]), Held::Term(_)) {
+        if start + len > width || matches!(self.held(node.outputs[0]), ShardPlacement::Term(_)) {
             return None;
         }
         let ranks = self.ranks();
         let segments = &mut self.s.plan.segments;
-        let known =
-            segments.get(&weight).copied().or_else(|| Segments::new(&[(width, Parts::new(ranks))]))?;
+        let known = segments
+            .get(&weight)
+            .copied()
+            .or_else(|| AxisSegments::new(&[(width, AxisParts::new(ranks))]))?;
         let new = known.with(start, len, parts)?;
         Some(new != known && segments.insert(weight, new) != Some(new))
     }
@@ -111,7 +124,7 @@ impl Split<'_, '_> {
             let Some(node) = self.f.def(v) else { continue };
             match &node.op {
                 Op::Slice { axis, start, len } => {
-                    match self.demand_range(node.inputs[0], (*axis, start, len), Some(Parts::WHOLE)) {
+                    match self.demand_range(node.inputs[0], (*axis, start, len), Some(AxisParts::WHOLE)) {
                         Some(asked) => changed |= asked,
                         None => open.extend(&node.inputs),
                     }
@@ -125,12 +138,12 @@ impl Split<'_, '_> {
     }
 
     /// All of a value of which each rank has parts of segments.
-    pub fn gather_segments(&mut self, part: ValueId, cut: Cut) -> Result<ValueId, Stop> {
+    pub fn gather_segments(&mut self, part: ValueId, cut: ShardSpec) -> Result<ValueId, Unshardable> {
         let Some(segments) = cut.segments else { return Ok(part) };
         let (ranks, axis, local) = (self.ranks(), cut.axis, segments.local());
         let mut whole = self.out.ty(part).dims.clone();
         // What one rank has of the axis, for each rank: they are joined as parts of one axis.
-        let all = self.gathered(part, axis, Parts::new(ranks), ranks * local)?;
+        let all = self.gathered(part, axis, AxisParts::new(ranks), ranks * local)?;
         let (mut pieces, mut at) = (Vec::new(), 0);
         for (size, parts) in segments.iter() {
             for (number, piece) in parts.pieces(size) {

@@ -1,18 +1,23 @@
 //! Values that every rank has, of which somebody wants parts: a rank computes its part again, from parts of what they were made of,
 //! by the same ops and so with the same bits. What nobody reads then any more is removed.
 
-use super::Stop;
-use super::cut::Cut;
-use super::held::{Split, reshaped};
+use super::Unshardable;
+use super::cut::ShardSpec;
+use super::held::{FunctionSharder, reshaped};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 
-impl Split<'_, '_> {
+impl FunctionSharder<'_, '_> {
     /// The part of a value that is held whole; where nothing is to be emitted, some value if there is one.
-    pub fn recompute(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
+    pub fn recompute(
+        &mut self,
+        v: ValueId,
+        cut: ShardSpec,
+        emit: bool,
+    ) -> Result<Option<ValueId>, Unshardable> {
         let known = self.recomputed.get(&(v, cut)).copied();
         match known {
             Some(false) => return Ok(None),
@@ -24,7 +29,12 @@ impl Split<'_, '_> {
         Ok(found)
     }
 
-    fn recompute_now(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
+    fn recompute_now(
+        &mut self,
+        v: ValueId,
+        cut: ShardSpec,
+        emit: bool,
+    ) -> Result<Option<ValueId>, Unshardable> {
         let Some(node) = self.f.def(v) else { return Ok(None) };
         let last = self.dims(v).len() - 1;
         let from = match &node.op {
@@ -67,7 +77,13 @@ impl Split<'_, '_> {
     }
 
     /// The part of a norm over the axis of the parts: its length is that of the whole row, as `Op::RmsNorm` decomposes.
-    fn norm_part(&mut self, v: ValueId, eps: f64, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
+    fn norm_part(
+        &mut self,
+        v: ValueId,
+        eps: f64,
+        cut: ShardSpec,
+        emit: bool,
+    ) -> Result<Option<ValueId>, Unshardable> {
         let Some(node) = self.f.def(v) else { return Ok(None) };
         let (x, weight, axis) = (node.inputs[0], node.inputs[1], cut.axis);
         if !self.has_part(x, cut)? || !self.has_part(weight, cut.along(0))? {

@@ -2,34 +2,34 @@
 //! terms, one of each rank, as large as the result. They are gathered and added in the order of the ranks where somebody needs
 //! the sum. What is linear is done with the terms before: of several experts one sum is left, and of branches that are added.
 
-use super::Stop;
-use super::cut::{Cut, divides};
-use super::held::{Held, Split};
+use super::Unshardable;
+use super::cut::{ShardSpec, divides};
+use super::held::{FunctionSharder, ShardPlacement};
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::graph::{FunctionKind, Node, ValueId};
+use mlcc_ir::graph::{FunctionKind, GraphNode, ValueId};
 use mlcc_ir::kernel::BinOp;
 use mlcc_ir::module::ParamId;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 
 /// The weight of a product: its axis that is summed over, and the operand beside it.
-pub(super) struct Factors {
+pub(super) struct MatmulOperands {
     pub x: ValueId,
     pub weight: ValueId,
     pub columns: usize,
 }
 
-impl Split<'_, '_> {
+impl FunctionSharder<'_, '_> {
     /// A product as terms, if its operand is held in parts along the columns of its weight and nobody else reads it. `finish` makes
     /// the node of the parts of both.
     pub fn product_of_columns(
         &mut self,
-        node: &Node,
-        factors: &Factors,
+        node: &GraphNode,
+        factors: &MatmulOperands,
         inputs: impl Fn(ValueId, ValueId) -> Vec<ValueId>,
-    ) -> Result<bool, Stop> {
-        let Factors { x, weight, columns } = *factors;
-        let cut = Cut::new(self.dims(x).len() - 1, self.ranks());
+    ) -> Result<bool, Unshardable> {
+        let MatmulOperands { x, weight, columns } = *factors;
+        let cut = ShardSpec::new(self.dims(x).len() - 1, self.ranks());
         let entry = self.f.kind == FunctionKind::Entry;
         // An element that two ranks have would be added twice.
         let overlaps = !divides(&self.dims(x)[cut.axis], self.ranks());
@@ -39,12 +39,12 @@ impl Split<'_, '_> {
         let Some(w) = self.columns_of(weight, columns)? else { return Ok(false) };
         let x = self.part(x, cut)?;
         let term = self.emit(node.op.clone(), &inputs(x, w))?;
-        self.hold(node.outputs[0], Held::Term(term));
+        self.hold(node.outputs[0], ShardPlacement::Term(term));
         Ok(true)
     }
 
     /// The rank's part of a weight along an axis.
-    fn columns_of(&mut self, w: ValueId, axis: usize) -> Result<Option<ValueId>, Stop> {
+    fn columns_of(&mut self, w: ValueId, axis: usize) -> Result<Option<ValueId>, Unshardable> {
         let Some(node) = self.f.def(w) else { return Ok(None) };
         let axis = match &node.op {
             Op::Param(param) if self.dims(w).len() == 2 && axis == 1 => {
@@ -53,7 +53,7 @@ impl Split<'_, '_> {
                 return self.emit(Op::Param(part), &[]).map(Some);
             }
             Op::Param(_) if axis == 0 => {
-                let cut = Cut::new(axis, self.ranks());
+                let cut = ShardSpec::new(axis, self.ranks());
                 return if self.has_part(w, cut)? { self.part(w, cut).map(Some) } else { Ok(None) };
             }
             Op::Dequantize | Op::Cast(_) | Op::Unary(_) => axis,
@@ -65,7 +65,7 @@ impl Split<'_, '_> {
     }
 
     /// Groups of a packed weight stay whole, so that its parts have the codes and scales that it has.
-    fn whole_groups(&self, param: ParamId) -> Result<(), Stop> {
+    fn whole_groups(&self, param: ParamId) -> Result<(), Unshardable> {
         let param = &self.s.old.params[param];
         let columns = &param.ty.dims[1];
         let group = match (param.ty.dtype, columns.as_const()) {
@@ -80,7 +80,7 @@ impl Split<'_, '_> {
     }
 
     /// An op that is linear in what is held as terms, of the terms; false if it is none, or they would be more.
-    pub fn of_terms(&mut self, node: &Node) -> Result<bool, Stop> {
+    pub fn of_terms(&mut self, node: &GraphNode) -> Result<bool, Unshardable> {
         let terms = node.inputs.iter().filter(|&&v| self.is_term(v)).count();
         if terms == 0 || node.inputs.iter().any(|&v| self.is_term(v) && self.uses(v) != 1) {
             return Ok(false);
@@ -107,17 +107,19 @@ impl Split<'_, '_> {
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for &v in &node.inputs {
             inputs.push(match self.held(v) {
-                Held::Term(term) => term,
-                Held::Whole(_) | Held::Part(..) | Held::Free => self.whole(v)?,
+                ShardPlacement::Term(term) => term,
+                ShardPlacement::Whole(_) | ShardPlacement::Part(..) | ShardPlacement::Free => {
+                    self.whole(v)?
+                }
             });
         }
         let term = self.emit(node.op.clone(), &inputs)?;
-        self.hold(out, Held::Term(term));
+        self.hold(out, ShardPlacement::Term(term));
         Ok(true)
     }
 
     fn is_term(&self, v: ValueId) -> bool {
-        matches!(self.held(v), Held::Term(_))
+        matches!(self.held(v), ShardPlacement::Term(_))
     }
 
     /// How many inputs and outputs of the function read a value.
@@ -126,9 +128,9 @@ impl Split<'_, '_> {
     }
 
     /// The sum of the terms of all ranks, added in their order: on all of them the same bits.
-    pub fn sum(&mut self, term: ValueId) -> Result<ValueId, Stop> {
+    pub fn sum(&mut self, term: ValueId) -> Result<ValueId, Unshardable> {
         if self.f.kind != FunctionKind::Entry {
-            return Err(Stop::Gathers);
+            return Err(Unshardable::Gathers);
         }
         self.s.exchanges += 1;
         let ranks = self.ranks();

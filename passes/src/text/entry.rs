@@ -15,32 +15,34 @@
 //! takes one row of each sequence, a `ragged` one any number.
 
 use super::list;
-use mlcc_ir::entity::{Arena, EntityId};
-use mlcc_ir::kernel::{Access, Kernel};
+use mlcc_ir::entity::{EntityArena, EntityId};
+use mlcc_ir::kernel::{Kernel, ParamAccess};
 use mlcc_ir::module::{Module, StateId};
-use mlcc_ir::sequences::Batching;
-use mlcc_ir::step::{Parts, Repeat};
+use mlcc_ir::sequences::RowBatching;
+use mlcc_ir::step::{GatherShape, RepeatMode};
 use mlcc_ir::text::{
-    Lexer, ParseError, Token, one_of, parse_dim, parse_parts, parse_schedule, print_name, print_parts,
+    LexToken, Lexer, ParseError, one_of, parse_dim, parse_parts, parse_schedule, print_name, print_parts,
     print_schedule,
 };
-use mlcc_kernels::lower::plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Partition, Work};
+use mlcc_kernels::lower::plan::{
+    BufferArg, BufferId, BufferKind, LaunchWork, LoweredBuffer, LoweredEntry, LoweredLaunch, Partition,
+};
 
-const ACCESSES: [Access; 3] = [Access::In, Access::Out, Access::InOut];
+const ACCESSES: [ParamAccess; 3] = [ParamAccess::In, ParamAccess::Out, ParamAccess::InOut];
 
-fn access_name(access: Access) -> &'static str {
+fn access_name(access: ParamAccess) -> &'static str {
     match access {
-        Access::In => "in",
-        Access::Out => "out",
-        Access::InOut => "inout",
+        ParamAccess::In => "in",
+        ParamAccess::Out => "out",
+        ParamAccess::InOut => "inout",
     }
 }
 
-pub(super) fn print(module: &Module, kernels: &[Kernel], entry: &Entry) -> String {
+pub(super) fn print(module: &Module, kernels: &[Kernel], entry: &LoweredEntry) -> String {
     let batching = match entry.batching {
-        Batching::Single => "",
-        Batching::OneEach => " batched",
-        Batching::Ragged => " ragged",
+        RowBatching::Single => "",
+        RowBatching::OneEach => " batched",
+        RowBatching::Ragged => " ragged",
     };
     let mut out = format!("entry {}{batching} {{\n", print_name('@', &entry.name));
     for (id, buffer) in entry.buffers.iter() {
@@ -50,8 +52,8 @@ pub(super) fn print(module: &Module, kernels: &[Kernel], entry: &Entry) -> Strin
     }
     for launch in &entry.launches {
         match &launch.work {
-            Work::Kernel(_) => out.push_str(&format!("  launch {}\n", print_launch(kernels, launch))),
-            Work::Exchange(parts) => out.push_str(&format!("  {}\n", print_exchange(launch, parts))),
+            LaunchWork::Kernel(_) => out.push_str(&format!("  launch {}\n", print_launch(kernels, launch))),
+            LaunchWork::Exchange(parts) => out.push_str(&format!("  {}\n", print_exchange(launch, parts))),
         }
     }
     for ((state, value), copy) in entry.updates.iter().zip(&entry.copies) {
@@ -62,22 +64,22 @@ pub(super) fn print(module: &Module, kernels: &[Kernel], entry: &Entry) -> Strin
     out
 }
 
-fn print_memory(module: &Module, memory: Memory) -> String {
+fn print_memory(module: &Module, memory: BufferKind) -> String {
     let state = |s: StateId| print_name('@', &module.states[s].name);
     match memory {
-        Memory::Param(p) => format!("param {}", print_name('@', &module.params[p].name)),
-        Memory::State(s) => format!("state {}", state(s)),
-        Memory::NewRows(s) => format!("new_rows {}", state(s)),
-        Memory::PageTable => "page_table".into(),
-        Memory::Input(i) => format!("input {i}"),
-        Memory::Output(i) => format!("output {i}"),
-        Memory::Temp => "temp".into(),
+        BufferKind::Param(p) => format!("param {}", print_name('@', &module.params[p].name)),
+        BufferKind::State(s) => format!("state {}", state(s)),
+        BufferKind::NewRows(s) => format!("new_rows {}", state(s)),
+        BufferKind::PageTable => "page_table".into(),
+        BufferKind::Input(i) => format!("input {i}"),
+        BufferKind::Output(i) => format!("output {i}"),
+        BufferKind::Temp => "temp".into(),
     }
 }
 
-fn print_exchange(launch: &LoweredLaunch, parts: &Parts) -> String {
+fn print_exchange(launch: &LoweredLaunch, parts: &GatherShape) -> String {
     let buffers: Vec<String> = launch.args.iter().map(|a| format!("%{}", a.buffer.index())).collect();
-    format!("exchange {} {}", buffers.join(" to "), print_parts(parts, launch.repeat == Repeat::Wanted))
+    format!("exchange {} {}", buffers.join(" to "), print_parts(parts, launch.repeat == RepeatMode::Wanted))
 }
 
 fn print_launch(kernels: &[Kernel], launch: &LoweredLaunch) -> String {
@@ -88,7 +90,7 @@ fn print_launch(kernels: &[Kernel], launch: &LoweredLaunch) -> String {
     format!("{}({args}{dims}){schedule}", print_name('@', name))
 }
 
-fn print_arg(arg: &Arg) -> String {
+fn print_arg(arg: &BufferArg) -> String {
     let mut out = format!("{} %{}", access_name(arg.access), arg.buffer.index());
     match &arg.partition {
         None => {}
@@ -108,25 +110,29 @@ fn print_arg(arg: &Arg) -> String {
 }
 
 /// Reads an entry; the lexer stands at `entry`. Kernels are those of the level so far.
-pub(super) fn parse(lexer: &mut Lexer, module: &Module, kernels: &[Kernel]) -> Result<Entry, ParseError> {
+pub(super) fn parse(
+    lexer: &mut Lexer,
+    module: &Module,
+    kernels: &[Kernel],
+) -> Result<LoweredEntry, ParseError> {
     lexer.expect_keyword("entry")?;
     let name = lexer.at_name("the name of an entry function")?;
     let batching = match lexer.accept_keyword("batched") {
-        true => Batching::OneEach,
-        false if lexer.accept_keyword("ragged") => Batching::Ragged,
-        false => Batching::Single,
+        true => RowBatching::OneEach,
+        false if lexer.accept_keyword("ragged") => RowBatching::Ragged,
+        false => RowBatching::Single,
     };
-    let mut entry = Entry {
+    let mut entry = LoweredEntry {
         name,
         batching,
-        buffers: Arena::new(),
+        buffers: EntityArena::new(),
         launches: Vec::new(),
         updates: Vec::new(),
         copies: Vec::new(),
     };
     lexer.expect("{")?;
     while !lexer.accept("}") {
-        if matches!(lexer.peek(), Token::Percent(_)) {
+        if matches!(lexer.peek(), LexToken::Percent(_)) {
             let next = entry.buffers.len();
             numbered(lexer, next)?;
             lexer.expect("=")?;
@@ -163,7 +169,7 @@ pub(super) fn numbered(lexer: &mut Lexer, next: usize) -> Result<(), ParseError>
     }
 }
 
-fn buffer(lexer: &mut Lexer, known: &Arena<BufferId, Buffer>) -> Result<BufferId, ParseError> {
+fn buffer(lexer: &mut Lexer, known: &EntityArena<BufferId, LoweredBuffer>) -> Result<BufferId, ParseError> {
     let pos = lexer.pos();
     let name = lexer.percent("a buffer")?;
     let id = name.parse().ok().filter(|&i: &usize| i < known.len() && i.to_string() == name);
@@ -177,23 +183,23 @@ fn parse_state(lexer: &mut Lexer, module: &Module) -> Result<StateId, ParseError
     module.state(&name).ok_or_else(|| Lexer::error_at(pos, format!("state @{name} is not declared")))
 }
 
-fn parse_memory(lexer: &mut Lexer, module: &Module) -> Result<Buffer, ParseError> {
+fn parse_memory(lexer: &mut Lexer, module: &Module) -> Result<LoweredBuffer, ParseError> {
     let pos = lexer.pos();
     let memory = match lexer.ident("param, state, new_rows, page_table, input, output or temp")?.as_str() {
         "param" => {
             let pos = lexer.pos();
             let name = lexer.at_name("the name of a parameter")?;
             let id = module.param(&name);
-            Memory::Param(
+            BufferKind::Param(
                 id.ok_or_else(|| Lexer::error_at(pos, format!("parameter @{name} is not declared")))?,
             )
         }
-        "state" => Memory::State(parse_state(lexer, module)?),
-        "new_rows" => Memory::NewRows(parse_state(lexer, module)?),
-        "page_table" => Memory::PageTable,
-        "input" => Memory::Input(lexer.u32("the number of an input")?),
-        "output" => Memory::Output(lexer.u32("the number of an output")?),
-        "temp" => Memory::Temp,
+        "state" => BufferKind::State(parse_state(lexer, module)?),
+        "new_rows" => BufferKind::NewRows(parse_state(lexer, module)?),
+        "page_table" => BufferKind::PageTable,
+        "input" => BufferKind::Input(lexer.u32("the number of an input")?),
+        "output" => BufferKind::Output(lexer.u32("the number of an output")?),
+        "temp" => BufferKind::Temp,
         other => {
             let message = format!(
                 "expected param, state, new_rows, page_table, input, output or temp, found `{other}`"
@@ -203,13 +209,13 @@ fn parse_memory(lexer: &mut Lexer, module: &Module) -> Result<Buffer, ParseError
     };
     lexer.expect_keyword("bytes")?;
     let bytes = parse_dim(lexer)?;
-    Ok(Buffer { memory, bytes, apart: lexer.accept_keyword("apart") })
+    Ok(LoweredBuffer { memory, bytes, apart: lexer.accept_keyword("apart") })
 }
 
 fn parse_launch(
     lexer: &mut Lexer,
     kernels: &[Kernel],
-    buffers: &Arena<BufferId, Buffer>,
+    buffers: &EntityArena<BufferId, LoweredBuffer>,
 ) -> Result<LoweredLaunch, ParseError> {
     let pos = lexer.pos();
     let name = lexer.at_name("the kernel to launch")?;
@@ -224,15 +230,18 @@ fn parse_launch(
             break;
         }
         args.push(parse_arg(lexer, buffers)?);
-        if !lexer.accept(",") && !matches!(lexer.peek(), Token::Punct(";" | ")")) {
+        if !lexer.accept(",") && !matches!(lexer.peek(), LexToken::Punct(";" | ")")) {
             return Err(lexer.error("expected `,`, `;` or `)` after an argument"));
         }
     }
     let (grid, repeat, shares) = parse_schedule(lexer)?;
-    Ok(LoweredLaunch { work: Work::Kernel(kernel), args, dims, grid, repeat, shares })
+    Ok(LoweredLaunch { work: LaunchWork::Kernel(kernel), args, dims, grid, repeat, shares })
 }
 
-fn parse_arg(lexer: &mut Lexer, buffers: &Arena<BufferId, Buffer>) -> Result<Arg, ParseError> {
+fn parse_arg(
+    lexer: &mut Lexer,
+    buffers: &EntityArena<BufferId, LoweredBuffer>,
+) -> Result<BufferArg, ParseError> {
     let access = one_of(lexer, &ACCESSES, access_name)?;
     let buffer = buffer(lexer, buffers)?;
     let partition = if lexer.accept_keyword("rows") {
@@ -252,5 +261,5 @@ fn parse_arg(lexer: &mut Lexer, buffers: &Arena<BufferId, Buffer>) -> Result<Arg
     let mut bytes = |keyword, what| if lexer.accept_keyword(keyword) { lexer.uint(what) } else { Ok(0) };
     let row_bytes = bytes("stride", "bytes from row to row")?;
     let sequence_bytes = bytes("sequence", "bytes from sequence to sequence")?;
-    Ok(Arg { buffer, access, partition, in_place, row_bytes, sequence_bytes })
+    Ok(BufferArg { buffer, access, partition, in_place, row_bytes, sequence_bytes })
 }

@@ -19,18 +19,18 @@ mod entry;
 mod memory;
 
 use crate::pipeline::{self, PIPELINE};
-use crate::{LevelCode, Program};
+use crate::{LevelCode, LoweredProgram};
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::module::Module;
 use mlcc_ir::text::{
-    Lexer, ParseError, Token, one_of, parse_kernel, parse_module_part, parse_step, print_kernel,
+    LexToken, Lexer, ParseError, one_of, parse_kernel, parse_module_part, parse_step, print_kernel,
     print_module, print_name, print_step, print_string,
 };
-use mlcc_kernels::lower::Lowered;
-use mlcc_kernels::lower::cost::{Arithmetic, Cost};
+use mlcc_kernels::lower::LoweredModule;
+use mlcc_kernels::lower::cost::{ComputeType, LaunchCost};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_quant::{PackOptions, ScaleSearch};
-use mlcc_target::{Arch, Tune};
+use mlcc_target::{Arch, TuneTables};
 use std::fmt::Display;
 
 const ARCHES: [Arch; 3] = [Arch::X86_64, Arch::Aarch64, Arch::Nvptx];
@@ -60,7 +60,7 @@ fn indent(out: &mut String, text: &str) {
 }
 
 /// The text of a program. One that no pass has gone over is its module.
-pub fn print_program(program: &Program) -> String {
+pub fn print_program(program: &LoweredProgram) -> String {
     let mut out = match program.levels.is_empty() {
         true => print_module(&program.module),
         // Its kernels and steps are those of the first level.
@@ -117,7 +117,7 @@ fn print_level(module: &Module, level: &LevelCode) -> String {
     out
 }
 
-fn print_cost(cost: &Cost) -> String {
+fn print_cost(cost: &LaunchCost) -> String {
     let parts = cost.parts.map_or(String::new(), |parts| format!(" parts {parts}"));
     let (ops, bytes, matrices) = (&cost.ops, list(&cost.bytes), &cost.matrices);
     format!(
@@ -127,9 +127,9 @@ fn print_cost(cost: &Cost) -> String {
 }
 
 /// Reads a whole text: a module, or one with what a program has beside it.
-pub fn parse_program(text: &str) -> Result<Program, ParseError> {
+pub fn parse_program(text: &str) -> Result<LoweredProgram, ParseError> {
     let mut lexer = Lexer::new(text)?;
-    let mut program = Program::new(parse_module_part(&mut lexer)?);
+    let mut program = LoweredProgram::new(parse_module_part(&mut lexer)?);
     if lexer.accept_keyword("program") {
         parse_rest(&mut lexer, &mut program)?;
     }
@@ -141,7 +141,7 @@ pub fn parse_program(text: &str) -> Result<Program, ParseError> {
     }
 }
 
-fn parse_rest(lexer: &mut Lexer, program: &mut Program) -> Result<(), ParseError> {
+fn parse_rest(lexer: &mut Lexer, program: &mut LoweredProgram) -> Result<(), ParseError> {
     if lexer.accept_keyword("after") {
         let pos = lexer.pos();
         let name = lexer.ident("the name of a pass")?;
@@ -186,7 +186,7 @@ fn parse_rest(lexer: &mut Lexer, program: &mut Program) -> Result<(), ParseError
 }
 
 /// How a level of this name is tuned; nothing after `lower` asks for it.
-fn tune(name: &str, features: &[String], vector_bits: u32) -> Tune {
+fn tune(name: &str, features: &[String], vector_bits: u32) -> TuneTables {
     let known = mlcc_target::level(name).ok().flatten();
     let level = known.and_then(|level| match level.vector_bits == vector_bits {
         true => Some(level),
@@ -214,21 +214,21 @@ fn parse_level(lexer: &mut Lexer, module: &Module) -> Result<LevelCode, ParseErr
         .map_or((None, None, None), |gpu| (gpu.product, gpu.code_product, gpu.attention));
     let target =
         KernelTarget { arch, features, vector_bits, tune, batch_invariant, matrix, code_matrix, attention };
-    let lowered = Lowered { kernels: vec![], costs: vec![], made: vec![], entries: vec![] };
+    let lowered = LoweredModule { kernels: vec![], costs: vec![], made: vec![], entries: vec![] };
     let mut level = LevelCode { name, target, lowered, steps: Vec::new() };
     lexer.expect("{")?;
     while !lexer.accept("}") {
         match lexer.peek() {
-            Token::Ident(word) if word == "kernel" => {
+            LexToken::Ident(word) if word == "kernel" => {
                 let kernel = parse_level_kernel(lexer, &level.lowered.kernels)?;
                 level.lowered.kernels.push(kernel);
                 level.lowered.costs.push(parse_cost(lexer)?);
             }
-            Token::Ident(word) if word == "entry" => {
+            LexToken::Ident(word) if word == "entry" => {
                 let entry = entry::parse(lexer, module, &level.lowered.kernels)?;
                 level.lowered.entries.push(entry);
             }
-            Token::Ident(word) if word == "step" => level.steps.push(parse_step(lexer)?),
+            LexToken::Ident(word) if word == "step" => level.steps.push(parse_step(lexer)?),
             other => {
                 let message = format!("expected kernel, entry, step or `}}`, found {other}");
                 return Err(lexer.error(message));
@@ -247,7 +247,7 @@ fn parse_level_kernel(lexer: &mut Lexer, known: &[Kernel]) -> Result<Kernel, Par
     }
 }
 
-fn parse_cost(lexer: &mut Lexer) -> Result<Cost, ParseError> {
+fn parse_cost(lexer: &mut Lexer) -> Result<LaunchCost, ParseError> {
     use mlcc_ir::text::parse_dim;
     lexer.expect_keyword("cost")?;
     lexer.expect_keyword("ops")?;
@@ -256,9 +256,9 @@ fn parse_cost(lexer: &mut Lexer) -> Result<Cost, ParseError> {
     lexer.expect("[")?;
     let bytes = lexer.list("]", parse_dim)?;
     lexer.expect_keyword("arithmetic")?;
-    let arithmetic = one_of(lexer, &Arithmetic::ALL, Arithmetic::name)?;
+    let arithmetic = one_of(lexer, &ComputeType::ALL, ComputeType::name)?;
     lexer.expect_keyword("matrices")?;
     let matrices = parse_dim(lexer)?;
     let parts = if lexer.accept_keyword("parts") { Some(lexer.int("a number of parts")?) } else { None };
-    Ok(Cost { bytes, ops, arithmetic, matrices, parts })
+    Ok(LaunchCost { bytes, ops, arithmetic, matrices, parts })
 }

@@ -1,14 +1,14 @@
 //! Attention of one query appends the rows of its step to the caches itself: it needs no barrier after them, and whoever has
 //! the last key has its row.
 
-use mlcc_interp::kernel::Options as RunOptions;
-use mlcc_interp::steps::{Memory, Schedule, run_interleaved, run_step};
+use mlcc_interp::kernel::ExecutionOptions as RunOptions;
+use mlcc_interp::steps::{StepMemory, WorkerSchedule, run_interleaved, run_step};
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::step::{Base, Step, StepItem};
+use mlcc_ir::step::{MemoryBase, StepItem, StepProgram};
 use mlcc_ir::text::parse_module;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_passes::pipeline::Control;
-use mlcc_passes::{Context, Options, PieceWork, Program, run_pipeline};
+use mlcc_passes::pipeline::PipelineControl;
+use mlcc_passes::{ChunkWork, LoweredProgram, PassContext, PassOptions, run_pipeline};
 
 const CONTEXT: usize = 2048;
 const HEADS: usize = 5;
@@ -39,17 +39,17 @@ fn attributes(window: usize) -> String {
     format!("{{scale = 0.5, softcap = 0.0, window = {window}, sinks = 0, alibi = false, prefix = false}}")
 }
 
-fn compiled(text: &str, pieces: PieceWork) -> Program {
+fn compiled(text: &str, pieces: ChunkWork) -> LoweredProgram {
     let target = mlcc_target::resolve("x86-64-v3").unwrap();
-    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
-    let mut options = Options::new(target.levels.iter().map(level).collect(), 1);
+    let level = |l: &mlcc_target::FeatureLevel| (l.name.clone(), KernelTarget::new(target.arch, l));
+    let mut options = PassOptions::new(target.levels.iter().map(level).collect(), 1);
     options.pieces = Some(pieces);
-    let mut program = Program::new(parse_module(text).unwrap());
-    run_pipeline(&mut program, &mut Context::new(options), Control::default()).unwrap();
+    let mut program = LoweredProgram::new(parse_module(text).unwrap());
+    run_pipeline(&mut program, &mut PassContext::new(options), PipelineControl::default()).unwrap();
     program
 }
 
-fn barriers(step: &Step) -> usize {
+fn barriers(step: &StepProgram) -> usize {
     step.items.iter().filter(|i| matches!(i, StepItem::Barrier)).count()
 }
 
@@ -61,20 +61,20 @@ fn floats(values: impl Iterator<Item = usize>) -> Vec<u8> {
     values.flat_map(|i| value(i).to_le_bytes()).collect()
 }
 
-fn memory(program: &Program) -> Memory {
+fn memory(program: &LoweredProgram) -> StepMemory {
     let plan = program.memory.as_ref().unwrap();
-    let mut memory = Memory::default();
-    *memory.block(Base::Tokens) = floats(0..3 * HEADS * SIZE);
+    let mut memory = StepMemory::default();
+    *memory.block(MemoryBase::Tokens) = floats(0..3 * HEADS * SIZE);
     let (pages, table) = plan.example_pages();
-    *memory.block(Base::Pages) = floats(7..7 + pages.len() / 4);
-    *memory.block(Base::PageTable) = table;
-    *memory.block(Base::Arena) = vec![0; plan.arena_bytes() as usize];
-    *memory.block(Base::Logits) = vec![0; 4 * HEADS * SIZE];
+    *memory.block(MemoryBase::Pages) = floats(7..7 + pages.len() / 4);
+    *memory.block(MemoryBase::PageTable) = table;
+    *memory.block(MemoryBase::Arena) = vec![0; plan.arena_bytes() as usize];
+    *memory.block(MemoryBase::Logits) = vec![0; 4 * HEADS * SIZE];
     memory
 }
 
 /// Runs a step in every order of three workers and checks the results and the caches.
-fn check(program: &Program, past: usize) {
+fn check(program: &LoweredProgram, past: usize) {
     let (step, kernels) = (&program.module.steps[0], &program.module.kernels);
     let sizes = SymValues { n: 1, b: 1, past: past as i64 };
     let mut one = memory(program);
@@ -82,18 +82,21 @@ fn check(program: &Program, past: usize) {
     let mut expected = memory(program);
     let row = 4 * HEADS * SIZE;
     let plan = program.memory.as_ref().unwrap();
-    let entry = |i: usize| *expected.clone().block(Base::PageTable).as_chunks::<4>().0.get(i).unwrap();
+    let entry = |i: usize| *expected.clone().block(MemoryBase::PageTable).as_chunks::<4>().0.get(i).unwrap();
     let page = i32::from_le_bytes(entry(past / 64)) as usize * plan.page_bytes as usize;
     for (state, &(offset, _)) in plan.states.iter().enumerate() {
         let first = (state + 1) * HEADS * SIZE;
         let at = page + offset as usize + past % 64 * row;
-        expected.block(Base::Pages)[at..at + row].copy_from_slice(&floats(first..first + HEADS * SIZE));
+        expected.block(MemoryBase::Pages)[at..at + row].copy_from_slice(&floats(first..first + HEADS * SIZE));
     }
-    assert!(one.block(Base::Pages) == expected.block(Base::Pages), "caches with {past} tokens before");
-    for schedule in Schedule::all(3) {
+    assert!(
+        one.block(MemoryBase::Pages) == expected.block(MemoryBase::Pages),
+        "caches with {past} tokens before"
+    );
+    for schedule in WorkerSchedule::all(3) {
         let mut other = memory(program);
         run_interleaved(step, kernels, &mut other, &sizes, &schedule).unwrap();
-        for base in [Base::Logits, Base::Pages] {
+        for base in [MemoryBase::Logits, MemoryBase::Pages] {
             assert!(one.block(base) == other.block(base), "{past} tokens before, {schedule:?}");
         }
     }
@@ -101,8 +104,8 @@ fn check(program: &Program, past: usize) {
 
 #[test]
 fn whoever_has_the_last_key_appends_it() {
-    let pieces = PieceWork { bytes: 1 << 7, ..PieceWork::default() };
-    for (window, work) in [(0, PieceWork::default()), (0, pieces), (100, PieceWork::default())] {
+    let pieces = ChunkWork { bytes: 1 << 7, ..ChunkWork::default() };
+    for (window, work) in [(0, ChunkWork::default()), (0, pieces), (100, ChunkWork::default())] {
         let program = compiled(&module("", "%1", &attributes(window)), work);
         assert_eq!(barriers(&program.module.steps[0]), 1, "only before slices are joined");
         // One slice, few of them, whole and short ones, empty ones after the last.
@@ -120,7 +123,7 @@ fn the_first_of_two_attentions_appends() {
     );
     // The first of two attentions appends; the second one waits for it.
     let text = module(&before, "%7", &attributes);
-    let program = compiled(&text, PieceWork::default());
+    let program = compiled(&text, ChunkWork::default());
     for past in [0, 63, 64, 200] {
         check(&program, past);
     }

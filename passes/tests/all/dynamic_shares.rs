@@ -1,13 +1,13 @@
 //! Launches in pieces: which ones, that they cost no barrier, and that a wrong one would be found.
 
-use mlcc_interp::kernel::Options as RunOptions;
-use mlcc_interp::steps::{Memory, Schedule, run_interleaved, run_step};
+use mlcc_interp::kernel::ExecutionOptions as RunOptions;
+use mlcc_interp::steps::{StepMemory, WorkerSchedule, run_interleaved, run_step};
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::step::{Base, Launch, Shares, Step, StepItem};
+use mlcc_ir::step::{LaunchItem, MemoryBase, StepItem, StepProgram, WorkSchedule};
 use mlcc_ir::text::parse_module;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_passes::pipeline::Control;
-use mlcc_passes::{Context, Options, PieceWork, Program, run_pipeline};
+use mlcc_passes::pipeline::PipelineControl;
+use mlcc_passes::{ChunkWork, LoweredProgram, PassContext, PassOptions, run_pipeline};
 
 /// Two ops over the same shares of rows, and a product over all of them.
 const MODULE: &str = "module @m {
@@ -47,32 +47,36 @@ fn attention() -> String {
 
 const CONTEXT: usize = 4096;
 
-fn compiled(pieces: PieceWork, disabled: &[&str]) -> Program {
+fn compiled(pieces: ChunkWork, disabled: &[&str]) -> LoweredProgram {
     of_text(MODULE, pieces, disabled)
 }
 
-fn of_text(text: &str, pieces: PieceWork, disabled: &[&str]) -> Program {
+fn of_text(text: &str, pieces: ChunkWork, disabled: &[&str]) -> LoweredProgram {
     let target = mlcc_target::resolve("x86-64-v3").unwrap();
-    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
-    let mut options = Options::new(target.levels.iter().map(level).collect(), ROWS as i64);
+    let level = |l: &mlcc_target::FeatureLevel| (l.name.clone(), KernelTarget::new(target.arch, l));
+    let mut options = PassOptions::new(target.levels.iter().map(level).collect(), ROWS as i64);
     options.pieces = Some(pieces);
-    let mut program = Program::new(parse_module(text).unwrap());
+    let mut program = LoweredProgram::new(parse_module(text).unwrap());
     // Fusion would draw the elementwise ops together.
     let disabled = disabled.iter().chain(&["fuse"]).map(|s| s.to_string()).collect();
-    run_pipeline(&mut program, &mut Context::new(options), Control { disabled, ..Control::default() })
-        .unwrap();
+    run_pipeline(
+        &mut program,
+        &mut PassContext::new(options),
+        PipelineControl { disabled, ..PipelineControl::default() },
+    )
+    .unwrap();
     program
 }
 
-fn small() -> PieceWork {
-    PieceWork { bytes: 64, dots: 64, flops: 64, times_of_cache: 64 }
+fn small() -> ChunkWork {
+    ChunkWork { bytes: 64, dots: 64, flops: 64, times_of_cache: 64 }
 }
 
-fn launches(step: &Step) -> Vec<&Launch> {
+fn launches(step: &StepProgram) -> Vec<&LaunchItem> {
     step.items.iter().filter_map(StepItem::launch).collect()
 }
 
-fn barriers(step: &Step) -> Vec<bool> {
+fn barriers(step: &StepProgram) -> Vec<bool> {
     step.items.iter().map(|i| matches!(i, StepItem::Barrier)).collect()
 }
 
@@ -80,31 +84,34 @@ fn barriers(step: &Step) -> Vec<bool> {
 fn pieces_stand_between_barriers_that_are_there_anyway() {
     let program = compiled(small(), &[]);
     let step = &program.module.steps[0];
-    let shares: Vec<Shares> = launches(step).iter().map(|l| l.shares.clone()).collect();
+    let shares: Vec<WorkSchedule> = launches(step).iter().map(|l| l.shares.clone()).collect();
     // The product has 16 slices of columns; the others agree on rows, with no barrier between them.
-    assert_eq!(shares, [Shares::Static, Shares::Static, Shares::Dynamic { pieces: 16.into() }]);
+    assert_eq!(
+        shares,
+        [WorkSchedule::Static, WorkSchedule::Static, WorkSchedule::Dynamic { pieces: 16.into() }]
+    );
     let plain = compiled(small(), &["dynamic_shares"]);
     assert_eq!(barriers(step), barriers(&plain.module.steps[0]));
-    assert!(launches(&plain.module.steps[0]).iter().all(|l| l.shares == Shares::Static));
+    assert!(launches(&plain.module.steps[0]).iter().all(|l| l.shares == WorkSchedule::Static));
 }
 
 #[test]
 fn small_launches_stay_whole() {
-    let program = compiled(PieceWork::default(), &[]);
-    assert!(launches(&program.module.steps[0]).iter().all(|l| l.shares == Shares::Static));
+    let program = compiled(ChunkWork::default(), &[]);
+    assert!(launches(&program.module.steps[0]).iter().all(|l| l.shares == WorkSchedule::Static));
 }
 
 #[test]
 fn attention_has_more_pieces_the_longer_the_sequence() {
     let attention = attention();
     let compiled =
-        |bytes| of_text(&attention, PieceWork { bytes, ..PieceWork::default() }, &[]).module.steps[0].clone();
-    let shares = |step: &Step| launches(step).iter().map(|l| l.shares.clone()).collect::<Vec<_>>();
+        |bytes| of_text(&attention, ChunkWork { bytes, ..ChunkWork::default() }, &[]).module.steps[0].clone();
+    let shares = |step: &StepProgram| launches(step).iter().map(|l| l.shares.clone()).collect::<Vec<_>>();
     // Pieces of 32 KiB; keys and values of a row take 256 bytes.
     let some = compiled(1 << 9);
     let pieces = shares(&some).into_iter().find_map(|s| match s {
-        Shares::Dynamic { pieces } => Some(pieces),
-        Shares::Static => None,
+        WorkSchedule::Dynamic { pieces } => Some(pieces),
+        WorkSchedule::Static => None,
     });
     let pieces = pieces.unwrap();
     let at = |past| pieces.eval(&SymValues { n: 1, b: 1, past });
@@ -112,16 +119,16 @@ fn attention_has_more_pieces_the_longer_the_sequence() {
     assert_eq!([0, 100, 1023, 2047, 4095, 9000].map(at), [0, 0, 8, 16, 32, 32], "{pieces}");
     // At most 4096 rows.
     let plain = compiled(1 << 12);
-    assert!(shares(&plain).iter().all(|s| *s == Shares::Static));
+    assert!(shares(&plain).iter().all(|s| *s == WorkSchedule::Static));
     assert_eq!(barriers(&some), barriers(&plain));
 }
 
 #[test]
 fn pieces_of_attention_are_as_good_as_shares() {
-    let work = PieceWork { bytes: 2, ..PieceWork::default() };
+    let work = ChunkWork { bytes: 2, ..ChunkWork::default() };
     let program = of_text(&attention(), work, &[]);
     let step = &program.module.steps[0];
-    assert!(launches(step).iter().any(|l| l.shares != Shares::Static));
+    assert!(launches(step).iter().any(|l| l.shares != WorkSchedule::Static));
     // Fewer items than workers, fewer than pieces (every key head of a slice is one), slices with all heads.
     for past in [3, 700, 2100] {
         assert!(agree(&program, step, &SymValues { n: 1, b: 1, past }), "{past}");
@@ -132,30 +139,30 @@ fn floats(count: usize) -> Vec<u8> {
     (0..count).flat_map(|i| ((i * 37 % 101) as f32 / 101.0).to_le_bytes()).collect()
 }
 
-fn memory(program: &Program) -> Memory {
+fn memory(program: &LoweredProgram) -> StepMemory {
     let plan = program.memory.as_ref().unwrap();
-    let mut memory = Memory::default();
-    *memory.block(Base::Weights) = floats(plan.weights_bytes as usize / 4);
-    *memory.block(Base::Tokens) = floats(ROWS * 16);
-    *memory.block(Base::State) = floats(plan.state_bytes as usize / 4);
+    let mut memory = StepMemory::default();
+    *memory.block(MemoryBase::Weights) = floats(plan.weights_bytes as usize / 4);
+    *memory.block(MemoryBase::Tokens) = floats(ROWS * 16);
+    *memory.block(MemoryBase::State) = floats(plan.state_bytes as usize / 4);
     let (pages, table) = plan.example_pages();
-    *memory.block(Base::Pages) = floats(pages.len() / 4);
-    *memory.block(Base::PageTable) = table;
-    *memory.block(Base::Arena) = vec![0; plan.arena_bytes() as usize];
-    *memory.block(Base::Logits) = vec![0; 4 * ROWS * 256];
+    *memory.block(MemoryBase::Pages) = floats(pages.len() / 4);
+    *memory.block(MemoryBase::PageTable) = table;
+    *memory.block(MemoryBase::Arena) = vec![0; plan.arena_bytes() as usize];
+    *memory.block(MemoryBase::Logits) = vec![0; 4 * ROWS * 256];
     memory
 }
 
 /// Whether all schedules give what the step gives with its launches one after the other.
-fn agree(program: &Program, step: &Step, sizes: &SymValues) -> bool {
+fn agree(program: &LoweredProgram, step: &StepProgram, sizes: &SymValues) -> bool {
     let kernels = &program.module.kernels;
     let mut one = memory(program);
     run_step(step, kernels, &mut one, sizes, &RunOptions::workers(3)).unwrap();
-    assert!(one.block(Base::Logits).iter().any(|&b| b != 0));
-    Schedule::all(3).iter().all(|schedule| {
+    assert!(one.block(MemoryBase::Logits).iter().any(|&b| b != 0));
+    WorkerSchedule::all(3).iter().all(|schedule| {
         let mut other = memory(program);
         run_interleaved(step, kernels, &mut other, sizes, schedule).unwrap();
-        one.block(Base::Logits) == other.block(Base::Logits)
+        one.block(MemoryBase::Logits) == other.block(MemoryBase::Logits)
     })
 }
 
@@ -170,7 +177,7 @@ fn schedules_find_wrong_pieces_and_missing_barriers() {
         StepItem::Launch(launch) => Some(launch),
         StepItem::Exchange(_) | StepItem::Barrier => None,
     });
-    first.unwrap().shares = Shares::Dynamic { pieces: 16.into() };
+    first.unwrap().shares = WorkSchedule::Dynamic { pieces: 16.into() };
     assert!(!agree(&program, &wrong, &sizes), "the second op reads rows of the first one");
     let mut wrong = step.clone();
     wrong.items.retain(|item| !matches!(item, StepItem::Barrier));

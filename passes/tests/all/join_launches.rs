@@ -3,12 +3,12 @@
 use crate::lowering::memory;
 use mlcc_interp::compare::{Tolerance, compare};
 use mlcc_interp::graph::Tensor;
-use mlcc_interp::kernel::Options as RunOptions;
+use mlcc_interp::kernel::ExecutionOptions as RunOptions;
 use mlcc_interp::steps::run_step;
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::step::{Base, Launch, Step, StepItem};
-use mlcc_ir::testing::Rng;
-use mlcc_passes::Program;
+use mlcc_ir::step::{LaunchItem, MemoryBase, StepItem, StepProgram};
+use mlcc_ir::testing::TestRng;
+use mlcc_passes::LoweredProgram;
 
 /// Two products of one row that a third one adds up, and a state that the products read: its new value can only be copied.
 const MODULE: &str = "module @m {
@@ -35,17 +35,17 @@ const MODULE: &str = "module @m {
 }
 ";
 
-fn compiled(disabled: &[&str]) -> Program {
+fn compiled(disabled: &[&str]) -> LoweredProgram {
     // Fusion would draw the elementwise ops into the products.
     crate::compiled(MODULE, "sm_80", &[disabled, &["fuse"]].concat())
 }
 
-fn launches(program: &Program) -> Vec<Launch> {
-    let step: &Step = program.module.steps.iter().find(|s| s.name == "decode").unwrap();
+fn launches(program: &LoweredProgram) -> Vec<LaunchItem> {
+    let step: &StepProgram = program.module.steps.iter().find(|s| s.name == "decode").unwrap();
     step.items.iter().filter_map(StepItem::launch).cloned().collect()
 }
 
-fn names(launches: &[Launch]) -> Vec<&str> {
+fn names(launches: &[LaunchItem]) -> Vec<&str> {
     launches.iter().map(|l| l.kernel.as_str()).collect()
 }
 
@@ -59,7 +59,7 @@ fn products_that_need_nothing_of_each_other_are_one_launch() {
     );
     let plain = launches(&compiled(&["join_launches"]));
     assert_eq!(plain.len(), 7, "{:?}", names(&plain));
-    let blocks = |l: &Launch| l.grid.as_ref().unwrap().blocks[0].as_const().unwrap();
+    let blocks = |l: &LaunchItem| l.grid.as_ref().unwrap().blocks[0].as_const().unwrap();
     let one = plain.iter().find(|l| l.kernel.starts_with("matmul_512x256")).unwrap();
     assert_eq!(blocks(&joined[1]), 2 * blocks(one));
     let kept: Vec<&str> = program.module.kernels.iter().map(|k| k.name.as_str()).collect();
@@ -67,8 +67,8 @@ fn products_that_need_nothing_of_each_other_are_one_launch() {
 }
 
 /// What two tokens give, and the state after them, as bits.
-fn two_tokens(program: &Program) -> Vec<Vec<u8>> {
-    let mut rng = Rng(5);
+fn two_tokens(program: &LoweredProgram) -> Vec<Vec<u8>> {
+    let mut rng = TestRng(5);
     let mut numbers =
         |count: usize| (0..count).map(|_| rng.below(2001) as f32 / 1000.0 - 1.0).collect::<Vec<f32>>();
     let shapes =
@@ -81,13 +81,13 @@ fn two_tokens(program: &Program) -> Vec<Vec<u8>> {
     let step = level.steps.iter().find(|s| s.name == "decode").unwrap();
     let mut results = Vec::new();
     for past in 0..2 {
-        *memory.block(Base::Tokens) = numbers(256).iter().flat_map(|x| x.to_le_bytes()).collect();
-        *memory.block(Base::Logits) = vec![0xff; 4 * 256];
+        *memory.block(MemoryBase::Tokens) = numbers(256).iter().flat_map(|x| x.to_le_bytes()).collect();
+        *memory.block(MemoryBase::Logits) = vec![0xff; 4 * 256];
         let sizes = SymValues { past, ..SymValues::tokens(1) };
         run_step(step, &level.lowered.kernels, &mut memory, &sizes, &RunOptions::workers(1)).unwrap();
-        results.push(memory.block(Base::Logits).clone());
+        results.push(memory.block(MemoryBase::Logits).clone());
     }
-    results.push(memory.block(Base::State).clone());
+    results.push(memory.block(MemoryBase::State).clone());
     results
 }
 
@@ -101,7 +101,7 @@ fn results_have_the_same_bits() {
 #[test]
 fn a_state_is_copied_after_its_last_reader() {
     let joined = launches(&compiled(&[]));
-    let touches = |l: &Launch| l.buffers.iter().any(|b| b.base == Base::State);
+    let touches = |l: &LaunchItem| l.buffers.iter().any(|b| b.base == MemoryBase::State);
     let of_state: Vec<usize> =
         joined.iter().enumerate().filter(|(_, l)| touches(l)).map(|(i, _)| i).collect();
     assert_eq!(of_state, [0, 2]);

@@ -2,19 +2,21 @@
 
 use mlcc_interp::compare::{Tolerance, compare};
 use mlcc_interp::equivalence::{RandomWeights, random_inputs};
-use mlcc_interp::graph::{Interpreter, States, Tensor};
-use mlcc_interp::kernel::{Buffer, Options as RunOptions};
-use mlcc_interp::steps::{Memory, Schedule, run_interleaved, run_step};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor};
+use mlcc_interp::kernel::{ExecutionOptions as RunOptions, KernelBuffer};
+use mlcc_interp::steps::{StepMemory, WorkerSchedule, run_interleaved, run_step};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::module::Module;
-use mlcc_ir::step::Base;
+use mlcc_ir::step::MemoryBase;
 use mlcc_ir::testing::graph::{GraphOptions, random_module};
 use mlcc_ir::text::print_module;
 use mlcc_ir::types::Packing;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_passes::pipeline::Control;
-use mlcc_passes::{Context, Options, PassError, PieceWork, Program, QuantScheme, run_pass, run_pipeline};
+use mlcc_passes::pipeline::PipelineControl;
+use mlcc_passes::{
+    ChunkWork, LoweredProgram, PassContext, PassError, PassOptions, QuantScheme, run_pass, run_pipeline,
+};
 
 /// The module with one output: all outputs of an entry share a place in this test.
 fn one_output(seed: u64) -> Module {
@@ -27,19 +29,19 @@ fn one_output(seed: u64) -> Module {
     module
 }
 
-fn context(target: &str, quant: &str) -> Context {
+fn context(target: &str, quant: &str) -> PassContext {
     let target = mlcc_target::resolve(target).unwrap();
-    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
-    let mut options = Options::new(target.levels.iter().map(level).collect(), 4);
+    let level = |l: &mlcc_target::FeatureLevel| (l.name.clone(), KernelTarget::new(target.arch, l));
+    let mut options = PassOptions::new(target.levels.iter().map(level).collect(), 4);
     options.quant = QuantScheme::find(quant).unwrap().0;
-    options.pieces = Some(PieceWork { bytes: 8, dots: 8, flops: 8, times_of_cache: 64 });
-    Context::new(options)
+    options.pieces = Some(ChunkWork { bytes: 8, dots: 8, flops: 8, times_of_cache: 64 });
+    PassContext::new(options)
 }
 
 /// Blocks of memory as the runtime lays them out.
-pub(crate) fn memory(program: &Program, values: &[Tensor]) -> Memory {
+pub(crate) fn memory(program: &LoweredProgram, values: &[Tensor]) -> StepMemory {
     let plan = program.memory.as_ref().unwrap();
-    let mut memory = Memory::default();
+    let mut memory = StepMemory::default();
     let mut weights = vec![0; plan.weights_bytes as usize];
     for ((id, param), value) in program.module.params.iter().zip(values) {
         let (n, k) = match value.dims[..] {
@@ -55,7 +57,7 @@ pub(crate) fn memory(program: &Program, values: &[Tensor]) -> Memory {
         assert_eq!(bytes.len() as u64, size, "{}", param.name);
         weights[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
     }
-    *memory.block(Base::Weights) = weights;
+    *memory.block(MemoryBase::Weights) = weights;
     let mut states = vec![0; plan.state_bytes as usize];
     for (id, state) in program.module.states.iter().filter(|(id, _)| !plan.is_paged(*id)) {
         let (offset, bytes) = plan.states[id.index()];
@@ -63,8 +65,8 @@ pub(crate) fn memory(program: &Program, values: &[Tensor]) -> Memory {
             chunk.copy_from_slice(&(state.init as f32).to_le_bytes());
         }
     }
-    *memory.block(Base::State) = states;
-    *memory.block(Base::Arena) = vec![0xff; plan.arena_bytes() as usize];
+    *memory.block(MemoryBase::State) = states;
+    *memory.block(MemoryBase::Arena) = vec![0xff; plan.arena_bytes() as usize];
     memory
 }
 
@@ -73,8 +75,8 @@ pub(crate) fn floats(bytes: &[u8]) -> Vec<f64> {
 }
 
 /// Two of the schedules for 3 workers, others for other seeds; none for a GPU.
-fn schedules(target: &str, seed: u64) -> Vec<Schedule> {
-    let mut all = if target.starts_with("sm_") { Vec::new() } else { Schedule::all(3) };
+fn schedules(target: &str, seed: u64) -> Vec<WorkerSchedule> {
+    let mut all = if target.starts_with("sm_") { Vec::new() } else { WorkerSchedule::all(3) };
     let first = seed as usize % all.len().max(1);
     all.rotate_left(first);
     all.into_iter().step_by(5).collect()
@@ -84,9 +86,11 @@ fn schedules(target: &str, seed: u64) -> Vec<Schedule> {
 fn check(seed: u64, target: &str, quant: &str, disabled: &[&str]) {
     let module = one_output(seed);
     let weights = RandomWeights::new(&module, seed);
-    let mut program = Program::new(module.clone());
-    let control =
-        Control { disabled: disabled.iter().map(|s| s.to_string()).collect(), ..Control::default() };
+    let mut program = LoweredProgram::new(module.clone());
+    let control = PipelineControl {
+        disabled: disabled.iter().map(|s| s.to_string()).collect(),
+        ..PipelineControl::default()
+    };
     let what = format!("seed {seed}, {target}, {quant}, without {disabled:?}");
     match run_pipeline(&mut program, &mut context(target, quant), control) {
         Err(PassError::Unsupported { .. }) => return,
@@ -94,12 +98,12 @@ fn check(seed: u64, target: &str, quant: &str, disabled: &[&str]) {
         Ok(()) => {}
     }
     // The reference works on the stored weights too.
-    let mut stored = Program::new(module.clone());
+    let mut stored = LoweredProgram::new(module.clone());
     run_pass("quantize", &mut stored, &mut context(target, quant)).unwrap();
     let reference = stored.module;
     let values = weights.values(&reference).unwrap();
     let interpreter = Interpreter::new(&reference, |id| values[id.index()].clone());
-    let mut states = States::new(&reference).unwrap();
+    let mut states = StateValues::new(&reference).unwrap();
     let mut memory = memory(&program, &weights.values(&program.module).unwrap());
     let plan = program.memory.clone().unwrap();
     let (_, f) = reference.function("main").unwrap();
@@ -107,10 +111,11 @@ fn check(seed: u64, target: &str, quant: &str, disabled: &[&str]) {
         let syms = SymValues::tokens(n);
         let inputs = random_inputs(f, &syms, seed + step as u64);
         let want = interpreter.run_named("main", &inputs, &mut states, syms).unwrap();
-        *memory.block(Base::Tokens) =
+        *memory.block(MemoryBase::Tokens) =
             inputs[0].data.iter().flat_map(|&id| (id as i32).to_le_bytes()).collect();
-        *memory.block(Base::Temperature) = Buffer::from_floats(inputs[1].dtype, &inputs[1].to_f32()).bytes;
-        *memory.block(Base::Logits) = vec![0; 4 * want[0].data.len()];
+        *memory.block(MemoryBase::Temperature) =
+            KernelBuffer::from_floats(inputs[1].dtype, &inputs[1].to_f32()).bytes;
+        *memory.block(MemoryBase::Logits) = vec![0; 4 * want[0].data.len()];
         let level = &program.levels[0];
         let planned = level.steps.iter().find(|s| s.name == "main").unwrap();
         let options = RunOptions::workers(2);
@@ -126,7 +131,7 @@ fn check(seed: u64, target: &str, quant: &str, disabled: &[&str]) {
             let mut other = before.clone();
             let done = run_interleaved(planned, &level.lowered.kernels, &mut other, &syms, &schedule);
             done.unwrap_or_else(|e| panic!("{what}, step {step}, {schedule:?}: {e}"));
-            for base in [Base::Logits, Base::State] {
+            for base in [MemoryBase::Logits, MemoryBase::State] {
                 let same = memory.block(base) == other.block(base);
                 assert!(same, "{what}, step {step}, {schedule:?}: {}", print_module(&program.module));
             }
@@ -139,10 +144,10 @@ fn check(seed: u64, target: &str, quant: &str, disabled: &[&str]) {
                 panic!("{what}, step {step}, {place}: {error}\n{before}\n{after}");
             }
         };
-        close("output".into(), &floats(memory.block(Base::Logits)), &want[0].data);
+        close("output".into(), &floats(memory.block(MemoryBase::Logits)), &want[0].data);
         for (id, state) in reference.states.iter() {
             let (offset, bytes) = plan.states[id.index()];
-            let block = memory.block(Base::State)[offset as usize..][..bytes as usize].to_vec();
+            let block = memory.block(MemoryBase::State)[offset as usize..][..bytes as usize].to_vec();
             close(format!("state {}", state.name), &floats(&block), &states.get(id).unwrap().data);
         }
     }

@@ -19,17 +19,18 @@ mod shard_uneven;
 use mlcc_ir::text::parse_module;
 use mlcc_ir::verify::verify_module;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_passes::pipeline::Control;
-use mlcc_passes::{Context, Options, Program, run_pipeline};
+use mlcc_passes::pipeline::PipelineControl;
+use mlcc_passes::{LoweredProgram, PassContext, PassOptions, run_pipeline};
 
 /// A module in text after the whole pipeline, for at most four tokens in a call.
-fn compiled(module: &str, target: &str, disabled: &[&str]) -> Program {
+fn compiled(module: &str, target: &str, disabled: &[&str]) -> LoweredProgram {
     let target = mlcc_target::resolve(target).unwrap();
-    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
-    let mut context = Context::new(Options::new(target.levels.iter().map(level).collect(), 4));
-    let mut program = Program::new(parse_module(module).unwrap());
+    let level = |l: &mlcc_target::FeatureLevel| (l.name.clone(), KernelTarget::new(target.arch, l));
+    let mut context = PassContext::new(PassOptions::new(target.levels.iter().map(level).collect(), 4));
+    let mut program = LoweredProgram::new(parse_module(module).unwrap());
     let disabled = disabled.iter().map(|s| s.to_string()).collect();
-    run_pipeline(&mut program, &mut context, Control { disabled, ..Control::default() }).unwrap();
+    run_pipeline(&mut program, &mut context, PipelineControl { disabled, ..PipelineControl::default() })
+        .unwrap();
     verify_module(&program.module).unwrap();
     program
 }

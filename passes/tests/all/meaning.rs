@@ -7,7 +7,9 @@ use mlcc_ir::module::Module;
 use mlcc_ir::testing::graph::{GraphOptions, random_module};
 use mlcc_ir::text::print_module;
 use mlcc_ir::verify::verify_module;
-use mlcc_passes::{Context, Options, PIPELINE, Pass, PassError, Program, QuantScheme, run_pass};
+use mlcc_passes::{
+    LoweredProgram, PIPELINE, Pass, PassContext, PassError, PassOptions, QuantScheme, run_pass,
+};
 
 const SEEDS: u64 = 60;
 
@@ -16,15 +18,15 @@ fn graph_passes() -> impl Iterator<Item = &'static Pass> {
     PIPELINE.iter().take_while(|p| p.name != "lower")
 }
 
-fn context(quant: &str) -> Context {
-    let mut options = Options::new(vec![], 16);
+fn context(quant: &str) -> PassContext {
+    let mut options = PassOptions::new(vec![], 16);
     options.quant = QuantScheme::find(quant).unwrap().0;
-    Context::new(options)
+    PassContext::new(options)
 }
 
 /// Runs passes on a module; what random modules contain that no kernel can do is left as it was.
-fn after(module: &Module, passes: &[&str], quant: &str) -> Program {
-    let mut program = Program::new(module.clone());
+fn after(module: &Module, passes: &[&str], quant: &str) -> LoweredProgram {
+    let mut program = LoweredProgram::new(module.clone());
     for name in passes {
         match run_pass(name, &mut program, &mut context(quant)) {
             Ok(_) | Err(PassError::Unsupported { .. }) => {}

@@ -8,37 +8,39 @@ use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::ParamRole;
-use mlcc_ir::testing::Rng;
+use mlcc_ir::testing::TestRng;
 use mlcc_models::layers::conv::CausalConv;
-use mlcc_models::layers::latent_attention::{LatentAttention, Positions};
+use mlcc_models::layers::latent_attention::{LatentAttention, LatentPositions};
 use mlcc_models::layers::matrix_state::{MatrixState, unit_length};
-use mlcc_models::layers::moe::{ExpertNames, Experts, Glu, Groups, Routing, Scores, Stored};
+use mlcc_models::layers::moe::{
+    ExpertGroups, ExpertNames, ExpertRouter, ExpertStorage, Glu, MoeLayer, RouterScoring,
+};
 use mlcc_models::layers::norm::Norm;
-use mlcc_models::layers::rope::Pairs;
-use mlcc_models::layers::{Activation, Rope};
-use mlcc_models::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_models::layers::rope::RopePairing;
+use mlcc_models::layers::{ActivationFunction, Rope};
+use mlcc_models::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use run::{check, levels_stay_as_they_are};
 
 /// A layer alone: rows of a table go in, what comes out is compared.
 #[derive(Clone, Debug)]
-struct Layer {
-    part: Part,
+struct MixerLayer {
+    part: MixerKind,
     width: usize,
 }
 
 #[derive(Clone, Debug)]
-enum Part {
-    Conv { names: usize, taps: usize, bias: bool, activation: Option<Activation> },
-    Delta { state: MatrixState, per_channel: bool, decay: Decay },
-    Space { state: MatrixState, decay: Decay },
+enum MixerKind {
+    Conv { names: usize, taps: usize, bias: bool, activation: Option<ActivationFunction> },
+    Delta { state: MatrixState, per_channel: bool, decay: DecayInput },
+    Space { state: MatrixState, decay: DecayInput },
     Selective { state: MatrixState },
     Latent { latent: LatentAttention, rope: Option<Rope> },
-    Experts { experts: Experts, corrected: bool },
+    Experts { experts: MoeLayer, corrected: bool },
 }
 
 /// Where the numbers by which a state decays come from.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Decay {
+enum DecayInput {
     /// They stand in the table.
     Given,
     /// Their logarithms do.
@@ -52,74 +54,82 @@ const LOGS: [f32; 9] = [0.0, -6e-8, -1e-6, -0.7, -20.0, -87.3, -95.0, -103.0, -2
 
 const VOCAB: usize = 24;
 
-impl Layer {
-    fn new(part: Part) -> Layer {
+impl MixerLayer {
+    fn new(part: MixerKind) -> MixerLayer {
         let width = match &part {
-            Part::Conv { names, .. } => names * 13,
-            Part::Delta { state, per_channel, .. } => {
+            MixerKind::Conv { names, .. } => names * 13,
+            MixerKind::Delta { state, per_channel, .. } => {
                 let keys = state.heads / state.shared_by * state.keys;
                 let decays = if *per_channel { keys } else { state.heads };
                 2 * keys + state.heads * state.values + decays + state.heads
             }
-            Part::Space { state, .. } => {
+            MixerKind::Space { state, .. } => {
                 2 * state.heads / state.shared_by * state.keys + state.heads * (state.values + 1)
             }
-            Part::Selective { state } => 2 * state.keys + 2 * state.values,
-            Part::Latent { .. } => 24,
-            Part::Experts { .. } => 32,
+            MixerKind::Selective { state } => 2 * state.keys + 2 * state.values,
+            MixerKind::Latent { .. } => 24,
+            MixerKind::Experts { .. } => 32,
         };
-        Layer { part, width }
+        MixerLayer { part, width }
     }
 
     /// What the last columns of the table hold: decays, or their logarithms.
     fn decays(&self) -> (usize, &'static [f32]) {
-        let of =
-            |count: usize, decay: Decay| (count, if decay == Decay::Log { &LOGS[..] } else { &DECAYS[..] });
+        let of = |count: usize, decay: DecayInput| {
+            (count, if decay == DecayInput::Log { &LOGS[..] } else { &DECAYS[..] })
+        };
         match &self.part {
-            Part::Delta { state, per_channel: true, decay } => {
+            MixerKind::Delta { state, per_channel: true, decay } => {
                 of(state.heads / state.shared_by * state.keys, *decay)
             }
-            Part::Delta { state, decay, .. } | Part::Space { state, decay } => of(state.heads, *decay),
+            MixerKind::Delta { state, decay, .. } | MixerKind::Space { state, decay } => {
+                of(state.heads, *decay)
+            }
             _ => (0, &[]),
         }
     }
 }
 
 /// Takes columns of `x: [n, ..]` one after the other.
-struct Columns {
+struct ColumnCursor {
     x: ValueId,
     at: usize,
 }
 
-impl Columns {
-    fn take(&mut self, net: &mut Net, width: usize) -> ValueId {
+impl ColumnCursor {
+    fn take(&mut self, net: &mut ModelBuilder, width: usize) -> ValueId {
         self.at += width;
         net.slice(self.x, 1, Dim::from(self.at - width), Dim::from(width))
     }
 
-    fn heads(&mut self, net: &mut Net, heads: usize, size: usize) -> ValueId {
+    fn heads(&mut self, net: &mut ModelBuilder, heads: usize, size: usize) -> ValueId {
         let part = self.take(net, heads * size);
         net.split_heads(part, heads)
     }
 }
 
-impl Layer {
+impl MixerLayer {
     /// What a recurrence reads: queries and keys of the groups, values of the heads.
-    fn queries(&self, net: &mut Net, columns: &mut Columns, state: MatrixState) -> [ValueId; 3] {
+    fn queries(
+        &self,
+        net: &mut ModelBuilder,
+        columns: &mut ColumnCursor,
+        state: MatrixState,
+    ) -> [ValueId; 3] {
         let groups = state.heads / state.shared_by;
         let q = columns.heads(net, groups, state.keys);
         let k = columns.heads(net, groups, state.keys);
         [q, k, columns.heads(net, state.heads, state.values)]
     }
 
-    fn decay(net: &mut Net, x: ValueId, decay: Decay) -> ValueId {
-        if decay == Decay::Log { net.exp(x) } else { x }
+    fn decay(net: &mut ModelBuilder, x: ValueId, decay: DecayInput) -> ValueId {
+        if decay == DecayInput::Log { net.exp(x) } else { x }
     }
 
-    fn recurrence(&self, net: &mut Net, layer: usize, x: ValueId) -> ValueId {
-        let mut columns = Columns { x, at: 0 };
+    fn recurrence(&self, net: &mut ModelBuilder, layer: usize, x: ValueId) -> ValueId {
+        let mut columns = ColumnCursor { x, at: 0 };
         match self.part {
-            Part::Delta { state, per_channel, decay: kind } => {
+            MixerKind::Delta { state, per_channel, decay: kind } => {
                 let [q, k, v] = self.queries(net, &mut columns, state);
                 let (q, k) = (unit_length(net, q, 1e-6), unit_length(net, k, 1e-6));
                 let beta = columns.take(net, state.heads);
@@ -128,16 +138,16 @@ impl Layer {
                     true => columns.heads(net, state.heads / state.shared_by, state.keys),
                     false => columns.take(net, state.heads),
                 };
-                let decay = Layer::decay(net, decay, kind);
+                let decay = MixerLayer::decay(net, decay, kind);
                 state.gated_delta_rule(net, layer, [q, k, v], [decay, beta])
             }
-            Part::Space { state, decay: kind } => {
+            MixerKind::Space { state, decay: kind } => {
                 let [q, k, v] = self.queries(net, &mut columns, state);
                 let decay = columns.take(net, state.heads);
-                let decay = Layer::decay(net, decay, kind);
+                let decay = MixerLayer::decay(net, decay, kind);
                 state.state_space(net, layer, [q, k, v], decay)
             }
-            Part::Selective { state } => {
+            MixerKind::Selective { state } => {
                 let q = columns.heads(net, 1, state.keys);
                 let k = columns.heads(net, 1, state.keys);
                 let v = columns.heads(net, 1, state.values);
@@ -152,40 +162,40 @@ impl Layer {
     }
 }
 
-impl Transformer for Layer {
+impl Transformer for MixerLayer {
     type Shared = ();
 
-    fn sizes(&self) -> &Sizes {
-        &Sizes { vocab: VOCAB, hidden: 0, layers: 1, heads: 1, kv_heads: 1, head_size: 1, context: 256 }
+    fn sizes(&self) -> &ModelSizes {
+        &ModelSizes { vocab: VOCAB, hidden: 0, layers: 1, heads: 1, kv_heads: 1, head_size: 1, context: 256 }
     }
 
-    fn frame(&self) -> Frame {
-        Frame::hugging_face(Norm::None, false)
+    fn frame(&self) -> OuterLayers {
+        OuterLayers::hugging_face(Norm::None, false)
     }
 
-    fn shared(&self, _: &mut Net) {}
+    fn shared(&self, _: &mut ModelBuilder) {}
 
-    fn embed(&self, net: &mut Net) -> ValueId {
+    fn embed(&self, net: &mut ModelBuilder) -> ValueId {
         net.embed("table", VOCAB, self.width)
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         match &self.part {
-            Part::Conv { names, taps, bias, activation } => {
+            MixerKind::Conv { names, taps, bias, activation } => {
                 let all: Vec<String> = (0..*names).map(|i| format!("conv{i}")).collect();
                 let names: Vec<&str> = all.iter().map(String::as_str).collect();
                 let conv = CausalConv { names: &names, widths: &[], taps: *taps, bias: *bias };
                 let y = conv.apply(net, layer, x);
                 activation.map_or(y, |activation| activation.apply(net, y))
             }
-            Part::Latent { latent, rope } => {
+            MixerKind::Latent { latent, rope } => {
                 let tables = rope.as_ref().map(|rope| rope.tables(net, "rope"));
-                let at = tables.as_ref().map_or(Positions::NONE, Positions::turned);
+                let at = tables.as_ref().map_or(LatentPositions::NONE, LatentPositions::turned);
                 latent.apply(net, layer, "latent", x, at)
             }
-            Part::Experts { experts, corrected } => {
+            MixerKind::Experts { experts, corrected } => {
                 let correction = corrected.then_some("correction");
-                let stored = Stored::Single { experts: "experts", parts: ["gate", "up", "down"] };
+                let stored = ExpertStorage::Single { experts: "experts", parts: ["gate", "up", "down"] };
                 let names = ExpertNames { router: "router", correction, expert_scale: None, stored };
                 experts.apply(net, x, &names)
             }
@@ -197,7 +207,7 @@ impl Transformer for Layer {
         }
     }
 
-    fn logits(&self, net: &mut Net, x: ValueId) -> ValueId {
+    fn logits(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         // A sum beside the rows, so that more than their own kernel reads them.
         let sum = net.reduce(RedOp::Sum, x, 1);
         net.concat(&[x, sum], 1)
@@ -207,20 +217,25 @@ impl Transformer for Layer {
 #[test]
 fn convolutions() {
     for seed in 0..12 {
-        let mut rng = Rng(seed);
+        let mut rng = TestRng(seed);
         let names = 1 + rng.below(3);
-        let activations = [None, Some(Activation::Silu), Some(Activation::Gelu), Some(Activation::Relu)];
-        let part = Part::Conv {
+        let activations = [
+            None,
+            Some(ActivationFunction::Silu),
+            Some(ActivationFunction::Gelu),
+            Some(ActivationFunction::Relu),
+        ];
+        let part = MixerKind::Conv {
             names,
             taps: 2 + seed as usize % 3,
             bias: names == 1 && rng.chance(2),
             activation: rng.pick(&activations),
         };
-        check(Layer::new(part), seed);
+        check(MixerLayer::new(part), seed);
     }
 }
 
-fn matrices(rng: &mut Rng) -> MatrixState {
+fn matrices(rng: &mut TestRng) -> MatrixState {
     let (groups, shared_by) = rng.pick(&[(1, 1), (2, 1), (3, 1), (1, 4), (2, 2), (2, 3)]);
     let (values, keys) = (rng.pick(&[1, 5, 8, 16, 32, 48]), rng.pick(&[2, 7, 8, 16, 24, 64]));
     MatrixState { heads: groups * shared_by, shared_by, values, keys }
@@ -229,36 +244,36 @@ fn matrices(rng: &mut Rng) -> MatrixState {
 #[test]
 fn delta_rules() {
     for seed in 0..16 {
-        let mut rng = Rng(100 + seed);
-        let decay = if rng.chance(2) { Decay::Given } else { Decay::Log };
+        let mut rng = TestRng(100 + seed);
+        let decay = if rng.chance(2) { DecayInput::Given } else { DecayInput::Log };
         // Channels decay for themselves where each head has keys of its own.
         let mut state = matrices(&mut rng);
         let per_channel = rng.chance(2);
         if per_channel {
             (state.heads, state.shared_by) = (state.heads / state.shared_by, 1);
         }
-        check(Layer::new(Part::Delta { state, per_channel, decay }), seed);
+        check(MixerLayer::new(MixerKind::Delta { state, per_channel, decay }), seed);
     }
 }
 
 #[test]
 fn state_spaces() {
     for seed in 0..10 {
-        let mut rng = Rng(200 + seed);
-        let decay = if rng.chance(2) { Decay::Given } else { Decay::Log };
+        let mut rng = TestRng(200 + seed);
+        let decay = if rng.chance(2) { DecayInput::Given } else { DecayInput::Log };
         let state = matrices(&mut rng);
-        check(Layer::new(Part::Space { state, decay }), seed);
+        check(MixerLayer::new(MixerKind::Space { state, decay }), seed);
         let state = MatrixState { heads: 1, shared_by: 1, ..state };
-        check(Layer::new(Part::Selective { state }), seed);
+        check(MixerLayer::new(MixerKind::Selective { state }), seed);
     }
 }
 
 #[test]
 fn latent_attention() {
     for seed in 0..6 {
-        let mut rng = Rng(300 + seed);
+        let mut rng = TestRng(300 + seed);
         let turned = rng.pick(&[2, 4, 8, 16]);
-        let pairs = rng.pick(&[Pairs::Half, Pairs::Interleaved]);
+        let pairs = rng.pick(&[RopePairing::Half, RopePairing::Interleaved]);
         let latent = LatentAttention {
             heads: 1 + rng.below(5),
             scale: rng.pick(&[0.2, 0.7]),
@@ -271,26 +286,26 @@ fn latent_attention() {
             split: rng.chance(3),
         };
         let rope = (!rng.chance(3)).then(|| Rope::plain(turned, 1e4, pairs));
-        check(Layer::new(Part::Latent { latent, rope }), seed);
+        check(MixerLayer::new(MixerKind::Latent { latent, rope }), seed);
     }
 }
 
 #[test]
 fn routing() {
     for seed in 0..7 {
-        let mut rng = Rng(400 + seed);
-        let groups = rng.chance(2).then(|| Groups { count: 4, chosen: 2, best: 1 + rng.below(2) });
+        let mut rng = TestRng(400 + seed);
+        let groups = rng.chance(2).then(|| ExpertGroups { count: 4, chosen: 2, best: 1 + rng.below(2) });
         let count = if groups.is_some() { rng.pick(&[8, 12, 16]) } else { 2 + rng.below(14) };
         let corrected = rng.chance(2);
-        let sigmoid = Scores::Sigmoid;
-        let routing = Routing {
+        let sigmoid = RouterScoring::Sigmoid;
+        let routing = ExpertRouter {
             count,
             // Of the groups that are chosen there are enough.
             chosen: 1 + rng.below(count / 2),
             scores: match (groups, corrected) {
                 (_, true) => sigmoid,
-                (Some(_), false) => Scores::Softmax,
-                (None, false) => rng.pick(&[sigmoid, Scores::Softmax, Scores::SoftmaxOfChosen]),
+                (Some(_), false) => RouterScoring::Softmax,
+                (None, false) => rng.pick(&[sigmoid, RouterScoring::Softmax, RouterScoring::SoftmaxOfChosen]),
             },
             bias: rng.chance(2),
             normalised: rng.chance(2),
@@ -299,14 +314,14 @@ fn routing() {
             groups,
         };
         let glu = rng.pick(&[
-            Glu::Plain(Activation::Silu),
+            Glu::Plain(ActivationFunction::Silu),
             Glu::Clamped { limit: 0.5, slope: 1.7 },
-            Glu::Ungated(Activation::ReluSquared),
+            Glu::Ungated(ActivationFunction::ReluSquared),
         ]);
         let intermediate = rng.pick(&[16, 20, 32]);
         check(
-            Layer::new(Part::Experts {
-                experts: Experts { routing, intermediate, glu, fused: false },
+            MixerLayer::new(MixerKind::Experts {
+                experts: MoeLayer { routing, intermediate, glu, fused: false },
                 corrected,
             }),
             seed,
@@ -319,10 +334,10 @@ fn routing() {
 fn levels_with_other_launches_are_one_artifact() {
     let state = MatrixState { heads: 2, shared_by: 1, values: 32, keys: 16 };
     let layers = [
-        Part::Delta { state, per_channel: false, decay: Decay::Given },
-        Part::Space { state, decay: Decay::Log },
+        MixerKind::Delta { state, per_channel: false, decay: DecayInput::Given },
+        MixerKind::Space { state, decay: DecayInput::Log },
     ];
-    for layer in layers.map(Layer::new) {
+    for layer in layers.map(MixerLayer::new) {
         let launches = levels_stay_as_they_are(&layer, &["sm_90", "sm_80", "sm_75", "sm_70"]);
         assert!(launches[0] == launches[1] && launches[2] == launches[3], "{launches:?}");
         assert!(launches[1] > launches[2], "{launches:?}: only tensor cores go in chunks");

@@ -1,37 +1,39 @@
 //! Programs as text: after every pass they read back as they were, the rest of the pipeline makes the same of them, and texts that
 //! somebody has damaged are errors, not panics.
 
-use mlcc_ir::testing::Rng;
+use mlcc_ir::testing::TestRng;
 use mlcc_ir::testing::graph::{GraphOptions, random_module};
 use mlcc_kernels::params::KernelTarget;
-use mlcc_passes::pipeline::Control;
+use mlcc_passes::pipeline::PipelineControl;
 use mlcc_passes::text::{parse_program, print_program};
 use mlcc_passes::verify::verify_program;
-use mlcc_passes::{Context, Options, PIPELINE, PassError, PieceWork, Program, QuantScheme, run_pipeline};
+use mlcc_passes::{
+    ChunkWork, LoweredProgram, PIPELINE, PassContext, PassError, PassOptions, QuantScheme, run_pipeline,
+};
 
-fn context(target: &str, quant: &str) -> Context {
+fn context(target: &str, quant: &str) -> PassContext {
     let target = mlcc_target::resolve(target).unwrap();
     // One of the cases has the flag.
     let batch_invariant = quant == "f32";
-    let level = |l: &mlcc_target::Level| {
+    let level = |l: &mlcc_target::FeatureLevel| {
         (l.name.clone(), KernelTarget { batch_invariant, ..KernelTarget::new(target.arch, l) })
     };
-    let mut options = Options::new(target.levels.iter().map(level).collect(), 4);
+    let mut options = PassOptions::new(target.levels.iter().map(level).collect(), 4);
     options.quant = QuantScheme::find(quant).unwrap().0;
-    options.pieces = Some(PieceWork { bytes: 8, dots: 8, flops: 8, times_of_cache: 64 });
-    Context::new(options)
+    options.pieces = Some(ChunkWork { bytes: 8, dots: 8, flops: 8, times_of_cache: 64 });
+    PassContext::new(options)
 }
 
 /// The texts after each pass; `None` where no kernel can do what the module wants.
 fn texts(seed: u64, target: &str, quant: &str) -> Option<Vec<(&'static str, String)>> {
     let module = random_module(seed, &GraphOptions { nodes: 14, ..GraphOptions::SMOOTH });
-    let mut program = Program::new(module);
+    let mut program = LoweredProgram::new(module);
     let mut texts = Vec::new();
-    let mut after = |pass: &mlcc_passes::Pass, program: &Program, _: usize| {
+    let mut after = |pass: &mlcc_passes::Pass, program: &LoweredProgram, _: usize| {
         verify_program(program).unwrap_or_else(|e| panic!("seed {seed}, after {}: {e}", pass.name));
         texts.push((pass.name, print_program(program)));
     };
-    let control = Control { after: Some(&mut after), ..Control::default() };
+    let control = PipelineControl { after: Some(&mut after), ..PipelineControl::default() };
     match run_pipeline(&mut program, &mut context(target, quant), control) {
         Err(PassError::Unsupported { .. }) => None,
         result => {
@@ -69,7 +71,7 @@ fn the_rest_of_the_pipeline_makes_the_same_of_a_text() {
             let (_, last) = texts.last().unwrap();
             for (pass, text) in &texts {
                 let mut program = parse_program(text).unwrap();
-                let control = Control { resume: true, ..Control::default() };
+                let control = PipelineControl { resume: true, ..PipelineControl::default() };
                 run_pipeline(&mut program, &mut context(target, quant), control).unwrap();
                 let text = print_program(&program);
                 let differing = text.lines().zip(last.lines()).find(|(got, want)| got != want);
@@ -84,7 +86,8 @@ fn a_program_cannot_stop_where_it_has_been() {
     let text = "module @m {\n}\n\nprogram after dce {\n}\n";
     let mut program = parse_program(text).unwrap();
     assert_eq!(print_program(&program), text);
-    let control = Control { resume: true, stop_after: Some("cse".into()), ..Control::default() };
+    let control =
+        PipelineControl { resume: true, stop_after: Some("cse".into()), ..PipelineControl::default() };
     let error = run_pipeline(&mut program, &mut context("x86-64-v2", "f32"), control).unwrap_err();
     assert_eq!(error, PassError::Behind { name: "cse".into(), after: "dce" });
 }
@@ -113,7 +116,7 @@ fn damaged_texts_are_errors_and_no_panics() {
         for (_, text) in &texts[behind..] {
             let whole = pieces(text);
             for seed in 0..60 {
-                let mut rng = Rng(seed + 1);
+                let mut rng = TestRng(seed + 1);
                 let mut damaged = whole.clone();
                 for _ in 0..1 + rng.below(3) {
                     let at = rng.below(damaged.len());

@@ -1,19 +1,19 @@
 //! What the user chooses and what the weight writer is told.
 
-use mlcc_ir::dim::{Dim, Sym};
+use mlcc_ir::dim::{Dim, SizeSymbol};
 use mlcc_ir::graph::FunctionKind;
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{Module, ParamRole};
-use mlcc_ir::types::{DType, Format, TensorType};
+use mlcc_ir::types::{DType, QuantFormat, TensorType};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_passes::policy::PolicyError;
-use mlcc_passes::{Context, Options, PassError, Program, QuantPolicy, QuantScheme, run_pass};
+use mlcc_passes::{LoweredProgram, PassContext, PassError, PassOptions, QuantPolicy, QuantScheme, run_pass};
 use mlcc_quant::{PackOptions, ScaleSearch};
 
 /// A linear layer for each name.
 fn module(names: &[&str]) -> Module {
     let mut b = GraphBuilder::new("m");
-    let x = TensorType::new(DType::F32, [Dim::sym(Sym::N), Dim::from(32)]);
+    let x = TensorType::new(DType::F32, [Dim::sym(SizeSymbol::N), Dim::from(32)]);
     b.function("f", FunctionKind::Entry, &[x], |b, inputs| {
         let mut layer = |name: &&str| {
             let weight = b.param(name, ParamRole::Linear, TensorType::new(DType::F32, [4, 32]));
@@ -25,13 +25,13 @@ fn module(names: &[&str]) -> Module {
     b.finish().unwrap()
 }
 
-fn context(quant: &str, policy: &str, target: &str) -> Context {
+fn context(quant: &str, policy: &str, target: &str) -> PassContext {
     let target = mlcc_target::resolve(target).unwrap();
     let levels = target.levels.iter().map(|l| (l.name.clone(), KernelTarget::new(target.arch, l)));
-    Context::new(Options {
+    PassContext::new(PassOptions {
         quant: QuantScheme::find(quant).unwrap().0,
         policy: QuantPolicy::parse(policy).unwrap(),
-        ..Options::new(levels.collect(), 16)
+        ..PassOptions::new(levels.collect(), 16)
     })
 }
 
@@ -46,11 +46,11 @@ scale_search = \"mse\"
 
 #[test]
 fn exceptions_reach_the_module_and_the_weight_writer() {
-    let mut program = Program::new(module(&["a.weight", "b.weight"]));
+    let mut program = LoweredProgram::new(module(&["a.weight", "b.weight"]));
     let mut ctx = context("q4f16", POLICY, "x86-64-v3");
     assert_eq!(run_pass("quantize", &mut program, &mut ctx), Ok(2));
     let dtypes: Vec<DType> = program.module.params.values().map(|p| p.ty.dtype).collect();
-    assert_eq!(dtypes, [DType::Packed(Format::Q4G32), DType::Packed(Format::Q8G32)]);
+    assert_eq!(dtypes, [DType::Packed(QuantFormat::Q4G32), DType::Packed(QuantFormat::Q8G32)]);
     assert_eq!(program.pack_options("a.weight"), PackOptions { scale_search: ScaleSearch::Mse });
     assert_eq!(program.pack_options("b.weight"), PackOptions::default());
     let notes: Vec<&str> = ctx.notes.iter().map(|(_, line)| line.as_str()).collect();
@@ -60,7 +60,7 @@ fn exceptions_reach_the_module_and_the_weight_writer() {
 
 #[test]
 fn a_rule_for_nothing_is_an_error() {
-    let mut program = Program::new(module(&["a.weight"]));
+    let mut program = LoweredProgram::new(module(&["a.weight"]));
     let error = run_pass("quantize", &mut program, &mut context("q4f16", POLICY, "x86-64-v3")).unwrap_err();
     assert!(matches!(error, PassError::Policy(PolicyError::NoMatch { number: 1, .. })), "{error}");
 }
@@ -70,7 +70,7 @@ fn weights_packed_with_other_options_are_not_merged() {
     let text = "[[rule]]\nmatch = \"a\"\nscale_search = \"mse\"";
     let passes = ["fuse_transpose_matmul", "quantize", "fuse_dequantize", "merge_projections", "dce"];
     for (policy, expected) in [(text, 2), ("", 1)] {
-        let mut program = Program::new(module(&["a", "b"]));
+        let mut program = LoweredProgram::new(module(&["a", "b"]));
         let mut ctx = context("q8f16_1", policy, "x86-64-v3");
         for pass in passes {
             run_pass(pass, &mut program, &mut ctx).unwrap();
@@ -83,7 +83,7 @@ fn weights_packed_with_other_options_are_not_merged() {
 fn gpus_keep_f32_activations() {
     for scheme in ["q8i8", "bf16bf16"] {
         for (target, expected) in [("x86-64-v3", 1), ("sm_80", 0)] {
-            let mut program = Program::new(module(&["a"]));
+            let mut program = LoweredProgram::new(module(&["a"]));
             let mut ctx = context(scheme, "", target);
             for pass in ["fuse_transpose_matmul", "quantize"] {
                 run_pass(pass, &mut program, &mut ctx).unwrap();

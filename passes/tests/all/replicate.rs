@@ -1,7 +1,7 @@
 //! Small kernels by every worker for itself: which ones, and what it saves.
 
-use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
-use mlcc_passes::Program;
+use mlcc_ir::step::{BufferRef, LaunchItem, MemoryBase, RepeatMode, StepItem, StepProgram};
+use mlcc_passes::LoweredProgram;
 use mlcc_passes::plan_memory::MAX_WORKERS;
 
 /// Two products with an elementwise op before each.
@@ -26,20 +26,20 @@ const MODULE: &str = "module @m {
 }
 ";
 
-fn compiled(disabled: &[&str]) -> Program {
+fn compiled(disabled: &[&str]) -> LoweredProgram {
     // Fusion would draw the elementwise ops into the products.
     crate::compiled(MODULE, "x86-64-v3", &[disabled, &["fuse"]].concat())
 }
 
-fn step<'a>(program: &'a Program, name: &str) -> &'a Step {
+fn step<'a>(program: &'a LoweredProgram, name: &str) -> &'a StepProgram {
     program.module.steps.iter().find(|s| s.name == name).unwrap()
 }
 
-fn launches(step: &Step) -> Vec<&Launch> {
+fn launches(step: &StepProgram) -> Vec<&LaunchItem> {
     step.items.iter().filter_map(StepItem::launch).collect()
 }
 
-fn barriers(step: &Step) -> usize {
+fn barriers(step: &StepProgram) -> usize {
     step.items.iter().filter(|i| matches!(i, StepItem::Barrier)).count()
 }
 
@@ -47,15 +47,15 @@ fn barriers(step: &Step) -> usize {
 fn single_rows_are_computed_by_every_worker() {
     let program = compiled(&[]);
     let decode = step(&program, "decode");
-    let repeats: Vec<Repeat> = launches(decode).iter().map(|l| l.repeat.clone()).collect();
-    assert_eq!(repeats, [Repeat::EachWorker, Repeat::Once, Repeat::EachWorker, Repeat::Once]);
+    let repeats: Vec<RepeatMode> = launches(decode).iter().map(|l| l.repeat.clone()).collect();
+    assert_eq!(repeats, [RepeatMode::EachWorker, RepeatMode::Once, RepeatMode::EachWorker, RepeatMode::Once]);
     assert_eq!(barriers(decode), 1, "what a product made is read by all workers");
     let plain = compiled(&["replicate"]);
     let plain = step(&plain, "decode");
-    assert!(launches(plain).iter().all(|l| l.repeat == Repeat::Once));
+    assert!(launches(plain).iter().all(|l| l.repeat == RepeatMode::Once));
     assert_eq!(barriers(plain), 3);
     let prefill = step(&program, "prefill");
-    assert!(launches(prefill).iter().all(|l| l.repeat == Repeat::Once), "rows are shared out");
+    assert!(launches(prefill).iter().all(|l| l.repeat == RepeatMode::Once), "rows are shared out");
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn copies_lie_apart() {
     let decode = step(&program, "decode");
     let buffers: Vec<&BufferRef> = launches(decode).into_iter().flat_map(|l| &l.buffers).collect();
     let (copies, shared): (Vec<&BufferRef>, Vec<&BufferRef>) =
-        buffers.into_iter().filter(|b| b.base == Base::Arena).partition(|b| b.per_worker > 0);
+        buffers.into_iter().filter(|b| b.base == MemoryBase::Arena).partition(|b| b.per_worker > 0);
     assert!(!copies.is_empty() && !shared.is_empty());
     let first = copies.iter().map(|b| b.offset).min().unwrap();
     assert!(shared.iter().all(|b| b.offset + b.bytes <= first));

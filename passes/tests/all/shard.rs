@@ -4,27 +4,27 @@
 
 use mlcc_interp::equivalence::random_tensor;
 use mlcc_interp::graph::{
-    GraphError, Interpreter, Piece, RankError, Ranks, States, Tamper, Tensor, param_value,
-    param_value_of_rank,
+    FaultInjector, GraphError, Interpreter, RankError, RankedModel, SequenceRows, StateValues, Tensor,
+    param_value, param_value_of_rank,
 };
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph_builder::GraphBuilder;
-use mlcc_ir::module::{Module, Param, ParamSource};
+use mlcc_ir::module::{ModelParam, Module, ParamSource};
 use mlcc_ir::ops::Op;
-use mlcc_ir::sequences::{Batching, Scope, scopes};
+use mlcc_ir::sequences::{RowBatching, RowScope, scopes};
 use mlcc_ir::text::{parse_module, print_module};
 use mlcc_ir::types::DType;
 use mlcc_ir::verify::verify_module;
 use mlcc_models::config::ModelConfig;
 use mlcc_models::transformer::{ADAPTER_SLOT, FACTOR_A, FACTOR_B};
-use mlcc_models::{AdapterSlots, Architecture, Checkpoint, EntrySpec, Logits};
-use mlcc_passes::pipeline::Control;
-use mlcc_passes::{Context, Options, PIPELINE, PassError, Program, QuantScheme, run_pipeline};
+use mlcc_models::{AdapterSlots, Architecture, Checkpoint, EntrySpec, LogitScope};
+use mlcc_passes::pipeline::PipelineControl;
+use mlcc_passes::{LoweredProgram, PIPELINE, PassContext, PassError, PassOptions, QuantScheme, run_pipeline};
 use serde_json::{Value, json};
 
 /// A family with sizes that are chosen here.
-pub(crate) struct Model {
+pub(crate) struct ShardedFamily {
     pub module: Module,
     checkpoint: Checkpoint,
     vocab: i32,
@@ -45,20 +45,20 @@ pub(crate) fn architecture(case: &str, fields: &Value) -> Architecture {
     ModelConfig::parse(case, &json).unwrap_or_else(|e| panic!("{e}")).architecture
 }
 
-impl Model {
-    pub fn new(case: &str, fields: Value) -> Model {
-        Model::with_slots(case, fields, None)
+impl ShardedFamily {
+    pub fn new(case: &str, fields: Value) -> ShardedFamily {
+        ShardedFamily::with_slots(case, fields, None)
     }
 
-    pub fn with_slots(case: &str, fields: Value, slots: Option<AdapterSlots>) -> Model {
+    pub fn with_slots(case: &str, fields: Value, slots: Option<AdapterSlots>) -> ShardedFamily {
         let architecture = architecture(case, &fields);
         let mut b = GraphBuilder::new(case);
-        let n = Dim::sym(Sym::N);
+        let n = Dim::sym(SizeSymbol::N);
         let entries = [
-            ("prefill", n.clone(), Logits::Last, Batching::Single),
-            ("decode", Dim::from(1), Logits::Last, Batching::Single),
-            ("decode_batch", n.clone(), Logits::All, Batching::OneEach),
-            ("step", n, Logits::Wanted, Batching::Ragged),
+            ("prefill", n.clone(), LogitScope::Last, RowBatching::Single),
+            ("decode", Dim::from(1), LogitScope::Last, RowBatching::Single),
+            ("decode_batch", n.clone(), LogitScope::All, RowBatching::OneEach),
+            ("step", n, LogitScope::Wanted, RowBatching::Ragged),
         ];
         for (name, n, logits, batching) in entries {
             let spec = EntrySpec {
@@ -79,26 +79,26 @@ impl Model {
             (name, shape, distribution)
         });
         let checkpoint = Checkpoint::random(7, tensors.collect()).unwrap();
-        Model { module: b.finish().unwrap(), checkpoint, vocab: architecture.vocab() as i32, slots }
+        ShardedFamily { module: b.finish().unwrap(), checkpoint, vocab: architecture.vocab() as i32, slots }
     }
 
     /// The module behind all graph passes but those in `off`.
     pub fn compiled(&self, ranks: usize, quant: &str, off: &[&str]) -> Result<Module, PassError> {
-        let mut options = Options::new(vec![], 16);
+        let mut options = PassOptions::new(vec![], 16);
         (options.quant, options.ranks) = (QuantScheme::find(quant).unwrap().0, ranks);
         Ok(self.with_notes(options, off)?.0)
     }
 
     /// The module that comes of these options, and what the passes say of it.
-    pub fn with_notes(&self, options: Options, off: &[&str]) -> Result<(Module, Vec<String>), PassError> {
-        let mut program = Program::new(self.module.clone());
-        let control = Control {
+    pub fn with_notes(&self, options: PassOptions, off: &[&str]) -> Result<(Module, Vec<String>), PassError> {
+        let mut program = LoweredProgram::new(self.module.clone());
+        let control = PipelineControl {
             disabled: off.iter().map(ToString::to_string).collect(),
             stop_after: Some("outline".into()),
             verify: true,
-            ..Control::default()
+            ..PipelineControl::default()
         };
-        let mut context = Context::new(options);
+        let mut context = PassContext::new(options);
         run_pipeline(&mut program, &mut context, control)?;
         let notes = context.notes.into_iter().filter(|(pass, _)| *pass == "shard");
         Ok((program.module, notes.map(|(_, line)| line).collect()))
@@ -124,7 +124,7 @@ impl Model {
     }
 
     /// The value of a parameter on a rank.
-    pub fn value(&self, param: &Param, rank: usize) -> Tensor {
+    pub fn value(&self, param: &ModelParam, rank: usize) -> Tensor {
         let tensor = |name: &str| self.tensor(name);
         param_value_of_rank(param, rank, &tensor).unwrap_or_else(|e| panic!("{e}"))
     }
@@ -143,13 +143,13 @@ impl Model {
         &self,
         module: &Module,
         ranks: usize,
-        tamper: Option<&Tamper<'_>>,
+        tamper: Option<&FaultInjector<'_>>,
     ) -> Result<Vec<Vec<Vec<f32>>>, RankError> {
-        let mut all = Ranks::new((0..ranks).map(|rank| (module, self.values(module, rank))).collect());
+        let mut all = RankedModel::new((0..ranks).map(|rank| (module, self.values(module, rank))).collect());
         if let Some(tamper) = tamper {
             all = all.with_tamper(tamper);
         }
-        let mut states = vec![vec![States::new(module).unwrap(); 2]; ranks];
+        let mut states = vec![vec![StateValues::new(module).unwrap(); 2]; ranks];
         if let Some(slot) = module.state(ADAPTER_SLOT) {
             for (number, states) in states.iter_mut().flat_map(|states| states.iter_mut().enumerate()) {
                 assert!(states.set(slot, Tensor::ids(&[2 - number as i32])));
@@ -162,7 +162,7 @@ impl Model {
 /// A prompt in two pieces, a token of it alone, a token of each of two sequences, and pieces of both.
 fn calls(
     interpreter: &Interpreter<'_>,
-    states: &mut [States],
+    states: &mut [StateValues],
     vocab: i32,
 ) -> Result<Vec<Vec<f32>>, GraphError> {
     let tokens = |ids: &[i32]| Tensor::ids(&ids.iter().map(|id| id % vocab).collect::<Vec<_>>());
@@ -177,7 +177,7 @@ fn calls(
     }
     let ids = [tokens(&[250, 3])];
     results.push(interpreter.run_batch(id("decode_batch"), &ids, states, &[past, 0])?);
-    let pieces = [Piece { past: past + 1, rows: 2 }, Piece { past: 1, rows: 3 }];
+    let pieces = [SequenceRows { past: past + 1, rows: 2 }, SequenceRows { past: 1, rows: 3 }];
     let inputs = [tokens(&[9, 180, 100, 11, 12]), Tensor::ids(&[1, 4, 0, 0, 0])];
     results.push(interpreter.run_pieces(id("step"), &inputs, states, &pieces, 2)?);
     Ok(results.into_iter().map(|outputs| outputs[0].to_f32()).collect())
@@ -198,13 +198,19 @@ fn exchanges_are_of_all_sequences(what: &str, module: &Module) {
         let Some(scopes) = scopes(module, f) else { continue };
         for (_, node) in f.live().filter(|(_, node)| matches!(node.op, Op::Exchange { .. })) {
             let scope = scopes[node.inputs[0].index()];
-            assert_ne!(scope, Scope::Sequence, "{what}: an exchange of @{} is of one sequence", f.name);
+            assert_ne!(scope, RowScope::Sequence, "{what}: an exchange of @{} is of one sequence", f.name);
         }
     }
 }
 
 /// Every rank gives what one rank gives, with exchanges that kernels can do. Returns the module of the last number of ranks.
-pub(crate) fn check(what: &str, model: &Model, quants: &[&str], ranks: &[usize], off: &[&str]) -> Module {
+pub(crate) fn check(
+    what: &str,
+    model: &ShardedFamily,
+    quants: &[&str],
+    ranks: &[usize],
+    off: &[&str],
+) -> Module {
     let split = check_bits(what, model, quants, ranks, off);
     exchanges_are_of_all_sequences(what, &split);
     split
@@ -212,7 +218,7 @@ pub(crate) fn check(what: &str, model: &Model, quants: &[&str], ranks: &[usize],
 
 pub(crate) fn check_bits(
     what: &str,
-    model: &Model,
+    model: &ShardedFamily,
     quants: &[&str],
     ranks: &[usize],
     off: &[&str],
@@ -237,22 +243,22 @@ pub(crate) fn check_bits(
 }
 
 /// Bytes of parameters for each rank, over those of one.
-pub(crate) fn share(model: &Model, split: &Module) -> f64 {
+pub(crate) fn share(model: &ShardedFamily, split: &Module) -> f64 {
     let elements = |module: &Module| {
-        let count = |p: &Param| p.ty.dims.iter().filter_map(Dim::as_const).product::<i64>();
+        let count = |p: &ModelParam| p.ty.dims.iter().filter_map(Dim::as_const).product::<i64>();
         module.params.values().map(count).sum::<i64>() as f64
     };
     elements(split) / elements(&model.compiled(1, "f32", &[]).unwrap())
 }
 
-pub(crate) fn llama() -> Model {
+pub(crate) fn llama() -> ShardedFamily {
     let fields =
         json!({"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 128, "head_dim": 16});
-    Model::new("llama3-gqa-tied", fields)
+    ShardedFamily::new("llama3-gqa-tied", fields)
 }
 
-pub(crate) fn rwkv7() -> Model {
-    Model::new("rwkv7-hf", json!({"head_dim": 32, "num_heads": 4}))
+pub(crate) fn rwkv7() -> ShardedFamily {
+    ShardedFamily::new("rwkv7-hf", json!({"head_dim": 32, "num_heads": 4}))
 }
 
 #[test]
@@ -272,7 +278,7 @@ fn llama_has_four_gathers_a_layer() {
 fn key_heads_fewer_than_ranks_are_on_several() {
     let fields = |key_heads: usize| json!({"num_attention_heads": 8, "num_key_value_heads": key_heads});
     for key_heads in [1, 2] {
-        let model = Model::new("llama3-gqa-tied", fields(key_heads));
+        let model = ShardedFamily::new("llama3-gqa-tied", fields(key_heads));
         let split = check("llama", &model, &["f32", "q4i8"], &[4], &[]);
         assert_eq!(exchanges(&split, "decode"), 4 * 3 + 2, "{key_heads} key heads");
     }
@@ -281,26 +287,26 @@ fn key_heads_fewer_than_ranks_are_on_several() {
 #[test]
 fn qwen3() {
     let fields = json!({"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 4});
-    let split = check("qwen3", &Model::new("embed-qwen3", fields), &["f32", "q4i8"], &[2, 4], &[]);
+    let split = check("qwen3", &ShardedFamily::new("embed-qwen3", fields), &["f32", "q4i8"], &[2, 4], &[]);
     assert_eq!(exchanges(&split, "decode"), 4 * 3 + 2);
 }
 
 #[test]
 fn rwkv4() {
-    let split = check("rwkv4", &Model::new("rwkv4-hf", json!({})), &["f32", "q4i8"], &[2, 4], &[]);
+    let split = check("rwkv4", &ShardedFamily::new("rwkv4-hf", json!({})), &["f32", "q4i8"], &[2, 4], &[]);
     assert_eq!(exchanges(&split, "decode"), 4 * 4 + 2);
 }
 
 #[test]
 fn rwkv5() {
     let fields = json!({"head_size": 16, "num_attention_heads": 4});
-    check("rwkv5", &Model::new("rwkv5-hf", fields), &["f32", "q4i8"], &[2, 4], &[]);
+    check("rwkv5", &ShardedFamily::new("rwkv5-hf", fields), &["f32", "q4i8"], &[2, 4], &[]);
 }
 
 #[test]
 fn rwkv6() {
     let fields = json!({"head_size": 16, "num_attention_heads": 4});
-    let split = check("rwkv6", &Model::new("rwkv6-hf", fields), &["f32", "q4i8"], &[2, 4], &[]);
+    let split = check("rwkv6", &ShardedFamily::new("rwkv6-hf", fields), &["f32", "q4i8"], &[2, 4], &[]);
     // Beside the usual four: the wide halves of the low-rank products that mix each token with the one before.
     assert_eq!(exchanges(&split, "decode"), 11 * 3 + 2);
 }
@@ -316,7 +322,8 @@ fn rwkv7_splits_its_states() {
 
 #[test]
 fn experts() {
-    let model = Model::new("qwen3-moe", json!({"num_key_value_heads": 4, "moe_intermediate_size": 64}));
+    let model =
+        ShardedFamily::new("qwen3-moe", json!({"num_key_value_heads": 4, "moe_intermediate_size": 64}));
     check("qwen3-moe", &model, &["f32", "q4i8"], &[2, 4], &[]);
 }
 
@@ -397,7 +404,7 @@ pub(crate) fn cases() -> Vec<String> {
 fn families() {
     let mut found = String::new();
     for case in cases() {
-        let model = Model::new(&case, json!({}));
+        let model = ShardedFamily::new(&case, json!({}));
         let outcome = match model.compiled(2, "f32", &[]) {
             Ok(_) => {
                 let split = check_bits(&case, &model, &["f32"], &[2], &[]);

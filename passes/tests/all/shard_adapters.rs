@@ -1,17 +1,17 @@
 //! Adapters in slots, of models that are split among ranks: every rank gives the bits of one.
 
-use super::shard::{Model, bits, check, exchanges};
+use super::shard::{ShardedFamily, bits, check, exchanges};
 use mlcc_models::AdapterSlots;
 use mlcc_passes::{PIPELINE, TpMode};
 use serde_json::{Value, json};
 
 const SLOTS: AdapterSlots = AdapterSlots { slots: 2, rank: 16 };
 
-fn model(case: &str, fields: Value) -> Model {
-    Model::with_slots(case, fields, Some(SLOTS))
+fn model(case: &str, fields: Value) -> ShardedFamily {
+    ShardedFamily::with_slots(case, fields, Some(SLOTS))
 }
 
-fn llama() -> Model {
+fn llama() -> ShardedFamily {
     let fields =
         json!({"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 128, "head_dim": 16});
     model("llama3-gqa-tied", fields)
@@ -28,7 +28,7 @@ fn ranks_add_their_part_of_what_an_adapter_adds() {
     assert!(factors().all(|param| param.is_adapter()));
     // A sequence that has none gives other results.
     let one = model.compiled(1, "f32", &[]).unwrap();
-    let plain = Model::new(
+    let plain = ShardedFamily::new(
         "llama3-gqa-tied",
         json!({"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 128, "head_dim": 16}),
     );
@@ -60,7 +60,7 @@ fn each_pass_off() {
 #[test]
 fn sums_over_ranks() {
     let model = llama();
-    let mut options = mlcc_passes::Options::new(vec![], 16);
+    let mut options = mlcc_passes::PassOptions::new(vec![], 16);
     (options.ranks, options.tp_mode) = (2, TpMode::Reduce);
     let split = model.with_notes(options, &[]).unwrap().0;
     let ranks = model.results(&split, 2);

@@ -1,8 +1,8 @@
 //! Models that are split among ranks whose gathers for products on 8-bit activations are codes: the bits of one rank, in fewer bytes.
 
-use super::shard::{Model, bits, exchanges, llama, rwkv7};
+use super::shard::{ShardedFamily, bits, exchanges, llama, rwkv7};
 use super::shard_sums::{options, tampered, wide};
-use mlcc_interp::graph::{ExchangeFault, Message, Tensor};
+use mlcc_interp::graph::{AllGatherFault, RankMessage, Tensor};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
@@ -13,12 +13,12 @@ use std::sync::Arc;
 
 const SEVERAL_ROWS: [&str; 3] = ["prefill", "decode_batch", "step"];
 
-fn split(model: &Model, ranks: usize, quant: &str, off: &[&str]) -> Module {
+fn split(model: &ShardedFamily, ranks: usize, quant: &str, off: &[&str]) -> Module {
     model.with_notes(options(ranks, quant, TpMode::Codes), off).unwrap_or_else(|e| panic!("{e}")).0
 }
 
 /// Every rank has the bits of one.
-fn check(what: &str, model: &Model, quant: &str, ranks: usize, off: &[&str]) -> Module {
+fn check(what: &str, model: &ShardedFamily, quant: &str, ranks: usize, off: &[&str]) -> Module {
     let one = model.compiled(1, quant, off).unwrap();
     let wanted = bits(&model.results(&one, 1)[0]);
     let split = split(model, ranks, quant, off);
@@ -87,7 +87,7 @@ fn other_families() {
         ("qwen3-moe", wide("qwen3-moe", &experts)),
         ("gemma2", wide("gemma2", &json!({}))),
         ("phi3", wide("phi3", &json!({}))),
-        ("rwkv4", Model::new("rwkv4-hf", json!({"hidden_size": 256, "attention_hidden_size": 256}))),
+        ("rwkv4", ShardedFamily::new("rwkv4-hf", json!({"hidden_size": 256, "attention_hidden_size": 256}))),
         ("rwkv7", rwkv7()),
     ];
     for (name, model) in &models {
@@ -128,21 +128,21 @@ fn what_has_no_codes_stays_as_it_is() {
 fn faults_of_codes_are_found() {
     let model = wide("llama3-gqa-tied", &json!({}));
     let split = split(&model, 2, "q4i8", &[]);
-    let codes = |m: &Message| m.part.dtype == DType::I8;
+    let codes = |m: &RankMessage| m.part.dtype == DType::I8;
     let dropped = tampered(&model, &split, &|to, m| (to != 1 || m.from != 0 || !codes(&m)).then_some(m));
-    assert!(matches!(dropped, (1, ExchangeFault::NotSent { rank: 1, other: 0, .. })), "{dropped:?}");
+    assert!(matches!(dropped, (1, AllGatherFault::NotSent { rank: 1, other: 0, .. })), "{dropped:?}");
     let short = tampered(&model, &split, &|to, m| {
         let part = Arc::new(Tensor { dims: vec![1, 1], data: vec![0.0; 1], ..(*m.part).clone() });
-        Some(if to == 1 && m.from == 0 && codes(&m) { Message { part, ..m } } else { m })
+        Some(if to == 1 && m.from == 0 && codes(&m) { RankMessage { part, ..m } } else { m })
     });
-    assert!(matches!(short, (1, ExchangeFault::Size { other: 0, .. })), "{short:?}");
+    assert!(matches!(short, (1, AllGatherFault::Size { other: 0, .. })), "{short:?}");
     // Codes or magnitudes that are others are no fault of the exchange, but the results tell.
     let wanted = model.results(&split, 2);
     for of_codes in [true, false] {
-        let wrong = |to: usize, m: Message| {
+        let wrong = |to: usize, m: RankMessage| {
             let data = m.part.data.iter().map(|x| if codes(&m) { 0.0 } else { x * 2.0 }).collect();
             let part = Arc::new(Tensor { data, ..(*m.part).clone() });
-            Some(if to == 1 && m.from == 0 && codes(&m) == of_codes { Message { part, ..m } } else { m })
+            Some(if to == 1 && m.from == 0 && codes(&m) == of_codes { RankMessage { part, ..m } } else { m })
         };
         let found = model.results_with(&split, 2, Some(&wrong)).unwrap();
         assert!(bits(&found[1]) != bits(&wanted[1]), "codes: {of_codes}");

@@ -1,21 +1,21 @@
 //! Models that are split among ranks with sums over ranks: within a tolerance of one rank, and all ranks with the same bits. What
 //! `auto` takes, and what faults of exchanges come to.
 
-use super::shard::{Model, bits, cases, exchanges, llama, rwkv7};
-use mlcc_interp::graph::{ExchangeFault, GraphError, Message, RankError, Tamper, Tensor};
+use super::shard::{ShardedFamily, bits, cases, exchanges, llama, rwkv7};
+use mlcc_interp::graph::{AllGatherFault, FaultInjector, GraphError, RankError, RankMessage, Tensor};
 use mlcc_ir::module::{Module, ParamSource};
-use mlcc_passes::{Options, PIPELINE, PassError, QuantScheme, TpMode};
+use mlcc_passes::{PIPELINE, PassError, PassOptions, QuantScheme, TpMode};
 use mlcc_target::ExchangeCost;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-pub(crate) fn options(ranks: usize, quant: &str, mode: TpMode) -> Options {
-    let mut options = Options::new(vec![], 16);
+pub(crate) fn options(ranks: usize, quant: &str, mode: TpMode) -> PassOptions {
+    let mut options = PassOptions::new(vec![], 16);
     (options.ranks, options.quant, options.tp_mode) = (ranks, QuantScheme::find(quant).unwrap().0, mode);
     options
 }
 
-fn reduced(model: &Model, ranks: usize, quant: &str) -> Module {
+fn reduced(model: &ShardedFamily, ranks: usize, quant: &str) -> Module {
     model.with_notes(options(ranks, quant, TpMode::Reduce), &[]).unwrap_or_else(|e| panic!("{e}")).0
 }
 
@@ -36,12 +36,12 @@ const F32: f32 = 2e-5;
 const CODES: f32 = 2e-2;
 
 /// All ranks have the same bits, close to those of one.
-fn check(what: &str, model: &Model, quant: &str, ranks: usize) -> Module {
+fn check(what: &str, model: &ShardedFamily, quant: &str, ranks: usize) -> Module {
     check_without(what, model, quant, ranks, &[])
 }
 
 /// The same without the passes `off`.
-fn check_without(what: &str, model: &Model, quant: &str, ranks: usize, off: &[&str]) -> Module {
+fn check_without(what: &str, model: &ShardedFamily, quant: &str, ranks: usize, off: &[&str]) -> Module {
     let one = model.compiled(1, quant, off).unwrap();
     let wanted = &model.results(&one, 1)[0];
     let split = model.with_notes(options(ranks, quant, TpMode::Reduce), off);
@@ -55,7 +55,7 @@ fn check_without(what: &str, model: &Model, quant: &str, ranks: usize, off: &[&s
 }
 
 /// Sizes whose parts have whole groups of activations for up to four ranks.
-pub(crate) fn wide(case: &str, fields: &Value) -> Model {
+pub(crate) fn wide(case: &str, fields: &Value) -> ShardedFamily {
     let mut all = json!({
         "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 128, "head_dim": 64,
         "intermediate_size": 512, "num_hidden_layers": 2
@@ -63,7 +63,7 @@ pub(crate) fn wide(case: &str, fields: &Value) -> Model {
     for (name, value) in fields.as_object().unwrap() {
         all[name] = value.clone();
     }
-    Model::new(case, all)
+    ShardedFamily::new(case, all)
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn columns_of_ranks_are_those_of_the_whole() {
 fn families(ranks: usize) -> usize {
     let mut fewer = 0;
     for case in cases() {
-        let model = Model::new(&case, json!({}));
+        let model = ShardedFamily::new(&case, json!({}));
         let Ok(gathered) = model.compiled(ranks, "f32", &[]) else { continue };
         let split = check(&case, &model, "f32", ranks);
         let [gathers, sums] = [&gathered, &split].map(|module| exchanges(module, "decode"));
@@ -163,7 +163,7 @@ fn families_on_three_ranks() {
     assert!(fewer > 3, "{fewer}");
 }
 
-fn refused(model: &Model, ranks: usize, quant: &str, mode: TpMode) -> String {
+fn refused(model: &ShardedFamily, ranks: usize, quant: &str, mode: TpMode) -> String {
     match model.with_notes(options(ranks, quant, mode), &[]) {
         Err(PassError::Shard(error)) => error.to_string(),
         Err(error) => panic!("{error}"),
@@ -172,10 +172,10 @@ fn refused(model: &Model, ranks: usize, quant: &str, mode: TpMode) -> String {
 }
 
 /// Six heads, of 96 columns that are three groups of activations.
-fn three_groups() -> Model {
+fn three_groups() -> ShardedFamily {
     let fields = json!({"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 96,
         "head_dim": 16, "intermediate_size": 192, "vocab_size": 624});
-    Model::new("llama3-gqa-tied", fields)
+    ShardedFamily::new("llama3-gqa-tied", fields)
 }
 
 /// Where a rank has less than a group of activations its codes have a scale of their own: they are others than those of one rank, but no
@@ -261,7 +261,11 @@ fn auto_takes_what_costs_less() {
 }
 
 /// The fault of a run with messages that become others.
-pub(crate) fn tampered(model: &Model, split: &Module, tamper: &Tamper<'_>) -> (usize, ExchangeFault) {
+pub(crate) fn tampered(
+    model: &ShardedFamily,
+    split: &Module,
+    tamper: &FaultInjector<'_>,
+) -> (usize, AllGatherFault) {
     match model.results_with(split, 2, Some(tamper)) {
         Err(RankError { rank, error }) => match *error {
             GraphError::Exchange { fault, .. } => (rank, *fault),
@@ -276,22 +280,22 @@ fn faults_of_exchanges_are_found() {
     let model = llama();
     let split = reduced(&model, 2, "f32");
     let dropped = tampered(&model, &split, &|to, m| (to != 1 || m.from != 0 || m.number != 3).then_some(m));
-    assert_eq!(dropped, (1, ExchangeFault::NotSent { rank: 1, number: 3, other: 0 }));
-    let swapped = tampered(&model, &split, &|_, m| Some(Message { from: 1 - m.from, ..m }));
+    assert_eq!(dropped, (1, AllGatherFault::NotSent { rank: 1, number: 3, other: 0 }));
+    let swapped = tampered(&model, &split, &|_, m| Some(RankMessage { from: 1 - m.from, ..m }));
     assert!(
-        matches!(swapped.1, ExchangeFault::Misdirected { number: 0, other: 0, from: 1, .. }),
+        matches!(swapped.1, AllGatherFault::Misdirected { number: 0, other: 0, from: 1, .. }),
         "{swapped:?}"
     );
     let short = tampered(&model, &split, &|to, m| {
         let part = Arc::new(Tensor::f32(&[1, 1], &[0.0]));
-        Some(if to == 1 && m.from == 0 && m.number == 1 { Message { part, ..m } } else { m })
+        Some(if to == 1 && m.from == 0 && m.number == 1 { RankMessage { part, ..m } } else { m })
     });
-    assert!(matches!(short, (1, ExchangeFault::Size { number: 1, other: 0, .. })), "{short:?}");
+    assert!(matches!(short, (1, AllGatherFault::Size { number: 1, other: 0, .. })), "{short:?}");
     // A term that is another is no fault of the exchange, but the results tell.
-    let wrong = |_: usize, m: Message| {
+    let wrong = |_: usize, m: RankMessage| {
         let data = m.part.data.iter().map(|x| x * 1.5).collect();
         let part = Arc::new(Tensor { data, ..(*m.part).clone() });
-        Some(if m.number == 1 { Message { part, ..m } } else { m })
+        Some(if m.number == 1 { RankMessage { part, ..m } } else { m })
     };
     let found = model.results_with(&split, 2, Some(&wrong)).unwrap();
     assert!(difference(&model.results(&split, 2)[0], &found[0]) > 1e-3);

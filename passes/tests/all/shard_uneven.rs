@@ -1,17 +1,17 @@
 //! Models whose sizes do not divide among ranks: parts overlap, and every rank still gives the bits of the whole model.
 
-use super::shard::{Model, cases, check, check_bits, exchanges, share};
+use super::shard::{ShardedFamily, cases, check, check_bits, exchanges, share};
 use mlcc_ir::module::Module;
 use mlcc_passes::{PassError, TpMode};
 use serde_json::json;
 
-fn llama(heads: usize, key_heads: usize) -> Model {
+fn llama(heads: usize, key_heads: usize) -> ShardedFamily {
     let fields = json!({"num_attention_heads": heads, "num_key_value_heads": key_heads, "hidden_size": 96, "head_dim": 16});
-    Model::new("llama3-gqa-tied", fields)
+    ShardedFamily::new("llama3-gqa-tied", fields)
 }
 
 fn cache(split: &Module) -> String {
-    let is_cache = |s: &&mlcc_ir::module::State| s.ty.rank() == 3;
+    let is_cache = |s: &&mlcc_ir::module::ModelState| s.ty.rank() == 3;
     split.states.values().find(is_cache).map(|s| s.ty.to_string()).unwrap_or_default()
 }
 
@@ -39,7 +39,7 @@ fn heads() {
 
 #[test]
 fn vocabulary() {
-    let model = Model::new("llama3-gqa-tied", json!({"vocab_size": 641}));
+    let model = ShardedFamily::new("llama3-gqa-tied", json!({"vocab_size": 641}));
     let split = check("llama", &model, &["f32", "q4i8"], &[2, 4], &[]);
     assert!(share(&model, &split) < 0.3, "{}", share(&model, &split));
     let table = split.param("model.embed_tokens.weight.part").unwrap();
@@ -49,14 +49,15 @@ fn vocabulary() {
 /// Rows of packed weights that do not divide stay in tiles.
 #[test]
 fn rows_are_whole_tiles() {
-    let model = Model::new("llama3-gqa-tied", json!({"intermediate_size": 160}));
+    let model = ShardedFamily::new("llama3-gqa-tied", json!({"intermediate_size": 160}));
     let split = check("llama", &model, &["q4i8"], &[4], &["merge_projections"]);
     let gate = split.param("model.layers.0.mlp.gate_proj.weight.part").unwrap();
     assert_eq!(split.params[gate].ty.dims[0].as_const(), Some(40));
     let split = check("llama", &model, &["q4i8"], &[3], &["merge_projections"]);
     let gate = split.param("model.layers.0.mlp.gate_proj.weight.part").unwrap();
     assert_eq!(split.params[gate].ty.dims[0].as_const(), Some(64));
-    let model = Model::new("qwen3-moe", json!({"num_key_value_heads": 4, "moe_intermediate_size": 80}));
+    let model =
+        ShardedFamily::new("qwen3-moe", json!({"num_key_value_heads": 4, "moe_intermediate_size": 80}));
     check("qwen3-moe", &model, &["f32", "q4i8"], &[2, 3], &[]);
 }
 
@@ -64,7 +65,7 @@ fn rows_are_whole_tiles() {
 #[test]
 fn sums_are_of_parts_that_divide() {
     let model = llama(6, 3);
-    let mut options = mlcc_passes::Options::new(vec![], 16);
+    let mut options = mlcc_passes::PassOptions::new(vec![], 16);
     (options.ranks, options.tp_mode) = (4, TpMode::Reduce);
     let (split, _) = model.with_notes(options, &[]).unwrap();
     // Of the two products of a pair that are sums otherwise, that behind attention is gathered.
@@ -83,7 +84,7 @@ fn sums_are_of_parts_that_divide() {
 fn families() {
     let mut others = Vec::new();
     for case in cases() {
-        let model = Model::new(&case, json!({}));
+        let model = ShardedFamily::new(&case, json!({}));
         match model.compiled(3, "f32", &[]) {
             // All of its products are so small that every rank computes them.
             Ok(split) if split.ranks() == 1 => others.push(format!("{case}: whole")),

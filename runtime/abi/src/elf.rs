@@ -51,7 +51,7 @@ impl core::error::Error for ElfError {}
 
 /// One program header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct ProgramHeader {
     pub kind: u32,
     pub flags: u32,
     pub offset: u64,
@@ -63,7 +63,7 @@ pub struct Segment {
 
 /// One section header with its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Section<'a> {
+pub struct SectionHeader<'a> {
     pub name: &'a [u8],
     pub kind: u32,
     pub flags: u64,
@@ -74,7 +74,7 @@ pub struct Section<'a> {
 
 /// A checked view of a shared object.
 #[derive(Clone, Copy, Debug)]
-pub struct Elf<'a> {
+pub struct ElfFile<'a> {
     file: &'a [u8],
     machine: u16,
     segments: &'a [u8],
@@ -100,7 +100,7 @@ fn slice<'a>(file: &'a [u8], offset: u64, bytes: u64, what: &'static str) -> Res
     range.and_then(|(from, to)| file.get(from..to)).ok_or(ElfError::Truncated(what))
 }
 
-impl<'a> Elf<'a> {
+impl<'a> ElfFile<'a> {
     /// Checks headers, segment bounds and section bounds.
     pub fn parse(file: &'a [u8]) -> Result<Self, ElfError> {
         if !file.starts_with(b"\x7fELF") {
@@ -171,8 +171,8 @@ impl<'a> Elf<'a> {
         self.names
     }
 
-    pub fn segments(&self) -> impl Iterator<Item = Segment> + use<'a> {
-        self.segments.chunks_exact(PROGRAM_HEADER_BYTES).map(|h| Segment {
+    pub fn segments(&self) -> impl Iterator<Item = ProgramHeader> + use<'a> {
+        self.segments.chunks_exact(PROGRAM_HEADER_BYTES).map(|h| ProgramHeader {
             kind: u32_at(h, 0),
             flags: u32_at(h, 4),
             offset: u64_at(h, 8),
@@ -183,12 +183,12 @@ impl<'a> Elf<'a> {
         })
     }
 
-    pub fn sections(&self) -> impl Iterator<Item = Section<'a>> + use<'a> {
+    pub fn sections(&self) -> impl Iterator<Item = SectionHeader<'a>> + use<'a> {
         let names = self.names;
         self.sections.chunks_exact(SECTION_HEADER_BYTES).map(move |h| {
             let rest = names.get(u32_at(h, 0) as usize..).unwrap_or(&[]);
             let end = rest.iter().position(|&c| c == 0).unwrap_or(rest.len());
-            Section {
+            SectionHeader {
                 name: &rest[..end],
                 kind: u32_at(h, 4),
                 flags: u64_at(h, 8),

@@ -9,17 +9,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mlcc_engine::serving::{Engine, EngineOptions, Event, Handle, ModelStep, TextRequest};
-use mlcc_engine::speculate::{MakeDrafter, Ngrams};
+use mlcc_engine::serving::{
+    CompiledModelRunner, Engine, EngineOptions, EngineRequest, RequestHandle, SequenceEvent,
+};
+use mlcc_engine::speculate::{MakeDrafter, NgramDrafter};
 use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
 use mlcc_runtime::{LoadOptions, Model};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+type ExampleResult<T> = Result<T, Box<dyn std::error::Error>>;
 
 const RUNS: usize = 3;
 const TOKENS: usize = 96;
 
-fn main() -> Outcome<()> {
+fn main() -> ExampleResult<()> {
     let mut args = std::env::args().skip(1);
     let usage = "usage: engine_steps model.so tokenizer-folder [prompt] [texts]";
     let (model, tokenizer) = (args.next().ok_or(usage)?, args.next().ok_or(usage)?);
@@ -36,9 +38,9 @@ fn engine(
     tokenizer: &Arc<Tokenizer>,
     sequences: usize,
     drafter: Option<MakeDrafter>,
-) -> Outcome<Engine> {
+) -> ExampleResult<Engine> {
     let options = EngineOptions { sequences, ..EngineOptions::default() };
-    Ok(Engine::start_drafting(ModelStep::new(model)?, Arc::clone(tokenizer), options, drafter)?)
+    Ok(Engine::start_drafting(CompiledModelRunner::new(model)?, Arc::clone(tokenizer), options, drafter)?)
 }
 
 /// Tokens without a pattern.
@@ -51,25 +53,25 @@ fn noise(seed: u64, count: usize, vocab: usize) -> Vec<TokenId> {
     (0..count).map(next).collect()
 }
 
-fn greedy(prompt: Vec<TokenId>, tokens: usize) -> TextRequest {
-    TextRequest { max_tokens: Some(tokens), ..TextRequest::new(prompt, SamplingParams::greedy()) }
+fn greedy(prompt: Vec<TokenId>, tokens: usize) -> EngineRequest {
+    EngineRequest { max_tokens: Some(tokens), ..EngineRequest::new(prompt, SamplingParams::greedy()) }
 }
 
 /// When each token came.
-fn times(handle: Handle) -> Vec<Instant> {
+fn times(handle: RequestHandle) -> Vec<Instant> {
     handle
-        .filter(|event| matches!(event, Event::Piece(p) if p.token.is_some()))
+        .filter(|event| matches!(event, SequenceEvent::Piece(p) if p.token.is_some()))
         .map(|_| Instant::now())
         .collect()
 }
 
-fn gaps(model: &Model, tokenizer: &Arc<Tokenizer>, prompt: usize, texts: usize) -> Outcome<()> {
+fn gaps(model: &Model, tokenizer: &Arc<Tokenizer>, prompt: usize, texts: usize) -> ExampleResult<()> {
     let engine = engine(model, tokenizer, texts + 1, None)?;
     let vocab = model.vocab();
     let begin = Instant::now();
     engine.launch(greedy(noise(1, prompt, vocab), 1))?.count();
     let idle = begin.elapsed();
-    let long: Vec<Handle> = (0..texts)
+    let long: Vec<RequestHandle> = (0..texts)
         .map(|text| engine.launch(greedy(noise(2 + text as u64, 16, vocab), 400)))
         .collect::<Result<_, _>>()?;
     let writers: Vec<_> = long.into_iter().map(|handle| std::thread::spawn(|| times(handle))).collect();
@@ -107,7 +109,7 @@ fn gaps(model: &Model, tokenizer: &Arc<Tokenizer>, prompt: usize, texts: usize) 
     Ok(())
 }
 
-fn drafts(model: &Model, tokenizer: &Arc<Tokenizer>) -> Outcome<()> {
+fn drafts(model: &Model, tokenizer: &Arc<Tokenizer>) -> ExampleResult<()> {
     let hot = SamplingParams {
         temperature: 2.0,
         top_k: 0,
@@ -117,12 +119,12 @@ fn drafts(model: &Model, tokenizer: &Arc<Tokenizer>) -> Outcome<()> {
         ..SamplingParams::default()
     };
     // A bias makes it the same token for ever: the best case.
-    let same = TextRequest { bias: vec![(7, 100.0)], ..greedy(noise(5, 64, model.vocab()), TOKENS) };
-    let other = TextRequest { sampling: hot, ..greedy(noise(6, 64, model.vocab()), TOKENS) };
+    let same = EngineRequest { bias: vec![(7, 100.0)], ..greedy(noise(5, 64, model.vocab()), TOKENS) };
+    let other = EngineRequest { sampling: hot, ..greedy(noise(6, 64, model.vocab()), TOKENS) };
     for (what, request) in [("repeats itself", same), ("does not", other)] {
         let (mut plain, mut drafted, mut accepted) = (Vec::new(), Vec::new(), (0, 0));
         for _ in 0..RUNS {
-            let ngrams: MakeDrafter = Box::new(|| Box::new(Ngrams));
+            let ngrams: MakeDrafter = Box::new(|| Box::new(NgramDrafter));
             for drafter in [None, Some(ngrams)] {
                 let all = if drafter.is_some() { &mut drafted } else { &mut plain };
                 let engine = engine(model, tokenizer, 1, drafter)?;

@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::ops::ControlFlow;
 
-use mlcc_engine::{Generator, Message, Request, SamplingParams, carried};
+use mlcc_engine::{ChatMessage, GenerationRequest, SamplingParams, TextGenerator, carried};
 use mlcc_runtime::{LoadOptions, Model};
 
 /// Writes at most `most` tokens to `out`, as they come.
@@ -23,15 +23,16 @@ pub fn write(
     let ids = match carried::chat_format(&model)? {
         Some(format) => {
             eos.extend(format.end_tokens(&tokenizer));
-            let text = format.render(&[Message::new("user", prompt)], true, &Default::default())?;
+            let text = format.render(&[ChatMessage::new("user", prompt)], true, &Default::default())?;
             format.encode(&tokenizer, &text)?
         }
         None => tokenizer.encode_prompt(prompt)?,
     };
     // The model's own values; `SamplingParams { temperature: 0.0, .. }` always takes the likeliest token.
     let sampling: SamplingParams = carried::sampling(&metadata)?;
-    let request = Request { max_tokens: Some(most), eos: &eos, ..Request::new(&ids, sampling) };
-    let mut generator = Generator::new(model.session()?);
+    let request =
+        GenerationRequest { max_tokens: Some(most), eos: &eos, ..GenerationRequest::new(&ids, sampling) };
+    let mut generator = TextGenerator::new(model.session()?);
     generator.generate(&tokenizer, &request, |piece| match write!(out, "{piece}") {
         Ok(()) => ControlFlow::Continue(()),
         Err(_) => ControlFlow::Break(()),

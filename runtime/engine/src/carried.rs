@@ -9,12 +9,12 @@ use thiserror::Error;
 use crate::chat::{ChatError, ChatSource, ChatTemplate};
 use crate::conversation::ChatFormat;
 use crate::family_sampling;
-use crate::generation_config::{ConfigError, GenerationConfig};
+use crate::generation_config::{GenerationConfig, GenerationConfigError};
 use crate::sampler::{SamplingOverrides, SamplingParams};
 use crate::tokenizer::{TokenId, Tokenizer, TokenizerError};
 
 #[derive(Debug, Error)]
-pub enum CarriedError {
+pub enum ArtifactTokenizerError {
     #[error(
         "{path} holds no tokenizer, because there was none beside the model when it was built: name a tokenizer file with \
          --tokenizer, here or for `mlcc build`"
@@ -25,12 +25,14 @@ pub enum CarriedError {
 }
 
 /// The tokenizer of the artifact.
-pub fn tokenizer(model: &Model) -> Result<Tokenizer, CarriedError> {
+pub fn tokenizer(model: &Model) -> Result<Tokenizer, ArtifactTokenizerError> {
     match model.tokenizer() {
         Some(section) => {
             Ok(Tokenizer::from_section(section)?.with_decoder_start(model.plan().decoder_start()))
         }
-        None => Err(CarriedError::NoTokenizer { path: model.artifact().path().display().to_string() }),
+        None => {
+            Err(ArtifactTokenizerError::NoTokenizer { path: model.artifact().path().display().to_string() })
+        }
     }
 }
 
@@ -62,7 +64,7 @@ pub fn eos_ids(metadata: &Value) -> Vec<TokenId> {
 }
 
 /// Defaults of this crate, then the model's generation_config.json or what its family is used with, from an artifact's metadata.
-pub fn sampling(metadata: &Value) -> Result<SamplingParams, ConfigError> {
+pub fn sampling(metadata: &Value) -> Result<SamplingParams, GenerationConfigError> {
     let file = match &metadata["generation_config"] {
         Value::Null => GenerationConfig::default(),
         value => GenerationConfig::from_json("generation_config.json", value.to_string().as_bytes())?,

@@ -32,7 +32,7 @@ pub use builtin::BuiltinFormat;
 pub use call_grammar::{AnswerGrammar, CallGrammar};
 pub use channels::ChannelSyntax;
 pub use guard::StopGuard;
-pub use message::{Content, Message, Value};
+pub use message::{ChatMessage, MessageContent, TemplateValue};
 pub use source::{ChatFiles, ChatSource};
 pub use syntax::{AnswerSyntax, CallSyntax, ReasoningSyntax};
 pub use tags::TagSyntax;
@@ -96,13 +96,13 @@ pub enum ChatError {
 
 /// What a template may be given beside the messages.
 #[derive(Debug, Clone, Default)]
-pub struct Extra {
+pub struct TemplateInputs {
     /// Descriptions of functions that the model may call, as the chat API takes them.
-    pub tools: Option<Value>,
+    pub tools: Option<TemplateValue>,
     /// Texts for retrieval-augmented answers.
-    pub documents: Option<Value>,
+    pub documents: Option<TemplateValue>,
     /// Further variables of the template (`enable_thinking`, ...); they win over the special tokens' names.
-    pub variables: BTreeMap<String, Value>,
+    pub variables: BTreeMap<String, TemplateValue>,
     /// Seconds since 1970 that `strftime_now` formats as they are; `None`: now, in local time.
     pub now: Option<u64>,
 }
@@ -110,13 +110,13 @@ pub struct Extra {
 /// A chat template, ready to render.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    format: Format,
+    format: TemplateKind,
     /// What messages it takes, without and with tools; found when it is first asked for.
     accepted: [OnceLock<AcceptedMessages>; 2],
 }
 
 #[derive(Debug)]
-enum Format {
+enum TemplateKind {
     Jinja(Box<JinjaTemplates>),
     Builtin(BuiltinFormat),
 }
@@ -133,10 +133,10 @@ impl ChatTemplate {
     }
 
     pub fn builtin(format: BuiltinFormat) -> ChatTemplate {
-        ChatTemplate::new(Format::Builtin(format))
+        ChatTemplate::new(TemplateKind::Builtin(format))
     }
 
-    fn new(format: Format) -> ChatTemplate {
+    fn new(format: TemplateKind) -> ChatTemplate {
         ChatTemplate { format, accepted: Default::default() }
     }
 
@@ -145,14 +145,14 @@ impl ChatTemplate {
     /// The text contains the names of control tokens; how to encode it says [`ChatTemplate::wants_prompt_template`].
     pub fn render(
         &self,
-        messages: &[Message],
+        messages: &[ChatMessage],
         add_generation_prompt: bool,
-        extra: &Extra,
+        extra: &TemplateInputs,
     ) -> Result<String, ChatError> {
         message::check_text(messages)?;
         match &self.format {
-            Format::Jinja(templates) => templates.render(messages, add_generation_prompt, extra),
-            Format::Builtin(format) => format.render(messages, add_generation_prompt),
+            TemplateKind::Jinja(templates) => templates.render(messages, add_generation_prompt, extra),
+            TemplateKind::Builtin(format) => format.render(messages, add_generation_prompt),
         }
     }
 
@@ -161,31 +161,35 @@ impl ChatTemplate {
     /// ([`crate::Tokenizer::encode`]).
     pub fn wants_prompt_template(&self) -> bool {
         match &self.format {
-            Format::Jinja(_) => false,
-            Format::Builtin(format) => format.wants_prompt_template(),
+            TemplateKind::Jinja(_) => false,
+            TemplateKind::Builtin(format) => format.wants_prompt_template(),
         }
     }
 
     /// Texts that end an answer although the model has no token for them.
     pub fn stop_texts(&self) -> &'static [&'static str] {
         match &self.format {
-            Format::Jinja(_) => &[],
-            Format::Builtin(format) => format.stop_texts(),
+            TemplateKind::Jinja(_) => &[],
+            TemplateKind::Builtin(format) => format.stop_texts(),
         }
     }
 
     /// Whether the template looks at a variable, for example `tools` or `enable_thinking`.
     pub fn uses(&self, variable: &str) -> bool {
         match &self.format {
-            Format::Jinja(templates) => templates.uses(variable),
-            Format::Builtin(_) => false,
+            TemplateKind::Jinja(templates) => templates.uses(variable),
+            TemplateKind::Builtin(_) => false,
         }
     }
 
     /// The messages in the form that the template takes: instructions as one message at the begin, or in front of the user's first
     /// text where the template has no role for them, and contents as texts or as parts. A message of a role that the template
     /// drops is an error.
-    pub fn adapted(&self, messages: &[Message], extra: &Extra) -> Result<Vec<Message>, ChatError> {
+    pub fn adapted(
+        &self,
+        messages: &[ChatMessage],
+        extra: &TemplateInputs,
+    ) -> Result<Vec<ChatMessage>, ChatError> {
         let accepted = &self.accepted[usize::from(extra.tools.is_some())];
         let accepted = match accepted.get() {
             Some(known) => *known,
@@ -200,18 +204,18 @@ impl ChatTemplate {
     /// The prompt of messages that are [adapted](Self::adapted) first.
     pub fn render_adapted(
         &self,
-        messages: &[Message],
+        messages: &[ChatMessage],
         add_generation_prompt: bool,
-        extra: &Extra,
+        extra: &TemplateInputs,
     ) -> Result<String, ChatError> {
         self.render(&self.adapted(messages, extra)?, add_generation_prompt, extra)
     }
 
     /// Whether the template has a word as an attribute or as a constant text.
-    fn has_word(&self, word: &str, extra: &Extra) -> bool {
+    fn has_word(&self, word: &str, extra: &TemplateInputs) -> bool {
         match &self.format {
-            Format::Jinja(templates) => templates.has_word(word, extra),
-            Format::Builtin(_) => false,
+            TemplateKind::Jinja(templates) => templates.has_word(word, extra),
+            TemplateKind::Builtin(_) => false,
         }
     }
 }

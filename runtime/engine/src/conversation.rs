@@ -13,14 +13,16 @@ use std::sync::atomic::AtomicBool;
 
 use thiserror::Error;
 
-use crate::chat::{AnswerGrammar, AnswerSyntax, ChatError, ChatTemplate, Extra, Message};
-use crate::generate::{FinishReason, GenerateError, Generation, Generator, Request, RewindModel};
+use crate::chat::{AnswerGrammar, AnswerSyntax, ChatError, ChatMessage, ChatTemplate, TemplateInputs};
+use crate::generate::{
+    FinishReason, GenerateError, GenerationRequest, GenerationResult, RewindModel, TextGenerator,
+};
 use crate::grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSpec};
 use crate::sampler::SamplingParams;
 use crate::speculate::Drafter;
 use crate::tokenizer::{SpecialTokens, TokenId, Tokenizer, TokenizerError};
 
-pub use file::{FileError, Restored};
+pub use file::{FileError, RestoredContext};
 
 /// States of past turns that are kept for models that cannot drop tokens.
 const CHECKPOINTS: usize = 8;
@@ -35,10 +37,15 @@ pub enum ChatFormat {
 
 impl ChatFormat {
     /// The messages as text; with `answer` it ends where the next answer begins. Roles and contents become what the template takes.
-    pub fn render(&self, messages: &[Message], answer: bool, extra: &Extra) -> Result<String, ChatError> {
+    pub fn render(
+        &self,
+        messages: &[ChatMessage],
+        answer: bool,
+        extra: &TemplateInputs,
+    ) -> Result<String, ChatError> {
         match self {
             ChatFormat::Template(template) => template.render_adapted(messages, answer, extra),
-            ChatFormat::Plain => Ok(messages.iter().map(Message::text).collect()),
+            ChatFormat::Plain => Ok(messages.iter().map(ChatMessage::text).collect()),
         }
     }
 
@@ -111,7 +118,7 @@ pub enum ConversationError {
 
 /// How one answer is made.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings<'a> {
+pub struct AnswerSettings<'a> {
     pub sampling: &'a SamplingParams,
     /// `None`: until something else ends the answer.
     pub max_tokens: Option<usize>,
@@ -134,8 +141,8 @@ pub struct AnswerForm<'a> {
 
 /// What a turn did.
 #[derive(Debug, Clone)]
-pub struct Turn {
-    pub generation: Generation,
+pub struct TurnResult {
+    pub generation: GenerationResult,
     /// Tokens of the conversation before the answer.
     pub prompt_tokens: usize,
     /// Of those, how many were in the context already.
@@ -143,21 +150,21 @@ pub struct Turn {
 }
 
 pub struct Conversation<M: RewindModel> {
-    generator: Generator<M>,
+    generator: TextGenerator<M>,
     format: ChatFormat,
     /// Tokens with which the template ends an answer.
     end_tokens: Vec<TokenId>,
-    messages: Vec<Message>,
+    messages: Vec<ChatMessage>,
     /// The text of the context's tokens; `None` when it is not known exactly.
     context_text: Option<String>,
     /// Oldest first; only for models that cannot drop tokens.
-    checkpoints: Vec<Checkpoint<M::Snapshot>>,
+    checkpoints: Vec<ContextCheckpoint<M::Snapshot>>,
     /// Tokens that were in the context when the last turn began to feed.
     turn_start: usize,
 }
 
 /// The state at the begin of a turn.
-struct Checkpoint<S> {
+struct ContextCheckpoint<S> {
     snapshot: S,
     fed: usize,
     text: String,
@@ -168,10 +175,10 @@ impl<M: RewindModel> Conversation<M> {
     pub fn new(model: M, format: ChatFormat, system: Option<&str>, tokenizer: &Tokenizer) -> Self {
         let end_tokens = format.end_tokens(tokenizer);
         Conversation {
-            generator: Generator::new(model),
+            generator: TextGenerator::new(model),
             format,
             end_tokens,
-            messages: system.map(|text| Message::new("system", text)).into_iter().collect(),
+            messages: system.map(|text| ChatMessage::new("system", text)).into_iter().collect(),
             context_text: Some(String::new()),
             checkpoints: Vec::new(),
             turn_start: 0,
@@ -183,7 +190,7 @@ impl<M: RewindModel> Conversation<M> {
         self.generator.draft_with(drafter);
     }
 
-    pub fn messages(&self) -> &[Message] {
+    pub fn messages(&self) -> &[ChatMessage] {
         &self.messages
     }
 
@@ -213,10 +220,10 @@ impl<M: RewindModel> Conversation<M> {
         &mut self,
         tokenizer: &Tokenizer,
         text: &str,
-        settings: &Settings<'_>,
+        settings: &AnswerSettings<'_>,
         on_text: impl FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<Turn, ConversationError> {
-        self.messages.push(Message::new("user", text));
+    ) -> Result<TurnResult, ConversationError> {
+        self.messages.push(ChatMessage::new("user", text));
         let turn = self.answer(tokenizer, settings, usize::MAX, on_text);
         if turn.as_ref().map_or(true, |t| t.generation.tokens.is_empty()) {
             self.messages.pop();
@@ -229,9 +236,9 @@ impl<M: RewindModel> Conversation<M> {
     pub fn regenerate(
         &mut self,
         tokenizer: &Tokenizer,
-        settings: &Settings<'_>,
+        settings: &AnswerSettings<'_>,
         on_text: impl FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<Turn, ConversationError> {
+    ) -> Result<TurnResult, ConversationError> {
         let Some(old) = self.messages.pop_if(|m| m.role == "assistant") else {
             return Err(ConversationError::NothingToRegenerate);
         };
@@ -247,11 +254,11 @@ impl<M: RewindModel> Conversation<M> {
     fn answer(
         &mut self,
         tokenizer: &Tokenizer,
-        settings: &Settings<'_>,
+        settings: &AnswerSettings<'_>,
         most_reused: usize,
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<Turn, ConversationError> {
-        let text = self.format.render(&self.messages, true, &Extra::default())?;
+    ) -> Result<TurnResult, ConversationError> {
+        let text = self.format.render(&self.messages, true, &TemplateInputs::default())?;
         let new = match self.generator.model().can_truncate() {
             _ if self.generator.model().needs_whole_prompts() => {
                 self.forget_context()?;
@@ -267,13 +274,13 @@ impl<M: RewindModel> Conversation<M> {
         let template_stops = self.format.stop_texts();
         let stop: Vec<String> =
             settings.stop.iter().cloned().chain(template_stops.iter().map(|s| s.to_string())).collect();
-        let request = Request {
+        let request = GenerationRequest {
             max_tokens: settings.max_tokens,
             eos: &eos,
             stop: &stop,
             grammar,
             cancel: settings.cancel,
-            ..Request::new(&new, settings.sampling.clone())
+            ..GenerationRequest::new(&new, settings.sampling.clone())
         };
         self.context_text = None;
         let mut answer = String::new();
@@ -302,9 +309,9 @@ impl<M: RewindModel> Conversation<M> {
         }
         self.generator.drop_unfed();
         if !generation.tokens.is_empty() {
-            self.messages.push(Message::new("assistant", answer));
+            self.messages.push(ChatMessage::new("assistant", answer));
         }
-        Ok(Turn { generation, prompt_tokens: reused_tokens + new.len(), reused_tokens })
+        Ok(TurnResult { generation, prompt_tokens: reused_tokens + new.len(), reused_tokens })
     }
 
     /// Drops what the context has beyond the begin of `text`; the tokens that are left to feed, at least one.
@@ -345,7 +352,7 @@ impl<M: RewindModel> Conversation<M> {
             if self.checkpoints.len() == CHECKPOINTS {
                 self.checkpoints.remove(0);
             }
-            self.checkpoints.push(Checkpoint { snapshot, fed, text: begin.clone() });
+            self.checkpoints.push(ContextCheckpoint { snapshot, fed, text: begin.clone() });
             return Ok(tokenizer.encode(rest)?);
         }
         while let Some(checkpoint) = self.checkpoints.last() {
@@ -373,9 +380,11 @@ impl<M: RewindModel> Conversation<M> {
 /// with it although its generation_config.json may not say so.
 fn end_tokens(template: &ChatTemplate, tokenizer: &Tokenizer) -> Vec<TokenId> {
     const ANSWER: &str = "Answer.";
-    let messages = [Message::new("user", "Question?"), Message::new("assistant", ANSWER)];
+    let messages = [ChatMessage::new("user", "Question?"), ChatMessage::new("assistant", ANSWER)];
     // A template that refuses this talk ends its answers in a way that cannot be found out here.
-    let Ok(text) = template.render_adapted(&messages, false, &Extra::default()) else { return Vec::new() };
+    let Ok(text) = template.render_adapted(&messages, false, &TemplateInputs::default()) else {
+        return Vec::new();
+    };
     let Some((_, tail)) = text.rsplit_once(ANSWER) else { return Vec::new() };
     let Ok(ids) = tokenizer.encode(tail) else { return Vec::new() };
     let blank = |id: &TokenId| {

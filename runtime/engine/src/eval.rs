@@ -13,14 +13,14 @@ use thiserror::Error;
 use crate::tokenizer::TokenId;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Protocol {
+pub struct EvalProtocol {
     pub context: usize,
     pub stride: usize,
 }
 
-impl Default for Protocol {
+impl Default for EvalProtocol {
     fn default() -> Self {
-        Protocol { context: 256, stride: 256 }
+        EvalProtocol { context: 256, stride: 256 }
     }
 }
 
@@ -54,7 +54,7 @@ pub enum EvalError {
 
 /// One piece of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window<'a> {
+pub struct EvalWindow<'a> {
     pub index: usize,
     pub tokens: &'a [TokenId],
     /// The first position in the window that is scored.
@@ -63,15 +63,15 @@ pub struct Window<'a> {
 
 /// The windows of a text, checked against the vocabulary.
 #[derive(Debug, Clone, Copy)]
-pub struct Windows<'a> {
+pub struct EvalWindows<'a> {
     tokens: &'a [TokenId],
-    protocol: Protocol,
+    protocol: EvalProtocol,
     vocab: usize,
 }
 
-impl<'a> Windows<'a> {
-    pub fn new(tokens: &'a [TokenId], protocol: Protocol, vocab: usize) -> Result<Self, EvalError> {
-        let Protocol { context, stride } = protocol;
+impl<'a> EvalWindows<'a> {
+    pub fn new(tokens: &'a [TokenId], protocol: EvalProtocol, vocab: usize) -> Result<Self, EvalError> {
+        let EvalProtocol { context, stride } = protocol;
         if context < 2 || stride < 1 || stride > context {
             return Err(EvalError::Protocol { context, stride });
         }
@@ -82,7 +82,7 @@ impl<'a> Windows<'a> {
         if let Some(position) = tokens.iter().position(strange) {
             return Err(EvalError::Token { position, id: tokens[position], vocab });
         }
-        Ok(Windows { tokens, protocol, vocab })
+        Ok(EvalWindows { tokens, protocol, vocab })
     }
 
     /// How many windows there are.
@@ -90,9 +90,9 @@ impl<'a> Windows<'a> {
         (self.tokens.len() - self.protocol.context) / self.protocol.stride + 1
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = Window<'a>> + '_ {
-        let Protocol { context, stride } = self.protocol;
-        (0..self.count()).map(move |index| Window {
+    pub fn iter(&self) -> impl Iterator<Item = EvalWindow<'a>> + '_ {
+        let EvalProtocol { context, stride } = self.protocol;
+        (0..self.count()).map(move |index| EvalWindow {
             index,
             tokens: &self.tokens[index * stride..][..context],
             first_scored: if index == 0 { 1 } else { (context - stride).max(1) },
@@ -117,14 +117,14 @@ impl Perplexity {
         self.mean_nll().exp()
     }
 
-    fn add(&mut self, row: &Row<'_>, target: TokenId) {
+    fn add(&mut self, row: &LogitRow<'_>, target: TokenId) {
         self.nll_sum -= row.log_p(target as usize);
         self.tokens_scored += 1;
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Comparison {
+pub struct ModelComparison {
     pub this: Perplexity,
     pub reference: Perplexity,
     /// Mean of KL(reference || this), in nats.
@@ -171,7 +171,7 @@ where
 
 /// Perplexity of a model. `progress` gets the result so far after each window.
 pub fn perplexity(
-    windows: &Windows<'_>,
+    windows: &EvalWindows<'_>,
     model: &mut impl WindowModel,
     mut progress: impl FnMut(&Perplexity),
 ) -> Result<Perplexity, EvalError> {
@@ -179,7 +179,7 @@ pub fn perplexity(
     for window in windows.iter() {
         let logits = run_window("the model", &window, windows.vocab, model)?;
         for position in window.first_scored..window.tokens.len() {
-            let row = Row::of("the model", &window, logits, windows.vocab, position)?;
+            let row = LogitRow::of("the model", &window, logits, windows.vocab, position)?;
             total.add(&row, window.tokens[position]);
         }
         total.windows += 1;
@@ -191,11 +191,11 @@ pub fn perplexity(
 /// Perplexity of two models and their distance. They run in turns, window by window; `progress` gets the result of
 /// `this` so far.
 pub fn compare(
-    windows: &Windows<'_>,
+    windows: &EvalWindows<'_>,
     reference: &mut impl WindowModel,
     this: &mut impl WindowModel,
     mut progress: impl FnMut(&Perplexity),
-) -> Result<Comparison, EvalError> {
+) -> Result<ModelComparison, EvalError> {
     let vocab = windows.vocab;
     let (mut ours, mut theirs) = (Perplexity::default(), Perplexity::default());
     let (mut divergence, mut kl_max, mut same) = (0.0, 0f64, 0usize);
@@ -204,8 +204,8 @@ pub fn compare(
         let found = run_window("the model", &window, vocab, this)?;
         for position in window.first_scored..window.tokens.len() {
             let target = window.tokens[position];
-            let expected = Row::of("the reference model", &window, expected, vocab, position)?;
-            let found = Row::of("the model", &window, found, vocab, position)?;
+            let expected = LogitRow::of("the reference model", &window, expected, vocab, position)?;
+            let found = LogitRow::of("the model", &window, found, vocab, position)?;
             theirs.add(&expected, target);
             ours.add(&found, target);
             let kl = kl_divergence(&expected, &found);
@@ -218,7 +218,7 @@ pub fn compare(
         progress(&ours);
     }
     let scored = ours.tokens_scored as f64;
-    Ok(Comparison {
+    Ok(ModelComparison {
         this: ours,
         reference: theirs,
         kl_divergence: divergence / scored,
@@ -229,7 +229,7 @@ pub fn compare(
 
 fn run_window<'m, M: WindowModel>(
     model: &'static str,
-    window: &Window<'_>,
+    window: &EvalWindow<'_>,
     vocab: usize,
     run: &'m mut M,
 ) -> Result<&'m [f32], EvalError> {
@@ -246,18 +246,18 @@ fn run_window<'m, M: WindowModel>(
 }
 
 /// The logits that predict one position.
-struct Row<'a> {
+struct LogitRow<'a> {
     logits: &'a [f32],
     /// ln of the sum of exp of all logits.
     log_sum: f64,
     top: usize,
 }
 
-impl<'a> Row<'a> {
+impl<'a> LogitRow<'a> {
     /// The row before `position`, as it predicts it.
     fn of(
         model: &'static str,
-        window: &Window<'_>,
+        window: &EvalWindow<'_>,
         logits: &'a [f32],
         vocab: usize,
         position: usize,
@@ -273,7 +273,7 @@ impl<'a> Row<'a> {
         let log_sum = logits.iter().map(|&logit| (f64::from(logit) - max).exp()).sum::<f64>().ln() + max;
         // NaN anywhere makes the sum NaN; infinite logits make it NaN or infinite.
         if log_sum.is_finite() {
-            Ok(Row { logits, log_sum, top })
+            Ok(LogitRow { logits, log_sum, top })
         } else {
             Err(EvalError::NotFinite { model, window: window.index, position: position - 1 })
         }
@@ -284,7 +284,7 @@ impl<'a> Row<'a> {
     }
 }
 
-fn kl_divergence(reference: &Row<'_>, this: &Row<'_>) -> f64 {
+fn kl_divergence(reference: &LogitRow<'_>, this: &LogitRow<'_>) -> f64 {
     let mut sum = 0.0;
     for id in 0..reference.logits.len() {
         let log_p = reference.log_p(id);

@@ -4,7 +4,7 @@ use crate::sampler::SamplingOverrides;
 use serde_json::Value;
 
 /// A family: `model_type`, and a field of its configuration where that is not enough.
-struct Family {
+struct FamilyDefaults {
     model_types: &'static [&'static str],
     field: Option<&'static str>,
     temperature: f32,
@@ -13,9 +13,9 @@ struct Family {
 }
 
 /// The first that fits counts.
-const FAMILIES: [Family; 3] = [
+const FAMILIES: [FamilyDefaults; 3] = [
     // The RWKV chat configuration of MLC.
-    Family {
+    FamilyDefaults {
         model_types: &["rwkv", "rwkv5", "rwkv6", "rwkv7"],
         field: None,
         temperature: 1.2,
@@ -23,7 +23,7 @@ const FAMILIES: [Family; 3] = [
         repeat_penalty: 0.996,
     },
     // `chat` in the modeling file of ChatGLM-6B.
-    Family {
+    FamilyDefaults {
         model_types: &["chatglm"],
         field: Some("position_encoding_2d"),
         temperature: 0.95,
@@ -31,12 +31,18 @@ const FAMILIES: [Family; 3] = [
         repeat_penalty: 1.0,
     },
     // `chat` in those of ChatGLM2-6B and ChatGLM3-6B.
-    Family { model_types: &["chatglm"], field: None, temperature: 0.8, top_p: 0.8, repeat_penalty: 1.0 },
+    FamilyDefaults {
+        model_types: &["chatglm"],
+        field: None,
+        temperature: 0.8,
+        top_p: 0.8,
+        repeat_penalty: 1.0,
+    },
 ];
 
 /// What the family of a model is used with. `model` is that part of an artifact's metadata: `type` and `config`.
 pub fn family_sampling(model: &Value) -> SamplingOverrides {
-    let is = |family: &&Family| {
+    let is = |family: &&FamilyDefaults| {
         let config = model.get("config");
         model.get("type").and_then(Value::as_str).is_some_and(|found| family.model_types.contains(&found))
             && family.field.is_none_or(|field| config.is_some_and(|config| config.get(field).is_some()))

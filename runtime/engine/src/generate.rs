@@ -1,10 +1,10 @@
 //! The loop from a prompt to a text.
 //!
-//! [`Generator`] feeds a [`LanguageModel`], samples, decodes to whole characters and looks for the end: a token that
+//! [`TextGenerator`] feeds a [`LanguageModel`], samples, decodes to whole characters and looks for the end: a token that
 //! ends the text, a stop string, the wished length, a full context, or a cancelled request. What it has shown is always
 //! the text of the tokens that it reports (less a stop string).
 //!
-//! A generator may go on with the same context ([`Generator::generate`] again, for the next turn of a chat). The last
+//! A generator may go on with the same context ([`TextGenerator::generate`] again, for the next turn of a chat). The last
 //! token of a text has been chosen but not fed to the model; it is fed first then, unless it is a token that ends texts.
 
 mod continuation;
@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mlcc_runtime::Likely;
+use mlcc_runtime::TokenCandidate;
 use thiserror::Error;
 
 use crate::grammar::{Grammar, GrammarError};
@@ -22,7 +22,9 @@ use crate::speculate::Drafter;
 use crate::stop::{EmptyStop, StopMatcher};
 use crate::tokenizer::{SpecialTokens, TokenId, Tokenizer};
 
-pub(crate) use continuation::{ChoiceError, Chosen, Continuation, Ends, Shown, TextOut};
+pub(crate) use continuation::{
+    EmittedToken, GenerationState, IncrementalDetokenizer, SamplerOutput, SamplingError, StopConditions,
+};
 
 /// A loaded model with its state, as the generator needs it.
 pub trait LanguageModel {
@@ -59,7 +61,7 @@ pub trait LanguageModel {
     fn decode_likeliest(
         &mut self,
         token: TokenId,
-        enough: &mut dyn FnMut(&[Likely]) -> bool,
+        enough: &mut dyn FnMut(&[TokenCandidate]) -> bool,
     ) -> Result<Option<&[f32]>, Self::Error> {
         let _ = enough;
         self.feed_drafts(&[token]).map(Some)
@@ -114,7 +116,7 @@ pub enum GenerateError {
 
 /// One text to generate.
 #[derive(Debug, Clone)]
-pub struct Request<'a> {
+pub struct GenerationRequest<'a> {
     pub prompt: &'a [TokenId],
     pub sampling: SamplingParams,
     /// `None`: until something else ends the text.
@@ -128,9 +130,17 @@ pub struct Request<'a> {
     pub cancel: Option<&'a AtomicBool>,
 }
 
-impl<'a> Request<'a> {
+impl<'a> GenerationRequest<'a> {
     pub fn new(prompt: &'a [TokenId], sampling: SamplingParams) -> Self {
-        Request { prompt, sampling, max_tokens: None, eos: &[], stop: &[], grammar: None, cancel: None }
+        GenerationRequest {
+            prompt,
+            sampling,
+            max_tokens: None,
+            eos: &[],
+            stop: &[],
+            grammar: None,
+            cancel: None,
+        }
     }
 
     fn cancelled(&self) -> bool {
@@ -144,7 +154,7 @@ pub enum FinishReason {
     Eos,
     /// A stop string, by its number in the request.
     Stop(usize),
-    /// The grammar allows nothing more ([`crate::serving::TextRequest::grammar`]).
+    /// The grammar allows nothing more ([`crate::serving::EngineRequest::grammar`]).
     Grammar,
     /// The wished number of tokens.
     Length,
@@ -152,7 +162,7 @@ pub enum FinishReason {
     Context,
     /// The flag was set, or the receiver of the text wants no more.
     Cancelled,
-    /// There was no more time for it ([`crate::serving::TextRequest::deadline`]).
+    /// There was no more time for it ([`crate::serving::EngineRequest::deadline`]).
     Deadline,
 }
 
@@ -172,7 +182,7 @@ impl FinishReason {
 
 /// What came out, besides the text.
 #[derive(Debug, Clone)]
-pub struct Generation {
+pub struct GenerationResult {
     /// All chosen tokens, with the one that ended the text.
     pub tokens: Vec<TokenId>,
     pub finish: FinishReason,
@@ -191,7 +201,7 @@ pub struct Generation {
     pub seed: u64,
 }
 
-impl Generation {
+impl GenerationResult {
     pub fn prefill_tokens_per_second(&self) -> f64 {
         rate(self.prompt_tokens, self.prefill)
     }
@@ -205,7 +215,7 @@ fn rate(count: usize, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
 }
 
-pub struct Generator<M: LanguageModel> {
+pub struct TextGenerator<M: LanguageModel> {
     model: M,
     /// The tokens fed since the last reset; the penalties of a next turn look at them too.
     fed: Vec<TokenId>,
@@ -214,10 +224,10 @@ pub struct Generator<M: LanguageModel> {
     drafter: Option<Box<dyn Drafter>>,
 }
 
-impl<M: LanguageModel> Generator<M> {
+impl<M: LanguageModel> TextGenerator<M> {
     /// `model` may have a context already (a state that was loaded).
     pub fn new(model: M) -> Self {
-        Generator { model, fed: Vec::new(), unfed: None, drafter: None }
+        TextGenerator { model, fed: Vec::new(), unfed: None, drafter: None }
     }
 
     /// Lets texts be drafted, if the model can take drafts back. They stay the same.
@@ -282,28 +292,29 @@ impl<M: LanguageModel> Generator<M> {
     /// Generates one text. `on_text` gets it piece by piece, in whole characters, and may end it.
     ///
     /// A request that is refused leaves the context as it was; after [`GenerateError::Model`] the context is
-    /// unknown: [`Generator::reset`] it.
+    /// unknown: [`TextGenerator::reset`] it.
     pub fn generate(
         &mut self,
         tokenizer: &Tokenizer,
-        request: &Request<'_>,
+        request: &GenerationRequest<'_>,
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<Generation, GenerateError> {
+    ) -> Result<GenerationResult, GenerateError> {
         let sampler = Sampler::new(request.sampling.clone(), self.model.vocab())?;
-        let text = TextOut::new(tokenizer, StopMatcher::new(request.stop)?, SpecialTokens::Skip);
+        let text =
+            IncrementalDetokenizer::new(tokenizer, StopMatcher::new(request.stop)?, SpecialTokens::Skip);
         self.check_prompt(request.prompt)?;
         let (expected, found) = (self.model.vocab(), request.grammar.as_ref().map(Grammar::vocab));
         if let Some(found) = found.filter(|&found| found != expected) {
             return Err(GrammarError::Vocabulary { expected, found }.into());
         }
         let eos = request.eos.to_vec();
-        let ends = Ends { eos, max_tokens: request.max_tokens, context: self.model.context() };
+        let ends = StopConditions { eos, max_tokens: request.max_tokens, context: self.model.context() };
         let mut fed = self.fed.len();
         let unfed = self.unfed.take();
         let mut tokens = std::mem::take(&mut self.fed);
         tokens.extend(unfed.into_iter().chain(request.prompt.iter().copied()));
         let prompt = tokens.len();
-        let mut text = Continuation::new(tokens, ends, sampler, request.grammar.clone(), text);
+        let mut text = GenerationState::new(tokens, ends, sampler, request.grammar.clone(), text);
         let mut result = self.write(&mut text, &mut fed, request, &mut on_text);
         let mut tokens = text.into_tokens();
         if let Ok(out) = &mut result {
@@ -342,12 +353,12 @@ impl<M: LanguageModel> Generator<M> {
     /// `text`.
     fn write(
         &mut self,
-        text: &mut Continuation<'_>,
+        text: &mut GenerationState<'_>,
         fed: &mut usize,
-        request: &Request<'_>,
+        request: &GenerationRequest<'_>,
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<Generation, GenerateError> {
-        let mut show = |shown: Shown<'_>| {
+    ) -> Result<GenerationResult, GenerateError> {
+        let mut show = |shown: EmittedToken<'_>| {
             if !shown.text.is_empty() {
                 on_text(shown.text)?;
             }
@@ -365,7 +376,7 @@ impl<M: LanguageModel> Generator<M> {
             decode_steps += 1;
         };
         let (drafted, accepted) = text.drafted();
-        Ok(Generation {
+        Ok(GenerationResult {
             tokens: Vec::new(),
             finish,
             prompt_tokens,
@@ -382,10 +393,10 @@ impl<M: LanguageModel> Generator<M> {
     /// Feeds the prompt and chooses the first token; how the text ends, if it does.
     fn read(
         &mut self,
-        text: &mut Continuation<'_>,
+        text: &mut GenerationState<'_>,
         fed: &mut usize,
-        request: &Request<'_>,
-        show: &mut dyn FnMut(Shown<'_>) -> ControlFlow<()>,
+        request: &GenerationRequest<'_>,
+        show: &mut dyn FnMut(EmittedToken<'_>) -> ControlFlow<()>,
     ) -> Result<Option<FinishReason>, GenerateError> {
         let (vocab, chunk) = (self.model.vocab(), self.model.chunk().max(1));
         let prompt = text.tokens().len();
@@ -406,9 +417,9 @@ impl<M: LanguageModel> Generator<M> {
     /// Feeds the last token, with drafts, and chooses what follows.
     fn decode(
         &mut self,
-        text: &mut Continuation<'_>,
+        text: &mut GenerationState<'_>,
         fed: &mut usize,
-        show: &mut dyn FnMut(Shown<'_>) -> ControlFlow<()>,
+        show: &mut dyn FnMut(EmittedToken<'_>) -> ControlFlow<()>,
     ) -> Result<Option<FinishReason>, GenerateError> {
         let (vocab, past) = (self.model.vocab(), self.model.past());
         let most = text.most_drafts(past);
@@ -417,21 +428,21 @@ impl<M: LanguageModel> Generator<M> {
         }
         let logits = match text.tokens()[*fed..] {
             [token] => {
-                let enough = &mut |likeliest: &[Likely]| text.choose_among(likeliest);
+                let enough = &mut |likeliest: &[TokenCandidate]| text.choose_among(likeliest);
                 self.model.decode_likeliest(token, enough).map(Option::unwrap_or_default)
             }
             ref tokens => self.model.feed_drafts(tokens),
         };
         let logits = logits.map_err(model_error)?;
         text.keep_drafts((logits.len() / vocab).saturating_sub(1));
-        let Chosen { end, accepted, .. } = text.take(logits, vocab, past + 1, show);
+        let SamplerOutput { end, accepted, .. } = text.take(logits, vocab, past + 1, show);
         *fed += 1 + accepted;
         self.model.take_back(past + 1 + accepted).map_err(model_error)?;
         Ok(end?)
     }
 }
 
-impl<M: RewindModel> Generator<M> {
+impl<M: RewindModel> TextGenerator<M> {
     /// Keeps the first `past` tokens of the context; the model must be able to ([`RewindModel::can_truncate`]).
     pub fn truncate(&mut self, past: usize) -> Result<(), GenerateError> {
         self.unfed = None;
@@ -453,11 +464,11 @@ impl<M: RewindModel> Generator<M> {
     }
 }
 
-impl From<ChoiceError> for GenerateError {
-    fn from(error: ChoiceError) -> Self {
+impl From<SamplingError> for GenerateError {
+    fn from(error: SamplingError) -> Self {
         match error {
-            ChoiceError::Sample(error) => error.into(),
-            ChoiceError::Grammar(error) => error.into(),
+            SamplingError::Sample(error) => error.into(),
+            SamplingError::Grammar(error) => error.into(),
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::tokenizer::TokenId;
 
 #[derive(Debug, Error)]
 #[error("{file} is not as expected: {reason}. Correct the field, or remove the file to use the defaults.")]
-pub struct ConfigError {
+pub struct GenerationConfigError {
     pub file: String,
     pub reason: String,
 }
@@ -21,7 +21,7 @@ pub struct ConfigError {
 pub struct GenerationConfig {
     pub bos_token_id: Option<TokenId>,
     #[serde(default)]
-    pub eos_token_id: OneOrMany,
+    pub eos_token_id: TokenIdList,
     pub do_sample: Option<bool>,
     pub temperature: Option<f32>,
     pub top_k: Option<u32>,
@@ -34,27 +34,27 @@ pub struct GenerationConfig {
 /// `null`, one id or a list of ids.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
-pub enum OneOrMany {
+pub enum TokenIdList {
     #[default]
     None,
     One(TokenId),
     Many(Vec<TokenId>),
 }
 
-impl OneOrMany {
+impl TokenIdList {
     pub fn as_slice(&self) -> &[TokenId] {
         match self {
-            OneOrMany::None => &[],
-            OneOrMany::One(id) => std::slice::from_ref(id),
-            OneOrMany::Many(ids) => ids,
+            TokenIdList::None => &[],
+            TokenIdList::One(id) => std::slice::from_ref(id),
+            TokenIdList::Many(ids) => ids,
         }
     }
 }
 
 impl GenerationConfig {
     /// `file` is the name that an error shows.
-    pub fn from_json(file: &str, bytes: &[u8]) -> Result<Self, ConfigError> {
-        let wrong = |reason: String| ConfigError { file: file.to_owned(), reason };
+    pub fn from_json(file: &str, bytes: &[u8]) -> Result<Self, GenerationConfigError> {
+        let wrong = |reason: String| GenerationConfigError { file: file.to_owned(), reason };
         let config: Self = serde_json::from_slice(bytes).map_err(|e| wrong(e.to_string()))?;
         let params = SamplingParams::default().with(&config.sampling());
         params.check().map_err(|e| wrong(e.to_string()))?;

@@ -33,10 +33,13 @@ pub mod text;
 pub mod texts;
 pub mod tokenizer;
 
-pub use chat::{ChatError, ChatSource, ChatTemplate, Message};
+pub use chat::{ChatError, ChatMessage, ChatSource, ChatTemplate};
 pub use conversation::{ChatFormat, Conversation};
 pub use family_sampling::family_sampling;
-pub use generate::{FinishReason, GenerateError, Generation, Generator, LanguageModel, Request, RewindModel};
+pub use generate::{
+    FinishReason, GenerateError, GenerationRequest, GenerationResult, LanguageModel, RewindModel,
+    TextGenerator,
+};
 pub use generation_config::GenerationConfig;
 pub use grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSpec};
 pub use model::{can_draft, is_batch_invariant, takes_drafts};

@@ -1,13 +1,13 @@
 //! Compiled models in the terms of this crate.
 
-use mlcc_runtime::{Error, Likely, Model, Session, Snapshot};
+use mlcc_runtime::{Error, Model, Session, SessionSnapshot, TokenCandidate};
 
 use crate::eval::WindowModel;
 use crate::generate::{LanguageModel, RewindModel};
 use crate::tokenizer::TokenId;
 
 impl RewindModel for Session {
-    type Snapshot = Snapshot;
+    type Snapshot = SessionSnapshot;
 
     fn can_truncate(&self) -> bool {
         Session::can_truncate(self)
@@ -21,11 +21,11 @@ impl RewindModel for Session {
         Session::truncate(self, past as u64)
     }
 
-    fn snapshot(&self) -> Result<Snapshot, Error> {
+    fn snapshot(&self) -> Result<SessionSnapshot, Error> {
         Session::snapshot(self)
     }
 
-    fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
+    fn restore(&mut self, snapshot: &SessionSnapshot) -> Result<(), Error> {
         Session::restore(self, snapshot)
     }
 }
@@ -106,7 +106,7 @@ impl LanguageModel for Session {
     fn decode_likeliest(
         &mut self,
         token: TokenId,
-        enough: &mut dyn FnMut(&[Likely]) -> bool,
+        enough: &mut dyn FnMut(&[TokenCandidate]) -> bool,
     ) -> Result<Option<&[f32]>, Error> {
         Session::decode_likeliest(self, token, enough)
     }

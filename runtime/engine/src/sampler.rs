@@ -30,7 +30,7 @@ pub use pcg::Pcg64;
 use crate::grammar::Grammar;
 use crate::tokenizer::TokenId;
 use dry::RepeatedText;
-use history::History;
+use history::PenaltyWindow;
 use rare::SurpriseLimit;
 
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -73,7 +73,7 @@ pub struct Sampler {
     changes: LogitChanges,
     /// Tokens chosen so far.
     chosen: usize,
-    history: History,
+    history: PenaltyWindow,
     repeated: RepeatedText,
     limit: SurpriseLimit,
     /// The logits after changes and penalties.
@@ -95,7 +95,7 @@ impl Sampler {
         params.check()?;
         changes.check(vocab)?;
         let seed = params.seed.unwrap_or_else(random_seed);
-        let history = History::new(&params, vocab);
+        let history = PenaltyWindow::new(&params, vocab);
         let top_k = bounded_top_k(&params, vocab).filter(|_| params.extra.mirostat.is_none());
         let changes_logits = params.penalizes() || params.extra.dry.is_on() || changes.apply_after(0);
         let room =

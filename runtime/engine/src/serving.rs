@@ -2,11 +2,11 @@
 //!
 //! An [`Engine`] owns a thread, and the thread owns the model. Each of its steps has the next token of every text that is
 //! being written, with pieces of waiting prompts beside them, so small that no text waits longer than a set gap ([`pace`]).
-//! Requests come in through [`Engine::launch`]; what they lead to comes out as [`Event`]s. Dropping a [`Ticket`] ends its text
+//! Requests come in through [`Engine::launch`]; what they lead to comes out as [`SequenceEvent`]s. Dropping a [`CancelGuard`] ends its text
 //! at the next step.
 //!
 //! A text depends on its request and seed, not on what runs beside it, as far as the model's logits do not (see
-//! docs/serve.md). Its tokens are chosen by the code with which [`crate::Generator`] chooses them.
+//! docs/serve.md). Its tokens are chosen by the code with which [`crate::TextGenerator`] chooses them.
 
 mod adapter;
 mod cost;
@@ -30,8 +30,13 @@ mod step;
 mod writer;
 
 pub use adapter::TextAdapter;
-pub use engine::{Engine, EngineOptions, Extras, Handle, Ticket, Warn};
-pub use files::PrefixFiles;
-pub use queue::{CacheUse, SlotInfo, Stats};
-pub use request::{Chosen, Event, Failure, Finished, LaunchError, Piece, Sink, TextRequest};
-pub use step::{CacheBlocks, Feed, Limits, ModelStep, Step, StepError, Want};
+pub use engine::{CancelGuard, Engine, EngineExtras, EngineOptions, RequestHandle, WarningSink};
+pub use files::DiskCacheOptions;
+pub use queue::{CacheUsage, EngineStats, SlotInfo};
+pub use request::{
+    EngineRequest, EventSink, LaunchError, RequestFailure, RequestSummary, SampledToken, SequenceEvent,
+    TextDelta,
+};
+pub use step::{
+    CacheBlocks, CompiledModelRunner, ModelLimits, ModelRunner, OutputRows, RunnerError, SequenceInput,
+};

@@ -5,7 +5,7 @@
 
 use serde::Deserialize;
 
-use crate::generation_config::{ConfigError, GenerationConfig};
+use crate::generation_config::{GenerationConfig, GenerationConfigError};
 use crate::tokenizer::{TokenId, Tokenizer, TokenizerKind};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -24,12 +24,12 @@ pub struct SpecialSources<'a> {
 }
 
 #[derive(Deserialize)]
-struct ModelConfig {
+struct SpecialTokenConfig {
     bos_token_id: Option<TokenId>,
     #[serde(default)]
-    eos_token_id: crate::generation_config::OneOrMany,
+    eos_token_id: crate::generation_config::TokenIdList,
     /// The text model inside of one that also takes images or sounds.
-    text_config: Option<Box<ModelConfig>>,
+    text_config: Option<Box<SpecialTokenConfig>>,
 }
 
 #[derive(Deserialize)]
@@ -55,14 +55,17 @@ impl TokenName {
 }
 
 impl SpecialIds {
-    pub fn resolve(tokenizer: &Tokenizer, sources: SpecialSources<'_>) -> Result<Self, ConfigError> {
+    pub fn resolve(
+        tokenizer: &Tokenizer,
+        sources: SpecialSources<'_>,
+    ) -> Result<Self, GenerationConfigError> {
         let mut ids = SpecialIds::default();
         if let Some(bytes) = sources.generation_config {
             let file = GenerationConfig::from_json("generation_config.json", bytes)?;
             ids.fill(file.bos_token_id, file.eos_token_id.as_slice());
         }
         if let Some(bytes) = sources.config {
-            let file: ModelConfig = parse("config.json", &mlcc_files::json::without_infinity(bytes))?;
+            let file: SpecialTokenConfig = parse("config.json", &mlcc_files::json::without_infinity(bytes))?;
             ids.fill(file.bos_token_id, file.eos_token_id.as_slice());
             if let Some(text) = file.text_config {
                 ids.fill(text.bos_token_id, text.eos_token_id.as_slice());
@@ -87,6 +90,7 @@ impl SpecialIds {
     }
 }
 
-fn parse<'a, T: Deserialize<'a>>(file: &str, bytes: &'a [u8]) -> Result<T, ConfigError> {
-    serde_json::from_slice(bytes).map_err(|e| ConfigError { file: file.to_owned(), reason: e.to_string() })
+fn parse<'a, T: Deserialize<'a>>(file: &str, bytes: &'a [u8]) -> Result<T, GenerationConfigError> {
+    serde_json::from_slice(bytes)
+        .map_err(|e| GenerationConfigError { file: file.to_owned(), reason: e.to_string() })
 }

@@ -3,7 +3,7 @@
 //! A draft never changes a text: from the logits behind each of its tokens the sampler chooses as always, and the draft counts as long
 //! as it is what was chosen. A step with a few drafts takes little longer than one without, as it reads the weights once.
 //!
-//! [`Ngrams`] guesses that what has followed the last words before will follow them again (prompt lookup decoding, Saxena 2023);
+//! [`NgramDrafter`] guesses that what has followed the last words before will follow them again (prompt lookup decoding, Saxena 2023);
 //! [`DraftModel`] asks a smaller model.
 
 mod model;
@@ -29,12 +29,12 @@ pub type MakeDrafter = Box<dyn FnOnce() -> Box<dyn Drafter> + Send>;
 
 /// Finds what has followed before. Keeps nothing.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Ngrams;
+pub struct NgramDrafter;
 
 /// Tokens that must be the same for a guess, and beyond which more of them make none better.
 const NGRAM: Range<usize> = 3..8;
 
-impl Drafter for Ngrams {
+impl Drafter for NgramDrafter {
     fn draft(&mut self, _text: usize, tokens: &mut Vec<TokenId>, most: usize) {
         let Some(from) = last_occurrence(tokens) else { return };
         // What is repeated may go on in the draft itself.
@@ -66,7 +66,7 @@ fn last_occurrence(tokens: &[TokenId]) -> Option<usize> {
 
 /// How much to draft of one text, by what became of its drafts: where they fail, the next one comes after a pause that doubles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Guess {
+pub struct DraftLengthTuner {
     length: usize,
     /// Tokens before the next draft.
     pause: usize,
@@ -78,13 +78,13 @@ const FIRST: usize = 3;
 const LONGEST: usize = CHEAP_ROWS - 1;
 const PAUSE: usize = 8;
 
-impl Default for Guess {
+impl Default for DraftLengthTuner {
     fn default() -> Self {
-        Guess { length: FIRST, pause: 0, failures: 0 }
+        DraftLengthTuner { length: FIRST, pause: 0, failures: 0 }
     }
 }
 
-impl Guess {
+impl DraftLengthTuner {
     /// Most tokens of a draft now.
     pub fn most(&self) -> usize {
         if self.pause == 0 { self.length } else { 0 }
@@ -110,7 +110,7 @@ mod tests {
 
     fn drafted(tokens: &[TokenId], most: usize) -> Vec<TokenId> {
         let mut all = tokens.to_vec();
-        Ngrams.draft(0, &mut all, most);
+        NgramDrafter.draft(0, &mut all, most);
         all.split_off(tokens.len())
     }
 
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn drafts_that_fail_become_rare() {
-        let mut guess = Guess::default();
+        let mut guess = DraftLengthTuner::default();
         let mut tried = 0;
         for _ in 0..1000 {
             let drafted = guess.most();

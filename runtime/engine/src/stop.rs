@@ -28,7 +28,7 @@ pub struct StopMatcher {
 
 /// What one piece leads to.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Passed<'a> {
+pub struct StopCheck<'a> {
     /// Text that is safe to show (maybe none).
     pub text: &'a str,
     /// The stop string that ended the text, by its number; nothing may follow.
@@ -49,7 +49,7 @@ impl StopMatcher {
         Ok(StopMatcher { guard, ..StopMatcher::new(stops)? })
     }
 
-    pub fn push(&mut self, piece: &str) -> Passed<'_> {
+    pub fn push(&mut self, piece: &str) -> StopCheck<'_> {
         self.held.drain(..self.given);
         self.free -= self.given.min(self.free);
         self.given = 0;
@@ -63,10 +63,10 @@ impl StopMatcher {
         if let Some((start, index)) = found {
             self.held.truncate(start);
             self.given = start;
-            return Passed { text: &self.held, stop: Some(index) };
+            return StopCheck { text: &self.held, stop: Some(index) };
         }
         self.given = self.held.len() - self.open_suffix();
-        Passed { text: &self.held[..self.given], stop: None }
+        StopCheck { text: &self.held[..self.given], stop: None }
     }
 
     fn push_guarded(&mut self, mut guard: Box<StopGuard>, piece: &str) -> Option<(usize, usize)> {
@@ -144,12 +144,12 @@ mod tests {
     #[test]
     fn holds_back_what_may_be_a_stop() {
         let mut m = matcher(&["\nUser:"]);
-        assert_eq!(m.push("Hello\n"), Passed { text: "Hello", stop: None });
-        assert_eq!(m.push("Us"), Passed { text: "", stop: None });
-        assert_eq!(m.push("eful\nUser"), Passed { text: "\nUseful", stop: None });
-        assert_eq!(m.push(": hi"), Passed { text: "", stop: Some(0) });
+        assert_eq!(m.push("Hello\n"), StopCheck { text: "Hello", stop: None });
+        assert_eq!(m.push("Us"), StopCheck { text: "", stop: None });
+        assert_eq!(m.push("eful\nUser"), StopCheck { text: "\nUseful", stop: None });
+        assert_eq!(m.push(": hi"), StopCheck { text: "", stop: Some(0) });
         let mut m = matcher(&["\nUser:"]);
-        assert_eq!(m.push("a\nUse"), Passed { text: "a", stop: None });
+        assert_eq!(m.push("a\nUse"), StopCheck { text: "a", stop: None });
         assert_eq!(m.finish(), "\nUse");
         assert_eq!(m.finish(), "");
     }

@@ -1,13 +1,13 @@
 //! Texts to vectors: embeddings, and scores of pairs of texts for rerankers.
 
-use mlcc_runtime::{Error, Model, Texts};
+use mlcc_runtime::{Error, Model, TextEmbedder};
 use serde_json::Value;
 
 use crate::chat::{ChatError, ChatTemplate};
 use crate::tokenizer::{TokenId, Tokenizer, TokenizerError};
 
 #[derive(Debug, thiserror::Error)]
-pub enum TextError {
+pub enum EmbeddingError {
     #[error(transparent)]
     Runtime(#[from] Error),
     #[error("text {index}: {source}")]
@@ -42,24 +42,24 @@ pub enum TextError {
 
 /// What a model of texts is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum PoolingTask {
     Embedding,
     Scores,
 }
 
 /// A loaded model of texts with its tokenizer.
-pub struct TextModel {
-    texts: Texts,
+pub struct EmbeddingModel {
+    texts: TextEmbedder,
     tokenizer: Tokenizer,
-    purpose: Purpose,
-    pairs: Pairs,
+    purpose: PoolingTask,
+    pairs: PairFormat,
     /// By name, in the order of the checkpoint's file.
     prompts: Vec<(String, String)>,
     default_prompt: Option<String>,
 }
 
 /// How a query and a document become one input.
-enum Pairs {
+enum PairFormat {
     /// By the tokenizer's template for pairs. The model has so many types of tokens.
     Tokenizer {
         types: usize,
@@ -70,23 +70,23 @@ enum Pairs {
     },
 }
 
-impl Pairs {
-    fn of(model: &Model, purpose: Purpose, about: &Value) -> Result<Pairs, TextError> {
-        if purpose == Purpose::Scores
+impl PairFormat {
+    fn of(model: &Model, purpose: PoolingTask, about: &Value) -> Result<PairFormat, EmbeddingError> {
+        if purpose == PoolingTask::Scores
             && let Some(section) = model.chat()
         {
-            let template = ChatTemplate::from_section(section).map_err(TextError::Template)?;
+            let template = ChatTemplate::from_section(section).map_err(EmbeddingError::Template)?;
             let opens_answer = about["opens_answer"] == true;
-            return Ok(Pairs::Chat { template: Box::new(template), opens_answer });
+            return Ok(PairFormat::Chat { template: Box::new(template), opens_answer });
         }
         let types = about["token_types"].as_u64().and_then(|types| usize::try_from(types).ok());
-        Ok(Pairs::Tokenizer { types: types.unwrap_or(1).max(1) })
+        Ok(PairFormat::Tokenizer { types: types.unwrap_or(1).max(1) })
     }
 }
 
 /// What is asked for with texts that are to be embedded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Embed<'a> {
+pub struct EmbedOptions<'a> {
     /// Name of the prompt that is put before each; `None`: the model's default, if it has one.
     pub prompt: Option<&'a str>,
     /// This text in place of a prompt of the model.
@@ -97,37 +97,37 @@ pub struct Embed<'a> {
 
 /// Vectors of equal width.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Vectors {
+pub struct EmbeddingVectors {
     pub dim: usize,
     pub values: Vec<f32>,
     /// Tokens that were read.
     pub tokens: usize,
 }
 
-impl Vectors {
+impl EmbeddingVectors {
     pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
         self.values.chunks_exact(self.dim)
     }
 }
 
-impl TextModel {
-    pub fn new(model: &Model, tokenizer: Tokenizer) -> Result<TextModel, TextError> {
+impl EmbeddingModel {
+    pub fn new(model: &Model, tokenizer: Tokenizer) -> Result<EmbeddingModel, EmbeddingError> {
         let texts = model.texts()?;
         let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
         let about = &metadata["texts"];
-        let purpose = if about["purpose"] == "scores" { Purpose::Scores } else { Purpose::Embedding };
-        let pairs = Pairs::of(model, purpose, about)?;
+        let purpose = if about["purpose"] == "scores" { PoolingTask::Scores } else { PoolingTask::Embedding };
+        let pairs = PairFormat::of(model, purpose, about)?;
         let named = about["prompts"].as_object().into_iter().flatten();
         let prompts = named.filter_map(|(name, text)| Some((name.clone(), text.as_str()?.to_string())));
         let default_prompt = about["default_prompt"].as_str().map(str::to_string);
-        Ok(TextModel { texts, tokenizer, purpose, pairs, prompts: prompts.collect(), default_prompt })
+        Ok(EmbeddingModel { texts, tokenizer, purpose, pairs, prompts: prompts.collect(), default_prompt })
     }
 
     pub fn model(&self) -> &Model {
         self.texts.model()
     }
 
-    pub fn purpose(&self) -> Purpose {
+    pub fn purpose(&self) -> PoolingTask {
         self.purpose
     }
 
@@ -136,90 +136,98 @@ impl TextModel {
     }
 
     /// The vectors of `texts`, in their order.
-    pub fn embed(&mut self, texts: &[&str], how: &Embed<'_>) -> Result<Vectors, TextError> {
+    pub fn embed(
+        &mut self,
+        texts: &[&str],
+        how: &EmbedOptions<'_>,
+    ) -> Result<EmbeddingVectors, EmbeddingError> {
         let dim = self.dim(how)?;
         let prompt = self.prompt(how)?.to_string();
         let mut ids = Vec::with_capacity(texts.len());
         for (index, text) in texts.iter().enumerate() {
             if text.trim().is_empty() {
-                return Err(TextError::Empty { index });
+                return Err(EmbeddingError::Empty { index });
             }
             let with_prompt = format!("{prompt}{text}");
             let tokens = self.tokenizer.encode_prompt(&with_prompt);
-            ids.push(tokens.map_err(|source| TextError::Tokenizer { index, source })?);
+            ids.push(tokens.map_err(|source| EmbeddingError::Tokenizer { index, source })?);
         }
         self.vectors(&ids, dim)
     }
 
     /// Numbers of a vector that are asked for.
-    fn dim(&self, how: &Embed<'_>) -> Result<usize, TextError> {
-        if self.purpose != Purpose::Embedding {
-            return Err(TextError::NoEmbeddings);
+    fn dim(&self, how: &EmbedOptions<'_>) -> Result<usize, EmbeddingError> {
+        if self.purpose != PoolingTask::Embedding {
+            return Err(EmbeddingError::NoEmbeddings);
         }
         let width = self.texts.model().text_width();
         match how.dim.unwrap_or(width) {
             dim if (1..=width).contains(&dim) => Ok(dim),
-            dim => Err(TextError::Dim { dim, width }),
+            dim => Err(EmbeddingError::Dim { dim, width }),
         }
     }
 
-    fn vectors(&mut self, ids: &[Vec<TokenId>], dim: usize) -> Result<Vectors, TextError> {
+    fn vectors(&mut self, ids: &[Vec<TokenId>], dim: usize) -> Result<EmbeddingVectors, EmbeddingError> {
         let (width, tokens) = (self.texts.model().text_width(), ids.iter().map(Vec::len).sum());
         let vectors = self.run(ids)?;
         let values = match dim == width {
             true => vectors.to_vec(),
             false => vectors.chunks_exact(width).flat_map(|vector| of_length_one(&vector[..dim])).collect(),
         };
-        Ok(Vectors { dim, values, tokens })
+        Ok(EmbeddingVectors { dim, values, tokens })
     }
 
     /// The vectors of texts that are token ids already, with the special tokens that the model wants.
-    pub fn embed_ids(&mut self, texts: &[Vec<TokenId>], how: &Embed<'_>) -> Result<Vectors, TextError> {
+    pub fn embed_ids(
+        &mut self,
+        texts: &[Vec<TokenId>],
+        how: &EmbedOptions<'_>,
+    ) -> Result<EmbeddingVectors, EmbeddingError> {
         let dim = self.dim(how)?;
         // Numbers beyond the vocabulary are tokens of other types, which a text alone has none of.
-        let types = if let Pairs::Tokenizer { types } = self.pairs { types } else { 1 };
+        let types = if let PairFormat::Tokenizer { types } = self.pairs { types } else { 1 };
         let vocab = self.texts.model().vocab() / types;
         for (index, ids) in texts.iter().enumerate() {
             if let Some(&found) = ids.iter().find(|&&id| id as usize >= vocab) {
-                return Err(TextError::TokenId { index, found, vocab });
+                return Err(EmbeddingError::TokenId { index, found, vocab });
             }
         }
         self.vectors(texts, dim)
     }
 
     /// How well each of `documents` answers `query`: a number that has no bounds, larger is better.
-    pub fn rerank(&mut self, query: &str, documents: &[&str]) -> Result<Vec<f32>, TextError> {
+    pub fn rerank(&mut self, query: &str, documents: &[&str]) -> Result<Vec<f32>, EmbeddingError> {
         self.rerank_as(None, query, documents)
     }
 
-    /// The same by what `instruct` says of what a document is to be; only where [`TextModel::takes_instructions`].
+    /// The same by what `instruct` says of what a document is to be; only where [`EmbeddingModel::takes_instructions`].
     pub fn rerank_as(
         &mut self,
         instruct: Option<&str>,
         query: &str,
         documents: &[&str],
-    ) -> Result<Vec<f32>, TextError> {
+    ) -> Result<Vec<f32>, EmbeddingError> {
         let found = self.texts.model().text_width();
         let what = match self.purpose {
-            Purpose::Embedding => "this is a model of embeddings",
-            Purpose::Scores => "this is a classifier",
+            PoolingTask::Embedding => "this is a model of embeddings",
+            PoolingTask::Scores => "this is a classifier",
         };
-        if self.purpose != Purpose::Scores || found != 1 {
-            return Err(TextError::NoReranker { what, found });
+        if self.purpose != PoolingTask::Scores || found != 1 {
+            return Err(EmbeddingError::NoReranker { what, found });
         }
         let mut ids = Vec::with_capacity(documents.len());
         for (index, document) in documents.iter().enumerate() {
             if document.trim().is_empty() || query.trim().is_empty() {
-                return Err(TextError::Empty { index });
+                return Err(EmbeddingError::Empty { index });
             }
             ids.push(self.pair(instruct, query, document, index)?);
         }
         Ok(self.run(&ids)?.to_vec())
     }
 
-    /// Whether [`TextModel::rerank_as`] can be given an instruction.
+    /// Whether [`EmbeddingModel::rerank_as`] can be given an instruction.
     pub fn takes_instructions(&self) -> bool {
-        matches!(self.pairs, Pairs::Chat { .. })
+        matches!(self.pairs, PairFormat::Chat { .. })
     }
 
     /// The input for document number `index`.
@@ -229,28 +237,28 @@ impl TextModel {
         query: &str,
         document: &str,
         index: usize,
-    ) -> Result<Vec<TokenId>, TextError> {
-        let failed = |source| TextError::Tokenizer { index, source };
+    ) -> Result<Vec<TokenId>, EmbeddingError> {
+        let failed = |source| EmbeddingError::Tokenizer { index, source };
         let types = match &self.pairs {
-            Pairs::Chat { template, opens_answer } => {
+            PairFormat::Chat { template, opens_answer } => {
                 let instruct = match instruct {
                     Some(instruct) => Some(instruct),
-                    None => Some(self.prompt(&Embed::default())?).filter(|prompt| !prompt.is_empty()),
+                    None => Some(self.prompt(&EmbedOptions::default())?).filter(|prompt| !prompt.is_empty()),
                 };
                 let text = template
                     .render_pair(instruct, query, document, *opens_answer)
-                    .map_err(|source| TextError::Chat { index, source })?;
+                    .map_err(|source| EmbeddingError::Chat { index, source })?;
                 return self.tokenizer.encode(&text).map_err(failed);
             }
-            Pairs::Tokenizer { .. } if instruct.is_some() => return Err(TextError::NoInstruction),
-            Pairs::Tokenizer { types } => *types,
+            PairFormat::Tokenizer { .. } if instruct.is_some() => return Err(EmbeddingError::NoInstruction),
+            PairFormat::Tokenizer { types } => *types,
         };
         let (mut ids, kinds) = self.tokenizer.encode_pair(query, document).map_err(failed)?;
         if types > 1 {
             let vocab = self.texts.model().vocab() / types;
             for (id, &found) in ids.iter_mut().zip(&kinds) {
                 if found as usize >= types {
-                    return Err(TextError::TokenType { index, found, types });
+                    return Err(EmbeddingError::TokenType { index, found, types });
                 }
                 // Below the vocabulary times the types, which is an `i32`.
                 *id += (found as usize * vocab) as TokenId;
@@ -259,12 +267,12 @@ impl TextModel {
         Ok(ids)
     }
 
-    fn run(&mut self, ids: &[Vec<TokenId>]) -> Result<&[f32], TextError> {
+    fn run(&mut self, ids: &[Vec<TokenId>]) -> Result<&[f32], EmbeddingError> {
         let ids: Vec<&[TokenId]> = ids.iter().map(Vec::as_slice).collect();
         Ok(self.texts.run(&ids)?)
     }
 
-    fn prompt<'a>(&'a self, how: &Embed<'a>) -> Result<&'a str, TextError> {
+    fn prompt<'a>(&'a self, how: &EmbedOptions<'a>) -> Result<&'a str, EmbeddingError> {
         if let Some(text) = how.prompt_text {
             return Ok(text);
         }
@@ -273,7 +281,7 @@ impl TextModel {
         found.map(|(_, text)| text.as_str()).ok_or_else(|| {
             let names: Vec<&str> = self.prompts.iter().map(|(name, _)| name.as_str()).collect();
             let known = if names.is_empty() { "none".to_string() } else { names.join(", ") };
-            TextError::UnknownPrompt { name: name.to_string(), known }
+            EmbeddingError::UnknownPrompt { name: name.to_string(), known }
         })
     }
 }

@@ -24,13 +24,13 @@ mod world;
 
 use thiserror::Error;
 
-pub use added::{Added, Extras};
+pub use added::{AddedToken, TokenizerExtras};
 pub use file::{TokenizerFile, TokenizerKind};
 pub use gguf::GgufVocabulary;
 pub use hf::HfTokenizer;
 pub use sentencepiece::SentencePieceTokenizer;
 pub use stream::{DecodeStream, Utf8Stream};
-pub use tiktoken::{Pattern, TiktokenTokenizer};
+pub use tiktoken::{TiktokenPattern, TiktokenTokenizer};
 pub use world::WorldTokenizer;
 
 use table::{EntryKind, TokenTable};
@@ -155,12 +155,12 @@ fn brief(text: &str) -> String {
 }
 
 pub struct Tokenizer {
-    scheme: Scheme,
+    scheme: TokenizerScheme,
     /// Put after what [`Tokenizer::encode_prompt`] gives: see [`Tokenizer::with_decoder_start`].
     decoder_start: Option<TokenId>,
 }
 
-enum Scheme {
+enum TokenizerScheme {
     Hf(Box<HfTokenizer>),
     RwkvWorld(WorldTokenizer),
     SentencePiece(Box<SentencePieceTokenizer>),
@@ -176,19 +176,19 @@ impl std::fmt::Debug for Tokenizer {
 impl Tokenizer {
     /// From the content of a tokenizer file that needs nothing beside it.
     pub fn from_bytes(kind: TokenizerKind, bytes: &[u8]) -> Result<Self, TokenizerError> {
-        Tokenizer::new(kind, bytes, Extras::default())
+        Tokenizer::new(kind, bytes, TokenizerExtras::default())
     }
 
     /// From the content of a tokenizer file and what the files beside it say.
-    pub fn new(kind: TokenizerKind, bytes: &[u8], extras: Extras) -> Result<Self, TokenizerError> {
+    pub fn new(kind: TokenizerKind, bytes: &[u8], extras: TokenizerExtras) -> Result<Self, TokenizerError> {
         let scheme = match kind {
-            TokenizerKind::HfJson => Scheme::Hf(Box::new(HfTokenizer::from_bytes(bytes)?)),
-            TokenizerKind::RwkvWorld => Scheme::RwkvWorld(WorldTokenizer::from_bytes(bytes)?),
+            TokenizerKind::HfJson => TokenizerScheme::Hf(Box::new(HfTokenizer::from_bytes(bytes)?)),
+            TokenizerKind::RwkvWorld => TokenizerScheme::RwkvWorld(WorldTokenizer::from_bytes(bytes)?),
             TokenizerKind::SentencePiece => {
-                Scheme::SentencePiece(Box::new(SentencePieceTokenizer::from_bytes(bytes, extras)?))
+                TokenizerScheme::SentencePiece(Box::new(SentencePieceTokenizer::from_bytes(bytes, extras)?))
             }
             TokenizerKind::Tiktoken => {
-                Scheme::Tiktoken(Box::new(TiktokenTokenizer::from_bytes(bytes, extras)?))
+                TokenizerScheme::Tiktoken(Box::new(TiktokenTokenizer::from_bytes(bytes, extras)?))
             }
         };
         Ok(Tokenizer { scheme, decoder_start: None })
@@ -206,20 +206,20 @@ impl Tokenizer {
 
     pub fn kind(&self) -> TokenizerKind {
         match &self.scheme {
-            Scheme::Hf(_) => TokenizerKind::HfJson,
-            Scheme::RwkvWorld(_) => TokenizerKind::RwkvWorld,
-            Scheme::SentencePiece(_) => TokenizerKind::SentencePiece,
-            Scheme::Tiktoken(_) => TokenizerKind::Tiktoken,
+            TokenizerScheme::Hf(_) => TokenizerKind::HfJson,
+            TokenizerScheme::RwkvWorld(_) => TokenizerKind::RwkvWorld,
+            TokenizerScheme::SentencePiece(_) => TokenizerKind::SentencePiece,
+            TokenizerScheme::Tiktoken(_) => TokenizerKind::Tiktoken,
         }
     }
 
     /// The ids of `text` alone, nothing added.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
         match &self.scheme {
-            Scheme::Hf(hf) => hf.encode(text, false),
-            Scheme::RwkvWorld(world) => Ok(world.encode(text.as_bytes())),
-            Scheme::SentencePiece(sp) => sp.encode(text, false),
-            Scheme::Tiktoken(tiktoken) => tiktoken.encode(text, false),
+            TokenizerScheme::Hf(hf) => hf.encode(text, false),
+            TokenizerScheme::RwkvWorld(world) => Ok(world.encode(text.as_bytes())),
+            TokenizerScheme::SentencePiece(sp) => sp.encode(text, false),
+            TokenizerScheme::Tiktoken(tiktoken) => tiktoken.encode(text, false),
         }
     }
 
@@ -227,10 +227,10 @@ impl Tokenizer {
     /// for one.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
         let mut ids = match &self.scheme {
-            Scheme::Hf(hf) => hf.encode(text, true)?,
-            Scheme::RwkvWorld(world) => world.encode(text.as_bytes()),
-            Scheme::SentencePiece(sp) => sp.encode(text, true)?,
-            Scheme::Tiktoken(tiktoken) => tiktoken.encode(text, true)?,
+            TokenizerScheme::Hf(hf) => hf.encode(text, true)?,
+            TokenizerScheme::RwkvWorld(world) => world.encode(text.as_bytes()),
+            TokenizerScheme::SentencePiece(sp) => sp.encode(text, true)?,
+            TokenizerScheme::Tiktoken(tiktoken) => tiktoken.encode(text, true)?,
         };
         // What stands behind the start token is no source any more.
         ids.retain(|&id| Some(id) != self.decoder_start);
@@ -248,15 +248,15 @@ impl Tokenizer {
     /// models that look at that).
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<TokenId>, Vec<u32>), TokenizerError> {
         match &self.scheme {
-            Scheme::Hf(hf) => hf.encode_pair(first, second),
-            Scheme::SentencePiece(sp) if sp.takes_pairs() => {
+            TokenizerScheme::Hf(hf) => hf.encode_pair(first, second),
+            TokenizerScheme::SentencePiece(sp) if sp.takes_pairs() => {
                 let ids = sp.encode_pair(first, second)?;
                 let types = vec![0; ids.len()];
                 Ok((ids, types))
             }
-            Scheme::RwkvWorld(_) | Scheme::SentencePiece(_) | Scheme::Tiktoken(_) => {
-                Err(TokenizerError::NoPairs { kind: self.kind().tag() })
-            }
+            TokenizerScheme::RwkvWorld(_)
+            | TokenizerScheme::SentencePiece(_)
+            | TokenizerScheme::Tiktoken(_) => Err(TokenizerError::NoPairs { kind: self.kind().tag() }),
         }
     }
 
@@ -286,23 +286,23 @@ impl Tokenizer {
     /// All control tokens, ascending.
     pub fn special_ids(&self) -> &[TokenId] {
         match &self.scheme {
-            Scheme::Hf(hf) => hf.specials(),
-            Scheme::RwkvWorld(_) => &[world::END_OF_TEXT],
-            Scheme::SentencePiece(sp) => sp.specials(),
-            Scheme::Tiktoken(tiktoken) => tiktoken.specials(),
+            TokenizerScheme::Hf(hf) => hf.specials(),
+            TokenizerScheme::RwkvWorld(_) => &[world::END_OF_TEXT],
+            TokenizerScheme::SentencePiece(sp) => sp.specials(),
+            TokenizerScheme::Tiktoken(tiktoken) => tiktoken.specials(),
         }
     }
 
     /// The id of a token by its name in the file (control tokens of `tokenizer_config.json` are given so).
     pub fn token_to_id(&self, token: &str) -> Option<TokenId> {
         match &self.scheme {
-            Scheme::Hf(hf) => hf.token_to_id(token),
-            Scheme::RwkvWorld(world) => match world.encode(token.as_bytes())[..] {
+            TokenizerScheme::Hf(hf) => hf.token_to_id(token),
+            TokenizerScheme::RwkvWorld(world) => match world.encode(token.as_bytes())[..] {
                 [id] => Some(id),
                 _ => None,
             },
-            Scheme::SentencePiece(sp) => sp.token_to_id(token),
-            Scheme::Tiktoken(tiktoken) => tiktoken.token_to_id(token),
+            TokenizerScheme::SentencePiece(sp) => sp.token_to_id(token),
+            TokenizerScheme::Tiktoken(tiktoken) => tiktoken.token_to_id(token),
         }
     }
 
@@ -332,18 +332,18 @@ impl Tokenizer {
     /// How many spaces a whole text loses at its begin (sentencepiece puts one there when encoding).
     fn leading_strip(&self) -> usize {
         match &self.scheme {
-            Scheme::Hf(hf) => hf.leading_strip,
-            Scheme::SentencePiece(sp) => sp.leading_strip(),
-            Scheme::RwkvWorld(_) | Scheme::Tiktoken(_) => 0,
+            TokenizerScheme::Hf(hf) => hf.leading_strip,
+            TokenizerScheme::SentencePiece(sp) => sp.leading_strip(),
+            TokenizerScheme::RwkvWorld(_) | TokenizerScheme::Tiktoken(_) => 0,
         }
     }
 
     fn table(&self) -> &TokenTable {
         match &self.scheme {
-            Scheme::Hf(hf) => hf.table(),
-            Scheme::RwkvWorld(world) => world.table(),
-            Scheme::SentencePiece(sp) => sp.table(),
-            Scheme::Tiktoken(tiktoken) => tiktoken.table(),
+            TokenizerScheme::Hf(hf) => hf.table(),
+            TokenizerScheme::RwkvWorld(world) => world.table(),
+            TokenizerScheme::SentencePiece(sp) => sp.table(),
+            TokenizerScheme::Tiktoken(tiktoken) => tiktoken.table(),
         }
     }
 }

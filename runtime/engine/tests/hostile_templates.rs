@@ -2,14 +2,14 @@
 //! goes on within its memory. And long conversations, which are no attack. Alone in its process, because it measures the
 //! memory of the process.
 
-use mlcc_engine::chat::{Extra, Value};
-use mlcc_engine::{ChatError, ChatTemplate, Message};
+use mlcc_engine::chat::{TemplateInputs, TemplateValue};
+use mlcc_engine::{ChatError, ChatMessage, ChatTemplate};
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How a template ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum RenderEnd {
     /// It renders at most 4 MiB.
     Text,
     Syntax,
@@ -21,12 +21,12 @@ enum End {
     Slow,
     Deep,
 }
-use End::*;
+use RenderEnd::*;
 
-fn end(template: &str) -> (End, String) {
+fn end(template: &str) -> (RenderEnd, String) {
     let rendered = ChatTemplate::from_jinja(template).and_then(|template| {
         template.uses("tools");
-        template.render(&[Message::new("user", "hi")], true, &Extra::default())
+        template.render(&[ChatMessage::new("user", "hi")], true, &TemplateInputs::default())
     });
     match rendered {
         Ok(text) => {
@@ -71,7 +71,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn check(cases: &[(&str, &[End])]) {
+fn check(cases: &[(&str, &[RenderEnd])]) {
     let _alone = alone();
     let before = peak();
     let mut wrong = String::new();
@@ -133,7 +133,8 @@ fn texts_that_double() {
         "ns.x + ('%r' % ns.x)",
     ];
     let cases: Vec<String> = by_expression.iter().map(|how| doubled(how)).collect();
-    let cases: Vec<(&str, &[End])> = cases.iter().map(|case| (case.as_str(), &[Memory] as &[End])).collect();
+    let cases: Vec<(&str, &[RenderEnd])> =
+        cases.iter().map(|case| (case.as_str(), &[Memory] as &[RenderEnd])).collect();
     check(&cases);
     check(&[
         (
@@ -366,17 +367,18 @@ fn syntax_that_is_deep() {
 /// Values that the program gives are bounded too.
 #[test]
 fn inputs_that_are_deep() {
-    let mut deep = Value::from(1);
+    let mut deep = TemplateValue::from(1);
     for _ in 0..500 {
-        deep = Value::from(vec![deep]);
+        deep = TemplateValue::from(vec![deep]);
     }
-    let extra = Extra { tools: Some(deep), ..Extra::default() };
+    let extra = TemplateInputs { tools: Some(deep), ..TemplateInputs::default() };
     let template = ChatTemplate::from_jinja("{{ tools }}").unwrap();
     let error = template.render(&[], true, &extra).unwrap_err();
     assert!(matches!(error, ChatError::TooDeep { .. }), "{error}");
     // As deep as JSON may be.
     let json = "[".repeat(120) + &"]".repeat(120);
-    let extra = Extra { tools: Some(serde_json::from_str(&json).unwrap()), ..Extra::default() };
+    let extra =
+        TemplateInputs { tools: Some(serde_json::from_str(&json).unwrap()), ..TemplateInputs::default() };
     assert_eq!(template.render(&[], true, &extra).unwrap(), json);
 }
 
@@ -397,8 +399,8 @@ fn long_conversations() {
     .unwrap();
     let text = |bytes: usize| "A sentence, and another. ".repeat(bytes / 25);
     for (count, bytes) in [(1000, 1000), (3000, 100), (1, 1 << 20), (4, 1 << 20), (2, 100)] {
-        let messages: Vec<Message> = (0..count).map(|_| Message::new("user", text(bytes))).collect();
-        let extra = Extra { tools: Some(Value::from(vec![1])), ..Extra::default() };
+        let messages: Vec<ChatMessage> = (0..count).map(|_| ChatMessage::new("user", text(bytes))).collect();
+        let extra = TemplateInputs { tools: Some(TemplateValue::from(vec![1])), ..TemplateInputs::default() };
         let rendered = template.render(&messages, true, &extra).unwrap();
         assert!(rendered.len() > count * (bytes / 25) * 24, "{count} of {bytes}");
         assert!(rendered.ends_with(&format!(" {count}")));
@@ -414,7 +416,10 @@ fn threads_have_their_own_limits() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..4 {
-                    assert_eq!(template.render(&[], true, &Extra::default()).unwrap().len(), 9_000_000);
+                    assert_eq!(
+                        template.render(&[], true, &TemplateInputs::default()).unwrap().len(),
+                        9_000_000
+                    );
                 }
             });
         }
@@ -426,7 +431,7 @@ fn threads_have_their_own_limits() {
 fn formats_of_python() {
     let render = |text: &str| {
         let template = ChatTemplate::from_jinja(text).unwrap();
-        template.render(&[Message::new("user", "it's")], true, &Extra::default())
+        template.render(&[ChatMessage::new("user", "it's")], true, &TemplateInputs::default())
     };
     // As jinja2 3.1 renders them.
     for (template, expected) in [

@@ -16,11 +16,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mlcc_engine::sampler::LogitChanges;
-use mlcc_engine::serving::{Engine, EngineOptions, Event, Sink, TextRequest};
+use mlcc_engine::serving::{Engine, EngineOptions, EngineRequest, EventSink, SequenceEvent};
 use mlcc_engine::stop::StopMatcher;
 use mlcc_engine::{DecodeStream, Sampler, SamplingParams, SpecialTokens, TokenId};
 
-struct Counting;
+struct CountingAllocator;
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -28,7 +28,7 @@ thread_local! {
 
 // SAFETY: every call goes to the system's allocator unchanged; counting touches a const-initialised thread local
 // without destructor, which allocates nothing itself.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
         // SAFETY: the caller's contract is the system allocator's.
@@ -42,7 +42,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn allocations(work: impl FnOnce()) -> usize {
     let before = ALLOCATIONS.with(Cell::get);
@@ -117,7 +117,7 @@ fn text() {
 fn steps_of_an_engine() {
     const TEXTS: usize = 3;
     const TOKENS: usize = 120;
-    let mut toy = toy::Toy::new(false, None);
+    let mut toy = toy::ToyModel::new(false, None);
     toy.threads = false;
     let engine = Engine::start(
         toy,
@@ -129,11 +129,11 @@ fn steps_of_an_engine() {
     let seen: Arc<Mutex<Vec<Vec<usize>>>> = Arc::new(Mutex::new(counts));
     let requests = (0..TEXTS).map(|text| {
         let sampling = SamplingParams { seed: Some(text as u64), ..Default::default() };
-        let mut request = TextRequest::new(vec![7; 3 + text], sampling);
+        let mut request = EngineRequest::new(vec![7; 3 + text], sampling);
         request.max_tokens = Some(TOKENS);
         let seen = Arc::clone(&seen);
-        let sink: Sink = Box::new(move |event| {
-            if let Event::Piece(piece) = event
+        let sink: EventSink = Box::new(move |event| {
+            if let SequenceEvent::Piece(piece) = event
                 && piece.token.is_some()
             {
                 seen.lock().unwrap()[text].push(ALLOCATIONS.with(Cell::get));

@@ -12,5 +12,5 @@ pub mod unfinished;
 
 pub use links::{DanglingLink, exists, is_file};
 pub use nearest::did_you_mean;
-pub use read::{Kind, read, read_from, read_to_string};
+pub use read::{FileKind, read, read_from, read_to_string};
 pub use replace::{replace_file, replace_private_file, write_file};

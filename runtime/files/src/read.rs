@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// What a file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FileKind {
     Prompt,
     /// A text that models are measured on.
     EvalText,
@@ -31,7 +31,7 @@ pub enum Kind {
     Branch,
 }
 
-struct Limit {
+struct SizeLimit {
     what: &'static str,
     most: u64,
     /// Users name these, so that they may be pipes. A pipe among the files of a model would be waited for without end.
@@ -42,25 +42,25 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-impl Kind {
+impl FileKind {
     /// The limits: several times what the largest known file of the kind has.
-    const fn limit(self) -> Limit {
+    const fn limit(self) -> SizeLimit {
         let (what, most, pipes) = match self {
-            Kind::Prompt => ("a prompt", 64 * MIB, true),
-            Kind::EvalText => ("a text to measure on", 256 * MIB, true),
-            Kind::ChatTemplate => ("a chat template", 16 * MIB, true),
-            Kind::Grammar => ("a grammar", 16 * MIB, true),
-            Kind::QuantPolicy => ("a quantization policy", 16 * MIB, true),
-            Kind::Tuning => ("a tuning", 16 * MIB, true),
-            Kind::Module => ("a module in text form", 256 * MIB, true),
-            Kind::Golden => ("a file of reference results", 512 * MIB, true),
-            Kind::Layers => ("a file of layers' outputs", 16 * GIB, false),
-            Kind::Tokenizer => ("a tokenizer", 256 * MIB, false),
-            Kind::Config => ("a JSON or template file of a model", 64 * MIB, false),
-            Kind::Conversation => ("a conversation", 256 * MIB, false),
-            Kind::Branch => ("a branch of a cache", 4 * KIB, false),
+            FileKind::Prompt => ("a prompt", 64 * MIB, true),
+            FileKind::EvalText => ("a text to measure on", 256 * MIB, true),
+            FileKind::ChatTemplate => ("a chat template", 16 * MIB, true),
+            FileKind::Grammar => ("a grammar", 16 * MIB, true),
+            FileKind::QuantPolicy => ("a quantization policy", 16 * MIB, true),
+            FileKind::Tuning => ("a tuning", 16 * MIB, true),
+            FileKind::Module => ("a module in text form", 256 * MIB, true),
+            FileKind::Golden => ("a file of reference results", 512 * MIB, true),
+            FileKind::Layers => ("a file of layers' outputs", 16 * GIB, false),
+            FileKind::Tokenizer => ("a tokenizer", 256 * MIB, false),
+            FileKind::Config => ("a JSON or template file of a model", 64 * MIB, false),
+            FileKind::Conversation => ("a conversation", 256 * MIB, false),
+            FileKind::Branch => ("a branch of a cache", 4 * KIB, false),
         };
-        Limit { what, most, pipes }
+        SizeLimit { what, most, pipes }
     }
 
     /// Most bytes of a file of this kind.
@@ -72,7 +72,7 @@ impl Kind {
 /// The bytes of a file; the error does not name it. Larger files than the kind may have, directories, and (where the kind is
 /// one of files that a program finds by itself) everything that is no regular file are errors. A pipe that a user named
 /// is waited for, a device is read up to the limit.
-pub fn read(path: &Path, kind: Kind) -> Result<Vec<u8>> {
+pub fn read(path: &Path, kind: FileKind) -> Result<Vec<u8>> {
     let there = std::fs::metadata(path)?;
     if there.is_dir() {
         return Err(ErrorKind::IsADirectory.into());
@@ -87,13 +87,13 @@ pub fn read(path: &Path, kind: Kind) -> Result<Vec<u8>> {
 }
 
 /// As [`read`], for text; bytes that are no UTF-8 are an error.
-pub fn read_to_string(path: &Path, kind: Kind) -> Result<String> {
+pub fn read_to_string(path: &Path, kind: FileKind) -> Result<String> {
     let what = |_| Error::new(ErrorKind::InvalidData, "it is no UTF-8 text");
     String::from_utf8(read(path, kind)?).map_err(what)
 }
 
 /// What a reader gives until its end, up to the limit.
-pub fn read_from(reader: impl Read, kind: Kind) -> Result<Vec<u8>> {
+pub fn read_from(reader: impl Read, kind: FileKind) -> Result<Vec<u8>> {
     read_up_to(reader, kind.most_bytes()).and_then(|found| found.ok_or_else(|| too_large(kind)))
 }
 
@@ -104,8 +104,8 @@ fn read_up_to(reader: impl Read, most: u64) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes).filter(|bytes| bytes.len() as u64 <= most))
 }
 
-fn too_large(kind: Kind) -> Error {
-    let Limit { what, most, .. } = kind.limit();
+fn too_large(kind: FileKind) -> Error {
+    let SizeLimit { what, most, .. } = kind.limit();
     let most = match most {
         GIB.. => format!("{} GiB", most / GIB),
         MIB.. => format!("{} MiB", most / MIB),
@@ -127,16 +127,16 @@ mod tests {
         assert_eq!(read_up_to(std::io::repeat(0), 1 << 16).unwrap(), None);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("main");
-        let long = vec![b'a'; Kind::Branch.most_bytes() as usize];
+        let long = vec![b'a'; FileKind::Branch.most_bytes() as usize];
         std::fs::write(&path, &long).unwrap();
-        assert_eq!(read(&path, Kind::Branch).unwrap(), long);
+        assert_eq!(read(&path, FileKind::Branch).unwrap(), long);
         // A file with a hole takes no room, whatever its size is.
-        File::create(&path).unwrap().set_len(Kind::Config.most_bytes() + 1).unwrap();
-        let error = read(&path, Kind::Config).unwrap_err();
+        File::create(&path).unwrap().set_len(FileKind::Config.most_bytes() + 1).unwrap();
+        let error = read(&path, FileKind::Config).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FileTooLarge);
         assert!(error.to_string().contains("more than 64 MiB"), "{error}");
-        assert!(read(&path, Kind::Branch).unwrap_err().to_string().contains("4096 bytes"));
-        assert_eq!(read(folder.path(), Kind::Prompt).unwrap_err().kind(), ErrorKind::IsADirectory);
+        assert!(read(&path, FileKind::Branch).unwrap_err().to_string().contains("4096 bytes"));
+        assert_eq!(read(folder.path(), FileKind::Prompt).unwrap_err().kind(), ErrorKind::IsADirectory);
     }
 
     #[test]
@@ -144,15 +144,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("policy.toml");
         std::fs::write(&path, b"caf\xe9").unwrap();
-        assert_eq!(read_to_string(&path, Kind::QuantPolicy).unwrap_err().kind(), ErrorKind::InvalidData);
+        assert_eq!(read_to_string(&path, FileKind::QuantPolicy).unwrap_err().kind(), ErrorKind::InvalidData);
     }
 
     #[test]
     #[cfg(unix)]
     fn devices_are_read_up_to_the_limit_where_users_name_them() {
         let (zero, null) = (Path::new("/dev/zero"), Path::new("/dev/null"));
-        assert_eq!(read(zero, Kind::ChatTemplate).unwrap_err().kind(), ErrorKind::FileTooLarge);
-        assert_eq!(read(null, Kind::Prompt).unwrap(), b"");
-        assert_eq!(read(zero, Kind::Config).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(read(zero, FileKind::ChatTemplate).unwrap_err().kind(), ErrorKind::FileTooLarge);
+        assert_eq!(read(null, FileKind::Prompt).unwrap(), b"");
+        assert_eq!(read(zero, FileKind::Config).unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 }

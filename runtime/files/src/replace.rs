@@ -4,12 +4,12 @@ use std::fs::File;
 use std::io::{BufWriter, Result, Write};
 use std::path::Path;
 
-use crate::unfinished::{self, Access};
+use crate::unfinished::{self, FileAccess};
 
 /// Writes a file beside `path` and gives it that name once it is on the disk: whatever happens meanwhile, `path` is the old file or the
 /// new one. On an error nothing stays.
 pub fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
-    replace(path, Access::Usual, write)
+    replace(path, FileAccess::Usual, write)
 }
 
 /// The same with a file that only its owner may read and write.
@@ -17,15 +17,15 @@ pub fn replace_private_file(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> Result<()>,
 ) -> Result<()> {
-    replace(path, Access::Owner, write)
+    replace(path, FileAccess::Owner, write)
 }
 
 fn replace(
     path: &Path,
-    access: Access,
+    access: FileAccess,
     write: impl FnOnce(&mut BufWriter<File>) -> Result<()>,
 ) -> Result<()> {
-    let unfinished::Beside { file, temporary, registration: _registration } =
+    let unfinished::TemporaryFile { file, temporary, registration: _registration } =
         unfinished::beside_for(path, access)?;
     let whole = || {
         let mut file = BufWriter::new(file);

@@ -21,22 +21,22 @@ fn known() -> MutexGuard<'static, BTreeMap<u64, PathBuf>> {
 
 /// A name that [`remove_all`] would remove, until this is dropped.
 #[derive(Debug)]
-pub struct Registration(u64);
+pub struct CleanupRegistration(u64);
 
-impl Drop for Registration {
+impl Drop for CleanupRegistration {
     fn drop(&mut self) {
         known().remove(&self.0);
     }
 }
 
 /// Makes a file or folder and notes its name. Drop the thing itself (if that removes it) before its registration.
-pub fn create<T>(make: impl FnOnce() -> Result<(T, PathBuf)>) -> Result<(T, Registration)> {
+pub fn create<T>(make: impl FnOnce() -> Result<(T, PathBuf)>) -> Result<(T, CleanupRegistration)> {
     // Under the lock: there is nothing that `remove_all` does not know.
     let mut known = known();
     let (made, path) = make()?;
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     known.insert(number, path);
-    Ok((made, Registration(number)))
+    Ok((made, CleanupRegistration(number)))
 }
 
 /// Removes everything that is registered, for a program that ends now: nothing can be created after that.
@@ -56,15 +56,15 @@ pub fn remove_all() {
 
 /// A file on its way to the name `path`, beside it.
 #[derive(Debug)]
-pub struct Beside {
+pub struct TemporaryFile {
     pub file: File,
     pub temporary: PathBuf,
-    pub registration: Registration,
+    pub registration: CleanupRegistration,
 }
 
 /// Who may read a new file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum FileAccess {
     /// Whoever the process's umask lets.
     Usual,
     /// Its owner alone, where the system knows owners.
@@ -73,12 +73,12 @@ pub enum Access {
 
 /// Makes a temporary file beside `path`, and removes those of programs that were killed while they wrote the same one. A device or
 /// folder that stands at `path` is an error: a file would take its place.
-pub fn beside(path: &Path) -> Result<Beside> {
-    beside_for(path, Access::Usual)
+pub fn beside(path: &Path) -> Result<TemporaryFile> {
+    beside_for(path, FileAccess::Usual)
 }
 
 /// The same with a file that others may not read.
-pub fn beside_for(path: &Path, access: Access) -> Result<Beside> {
+pub fn beside_for(path: &Path, access: FileAccess) -> Result<TemporaryFile> {
     let refuse = |what| Err(Error::new(ErrorKind::InvalidInput, what));
     let Some(name) = path.file_name().map(|n| n.to_string_lossy().into_owned()) else {
         return refuse("the path has no file name");
@@ -95,11 +95,11 @@ pub fn beside_for(path: &Path, access: Access) -> Result<Beside> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true);
     #[cfg(unix)]
-    if access == Access::Owner {
+    if access == FileAccess::Owner {
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     }
     let (file, registration) = create(|| Ok((options.open(&temporary)?, std::path::absolute(&temporary)?)))?;
-    Ok(Beside { file, temporary, registration })
+    Ok(TemporaryFile { file, temporary, registration })
 }
 
 /// Removes temporary files that programs which are gone have left in a folder, of the names that `is_of` takes. Best effort: what cannot

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use mlcc_abi::MODEL_SYMBOL;
-use mlcc_abi::elf::{PT_DYNAMIC, Segment};
+use mlcc_abi::elf::{PT_DYNAMIC, ProgramHeader};
 
 use crate::error::ImageError;
 use crate::image::{CodeImage, WRITABLE};
@@ -176,7 +176,7 @@ impl DynamicTable {
         if info != u64::from(relative) {
             return Some("is no relative one");
         }
-        let data = |s: &Segment| at % 8 == 0 && s.flags & WRITABLE != 0;
+        let data = |s: &ProgramHeader| at % 8 == 0 && s.flags & WRITABLE != 0;
         if !image.load(at, 8).is_some_and(data) {
             return Some("writes outside of data");
         }

@@ -6,7 +6,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use mlcc_abi::elf::{Elf, MACHINE_AARCH64, MACHINE_X86_64, PT_DYNAMIC, PT_LOAD, Segment};
+use mlcc_abi::elf::{ElfFile, MACHINE_AARCH64, MACHINE_X86_64, PT_DYNAMIC, PT_LOAD, ProgramHeader};
 
 use crate::dynamic::{DynamicTable, SYMBOL_BYTES, long_at, text_at, word_at};
 use crate::error::ImageError;
@@ -46,8 +46,8 @@ pub struct CodeFunction<'a> {
 /// The code of an artifact after every check. Addresses are relative to where the image will be loaded.
 #[derive(Debug)]
 pub struct CodeImage<'a> {
-    elf: Elf<'a>,
-    loads: Vec<Segment>,
+    elf: ElfFile<'a>,
+    loads: Vec<ProgramHeader>,
     model_table: Range<u64>,
     /// The relocations as they lie in the file.
     pub(crate) relocations: &'a [u8],
@@ -58,7 +58,7 @@ pub struct CodeImage<'a> {
 impl<'a> CodeImage<'a> {
     /// Checks everything that a loader follows: segments, dynamic table, symbols, relocations. [`CodeImage::model_table`] is empty where the
     /// file has no symbol [`mlcc_abi::MODEL_SYMBOL`].
-    pub fn check(elf: &Elf<'a>) -> Result<Self, ImageError> {
+    pub fn check(elf: &ElfFile<'a>) -> Result<Self, ImageError> {
         let relative = match elf.machine() {
             MACHINE_X86_64 => 8,
             MACHINE_AARCH64 => 1027,
@@ -82,14 +82,16 @@ impl<'a> CodeImage<'a> {
 
     /// Whether all of a range of addresses is mapped from the file, in one piece.
     pub fn holds(&self, addresses: &Range<u64>) -> bool {
-        let inside = |s: &Segment| addresses.start >= s.vaddr && addresses.end - s.vaddr <= s.file_bytes;
+        let inside =
+            |s: &ProgramHeader| addresses.start >= s.vaddr && addresses.end - s.vaddr <= s.file_bytes;
         addresses.start <= addresses.end && self.loads.iter().any(inside)
     }
 
     /// Whether an address is one of code; `names` is what a function there may be called, where the file tells.
     pub fn is_function(&self, address: u64, names: &[&str]) -> bool {
-        let code =
-            |s: &Segment| s.flags & EXECUTABLE != 0 && address >= s.vaddr && address - s.vaddr < s.file_bytes;
+        let code = |s: &ProgramHeader| {
+            s.flags & EXECUTABLE != 0 && address >= s.vaddr && address - s.vaddr < s.file_bytes
+        };
         let found = self.functions.get(&address);
         let named = found.is_some_and(|found| found.iter().any(|name| names.contains(&name.as_str())));
         self.loads.iter().any(code) && (named || self.functions.is_empty())
@@ -101,17 +103,17 @@ impl<'a> CodeImage<'a> {
     }
 
     /// The segments that are mapped, by ascending addresses.
-    pub(crate) fn loads(&self) -> &[Segment] {
+    pub(crate) fn loads(&self) -> &[ProgramHeader] {
         &self.loads
     }
 
-    pub(crate) fn elf(&self) -> &Elf<'a> {
+    pub(crate) fn elf(&self) -> &ElfFile<'a> {
         &self.elf
     }
 
     /// The segment that holds all of a range of addresses, in its part that comes from the file.
-    pub(crate) fn load(&self, address: u64, bytes: u64) -> Option<&Segment> {
-        let inside = |s: &&Segment| {
+    pub(crate) fn load(&self, address: u64, bytes: u64) -> Option<&ProgramHeader> {
+        let inside = |s: &&ProgramHeader| {
             let at = address.checked_sub(s.vaddr);
             at.and_then(|at| at.checked_add(bytes)).is_some_and(|end| end <= s.file_bytes)
         };
@@ -158,11 +160,11 @@ impl<'a> CodeImage<'a> {
 }
 
 /// The segments that are mapped: ascending, on pages of their own, none both writable and executable.
-fn check_loads(elf: &Elf<'_>) -> Result<Vec<Segment>, ImageError> {
+fn check_loads(elf: &ElfFile<'_>) -> Result<Vec<ProgramHeader>, ImageError> {
     if elf.segments().count() > MAX_SEGMENTS {
         return Err(ImageError::Segments("there are more than 64"));
     }
-    let loads: Vec<Segment> = elf.segments().filter(|s| s.kind == PT_LOAD).collect();
+    let loads: Vec<ProgramHeader> = elf.segments().filter(|s| s.kind == PT_LOAD).collect();
     let mut end = 0;
     for (index, s) in loads.iter().enumerate() {
         let wrong = |what| Err(ImageError::Segment { index, what });
@@ -194,7 +196,7 @@ fn check_loads(elf: &Elf<'_>) -> Result<Vec<Segment>, ImageError> {
     if loads.is_empty() { Err(ImageError::Segments("nothing is mapped")) } else { Ok(loads) }
 }
 
-fn functions_of<'a>(elf: &Elf<'a>) -> impl Iterator<Item = CodeFunction<'a>> + use<'a> {
+fn functions_of<'a>(elf: &ElfFile<'a>) -> impl Iterator<Item = CodeFunction<'a>> + use<'a> {
     let (symbols, strings) = match (elf.section(".symtab"), elf.section(".strtab")) {
         (Some(symbols), Some(strings)) => (symbols, strings),
         _ => (&[][..], &[][..]),
@@ -207,7 +209,7 @@ fn functions_of<'a>(elf: &Elf<'a>) -> impl Iterator<Item = CodeFunction<'a>> + u
 }
 
 /// Names of the functions that the compiler exports to its own table.
-fn names_by_address(elf: &Elf<'_>) -> BTreeMap<u64, Vec<String>> {
+fn names_by_address(elf: &ElfFile<'_>) -> BTreeMap<u64, Vec<String>> {
     let mut found = BTreeMap::<u64, Vec<String>>::new();
     for function in functions_of(elf) {
         found.entry(function.address).or_default().push(function.name.to_owned());

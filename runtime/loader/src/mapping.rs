@@ -5,7 +5,7 @@ use core::ops::Range;
 use crate::dynamic::{RELOCATION_BYTES, long_at};
 use crate::error::MapError;
 use crate::image::{CodeImage, EXECUTABLE};
-use crate::os::{PageRegion, Protection, flush_instructions};
+use crate::os::{PageProtection, PageRegion, flush_instructions};
 
 /// The segments of a [`CodeImage`] in pages of their own: relocated, then read-only or executable. Nothing of the file is used any
 /// more, and dropping it takes the code away.
@@ -27,7 +27,7 @@ impl LoadedImage {
         loaded.copy(image);
         loaded.relocate(image);
         for (place, protection) in places {
-            if protection == Protection::ReadExecute {
+            if protection == PageProtection::ReadExecute {
                 flush_instructions(&loaded.region.as_slice()[place.clone()]);
             }
             loaded.region.protect(place, protection).map_err(|source| MapError::Protect { source })?;
@@ -64,7 +64,7 @@ impl LoadedImage {
 fn page_ranges(
     image: &CodeImage<'_>,
     page: usize,
-) -> Result<std::vec::Vec<(Range<usize>, Protection)>, MapError> {
+) -> Result<std::vec::Vec<(Range<usize>, PageProtection)>, MapError> {
     let mut places = std::vec::Vec::new();
     let mut end = 0;
     for segment in image.loads() {
@@ -74,7 +74,7 @@ fn page_ranges(
         }
         end = ((segment.vaddr + segment.memory_bytes) as usize).next_multiple_of(page);
         let code = segment.flags & EXECUTABLE != 0;
-        let protection = if code { Protection::ReadExecute } else { Protection::Read };
+        let protection = if code { PageProtection::ReadExecute } else { PageProtection::Read };
         places.push((start..end, protection));
     }
     Ok(places)

@@ -7,7 +7,7 @@ pub(crate) use unix::PageRegion;
 
 /// How a part of a region may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Protection {
+pub(crate) enum PageProtection {
     Read,
     ReadExecute,
 }

@@ -13,18 +13,18 @@ use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::traits::Communicator;
 
-use line::{Line, Wait};
+use line::{MpiChannel, WaitError};
 
 /// What there is between joining and leaving.
-struct Joined {
+struct MpiWorld {
     /// Leaves MPI when it is dropped.
     universe: Universe,
-    line: Line,
+    line: MpiChannel,
 }
 
-static JOINED: Mutex<Option<Joined>> = Mutex::new(None);
+static JOINED: Mutex<Option<MpiWorld>> = Mutex::new(None);
 
-fn joined() -> MutexGuard<'static, Option<Joined>> {
+fn joined() -> MutexGuard<'static, Option<MpiWorld>> {
     JOINED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -56,13 +56,13 @@ unsafe extern "C" fn join(rank: *mut u32, ranks: *mut u32) -> i32 {
         return outcome::FAILED;
     }
     let world = universe.world();
-    let line = Line::new(world.rank(), world.size());
+    let line = MpiChannel::new(world.rank(), world.size());
     // SAFETY: by contract.
     unsafe {
         *rank = world.rank() as u32;
         *ranks = world.size() as u32;
     }
-    *joined = Some(Joined { universe, line });
+    *joined = Some(MpiWorld { universe, line });
     outcome::OK
 }
 
@@ -70,12 +70,12 @@ unsafe extern "C" fn join(rank: *mut u32, ranks: *mut u32) -> i32 {
 ///
 /// # Safety
 /// `late` may be written to.
-unsafe fn with_line(late: *mut u32, f: impl FnOnce(&mut Line) -> Result<(), Wait>) -> i32 {
-    let Some(Joined { line, .. }) = &mut *joined() else { return outcome::FAILED };
+unsafe fn with_line(late: *mut u32, f: impl FnOnce(&mut MpiChannel) -> Result<(), WaitError>) -> i32 {
+    let Some(MpiWorld { line, .. }) = &mut *joined() else { return outcome::FAILED };
     match f(line) {
         Ok(()) => outcome::OK,
-        Err(Wait::Failed) => outcome::FAILED,
-        Err(Wait::Late(rank)) => {
+        Err(WaitError::Failed) => outcome::FAILED,
+        Err(WaitError::Late(rank)) => {
             // SAFETY: by contract.
             unsafe { *late = rank };
             outcome::LATE
@@ -107,7 +107,7 @@ unsafe extern "C" fn hear(from: u32, bytes: *mut u8, len: u64, limit: u64, late:
 
 unsafe extern "C" fn leave() -> i32 {
     match joined().take() {
-        Some(Joined { universe, .. }) => {
+        Some(MpiWorld { universe, .. }) => {
             drop(universe);
             outcome::OK
         }

@@ -21,27 +21,27 @@ const POLITE: Duration = Duration::from_millis(20);
 const NAP: Duration = Duration::from_micros(100);
 
 /// Why a message did not come.
-pub enum Wait {
+pub enum WaitError {
     /// The number of a process that did not come in time.
     Late(u32),
     Failed,
 }
 
-pub struct Line {
+pub struct MpiChannel {
     rank: usize,
     ranks: usize,
-    requests: Vec<Pending>,
+    requests: Vec<PendingRequest>,
     /// What others give, where it cannot go to its place at once.
     room: Vec<u8>,
 }
 
-struct Pending {
+struct PendingRequest {
     request: MPI_Request,
     with: u32,
 }
 
 // SAFETY: MPI was begun for threads that take turns, and a request is no thread's own.
-unsafe impl Send for Pending {}
+unsafe impl Send for PendingRequest {}
 
 fn world() -> MPI_Comm {
     // SAFETY: a constant, once MPI has begun, and a line exists only then.
@@ -53,9 +53,9 @@ fn byte() -> MPI_Datatype {
     unsafe { RSMPI_UINT8_T }
 }
 
-impl Line {
-    pub fn new(rank: i32, ranks: i32) -> Line {
-        Line { rank: rank as usize, ranks: ranks as usize, requests: Vec::new(), room: Vec::new() }
+impl MpiChannel {
+    pub fn new(rank: i32, ranks: i32) -> MpiChannel {
+        MpiChannel { rank: rank as usize, ranks: ranks as usize, requests: Vec::new(), room: Vec::new() }
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -74,7 +74,7 @@ impl Line {
         rows: usize,
         row_bytes: usize,
         limit: u64,
-    ) -> Result<(), Wait> {
+    ) -> Result<(), WaitError> {
         let bytes = rows * row_bytes;
         // A single row goes to its place at once.
         let direct = rows == 1;
@@ -104,7 +104,7 @@ impl Line {
 
     /// # Safety
     /// `len` bytes that nobody writes meanwhile.
-    pub unsafe fn tell(&mut self, bytes: *const u8, len: usize, limit: u64) -> Result<(), Wait> {
+    pub unsafe fn tell(&mut self, bytes: *const u8, len: usize, limit: u64) -> Result<(), WaitError> {
         for other in self.others() {
             // SAFETY: by contract.
             unsafe { self.send(other, TOLD, bytes, len) }?;
@@ -114,15 +114,15 @@ impl Line {
 
     /// # Safety
     /// Room for `len` bytes.
-    pub unsafe fn hear(&mut self, from: u32, bytes: *mut u8, len: usize, limit: u64) -> Result<(), Wait> {
+    pub unsafe fn hear(&mut self, from: u32, bytes: *mut u8, len: usize, limit: u64) -> Result<(), WaitError> {
         // SAFETY: by contract.
         unsafe { self.receive(from as usize, TOLD, bytes, len) }?;
         self.wait(limit)
     }
 
     /// # Safety
-    /// The bytes stay until [`Line::wait`] has ended without an error.
-    unsafe fn send(&mut self, to: usize, tag: c_int, bytes: *const u8, len: usize) -> Result<(), Wait> {
+    /// The bytes stay until [`MpiChannel::wait`] has ended without an error.
+    unsafe fn send(&mut self, to: usize, tag: c_int, bytes: *const u8, len: usize) -> Result<(), WaitError> {
         for (at, len) in pieces(len) {
             let mut request = MaybeUninit::<MPI_Request>::uninit();
             // SAFETY: by contract; MPI does not write to what is sent.
@@ -131,14 +131,14 @@ impl Line {
                 MPI_Isend(from, len, byte(), to as c_int, tag, world(), request.as_mut_ptr())
             };
             // SAFETY: MPI has written it if it has not failed.
-            self.requests.push(Pending { request: unsafe { begun(code, request) }?, with: to as u32 });
+            self.requests.push(PendingRequest { request: unsafe { begun(code, request) }?, with: to as u32 });
         }
         Ok(())
     }
 
     /// # Safety
-    /// As [`Line::send`]; the bytes are nobody else's.
-    unsafe fn receive(&mut self, from: usize, tag: c_int, bytes: *mut u8, len: usize) -> Result<(), Wait> {
+    /// As [`MpiChannel::send`]; the bytes are nobody else's.
+    unsafe fn receive(&mut self, from: usize, tag: c_int, bytes: *mut u8, len: usize) -> Result<(), WaitError> {
         for (at, len) in pieces(len) {
             let mut request = MaybeUninit::<MPI_Request>::uninit();
             // SAFETY: by contract.
@@ -147,13 +147,13 @@ impl Line {
                 MPI_Irecv(to, len, byte(), from as c_int, tag, world(), request.as_mut_ptr())
             };
             // SAFETY: as above.
-            self.requests.push(Pending { request: unsafe { begun(code, request) }?, with: from as u32 });
+            self.requests.push(PendingRequest { request: unsafe { begun(code, request) }?, with: from as u32 });
         }
         Ok(())
     }
 
     /// Until all messages have come and gone.
-    fn wait(&mut self, limit: u64) -> Result<(), Wait> {
+    fn wait(&mut self, limit: u64) -> Result<(), WaitError> {
         let (mut looks, mut begin) = (0, None);
         while let Some(last) = self.requests.last_mut() {
             if test(&mut last.request)? {
@@ -168,7 +168,7 @@ impl Line {
             }
             let waited = begin.get_or_insert_with(Instant::now).elapsed();
             if limit > 0 && waited > Duration::from_millis(limit) {
-                return Err(Wait::Late(with));
+                return Err(WaitError::Late(with));
             }
             match waited < POLITE {
                 true => std::thread::yield_now(),
@@ -181,16 +181,16 @@ impl Line {
 
 /// # Safety
 /// MPI has written the request if `code` is that of success.
-unsafe fn begun(code: c_int, request: MaybeUninit<MPI_Request>) -> Result<MPI_Request, Wait> {
+unsafe fn begun(code: c_int, request: MaybeUninit<MPI_Request>) -> Result<MPI_Request, WaitError> {
     // SAFETY: by contract.
-    if code == 0 { Ok(unsafe { request.assume_init() }) } else { Err(Wait::Failed) }
+    if code == 0 { Ok(unsafe { request.assume_init() }) } else { Err(WaitError::Failed) }
 }
 
-fn test(request: &mut MPI_Request) -> Result<bool, Wait> {
+fn test(request: &mut MPI_Request) -> Result<bool, WaitError> {
     let (mut done, mut status) = (0, MaybeUninit::<MPI_Status>::uninit());
     // SAFETY: a request that has begun, and places for what MPI writes.
     let code = unsafe { MPI_Test(request, &mut done, status.as_mut_ptr()) };
-    if code == 0 { Ok(done != 0) } else { Err(Wait::Failed) }
+    if code == 0 { Ok(done != 0) } else { Err(WaitError::Failed) }
 }
 
 /// Where the messages of so many bytes begin, and how long they are.

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mlcc_engine::conversation::ChatFormat;
-use mlcc_engine::serving::{Feed, Limits, Step, StepError};
+use mlcc_engine::serving::{ModelLimits, ModelRunner, RunnerError, SequenceInput};
 use mlcc_engine::{ChatTemplate, SamplingParams};
-use mlcc_serve::{NoLibrary, Ready, ServeOptions, Served, serve};
+use mlcc_serve::{ModelSetup, NoLibrary, ReadyModel, ServeOptions, serve};
 
 #[allow(dead_code, reason = "the engine's tests use all of it")]
 #[path = "../../engine/tests/all/toy/mod.rs"]
@@ -22,27 +22,27 @@ mod vocabularies;
 const TEMPLATE: &str = "{% if tools %}[tools {{ tools | tojson }}]{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
 
 /// The toy with a time for each step.
-struct Paced {
-    toy: toy::Toy,
+struct PacedToy {
+    toy: toy::ToyModel,
     step: Duration,
 }
 
-impl Step for Paced {
+impl ModelRunner for PacedToy {
     type Sequence = toy::ToySequence;
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> ModelLimits {
         self.toy.limits()
     }
 
-    fn sequence(&self) -> Result<Self::Sequence, StepError<Self>> {
+    fn sequence(&self) -> Result<Self::Sequence, RunnerError<Self>> {
         self.toy.sequence()
     }
 
-    fn fork(&self, sequence: &Self::Sequence) -> Result<Self::Sequence, StepError<Self>> {
+    fn fork(&self, sequence: &Self::Sequence) -> Result<Self::Sequence, RunnerError<Self>> {
         self.toy.fork(sequence)
     }
 
-    fn step(&mut self, feeds: &mut [Feed<'_, Self::Sequence>]) -> Result<(), StepError<Self>> {
+    fn step(&mut self, feeds: &mut [SequenceInput<'_, Self::Sequence>]) -> Result<(), RunnerError<Self>> {
         std::thread::sleep(self.step);
         self.toy.step(feeds)
     }
@@ -60,7 +60,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         stopping.store(true, Ordering::Relaxed);
     });
-    let served = Served {
+    let served = ModelSetup {
         executor: "toy".into(),
         tokenizer: vocabularies::world(&[b"ab"]),
         format: Some(ChatFormat::Template(Box::new(ChatTemplate::from_jinja(TEMPLATE)?))),
@@ -76,11 +76,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         api_keys: vec!["key".into()],
         body_limit: 1 << 20,
         drain_timeout: Duration::from_secs(1),
-        traces: mlcc_serve::Traces::from_environment(Some(|what| eprintln!("{what}")))?,
+        traces: mlcc_serve::TraceExporter::from_environment(Some(|what| eprintln!("{what}")))?,
         ..ServeOptions::default()
     };
-    let step = Paced { toy: toy::Toy::new(false, Some(4000)), step: Duration::from_millis(step) };
-    let models = vec![("toy".to_owned(), Ready::step(step, served, 4))];
+    let step = PacedToy { toy: toy::ToyModel::new(false, Some(4000)), step: Duration::from_millis(step) };
+    let models = vec![("toy".to_owned(), ReadyModel::step(step, served, 4))];
     serve(models, Box::new(NoLibrary), &options, &stop, |address, _| println!("http://{address}"))?;
     Ok(())
 }

@@ -9,17 +9,17 @@ use mlcc_engine::serving::TextAdapter;
 use thiserror::Error;
 
 use crate::error::ApiError;
-use crate::fields::Fields;
-use crate::hosted::Hosted;
+use crate::fields::RequestFields;
+use crate::hosted::ServedModel;
 use crate::known_fields;
-use crate::models::{Models, check_name};
+use crate::models::{ModelRegistry, check_name};
 
 /// Puts the adapter of a folder into a slot of a model, under a name; or says why not.
 pub type ReadAdapter = Box<dyn Fn(&str, &Path) -> Result<TextAdapter, String> + Send + Sync>;
 
 /// Why an adapter does not come or go.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum AdapterError {
+pub enum AdapterNameError {
     #[error("`{0}` is no name of an adapter: it has at least one character, and no /")]
     Name(String),
     #[error("a model or an adapter has the name `{0}` already")]
@@ -30,24 +30,24 @@ pub enum AdapterError {
     NoModel,
 }
 
-impl From<AdapterError> for ApiError {
-    fn from(error: AdapterError) -> ApiError {
+impl From<AdapterNameError> for ApiError {
+    fn from(error: AdapterNameError) -> ApiError {
         let message = error.to_string();
         match error {
-            AdapterError::Name(_) => ApiError::field("lora_name", "invalid_value", message),
-            AdapterError::Taken(_) => {
+            AdapterNameError::Name(_) => ApiError::field("lora_name", "invalid_value", message),
+            AdapterNameError::Taken(_) => {
                 let message = format!("{message}; `load_inplace` puts an adapter in the place of another");
                 ApiError::field("lora_name", "already_loaded", message)
             }
-            AdapterError::NoModel => ApiError::no_model(),
-            AdapterError::Unknown(_) => ApiError::unknown_adapter(message),
+            AdapterNameError::NoModel => ApiError::no_model(),
+            AdapterNameError::Unknown(_) => ApiError::unknown_adapter(message),
         }
     }
 }
 
-impl Models {
+impl ModelRegistry {
     /// Loads an adapter of the first model, or of the one that is named.
-    pub fn load_adapter(&self, mut fields: Fields) -> Result<String, ApiError> {
+    pub fn load_adapter(&self, mut fields: RequestFields) -> Result<String, ApiError> {
         let name: String = fields.need("lora_name", "a name for the adapter")?;
         let path: PathBuf = fields.need("lora_path", "the folder of the adapter")?;
         let base: Option<String> = fields.take("model", "the name of the model that it is for")?;
@@ -71,7 +71,7 @@ impl Models {
     }
 
     /// Takes an adapter away. Texts that run with it go on.
-    pub fn unload_adapter(&self, mut fields: Fields) -> Result<String, ApiError> {
+    pub fn unload_adapter(&self, mut fields: RequestFields) -> Result<String, ApiError> {
         let name: String = fields.need("lora_name", "the name of an adapter")?;
         fields.finish(&[known_fields::ADAPTERS])?;
         if self.server.options.lora_dir.is_none() {
@@ -83,7 +83,7 @@ impl Models {
     }
 
     /// Adds an adapter of a model that was read already.
-    pub fn add_adapter(&self, base: &Arc<Hosted>, adapter: TextAdapter) -> Result<(), AdapterError> {
+    pub fn add_adapter(&self, base: &Arc<ServedModel>, adapter: TextAdapter) -> Result<(), AdapterNameError> {
         let _one = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_name(base, adapter.name(), false)?;
         self.put_adapter(base, adapter);
@@ -91,7 +91,7 @@ impl Models {
     }
 
     /// Takes an adapter away that is there.
-    pub fn remove_adapter(&self, name: &str) -> Result<(), AdapterError> {
+    pub fn remove_adapter(&self, name: &str) -> Result<(), AdapterNameError> {
         let _one = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         self.take_adapter(name)
     }
@@ -110,25 +110,25 @@ impl Models {
         })
     }
 
-    fn check_name(&self, base: &Hosted, name: &str, replaces: bool) -> Result<(), AdapterError> {
+    fn check_name(&self, base: &ServedModel, name: &str, replaces: bool) -> Result<(), AdapterNameError> {
         if name.is_empty() || name.contains('/') {
-            return Err(AdapterError::Name(name.to_owned()));
+            return Err(AdapterNameError::Name(name.to_owned()));
         }
         let loaded = self.loaded();
         let other = loaded.iter().find(|hosted| hosted.name == name);
         let is_replaced = replaces && other.is_some_and(|other| other.parent() == Some(&base.base));
         let known = other.is_some() || self.library.names().iter().any(|known| known == name);
         match known && !is_replaced {
-            true => Err(AdapterError::Taken(name.to_owned())),
+            true => Err(AdapterNameError::Taken(name.to_owned())),
             false => Ok(()),
         }
     }
 
     /// Behind its model, in the place of one of its name.
-    fn put_adapter(&self, base: &Arc<Hosted>, adapter: TextAdapter) {
-        let added = Arc::new(Hosted::adapted(Arc::clone(base.model()), adapter));
+    fn put_adapter(&self, base: &Arc<ServedModel>, adapter: TextAdapter) {
+        let added = Arc::new(ServedModel::adapted(Arc::clone(base.model()), adapter));
         let mut list = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
-        let of_base = |other: &Arc<Hosted>| Arc::ptr_eq(other.model(), base.model());
+        let of_base = |other: &Arc<ServedModel>| Arc::ptr_eq(other.model(), base.model());
         let old = list.iter().position(|other| other.name == added.name);
         let old = match old {
             Some(at) => Some(std::mem::replace(&mut list[at], added)),
@@ -142,10 +142,10 @@ impl Models {
         old.into_iter().for_each(|old| forget(&old));
     }
 
-    fn take_adapter(&self, name: &str) -> Result<(), AdapterError> {
+    fn take_adapter(&self, name: &str) -> Result<(), AdapterNameError> {
         let mut list = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |hosted: &Arc<Hosted>| hosted.name == name && hosted.adapter.is_some();
-        let at = list.iter().position(is_it).ok_or_else(|| AdapterError::Unknown(name.to_owned()))?;
+        let is_it = |hosted: &Arc<ServedModel>| hosted.name == name && hosted.adapter.is_some();
+        let at = list.iter().position(is_it).ok_or_else(|| AdapterNameError::Unknown(name.to_owned()))?;
         let old = list.remove(at);
         drop(list);
         forget(&old);
@@ -155,7 +155,7 @@ impl Models {
 }
 
 /// Its slot is free as soon as no text and no request has it.
-fn forget(old: &Hosted) {
+fn forget(old: &ServedModel) {
     if let Some(adapter) = &old.adapter {
         old.engine.forget(adapter);
     }

@@ -2,12 +2,12 @@
 
 use mlcc_engine::FinishReason;
 use mlcc_engine::chat::{AnswerParser, AnswerPart};
-use mlcc_engine::serving::Finished;
+use mlcc_engine::serving::RequestSummary;
 
 use crate::shape::finish_reason;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Call {
+pub struct ToolCall {
     pub id: String,
     pub name: String,
     /// JSON text.
@@ -39,26 +39,26 @@ impl CallIds {
 
 /// An answer that has ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct ChatAnswer {
     pub reasoning: String,
     pub text: String,
-    pub calls: Vec<Call>,
+    pub calls: Vec<ToolCall>,
     /// Whether it was cut in the begin of a call, of which nothing is there.
     pub cut_call: bool,
 }
 
-impl Answer {
+impl ChatAnswer {
     /// `parser` has seen nothing yet; `cut`: the answer did not end by itself.
-    pub fn read(mut parser: AnswerParser, text: &str, cut: bool, ids: &CallIds, choice: usize) -> Answer {
+    pub fn read(mut parser: AnswerParser, text: &str, cut: bool, ids: &CallIds, choice: usize) -> ChatAnswer {
         let parts = [parser.push(text), parser.finish(cut)].concat();
-        let mut answer = Answer { cut_call: parser.was_cut_in_call(), ..Answer::default() };
+        let mut answer = ChatAnswer { cut_call: parser.was_cut_in_call(), ..ChatAnswer::default() };
         for part in parts {
             match part {
                 AnswerPart::Reasoning(text) => answer.reasoning += &text,
                 AnswerPart::Text(text) => answer.text += &text,
                 AnswerPart::Call { index, name } => {
                     let id = ids.id(choice, index);
-                    answer.calls.push(Call { id, name, arguments: String::new() });
+                    answer.calls.push(ToolCall { id, name, arguments: String::new() });
                 }
                 AnswerPart::Arguments { text, .. } => {
                     if let Some(call) = answer.calls.last_mut() {
@@ -72,11 +72,11 @@ impl Answer {
 }
 
 /// Whether an answer did not end by itself.
-pub fn is_cut(finished: &Finished) -> bool {
+pub fn is_cut(finished: &RequestSummary) -> bool {
     !matches!(finished.reason, FinishReason::Eos | FinishReason::Stop(_) | FinishReason::Grammar)
 }
 
 /// As the API calls what ended an answer with so many calls.
-pub fn ended_by(finished: &Finished, calls: usize) -> &'static str {
+pub fn ended_by(finished: &RequestSummary, calls: usize) -> &'static str {
     if !is_cut(finished) && calls > 0 { "tool_calls" } else { finish_reason(finished) }
 }

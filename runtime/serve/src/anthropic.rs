@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::chat::{self, Prepared};
+use crate::chat::{self, ChatRequest};
 use crate::error::ApiError;
-use crate::fields::Fields;
-use crate::hosted::Hosted;
+use crate::fields::RequestFields;
+use crate::hosted::ServedModel;
 use crate::known_fields::{MESSAGES, TEXTS};
 use crate::messages::parts;
 use crate::reasoning::known;
@@ -29,24 +29,24 @@ fn wrong(param: &str, message: impl Into<String>) -> ApiError {
 }
 
 /// A request that was read.
-pub struct Asked {
-    pub prepared: Prepared,
+pub struct MessagesRequest {
+    pub prepared: ChatRequest,
     /// Texts that end the answer, as the request has them.
     pub stops: Vec<String>,
 }
 
 /// Reads a request for an answer.
-pub fn prepare(hosted: &Hosted, fields: Fields) -> Result<Asked, ApiError> {
+pub fn prepare(hosted: &ServedModel, fields: RequestFields) -> Result<MessagesRequest, ApiError> {
     read(hosted, fields, true)
 }
 
 /// How many tokens the prompt of a request has.
-pub fn count_tokens(hosted: &Hosted, fields: Fields) -> Result<Value, ApiError> {
+pub fn count_tokens(hosted: &ServedModel, fields: RequestFields) -> Result<Value, ApiError> {
     let asked = read(hosted, fields, false)?;
     Ok(json!({"input_tokens": asked.prepared.work.prompt.len()}))
 }
 
-fn read(hosted: &Hosted, mut fields: Fields, answers: bool) -> Result<Asked, ApiError> {
+fn read(hosted: &ServedModel, mut fields: RequestFields, answers: bool) -> Result<MessagesRequest, ApiError> {
     let mut chat = Map::new();
     if answers {
         let most: usize = fields.need("max_tokens", "a whole number")?;
@@ -80,11 +80,11 @@ fn read(hosted: &Hosted, mut fields: Fields, answers: bool) -> Result<Asked, Api
     tools(&mut fields, &mut chat)?;
     output(&mut fields, &mut chat)?;
     fields.finish(&[TEXTS, MESSAGES])?;
-    Ok(Asked { prepared: chat::read(hosted, Fields::from(chat), None)?, stops })
+    Ok(MessagesRequest { prepared: chat::read(hosted, RequestFields::from(chat), None)?, stops })
 }
 
 /// How much the model reasons, and the form of its answer.
-fn output(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+fn output(fields: &mut RequestFields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     const NAME: &str = "output_config";
     let asked: Map<String, Value> = fields.take(NAME, "an object")?.unwrap_or_default();
     // As it was called at first.
@@ -178,7 +178,7 @@ fn converted(message: &Value, param: &str) -> Result<Vec<Value>, ApiError> {
     Ok(results)
 }
 
-fn tools(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+fn tools(fields: &mut RequestFields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     if let Some(tools) = fields.take::<Vec<Value>>("tools", "a list of tools")? {
         let tool = |tool: &Value| {
             let mut function = json!({"name": tool["name"], "parameters": tool["input_schema"]});

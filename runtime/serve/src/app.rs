@@ -6,27 +6,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::budget::RequestMemory;
-use crate::embeddings::TextModels;
+use crate::embeddings::EmbeddingModels;
 use crate::error::ApiError;
-use crate::hosted::Hosted;
+use crate::hosted::ServedModel;
 use crate::memory::request_memory;
-use crate::metrics::Metrics;
-use crate::models::{Models, entry};
-use crate::responses::Kept;
+use crate::metrics::ServerMetrics;
+use crate::models::{ModelRegistry, entry};
+use crate::responses::ResponseStore;
 use crate::serve::ServeOptions;
 use serde_json::Value;
 
 /// Different warnings that are told.
 const MOST_WARNED: usize = 100;
 
-pub struct App {
-    pub models: Models,
+pub struct AppState {
+    pub models: ModelRegistry,
     /// Models of embeddings, and rerankers.
-    pub texts: TextModels,
-    pub server: Arc<Server>,
+    pub texts: EmbeddingModels,
+    pub server: Arc<ServerState>,
 }
 
-impl App {
+impl AppState {
     /// All models, as `/v1/models` tells of them.
     pub fn list(&self) -> Vec<Value> {
         let texts = self.texts.names().map(|name| entry(name, self.server.started, "loaded", None));
@@ -37,7 +37,7 @@ impl App {
     }
 
     /// The model that a request for a text names, or the first one.
-    pub fn find(&self, name: Option<&str>) -> Result<Arc<Hosted>, ApiError> {
+    pub fn find(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
         self.models.find(name).map_err(|error| {
             let of_texts = match name {
                 Some(name) => self.texts.route(name).map(|route| (name, route)),
@@ -64,12 +64,12 @@ impl App {
 }
 
 /// What models share.
-pub struct Server {
+pub struct ServerState {
     pub options: ServeOptions,
-    pub metrics: Metrics,
+    pub metrics: ServerMetrics,
     pub memory: RequestMemory,
     /// Answers that later requests may go on from.
-    pub kept: Kept,
+    pub kept: ResponseStore,
     /// No new texts are taken.
     pub draining: AtomicBool,
     /// Warnings that were told.
@@ -80,13 +80,13 @@ pub struct Server {
     next: AtomicU64,
 }
 
-impl Server {
-    pub fn new(options: &ServeOptions) -> Server {
-        Server {
+impl ServerState {
+    pub fn new(options: &ServeOptions) -> ServerState {
+        ServerState {
             options: options.clone(),
-            metrics: Metrics::new(),
+            metrics: ServerMetrics::new(),
             memory: RequestMemory::new(request_memory(options)),
-            kept: Kept::default(),
+            kept: ResponseStore::default(),
             draining: AtomicBool::new(false),
             warned: Mutex::default(),
             started: seconds(),

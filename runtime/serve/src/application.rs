@@ -5,41 +5,41 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use mlcc_engine::serving::{LaunchError, Sink, TextAdapter, TextRequest, Ticket};
-use mlcc_engine::texts::TextModel;
+use mlcc_engine::serving::{CancelGuard, EngineRequest, EventSink, LaunchError, TextAdapter};
+use mlcc_engine::texts::EmbeddingModel;
 
-use crate::adapters::AdapterError;
-use crate::app::{App, Server};
-use crate::embeddings::TextModels;
-use crate::hosted::{Hosted, Loaded};
-use crate::library::{Library, Ready};
-use crate::memory::{Need, server_memory};
-use crate::models::Models;
+use crate::adapters::AdapterNameError;
+use crate::app::{AppState, ServerState};
+use crate::embeddings::EmbeddingModels;
+use crate::hosted::{LoadedModel, ServedModel};
+use crate::library::{ModelLibrary, ReadyModel};
+use crate::memory::{MemoryNeed, server_memory};
+use crate::models::ModelRegistry;
 use crate::routes::router;
-use crate::serve::{FAREWELL, ServeError, ServeOptions, Stopped};
+use crate::serve::{FAREWELL, ServeError, ServeOptions, ShutdownOutcome};
 use crate::sites::AllowedHosts;
 
 /// Models with their engines, and what answers requests. Dropping it ends all texts.
 #[derive(Clone)]
-pub struct Application {
-    pub(crate) app: Arc<App>,
+pub struct EmbeddedServer {
+    pub(crate) app: Arc<AppState>,
 }
 
-impl Application {
+impl EmbeddedServer {
     /// Starts the engines. Of `options`, host and port mean nothing here.
     pub fn start(
-        models: Vec<(String, Ready)>,
-        texts: Vec<(String, TextModel)>,
-        library: Box<dyn Library>,
+        models: Vec<(String, ReadyModel)>,
+        texts: Vec<(String, EmbeddingModel)>,
+        library: Box<dyn ModelLibrary>,
         options: &ServeOptions,
-    ) -> Result<Application, ServeError> {
-        let server = Arc::new(Server::new(options));
+    ) -> Result<EmbeddedServer, ServeError> {
+        let server = Arc::new(ServerState::new(options));
         let beside = texts
             .iter()
-            .map(|(_, model)| Need::to_serve(model.model(), 0).total())
+            .map(|(_, model)| MemoryNeed::to_serve(model.model(), 0).total())
             .fold(server_memory(options), u64::saturating_add);
-        let models = Models::start(models, library, beside, &server)?;
-        Ok(Application { app: Arc::new(App { models, texts: TextModels::new(texts), server }) })
+        let models = ModelRegistry::start(models, library, beside, &server)?;
+        Ok(EmbeddedServer { app: Arc::new(AppState { models, texts: EmbeddingModels::new(texts), server }) })
     }
 
     /// All routes; to be polled in a runtime of tokio with time.
@@ -50,25 +50,25 @@ impl Application {
     }
 
     /// The model of requests that name none.
-    pub fn model(&self) -> Option<Arc<Hosted>> {
+    pub fn model(&self) -> Option<Arc<ServedModel>> {
         self.app.models.find(None).ok()
     }
 
     /// Those that are loaded, each adapter behind its model.
-    pub fn models(&self) -> Vec<Arc<Hosted>> {
+    pub fn models(&self) -> Vec<Arc<ServedModel>> {
         self.app.models.loaded()
     }
 
     /// Adds an adapter of the first model, as a model of its own.
-    pub fn add_adapter(&self, adapter: TextAdapter) -> Result<(), AdapterError> {
+    pub fn add_adapter(&self, adapter: TextAdapter) -> Result<(), AdapterNameError> {
         match self.model() {
             Some(base) => self.app.models.add_adapter(&base, adapter),
-            None => Err(AdapterError::NoModel),
+            None => Err(AdapterNameError::NoModel),
         }
     }
 
     /// Takes an adapter away. Texts that run with it go on.
-    pub fn remove_adapter(&self, name: &str) -> Result<(), AdapterError> {
+    pub fn remove_adapter(&self, name: &str) -> Result<(), AdapterNameError> {
         self.app.models.remove_adapter(name)
     }
 
@@ -76,41 +76,41 @@ impl Application {
     /// those of `hosted`.
     pub fn launch(
         &self,
-        hosted: &Hosted,
-        requests: Vec<(TextRequest, Sink)>,
-    ) -> Result<Vec<Ticket>, LaunchError> {
+        hosted: &ServedModel,
+        requests: Vec<(EngineRequest, EventSink)>,
+    ) -> Result<Vec<CancelGuard>, LaunchError> {
         let watched = requests.into_iter().map(|(request, mut sink)| {
             let mut watch = hosted.watch();
-            let sink: Sink = Box::new(move |event| {
+            let sink: EventSink = Box::new(move |event| {
                 watch.see(&event);
                 sink(event)
             });
-            (TextRequest { adapter: hosted.adapter.clone(), ..request }, sink)
+            (EngineRequest { adapter: hosted.adapter.clone(), ..request }, sink)
         });
         hosted.engine.launch_with(watched.collect())
     }
 
     /// Runs `work` with the first model of texts, after those who wait for it already; `None` if there is none.
-    pub fn with_texts<T>(&self, work: impl FnOnce(&mut TextModel) -> T) -> Option<T> {
+    pub fn with_texts<T>(&self, work: impl FnOnce(&mut EmbeddingModel) -> T) -> Option<T> {
         self.app.texts.with_first(work)
     }
 
     /// Takes no more texts and waits for those that there are; those that run after `timeout` are ended.
-    pub fn drain(&self, timeout: Duration) -> Stopped {
+    pub fn drain(&self, timeout: Duration) -> ShutdownOutcome {
         self.app.server.draining.store(true, Ordering::Relaxed);
         let models = self.app.models.alive();
         models.iter().for_each(|hosted| hosted.engine.close());
         if idle(&models, timeout) {
-            return Stopped::Drained;
+            return ShutdownOutcome::Drained;
         }
         models.iter().for_each(|hosted| hosted.engine.abandon());
         // One step at most, unless the model hangs.
         idle(&models, FAREWELL);
-        Stopped::Cut
+        ShutdownOutcome::Cut
     }
 }
 
-fn idle(models: &[Arc<Loaded>], timeout: Duration) -> bool {
+fn idle(models: &[Arc<LoadedModel>], timeout: Duration) -> bool {
     let end = Instant::now() + timeout;
     models.iter().all(|hosted| hosted.engine.wait_idle(end.saturating_duration_since(Instant::now())))
 }

@@ -8,24 +8,29 @@ use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use mlcc_engine::FinishReason;
 use mlcc_engine::chat::{AnswerParser, AnswerPart};
-use mlcc_engine::serving::{Event, Finished};
+use mlcc_engine::serving::{RequestSummary, SequenceEvent};
 use serde_json::{Value, json};
 
-use crate::answers::{Answer, Call, CallIds, ended_by, is_cut};
-use crate::anthropic::{Asked, error_body};
+use crate::answers::{CallIds, ChatAnswer, ToolCall, ended_by, is_cut};
+use crate::anthropic::{MessagesRequest, error_body};
 use crate::error::{ApiError, json_type};
-use crate::hosted::Hosted;
-use crate::texts::{Client, KEEP_ALIVE, Running, warned};
+use crate::hosted::ServedModel;
+use crate::texts::{ClientId, KEEP_ALIVE, RunningTexts, warned};
 use crate::traces::RequestSpan;
 
 /// Answers a request.
-pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, asked: Asked) -> Response {
-    let Asked { prepared, stops } = asked;
+pub async fn answer(
+    hosted: Arc<ServedModel>,
+    client: ClientId,
+    span: RequestSpan,
+    asked: MessagesRequest,
+) -> Response {
+    let MessagesRequest { prepared, stops } = asked;
     let (warnings, server) = (prepared.warnings, Arc::clone(&hosted.server));
     let mut text = prepared.work;
     text.client = client.0;
     let prompt = text.prompt.len();
-    let mut running = match Running::launch(&hosted, vec![text], 1, span) {
+    let mut running = match RunningTexts::launch(&hosted, vec![text], 1, span) {
         Ok(running) => running,
         Err(error) => return refused(&error),
     };
@@ -40,9 +45,9 @@ pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, aske
     let mut text = String::new();
     loop {
         match running.next().await {
-            Ok(Some((_, Event::Piece(piece)))) => text += &piece.text,
-            Ok(Some((_, Event::Finished(finished)))) => {
-                let answer = Answer::read(prepared.parser, &text, is_cut(&finished), &prepared.ids, 0);
+            Ok(Some((_, SequenceEvent::Piece(piece)))) => text += &piece.text,
+            Ok(Some((_, SequenceEvent::Finished(finished)))) => {
+                let answer = ChatAnswer::read(prepared.parser, &text, is_cut(&finished), &prepared.ids, 0);
                 let body = whole(head, &answer, &finished, &stops).to_string();
                 return warned((json_type(), body).into_response(), &warnings, &server);
             }
@@ -61,7 +66,7 @@ pub fn refused(error: &ApiError) -> Response {
     response
 }
 
-fn usage(finished: &Finished) -> Value {
+fn usage(finished: &RequestSummary) -> Value {
     json!({
         "input_tokens": finished.prompt_tokens - finished.cached_tokens,
         "cache_read_input_tokens": finished.cached_tokens,
@@ -71,7 +76,7 @@ fn usage(finished: &Finished) -> Value {
 }
 
 /// What ended an answer, and the stop sequence if it was one of the request's.
-fn ending(finished: &Finished, calls: usize, stops: &[String]) -> (&'static str, Value) {
+fn ending(finished: &RequestSummary, calls: usize, stops: &[String]) -> (&'static str, Value) {
     let stop = match finished.reason {
         FinishReason::Stop(index) => stops.get(index),
         _ => None,
@@ -84,14 +89,14 @@ fn ending(finished: &Finished, calls: usize, stops: &[String]) -> (&'static str,
     }
 }
 
-fn tool_use(call: &Call) -> Value {
+fn tool_use(call: &ToolCall) -> Value {
     // Arguments that were cut are no JSON.
     let input: Value =
         serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({"unparsed": call.arguments}));
     json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
 }
 
-fn whole(mut head: Value, answer: &Answer, finished: &Finished, stops: &[String]) -> Value {
+fn whole(mut head: Value, answer: &ChatAnswer, finished: &RequestSummary, stops: &[String]) -> Value {
     let mut content = Vec::new();
     if !answer.reasoning.is_empty() {
         content.push(json!({"type": "thinking", "thinking": answer.reasoning, "signature": ""}));
@@ -109,28 +114,34 @@ fn whole(mut head: Value, answer: &Answer, finished: &Finished, stops: &[String]
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Block {
+enum BlockKind {
     Text,
     Thinking,
     Call(usize),
 }
 
-struct Stream {
+struct BlockStream {
     parser: AnswerParser,
     ids: CallIds,
     stops: Vec<String>,
-    running: Running,
+    running: RunningTexts,
     /// The open block, and the number of the next one.
-    open: Option<Block>,
+    open: Option<BlockKind>,
     blocks: usize,
     /// Names of events with their data.
     queue: VecDeque<Value>,
     over: bool,
 }
 
-fn stream(head: Value, parser: AnswerParser, ids: CallIds, stops: Vec<String>, running: Running) -> Response {
+fn stream(
+    head: Value,
+    parser: AnswerParser,
+    ids: CallIds,
+    stops: Vec<String>,
+    running: RunningTexts,
+) -> Response {
     let queue = VecDeque::from([json!({"type": "message_start", "message": head})]);
-    let stream = Stream { parser, ids, stops, running, open: None, blocks: 0, queue, over: false };
+    let stream = BlockStream { parser, ids, stops, running, open: None, blocks: 0, queue, over: false };
     let events = futures_util::stream::unfold(stream, |mut stream| async move {
         let data = stream.next().await?;
         let name = data["type"].as_str().unwrap_or("message").to_owned();
@@ -139,7 +150,7 @@ fn stream(head: Value, parser: AnswerParser, ids: CallIds, stops: Vec<String>, r
     Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
 }
 
-impl Stream {
+impl BlockStream {
     async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some(event) = self.queue.pop_front() {
@@ -149,11 +160,11 @@ impl Stream {
                 return None;
             }
             match self.running.next().await {
-                Ok(Some((_, Event::Piece(piece)))) => {
+                Ok(Some((_, SequenceEvent::Piece(piece)))) => {
                     let parts = self.parser.push(&piece.text);
                     self.send(parts);
                 }
-                Ok(Some((_, Event::Finished(finished)))) => self.end(&finished),
+                Ok(Some((_, SequenceEvent::Finished(finished)))) => self.end(&finished),
                 Ok(Some(_)) => {}
                 Ok(None) => self.over = true,
                 Err(error) => {
@@ -169,19 +180,19 @@ impl Stream {
             match part {
                 AnswerPart::Reasoning(text) => {
                     self.block(
-                        Block::Thinking,
+                        BlockKind::Thinking,
                         || json!({"type": "thinking", "thinking": "", "signature": ""}),
                     );
                     self.delta(json!({"type": "thinking_delta", "thinking": text}));
                 }
                 AnswerPart::Text(text) => {
-                    self.block(Block::Text, || json!({"type": "text", "text": ""}));
+                    self.block(BlockKind::Text, || json!({"type": "text", "text": ""}));
                     self.delta(json!({"type": "text_delta", "text": text}));
                 }
                 AnswerPart::Call { index, name } => {
                     let id = self.ids.id(0, index);
                     self.block(
-                        Block::Call(index),
+                        BlockKind::Call(index),
                         || json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
                     );
                 }
@@ -193,7 +204,7 @@ impl Stream {
     }
 
     /// Opens a block, if it is not the open one.
-    fn block(&mut self, wanted: Block, begin: impl FnOnce() -> Value) {
+    fn block(&mut self, wanted: BlockKind, begin: impl FnOnce() -> Value) {
         if self.open == Some(wanted) {
             return;
         }
@@ -215,7 +226,7 @@ impl Stream {
         }
     }
 
-    fn end(&mut self, finished: &Finished) {
+    fn end(&mut self, finished: &RequestSummary) {
         let rest = self.parser.finish(is_cut(finished));
         self.send(rest);
         self.close();

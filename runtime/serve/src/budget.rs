@@ -21,20 +21,20 @@ const LARGE: usize = 8 << 20;
 
 /// A number of bytes that requests take and give back.
 #[derive(Debug)]
-pub struct Pool {
+pub struct BytePool {
     free: Arc<Semaphore>,
     units: u32,
 }
 
 /// Bytes of a pool, until it is dropped.
 #[derive(Debug)]
-pub struct Lease {
+pub struct MemoryLease {
     permit: OwnedSemaphorePermit,
     /// Is set when much was given back.
     freed: Option<Arc<AtomicBool>>,
 }
 
-impl Drop for Lease {
+impl Drop for MemoryLease {
     fn drop(&mut self) {
         if let Some(freed) = self.freed.as_ref().filter(|_| self.bytes() >= LARGE) {
             freed.store(true, Ordering::Relaxed);
@@ -46,10 +46,10 @@ fn units(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX)
 }
 
-impl Pool {
-    pub fn new(bytes: u64) -> Pool {
+impl BytePool {
+    pub fn new(bytes: u64) -> BytePool {
         let units = u32::try_from(bytes / UNIT as u64).unwrap_or(u32::MAX).clamp(1, 1 << 28);
-        Pool { free: Arc::new(Semaphore::new(units as usize)), units }
+        BytePool { free: Arc::new(Semaphore::new(units as usize)), units }
     }
 
     /// The bytes of the pool, taken or not.
@@ -58,29 +58,29 @@ impl Pool {
     }
 
     /// Takes bytes, if they are free now.
-    pub fn try_take(&self, bytes: usize) -> Option<Lease> {
+    pub fn try_take(&self, bytes: usize) -> Option<MemoryLease> {
         let permit = Arc::clone(&self.free).try_acquire_many_owned(units(bytes)).ok()?;
-        Some(Lease { permit, freed: None })
+        Some(MemoryLease { permit, freed: None })
     }
 
     /// Takes bytes, in turn with others; `None` if the pool never has so many.
-    pub async fn take(&self, bytes: usize) -> Option<Lease> {
+    pub async fn take(&self, bytes: usize) -> Option<MemoryLease> {
         let units = units(bytes);
         if units > self.units {
             return None;
         }
         let permit = Arc::clone(&self.free).acquire_many_owned(units).await.ok()?;
-        Some(Lease { permit, freed: None })
+        Some(MemoryLease { permit, freed: None })
     }
 }
 
-impl Lease {
+impl MemoryLease {
     pub fn bytes(&self) -> usize {
         self.permit.num_permits() * UNIT
     }
 
     /// Takes what is missing to `bytes`, if it is free now.
-    pub fn grow_to(&mut self, bytes: usize, pool: &Pool) -> bool {
+    pub fn grow_to(&mut self, bytes: usize, pool: &BytePool) -> bool {
         let missing = bytes.saturating_sub(self.bytes());
         if missing == 0 {
             return true;
@@ -114,34 +114,35 @@ impl Lease {
 #[derive(Debug)]
 pub struct RequestMemory {
     /// Bodies take these as they come. A request that comes while all are taken is refused: none waits with a part of its body.
-    pub bodies: Pool,
+    pub bodies: BytePool,
     /// Requests take these until their texts are launched, or their answer is there. They wait for their share, which they take at once.
-    pub work: Pool,
+    pub work: BytePool,
     /// Answers that are not streamed take these as they grow, and conversations of requests that run.
-    pub answers: Pool,
+    pub answers: BytePool,
     freed: Arc<AtomicBool>,
 }
 
 impl RequestMemory {
     /// Pools of so many bytes together.
     pub fn new(bytes: u64) -> RequestMemory {
-        let (bodies, work, answers) = (Pool::new(bytes / 4), Pool::new(bytes / 2), Pool::new(bytes / 4));
+        let (bodies, work, answers) =
+            (BytePool::new(bytes / 4), BytePool::new(bytes / 2), BytePool::new(bytes / 4));
         RequestMemory { bodies, work, answers, freed: Arc::default() }
     }
 
     /// A lease for a body that grows with it.
-    pub fn body(&self) -> Option<Lease> {
+    pub fn body(&self) -> Option<MemoryLease> {
         Some(self.marked(self.bodies.try_take(0)?))
     }
 
     /// A lease for what a request needs until it is launched; it waits for it.
-    pub async fn work(&self, bytes: usize) -> Result<Lease, ApiError> {
+    pub async fn work(&self, bytes: usize) -> Result<MemoryLease, ApiError> {
         let lease = self.work.take(bytes).await.ok_or_else(|| too_much("the request", bytes, &self.work))?;
         Ok(self.marked(lease))
     }
 
     /// Takes more for a request at work, which does not wait for it.
-    pub fn more(&self, lease: &mut Lease, bytes: usize) -> Result<(), ApiError> {
+    pub fn more(&self, lease: &mut MemoryLease, bytes: usize) -> Result<(), ApiError> {
         let all = lease.bytes().saturating_add(bytes);
         if all > self.work.bytes() {
             return Err(too_much("the request", all, &self.work));
@@ -153,7 +154,7 @@ impl RequestMemory {
     }
 
     /// A lease for an answer until it is sent.
-    pub fn answer(&self, bytes: usize) -> Result<Lease, ApiError> {
+    pub fn answer(&self, bytes: usize) -> Result<MemoryLease, ApiError> {
         if bytes > self.answers.bytes() {
             return Err(too_much("the answer", bytes, &self.answers));
         }
@@ -162,7 +163,7 @@ impl RequestMemory {
     }
 
     /// Takes more for an answer, up to `bytes` and some room.
-    pub fn grow_answer(&self, lease: &mut Lease, bytes: usize) -> Result<(), ApiError> {
+    pub fn grow_answer(&self, lease: &mut MemoryLease, bytes: usize) -> Result<(), ApiError> {
         let (pool, roomy) = (&self.answers, bytes + bytes / 4);
         if bytes > pool.bytes() {
             return Err(too_much("the answer", bytes, pool));
@@ -173,7 +174,7 @@ impl RequestMemory {
         }
     }
 
-    fn marked(&self, mut lease: Lease) -> Lease {
+    fn marked(&self, mut lease: MemoryLease) -> MemoryLease {
         lease.freed = Some(Arc::clone(&self.freed));
         lease
     }
@@ -184,7 +185,7 @@ impl RequestMemory {
     }
 }
 
-fn too_much(what: &str, bytes: usize, pool: &Pool) -> ApiError {
+fn too_much(what: &str, bytes: usize, pool: &BytePool) -> ApiError {
     let mib = |bytes: usize| bytes.div_ceil(1 << 20);
     let message = format!(
         "{what} may need {} MiB of memory, this server has {} for it (--request-memory): ask for less at a time",
@@ -244,12 +245,12 @@ pub fn value_bytes(value: &Value) -> usize {
 /// A body of an answer that keeps its memory until it is sent.
 pub struct LeasedBody {
     bytes: Option<Bytes>,
-    _lease: Lease,
+    _lease: MemoryLease,
 }
 
 impl LeasedBody {
     /// A body of `text`; a small one keeps nothing.
-    pub fn of(text: String, mut lease: Lease) -> Body {
+    pub fn of(text: String, mut lease: MemoryLease) -> Body {
         if text.len() < LARGE / 8 {
             return Body::from(text);
         }
@@ -284,7 +285,7 @@ mod tests {
 
     #[test]
     fn leases_come_back() {
-        let pool = Pool::new(10 << 10);
+        let pool = BytePool::new(10 << 10);
         let mut one = pool.try_take(1).unwrap();
         assert_eq!((pool.bytes(), one.bytes()), (10 << 10, 1 << 10));
         assert!(one.grow_to(4 << 10, &pool) && !one.grow_to(11 << 10, &pool));

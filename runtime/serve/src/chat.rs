@@ -3,30 +3,31 @@
 use std::collections::BTreeMap;
 
 use mlcc_engine::chat::{
-    AnswerGrammar, AnswerParser, AnswerPart, CallGrammar, Content, Extra, Message, Value as TemplateValue,
+    AnswerGrammar, AnswerParser, AnswerPart, CallGrammar, ChatMessage, MessageContent, TemplateInputs,
+    TemplateValue,
 };
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::sampler::{Logprobs, TokenLogprob};
-use mlcc_engine::serving::{Chosen, Finished, TextRequest};
+use mlcc_engine::serving::{EngineRequest, RequestSummary, SampledToken};
 use mlcc_engine::{Grammar, GrammarSpec, SpecialTokens, TokenId, Tokenizer};
 use serde_json::{Value, json};
 
-use crate::answers::{Answer, Call, CallIds, ended_by, is_cut};
-use crate::constraint::Constraint;
+use crate::answers::{CallIds, ChatAnswer, ToolCall, ended_by, is_cut};
+use crate::constraint::OutputConstraint;
 use crate::error::ApiError;
-use crate::fields::Fields;
-use crate::hosted::Hosted;
+use crate::fields::RequestFields;
+use crate::hosted::ServedModel;
 use crate::known_fields::{CHATS, TEXTS};
 use crate::messages;
-use crate::reasoning::AskedReasoning;
-use crate::sampling::{Common, MOST_LOGPROBS, probabilities};
-use crate::shape::{Shape, finite, token_text};
-use crate::texts::{Choice, Work};
-use crate::tools::{AskedTools, ToolChoice, Tools};
+use crate::reasoning::ReasoningRequest;
+use crate::sampling::{CommonFields, MOST_LOGPROBS, probabilities};
+use crate::shape::{ResponseShape, finite, token_text};
+use crate::texts::{PreparedRequest, ResponseChoice};
+use crate::tools::{AskedTools, ToolChoice, ToolSet};
 
 /// A chat that was read: everything but the form of its answer.
-pub struct Prepared {
-    pub work: TextRequest,
+pub struct ChatRequest {
+    pub work: EngineRequest,
     pub choices: usize,
     pub stream: bool,
     pub include_usage: bool,
@@ -39,17 +40,17 @@ pub struct Prepared {
 }
 
 /// Reads a request and makes its prompt.
-pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
+pub fn prepare(hosted: &ServedModel, mut fields: RequestFields) -> Result<PreparedRequest, ApiError> {
     let logprobs = logprobs(&mut fields)?;
     let prepared = read(hosted, fields, logprobs)?;
-    let shape = Chat {
+    let shape = ChatResponse {
         logprobs: logprobs.is_some(),
         tells_reasoning: prepared.tells_reasoning,
         streams: vec![prepared.parser.clone(); prepared.choices],
         parser: prepared.parser,
         ids: prepared.ids,
     };
-    Ok(Work {
+    Ok(PreparedRequest {
         requests: with_seeds(&prepared.work, prepared.choices),
         choices: prepared.choices,
         stream: prepared.stream,
@@ -60,11 +61,15 @@ pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
 }
 
 /// Reads all fields of a chat but those that say what is told of tokens.
-pub fn read(hosted: &Hosted, mut fields: Fields, logprobs: Option<usize>) -> Result<Prepared, ApiError> {
-    let common = Common::take(&mut fields, hosted, None)?;
+pub fn read(
+    hosted: &ServedModel,
+    mut fields: RequestFields,
+    logprobs: Option<usize>,
+) -> Result<ChatRequest, ApiError> {
+    let common = CommonFields::take(&mut fields, hosted, None)?;
     hosted.check_count(1, common.choices)?;
-    let AskedTools { tools, warnings } = Tools::take(&mut fields)?;
-    let reasoning = AskedReasoning::take(&mut fields)?;
+    let AskedTools { tools, warnings } = ToolSet::take(&mut fields)?;
+    let reasoning = ReasoningRequest::take(&mut fields)?;
     let prompt = prompt(hosted, &mut fields, tools.as_ref(), &reasoning)?;
     finish(fields, common.choices)?;
     hosted.check_text("messages", &prompt.text)?;
@@ -73,12 +78,12 @@ pub fn read(hosted: &Hosted, mut fields: Fields, logprobs: Option<usize>) -> Res
     // Where a model can go back anywhere nobody asks for them.
     let borders =
         if hosted.engine.limits().truncates { Vec::new() } else { prompt.borders(&hosted.tokenizer, &ids) };
-    let Prompt { format, text, .. } = prompt;
+    let ChatPrompt { format, text, .. } = prompt;
     let mut stop = common.text.stop.clone();
     stop.extend(format.stop_texts().iter().map(|stop| stop.to_string()));
     let special = if hosted.shows_control_tokens { SpecialTokens::Keep } else { common.text.special };
     let eos = common.ends(&hosted.chat_eos);
-    let work = TextRequest {
+    let work = EngineRequest {
         prompt: ids,
         borders,
         eos,
@@ -89,12 +94,12 @@ pub fn read(hosted: &Hosted, mut fields: Fields, logprobs: Option<usize>) -> Res
         grammar: constraint(hosted, common.constraint, tools.as_ref(), &text)?,
         ..common.text
     };
-    let callable = tools.as_ref().map(Tools::callable).unwrap_or_default();
+    let callable = tools.as_ref().map(ToolSet::callable).unwrap_or_default();
     let (names, schemas) = callable.iter().cloned().unzip();
-    let most = tools.as_ref().map_or(0, Tools::most_calls);
+    let most = tools.as_ref().map_or(0, ToolSet::most_calls);
     let mut syntax = hosted.syntax.clone();
     syntax.reasoning = syntax.reasoning.filter(|_| reasoning.apart);
-    Ok(Prepared {
+    Ok(ChatRequest {
         work,
         choices: common.choices,
         stream: common.stream,
@@ -107,13 +112,13 @@ pub fn read(hosted: &Hosted, mut fields: Fields, logprobs: Option<usize>) -> Res
 }
 
 /// What is left over asks for nothing.
-fn finish(mut fields: Fields, choices: usize) -> Result<(), ApiError> {
+fn finish(mut fields: RequestFields, choices: usize) -> Result<(), ApiError> {
     // Where all are told, none is better.
     fields.forget("best_of", |value| value.as_u64() == Some(choices as u64));
     fields.finish(&[TEXTS, CHATS])
 }
 
-fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+fn logprobs(fields: &mut RequestFields) -> Result<Option<usize>, ApiError> {
     let wanted = fields.take("logprobs", "true or false")?.unwrap_or(false);
     let top: Option<usize> = fields.take("top_logprobs", "a whole number")?;
     let other = probabilities(fields)?;
@@ -133,9 +138,9 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 
 /// The grammar of an answer: what the request says of its text, calls that have to be there, or either. Reasoning comes before it.
 fn constraint(
-    hosted: &Hosted,
-    constraint: Option<Constraint>,
-    tools: Option<&Tools>,
+    hosted: &ServedModel,
+    constraint: Option<OutputConstraint>,
+    tools: Option<&ToolSet>,
     prompt: &str,
 ) -> Result<Option<Grammar>, ApiError> {
     let compile = |text: Option<&GrammarSpec>, calls: Option<CallGrammar<'_>>, param: &'static str| {
@@ -143,7 +148,7 @@ fn constraint(
         let spec = answer.spec(&hosted.tokenizer);
         let spec =
             spec.map_err(|why| ApiError::field(param, "invalid_grammar", format!("`{param}`: {why}")))?;
-        Constraint { spec, param }.compile(hosted).map(Some)
+        OutputConstraint { spec, param }.compile(hosted).map(Some)
     };
     let text = constraint.as_ref().map(|constraint| &constraint.spec);
     let Some(tools) = tools else {
@@ -172,30 +177,30 @@ fn constraint(
 }
 
 /// The prompt of a conversation, as text. All fields of a chat are taken.
-pub fn apply_template(hosted: &Hosted, fields: Fields) -> Result<Value, ApiError> {
+pub fn apply_template(hosted: &ServedModel, fields: RequestFields) -> Result<Value, ApiError> {
     Ok(json!({"prompt": of_messages(hosted, fields)?.text}))
 }
 
 /// The tokens of the prompt of a conversation.
-pub fn tokens(hosted: &Hosted, fields: Fields) -> Result<Vec<TokenId>, ApiError> {
+pub fn tokens(hosted: &ServedModel, fields: RequestFields) -> Result<Vec<TokenId>, ApiError> {
     let prompt = of_messages(hosted, fields)?;
     hosted.check_text("messages", &prompt.text)?;
     let ids = prompt.format.encode(&hosted.tokenizer, &prompt.text);
     ids.map_err(|e| ApiError::field("messages", "invalid_value", e.to_string()))
 }
 
-fn of_messages(hosted: &Hosted, mut fields: Fields) -> Result<Prompt<'_>, ApiError> {
-    let common = Common::take(&mut fields, hosted, None)?;
+fn of_messages(hosted: &ServedModel, mut fields: RequestFields) -> Result<ChatPrompt<'_>, ApiError> {
+    let common = CommonFields::take(&mut fields, hosted, None)?;
     logprobs(&mut fields)?;
-    let AskedTools { tools, .. } = Tools::take(&mut fields)?;
-    let reasoning = AskedReasoning::take(&mut fields)?;
+    let AskedTools { tools, .. } = ToolSet::take(&mut fields)?;
+    let reasoning = ReasoningRequest::take(&mut fields)?;
     let prompt = prompt(hosted, &mut fields, tools.as_ref(), &reasoning)?;
     finish(fields, common.choices)?;
     Ok(prompt)
 }
 
 /// As many requests as choices, each with the next seed.
-pub fn with_seeds(text: &TextRequest, choices: usize) -> Vec<TextRequest> {
+pub fn with_seeds(text: &EngineRequest, choices: usize) -> Vec<EngineRequest> {
     let of = |index: usize| {
         let mut text = text.clone();
         text.sampling.seed = text.sampling.seed.map(|seed| seed.wrapping_add(index as u64));
@@ -205,10 +210,10 @@ pub fn with_seeds(text: &TextRequest, choices: usize) -> Vec<TextRequest> {
 }
 
 /// A conversation as its model reads it.
-struct Prompt<'h> {
+struct ChatPrompt<'h> {
     format: &'h ChatFormat,
-    messages: Vec<Message>,
-    extra: Extra,
+    messages: Vec<ChatMessage>,
+    extra: TemplateInputs,
     answer: bool,
     text: String,
 }
@@ -216,11 +221,11 @@ struct Prompt<'h> {
 /// A text that no message has, in the place of one.
 const MARK: &str = "\u{1}";
 
-impl Prompt<'_> {
+impl ChatPrompt<'_> {
     /// How many of the prompt's tokens come before the first and the last message of the user, where conversations part that share
     /// instructions, or that are edited.
     fn borders(&self, tokenizer: &Tokenizer, tokens: &[TokenId]) -> Vec<usize> {
-        let is_user = |message: &Message| message.role == "user";
+        let is_user = |message: &ChatMessage| message.role == "user";
         let first = self.messages.iter().position(is_user);
         let last = self.messages.iter().rposition(is_user).filter(|&last| Some(last) != first);
         first.into_iter().chain(last).filter_map(|at| self.border(at, tokenizer, tokens)).collect()
@@ -229,7 +234,7 @@ impl Prompt<'_> {
     /// How many come before a message. Another text in its place shows where that is.
     fn border(&self, at: usize, tokenizer: &Tokenizer, tokens: &[TokenId]) -> Option<usize> {
         let mut messages = self.messages.clone();
-        messages.get_mut(at)?.content = Content::Text(MARK.into());
+        messages.get_mut(at)?.content = MessageContent::Text(MARK.into());
         let other = self.format.render(&messages, self.answer, &self.extra).ok()?;
         let same = self.text.char_indices().zip(other.chars()).find(|((_, a), b)| a != b);
         let ((bytes, _), _) = same?;
@@ -239,7 +244,7 @@ impl Prompt<'_> {
 }
 
 /// Why a model has no chats.
-fn no_format(hosted: &Hosted) -> ApiError {
+fn no_format(hosted: &ServedModel) -> ApiError {
     let message = match hosted.engine.limits().decoder_start {
         None => "this model has no chat template: use /v1/completions, or start the server with --template",
         Some(_) => {
@@ -251,11 +256,11 @@ fn no_format(hosted: &Hosted) -> ApiError {
 }
 
 fn prompt<'a>(
-    hosted: &'a Hosted,
-    fields: &mut Fields,
-    tools: Option<&Tools>,
-    reasoning: &AskedReasoning,
-) -> Result<Prompt<'a>, ApiError> {
+    hosted: &'a ServedModel,
+    fields: &mut RequestFields,
+    tools: Option<&ToolSet>,
+    reasoning: &ReasoningRequest,
+) -> Result<ChatPrompt<'a>, ApiError> {
     let messages: Vec<Value> = fields.need("messages", "a list of messages")?;
     let variables: Option<BTreeMap<String, TemplateValue>> =
         fields.take("chat_template_kwargs", "an object of variables of the template")?;
@@ -294,19 +299,19 @@ fn prompt<'a>(
     let as_text = hosted.syntax.calls.as_ref().is_some_and(|calls| calls.arguments_as_text);
     let message = |at| messages::message(at, as_text);
     let messages = messages.into_iter().enumerate().map(message).collect::<Result<Vec<_>, _>>()?;
-    let tools = tools.map(Tools::for_template).transpose()?;
-    let extra = Extra { variables, tools, documents, ..Extra::default() };
+    let tools = tools.map(ToolSet::for_template).transpose()?;
+    let extra = TemplateInputs { variables, tools, documents, ..TemplateInputs::default() };
     let failed =
         |error: mlcc_engine::ChatError| ApiError::field("messages", "template_error", error.to_string());
     let mut text = format.render(&messages, answer, &extra).map_err(failed)?;
     if goes_on {
         text.truncate(end_of_last(format, &messages, &extra, &text).map_err(failed)?);
     }
-    Ok(Prompt { format, messages, extra, answer, text })
+    Ok(ChatPrompt { format, messages, extra, answer, text })
 }
 
 /// Whether the last message, which is the model's, is to be gone on with.
-fn goes_on(fields: &mut Fields, messages: &[Value]) -> Result<bool, ApiError> {
+fn goes_on(fields: &mut RequestFields, messages: &[Value]) -> Result<bool, ApiError> {
     const NAME: &str = "continue_final_message";
     let wanted = fields.take(NAME, "true or false")?.unwrap_or(false);
     let last = messages.last().filter(|last| last["role"] == "assistant" && !last["content"].is_null());
@@ -320,20 +325,20 @@ fn goes_on(fields: &mut Fields, messages: &[Value]) -> Result<bool, ApiError> {
 /// Where the text of the last message ends in a prompt that ends with that message. A longer one shows where that is.
 fn end_of_last(
     format: &ChatFormat,
-    messages: &[Message],
-    extra: &Extra,
+    messages: &[ChatMessage],
+    extra: &TemplateInputs,
     text: &str,
 ) -> Result<usize, mlcc_engine::ChatError> {
     let mut longer = messages.to_vec();
     if let Some(last) = longer.last_mut() {
-        last.content = Content::Text(last.text().trim_end().to_owned() + MARK);
+        last.content = MessageContent::Text(last.text().trim_end().to_owned() + MARK);
     }
     let longer = format.render(&longer, false, extra)?;
     let same = text.char_indices().zip(longer.chars()).find(|((_, a), b)| a != b);
     Ok(same.map_or(text.len(), |((at, _), _)| at))
 }
 
-struct Chat {
+struct ChatResponse {
     logprobs: bool,
     tells_reasoning: bool,
     /// Has seen nothing.
@@ -376,7 +381,7 @@ fn delta(parts: impl IntoIterator<Item = AnswerPart>, ids: &CallIds, choice: usi
     delta
 }
 
-impl Chat {
+impl ChatResponse {
     fn streamed(&self, index: usize, parts: Vec<AnswerPart>, logprobs: Value) -> Value {
         let told = |part: &AnswerPart| self.tells_reasoning || !matches!(part, AnswerPart::Reasoning(_));
         let delta = delta(parts.into_iter().filter(told), &self.ids, index);
@@ -398,7 +403,7 @@ fn logprob_entry(tokenizer: &Tokenizer, logprobs: &Logprobs) -> Value {
     entry
 }
 
-impl Shape for Chat {
+impl ResponseShape for ChatResponse {
     fn id_prefix(&self) -> &'static str {
         "chatcmpl"
     }
@@ -411,11 +416,11 @@ impl Shape for Chat {
         "chat.completion.chunk"
     }
 
-    fn whole(&self, tokenizer: &Tokenizer, index: usize, choice: &Choice) -> Value {
+    fn whole(&self, tokenizer: &Tokenizer, index: usize, choice: &ResponseChoice) -> Value {
         let entries = choice.tokens.iter().filter_map(|token| token.logprobs.as_ref());
         let entries: Vec<Value> = entries.map(|logprobs| logprob_entry(tokenizer, logprobs)).collect();
         let cut = choice.finished.as_ref().is_none_or(is_cut);
-        let mut answer = Answer::read(self.parser.clone(), &choice.text, cut, &self.ids, index);
+        let mut answer = ChatAnswer::read(self.parser.clone(), &choice.text, cut, &self.ids, index);
         if !self.tells_reasoning {
             answer.reasoning.clear();
         }
@@ -442,7 +447,7 @@ impl Shape for Chat {
         tokenizer: &Tokenizer,
         index: usize,
         text: &str,
-        token: Option<&Chosen>,
+        token: Option<&SampledToken>,
     ) -> Option<Value> {
         let entry = token.and_then(|token| token.logprobs.as_ref());
         let parts = self.streams.get_mut(index)?.push(text);
@@ -453,7 +458,7 @@ impl Shape for Chat {
         Some(self.streamed(index, parts, logprobs.into()))
     }
 
-    fn last(&mut self, index: usize, finished: &Finished) -> Vec<Value> {
+    fn last(&mut self, index: usize, finished: &RequestSummary) -> Vec<Value> {
         let Some(parser) = self.streams.get_mut(index) else { return Vec::new() };
         let (rest, calls) = (parser.finish(is_cut(finished)), parser.calls());
         let reason = ended_by(finished, calls);
@@ -463,7 +468,7 @@ impl Shape for Chat {
     }
 }
 
-fn message_of(answer: &Answer) -> Value {
+fn message_of(answer: &ChatAnswer) -> Value {
     let called = !answer.calls.is_empty() || answer.cut_call;
     let content = if answer.text.is_empty() && called { Value::Null } else { answer.text.as_str().into() };
     let mut message = json!({"role": "assistant", "content": content, "refusal": null});
@@ -471,7 +476,7 @@ fn message_of(answer: &Answer) -> Value {
         message["reasoning_content"] = answer.reasoning.as_str().into();
     }
     if !answer.calls.is_empty() {
-        let call = |call: &Call| json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}});
+        let call = |call: &ToolCall| json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}});
         message["tool_calls"] = answer.calls.iter().map(call).collect();
     }
     message

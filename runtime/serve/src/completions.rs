@@ -1,18 +1,18 @@
 //! `/v1/completions`.
 
 use mlcc_engine::sampler::{Logprobs, TokenLogprob};
-use mlcc_engine::serving::{Chosen, Finished, TextRequest};
+use mlcc_engine::serving::{EngineRequest, RequestSummary, SampledToken};
 use mlcc_engine::{SpecialTokens, TokenId, Tokenizer, Utf8Stream};
 use serde_json::{Map, Value, json};
 
 use crate::chat::with_seeds;
 use crate::error::ApiError;
-use crate::fields::Fields;
-use crate::hosted::Hosted;
+use crate::fields::RequestFields;
+use crate::hosted::ServedModel;
 use crate::known_fields;
-use crate::sampling::{Common, MOST_LOGPROBS, probabilities};
-use crate::shape::{Shape, finish_reason, finite};
-use crate::texts::{Choice, Work};
+use crate::sampling::{CommonFields, MOST_LOGPROBS, probabilities};
+use crate::shape::{ResponseShape, finish_reason, finite};
+use crate::texts::{PreparedRequest, ResponseChoice};
 
 /// As the API has it.
 const USUAL_LENGTH: usize = 16;
@@ -20,21 +20,21 @@ const USUAL_LENGTH: usize = 16;
 /// All forms of `prompt`.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
-enum Prompts {
+enum PromptInput {
     Text(String),
     Tokens(Vec<TokenId>),
     Texts(Vec<String>),
     TokenLists(Vec<Vec<TokenId>>),
 }
 
-struct Prompt {
+struct CompletionPrompt {
     text: String,
     tokens: Vec<TokenId>,
 }
 
 /// Reads a request and makes its prompts.
-pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
-    let common = Common::take(&mut fields, hosted, Some(USUAL_LENGTH))?;
+pub fn prepare(hosted: &ServedModel, mut fields: RequestFields) -> Result<PreparedRequest, ApiError> {
+    let common = CommonFields::take(&mut fields, hosted, Some(USUAL_LENGTH))?;
     let choices = common.choices;
     let prompts = prompts(hosted, &mut fields, choices)?;
     let echo = fields.take("echo", "true or false")?.unwrap_or(false);
@@ -52,20 +52,21 @@ pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
             "tokens of a source text have no probabilities, of which this model reads one: leave out `echo`";
         return Err(ApiError::field("echo", "unsupported", message));
     }
-    let text = TextRequest {
+    let text = EngineRequest {
         eos: common.ends(&hosted.eos),
         logprobs,
         prompt_logprobs: logprobs.filter(|_| echo),
         grammar: common.constraint.map(|constraint| constraint.compile(hosted)).transpose()?,
         ..common.text
     };
-    let of =
-        |prompt: &Prompt| with_seeds(&TextRequest { prompt: prompt.tokens.clone(), ..text.clone() }, choices);
-    let requests: Vec<TextRequest> = prompts.iter().flat_map(of).collect();
+    let of = |prompt: &CompletionPrompt| {
+        with_seeds(&EngineRequest { prompt: prompt.tokens.clone(), ..text.clone() }, choices)
+    };
+    let requests: Vec<EngineRequest> = prompts.iter().flat_map(of).collect();
     let places = vec![TextPlace::default(); requests.len()];
     let special = text.special;
-    let shape = Completion { echo, logprobs: logprobs.is_some(), choices, prompts, special, places };
-    Ok(Work {
+    let shape = CompletionResponse { echo, logprobs: logprobs.is_some(), choices, prompts, special, places };
+    Ok(PreparedRequest {
         requests,
         choices,
         stream: common.stream,
@@ -75,7 +76,11 @@ pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
     })
 }
 
-fn prompts(hosted: &Hosted, fields: &mut Fields, choices: usize) -> Result<Vec<Prompt>, ApiError> {
+fn prompts(
+    hosted: &ServedModel,
+    fields: &mut RequestFields,
+    choices: usize,
+) -> Result<Vec<CompletionPrompt>, ApiError> {
     let expected = "a string, a list of token ids, or a list of such";
     let special = fields.take("add_special_tokens", "true or false")?.unwrap_or(true);
     let of_text = |text: String| {
@@ -83,28 +88,30 @@ fn prompts(hosted: &Hosted, fields: &mut Fields, choices: usize) -> Result<Vec<P
         let tokenizer = &hosted.tokenizer;
         let tokens = if special { tokenizer.encode_prompt(&text) } else { tokenizer.encode(&text) };
         let tokens = tokens.map_err(|e| ApiError::field("prompt", "invalid_value", e.to_string()))?;
-        Ok(Prompt { text, tokens })
+        Ok(CompletionPrompt { text, tokens })
     };
     let of_tokens = |tokens: Vec<TokenId>| {
         hosted.check_tokens(tokens.len())?;
         let text = hosted.tokenizer.decode(&tokens, SpecialTokens::Keep);
-        Ok(Prompt { text, tokens: hosted.tokenizer.as_prompt(tokens) })
+        Ok(CompletionPrompt { text, tokens: hosted.tokenizer.as_prompt(tokens) })
     };
     let given = fields.need("prompt", expected)?;
     let count = match &given {
-        Prompts::Text(_) | Prompts::Tokens(_) => 1,
-        Prompts::Texts(texts) => texts.len(),
-        Prompts::TokenLists(lists) => lists.len(),
+        PromptInput::Text(_) | PromptInput::Tokens(_) => 1,
+        PromptInput::Texts(texts) => texts.len(),
+        PromptInput::TokenLists(lists) => lists.len(),
     };
     // Before any of them is made.
     hosted.check_count(count, choices)?;
-    let prompts: Vec<Prompt> = match given {
-        Prompts::Text(text) => vec![of_text(text)?],
+    let prompts: Vec<CompletionPrompt> = match given {
+        PromptInput::Text(text) => vec![of_text(text)?],
         // An empty list of whatever.
-        Prompts::Tokens(tokens) if tokens.is_empty() => Vec::new(),
-        Prompts::Tokens(tokens) => vec![of_tokens(tokens)?],
-        Prompts::Texts(texts) => texts.into_iter().map(of_text).collect::<Result<_, ApiError>>()?,
-        Prompts::TokenLists(lists) => lists.into_iter().map(of_tokens).collect::<Result<_, ApiError>>()?,
+        PromptInput::Tokens(tokens) if tokens.is_empty() => Vec::new(),
+        PromptInput::Tokens(tokens) => vec![of_tokens(tokens)?],
+        PromptInput::Texts(texts) => texts.into_iter().map(of_text).collect::<Result<_, ApiError>>()?,
+        PromptInput::TokenLists(lists) => {
+            lists.into_iter().map(of_tokens).collect::<Result<_, ApiError>>()?
+        }
     };
     match prompts.is_empty() {
         true => Err(ApiError::field("prompt", "invalid_value", "`prompt` is an empty list")),
@@ -112,11 +119,11 @@ fn prompts(hosted: &Hosted, fields: &mut Fields, choices: usize) -> Result<Vec<P
     }
 }
 
-struct Completion {
+struct CompletionResponse {
     echo: bool,
     logprobs: bool,
     choices: usize,
-    prompts: Vec<Prompt>,
+    prompts: Vec<CompletionPrompt>,
     /// Whether control tokens are in the text.
     special: SpecialTokens,
     /// Where the tokens that were streamed have come to, of each choice.
@@ -150,7 +157,7 @@ impl TextPlace {
 }
 
 /// Tokens in the form of `logprobs`.
-struct Entries<'t> {
+struct LogprobEntries<'t> {
     tokenizer: &'t Tokenizer,
     special: SpecialTokens,
     tokens: Vec<Value>,
@@ -183,10 +190,18 @@ fn alternatives(tokenizer: &Tokenizer, logprobs: &Logprobs) -> Map<String, Value
     entries
 }
 
-impl<'t> Entries<'t> {
+impl<'t> LogprobEntries<'t> {
     fn new(tokenizer: &'t Tokenizer, special: SpecialTokens, place: TextPlace) -> Self {
         let none = Vec::new;
-        Entries { tokenizer, special, tokens: none(), logprobs: none(), top: none(), offsets: none(), place }
+        LogprobEntries {
+            tokenizer,
+            special,
+            tokens: none(),
+            logprobs: none(),
+            top: none(),
+            offsets: none(),
+            place,
+        }
     }
 
     /// A token that was written.
@@ -205,7 +220,7 @@ impl<'t> Entries<'t> {
         self.top.push(top.map_or(Value::Null, Value::Object));
     }
 
-    fn prompt(&mut self, prompt: &Prompt, scored: &[Option<Logprobs>]) {
+    fn prompt(&mut self, prompt: &CompletionPrompt, scored: &[Option<Logprobs>]) {
         let mut rest = prompt.text.as_bytes();
         for (&id, logprobs) in prompt.tokens.iter().zip(scored) {
             let mut bytes = self.tokenizer.bytes_of(id).unwrap_or_default();
@@ -231,29 +246,29 @@ impl<'t> Entries<'t> {
     }
 }
 
-impl Completion {
-    fn prompt_of(&self, index: usize) -> Option<&Prompt> {
+impl CompletionResponse {
+    fn prompt_of(&self, index: usize) -> Option<&CompletionPrompt> {
         self.prompts.get(index / self.choices.max(1))
     }
 
-    fn streamed(&mut self, index: usize, text: &str, entries: Option<Entries<'_>>) -> Value {
+    fn streamed(&mut self, index: usize, text: &str, entries: Option<LogprobEntries<'_>>) -> Value {
         if let (Some(entries), Some(place)) = (&entries, self.places.get_mut(index)) {
             *place = entries.place.clone();
         }
         json!({
             "text": text,
             "index": index,
-            "logprobs": entries.map(Entries::value),
+            "logprobs": entries.map(LogprobEntries::value),
             "finish_reason": null,
         })
     }
 
-    fn entries<'t>(&self, tokenizer: &'t Tokenizer, index: usize) -> Entries<'t> {
-        Entries::new(tokenizer, self.special, self.places.get(index).cloned().unwrap_or_default())
+    fn entries<'t>(&self, tokenizer: &'t Tokenizer, index: usize) -> LogprobEntries<'t> {
+        LogprobEntries::new(tokenizer, self.special, self.places.get(index).cloned().unwrap_or_default())
     }
 }
 
-impl Shape for Completion {
+impl ResponseShape for CompletionResponse {
     fn id_prefix(&self) -> &'static str {
         "cmpl"
     }
@@ -266,8 +281,8 @@ impl Shape for Completion {
         "text_completion"
     }
 
-    fn whole(&self, tokenizer: &Tokenizer, index: usize, choice: &Choice) -> Value {
-        let mut entries = Entries::new(tokenizer, self.special, TextPlace::default());
+    fn whole(&self, tokenizer: &Tokenizer, index: usize, choice: &ResponseChoice) -> Value {
+        let mut entries = LogprobEntries::new(tokenizer, self.special, TextPlace::default());
         let mut text = String::new();
         if let Some(prompt) = self.prompt_of(index).filter(|_| self.echo) {
             text += &prompt.text;
@@ -302,7 +317,7 @@ impl Shape for Completion {
         tokenizer: &Tokenizer,
         index: usize,
         text: &str,
-        token: Option<&Chosen>,
+        token: Option<&SampledToken>,
     ) -> Option<Value> {
         let token = token.filter(|_| self.logprobs);
         if text.is_empty() && token.is_none() {
@@ -316,7 +331,7 @@ impl Shape for Completion {
         Some(self.streamed(index, text, entries))
     }
 
-    fn last(&mut self, index: usize, finished: &Finished) -> Vec<Value> {
+    fn last(&mut self, index: usize, finished: &RequestSummary) -> Vec<Value> {
         vec![json!({"text": "", "index": index, "logprobs": null, "finish_reason": finish_reason(finished)})]
     }
 }

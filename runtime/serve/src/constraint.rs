@@ -6,22 +6,22 @@ use mlcc_engine::GrammarSpec;
 use serde_json::Value;
 
 use crate::error::ApiError;
-use crate::fields::Fields;
-use crate::hosted::Hosted;
+use crate::fields::RequestFields;
+use crate::hosted::ServedModel;
 
 /// A grammar, and the field that it comes from.
 #[derive(Debug, PartialEq)]
-pub struct Constraint {
+pub struct OutputConstraint {
     pub spec: GrammarSpec,
     pub param: &'static str,
 }
 
-impl Constraint {
+impl OutputConstraint {
     /// Takes the fields; `None` if the text is free.
-    pub fn take(fields: &mut Fields) -> Result<Option<Constraint>, ApiError> {
+    pub fn take(fields: &mut RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
         let mut found = Vec::new();
         let mut add = |param: &'static str, spec: Option<GrammarSpec>| {
-            found.extend(spec.map(|spec| Constraint { spec, param }));
+            found.extend(spec.map(|spec| OutputConstraint { spec, param }));
         };
         add("response_format", response_format(fields)?);
         add("structured_outputs", structured_outputs(fields)?);
@@ -51,7 +51,7 @@ impl Constraint {
         }
     }
 
-    pub fn compile(&self, hosted: &Hosted) -> Result<mlcc_engine::Grammar, ApiError> {
+    pub fn compile(&self, hosted: &ServedModel) -> Result<mlcc_engine::Grammar, ApiError> {
         hosted.grammar(&self.spec).map_err(|error| ApiError::grammar(self.param, &error))
     }
 }
@@ -65,7 +65,7 @@ fn schema(param: &'static str, value: Value) -> Result<GrammarSpec, ApiError> {
     serde_json::from_str(&text).map(GrammarSpec::JsonSchema).map_err(wrong)
 }
 
-fn response_format(fields: &mut Fields) -> Result<Option<GrammarSpec>, ApiError> {
+fn response_format(fields: &mut RequestFields) -> Result<Option<GrammarSpec>, ApiError> {
     const NAME: &str = "response_format";
     let format: Option<BTreeMap<String, Value>> = fields.take(NAME, "an object")?;
     let Some(mut format) = format else { return Ok(None) };
@@ -90,7 +90,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<GrammarSpec>, ApiError>
     }
 }
 
-fn structured_outputs(fields: &mut Fields) -> Result<Option<GrammarSpec>, ApiError> {
+fn structured_outputs(fields: &mut RequestFields) -> Result<Option<GrammarSpec>, ApiError> {
     const NAME: &str = "structured_outputs";
     let wanted: Option<BTreeMap<String, Value>> = fields.take(NAME, "an object")?;
     let wrong = |message: String| ApiError::field(NAME, "invalid_value", message);
@@ -131,8 +131,8 @@ mod tests {
     use serde_json::json;
 
     fn take(body: Value) -> Result<Option<GrammarSpec>, (String, &'static str)> {
-        let mut fields = Fields::parse(body.to_string().as_bytes()).unwrap();
-        let taken = Constraint::take(&mut fields).map_err(|e| (e.param.unwrap(), e.code.unwrap()))?;
+        let mut fields = RequestFields::parse(body.to_string().as_bytes()).unwrap();
+        let taken = OutputConstraint::take(&mut fields).map_err(|e| (e.param.unwrap(), e.code.unwrap()))?;
         fields.finish(&[]).unwrap();
         Ok(taken.map(|constraint| constraint.spec))
     }

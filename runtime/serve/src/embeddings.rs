@@ -2,25 +2,25 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use mlcc_engine::texts::{Embed, TextError, TextModel, Vectors};
-use mlcc_engine::{TokenId, texts::Purpose};
+use mlcc_engine::texts::{EmbedOptions, EmbeddingError, EmbeddingModel, EmbeddingVectors};
+use mlcc_engine::{TokenId, texts::PoolingTask};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
-use crate::app::App;
-use crate::budget::Lease;
+use crate::app::AppState;
+use crate::budget::MemoryLease;
 use crate::error::ApiError;
-use crate::fields::{Fields, OneOrMany};
+use crate::fields::{OneOrMany, RequestFields};
 use crate::hosted::ENCODING;
 use crate::known_fields;
 
 /// The models of texts of a server, by their names.
 #[derive(Default)]
-pub struct TextModels(Vec<(String, Mutex<TextModel>)>);
+pub struct EmbeddingModels(Vec<(String, Mutex<EmbeddingModel>)>);
 
-impl TextModels {
-    pub fn new(models: Vec<(String, TextModel)>) -> TextModels {
-        TextModels(models.into_iter().map(|(name, model)| (name, Mutex::new(model))).collect())
+impl EmbeddingModels {
+    pub fn new(models: Vec<(String, EmbeddingModel)>) -> EmbeddingModels {
+        EmbeddingModels(models.into_iter().map(|(name, model)| (name, Mutex::new(model))).collect())
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
@@ -32,8 +32,8 @@ impl TextModels {
         let (_, model) = self.0.iter().find(|(known, _)| known == name)?;
         let purpose = model.lock().unwrap_or_else(PoisonError::into_inner).purpose();
         Some(match purpose {
-            Purpose::Embedding => "/v1/embeddings",
-            Purpose::Scores => "/v1/rerank",
+            PoolingTask::Embedding => "/v1/embeddings",
+            PoolingTask::Scores => "/v1/rerank",
         })
     }
 
@@ -44,7 +44,7 @@ impl TextModels {
     }
 
     /// Runs `work` with the first model, if there is one.
-    pub fn with_first<T>(&self, work: impl FnOnce(&mut TextModel) -> T) -> Option<T> {
+    pub fn with_first<T>(&self, work: impl FnOnce(&mut EmbeddingModel) -> T) -> Option<T> {
         let (_, model) = self.0.first()?;
         Some(work(&mut model.lock().unwrap_or_else(PoisonError::into_inner)))
     }
@@ -52,11 +52,11 @@ impl TextModels {
     /// The model that a request names, or the first for this purpose.
     fn find(
         &self,
-        app: &App,
+        app: &AppState,
         name: Option<&str>,
-        purpose: Purpose,
-    ) -> Result<(&str, &Mutex<TextModel>), ApiError> {
-        let fits = |model: &Mutex<TextModel>| {
+        purpose: PoolingTask,
+    ) -> Result<(&str, &Mutex<EmbeddingModel>), ApiError> {
+        let fits = |model: &Mutex<EmbeddingModel>| {
             model.lock().unwrap_or_else(PoisonError::into_inner).purpose() == purpose
         };
         let found = match name {
@@ -71,8 +71,10 @@ impl TextModels {
             app.models.find(Some(name))?;
         }
         let what = match purpose {
-            Purpose::Embedding => "this is no model of embeddings: start the server with an artifact of one",
-            Purpose::Scores => "this is no reranker: start the server with an artifact of one",
+            PoolingTask::Embedding => {
+                "this is no model of embeddings: start the server with an artifact of one"
+            }
+            PoolingTask::Scores => "this is no reranker: start the server with an artifact of one",
         };
         Err(ApiError::field("model", "no_text_model", what))
     }
@@ -81,7 +83,7 @@ impl TextModels {
 /// What is embedded: strings, or texts as token ids.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Input {
+enum EmbeddingInput {
     Texts(OneOrMany<String>),
     Ids(OneOrManyIds),
 }
@@ -93,20 +95,22 @@ enum OneOrManyIds {
     Many(Vec<Vec<TokenId>>),
 }
 
-impl Input {
+impl EmbeddingInput {
     /// How many texts there are, and their bytes or ids.
     fn size(&self) -> (usize, usize) {
         match self {
-            Input::Texts(OneOrMany::One(text)) => (1, text.len()),
-            Input::Texts(OneOrMany::Many(texts)) => (texts.len(), texts.iter().map(String::len).sum()),
-            Input::Ids(OneOrManyIds::One(ids)) => (1, ids.len()),
-            Input::Ids(OneOrManyIds::Many(lists)) => (lists.len(), lists.iter().map(Vec::len).sum()),
+            EmbeddingInput::Texts(OneOrMany::One(text)) => (1, text.len()),
+            EmbeddingInput::Texts(OneOrMany::Many(texts)) => {
+                (texts.len(), texts.iter().map(String::len).sum())
+            }
+            EmbeddingInput::Ids(OneOrManyIds::One(ids)) => (1, ids.len()),
+            EmbeddingInput::Ids(OneOrManyIds::Many(lists)) => (lists.len(), lists.iter().map(Vec::len).sum()),
         }
     }
 }
 
 /// An answer of a model of texts, as JSON, with what is counted of it.
-pub struct Measured {
+pub struct MeteredAnswer {
     pub text: String,
     pub model: String,
     /// Tokens that were read, where the answer tells them.
@@ -119,9 +123,13 @@ const EACH: usize = 160;
 const NUMBER: usize = 4 + 2 * 14;
 
 /// The form of `/v1/embeddings` of OpenAI.
-pub fn embed(app: &App, mut fields: Fields, lease: &mut Lease) -> Result<Measured, ApiError> {
+pub fn embed(
+    app: &AppState,
+    mut fields: RequestFields,
+    lease: &mut MemoryLease,
+) -> Result<MeteredAnswer, ApiError> {
     let name: Option<String> = fields.take("model", "the name of the model")?;
-    let input: Input = fields.need("input", "a string, a list of strings, or token ids of texts")?;
+    let input: EmbeddingInput = fields.need("input", "a string, a list of strings, or token ids of texts")?;
     let dim: Option<usize> = fields.take("dimensions", "a number")?;
     let format: Option<String> = fields.take("encoding_format", "float or base64")?;
     let base64 = match format.as_deref() {
@@ -135,74 +143,81 @@ pub fn embed(app: &App, mut fields: Fields, lease: &mut Lease) -> Result<Measure
     let prompt: Option<String> = fields.take("prompt_name", "the name of a prompt of the model")?;
     fields.finish(&[known_fields::VECTORS])?;
     app.ready()?;
-    let (name, model) = app.texts.find(app, name.as_deref(), Purpose::Embedding)?;
+    let (name, model) = app.texts.find(app, name.as_deref(), PoolingTask::Embedding)?;
     let (count, bytes) = input.size();
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
     let vector = model.model().text_width().saturating_mul(NUMBER);
     let texts = count.saturating_mul(vector.saturating_add(EACH));
     app.server.memory.more(lease, texts.saturating_add(bytes.saturating_mul(ENCODING)))?;
-    let how = Embed { prompt: prompt.as_deref(), prompt_text: None, dim };
+    let how = EmbedOptions { prompt: prompt.as_deref(), prompt_text: None, dim };
     let vectors = match input {
-        Input::Texts(texts) => {
+        EmbeddingInput::Texts(texts) => {
             let texts = texts.into_vec();
             model.embed(&texts.iter().map(String::as_str).collect::<Vec<_>>(), &how)
         }
-        Input::Ids(OneOrManyIds::One(ids)) => model.embed_ids(&[ids], &how),
-        Input::Ids(OneOrManyIds::Many(ids)) => model.embed_ids(&ids, &how),
+        EmbeddingInput::Ids(OneOrManyIds::One(ids)) => model.embed_ids(&[ids], &how),
+        EmbeddingInput::Ids(OneOrManyIds::Many(ids)) => model.embed_ids(&ids, &how),
     };
     let vectors = vectors.map_err(|error| refused("input", &error))?;
-    let data = Rows { vectors: &vectors, base64 };
+    let data = EmbeddingRows { vectors: &vectors, base64 };
     let (object, usage) = ("list", usage(&vectors));
-    let text = serde_json::to_string(&Embeddings { object, data, model: name, usage });
+    let text = serde_json::to_string(&EmbeddingsResponse { object, data, model: name, usage });
     let text = text.map_err(|error| ApiError::internal(error.to_string()))?;
-    Ok(Measured { text, model: name.to_owned(), tokens: Some(vectors.tokens as u64) })
+    Ok(MeteredAnswer { text, model: name.to_owned(), tokens: Some(vectors.tokens as u64) })
 }
 
-fn usage(vectors: &Vectors) -> Value {
+fn usage(vectors: &EmbeddingVectors) -> Value {
     json!({"prompt_tokens": vectors.tokens, "total_tokens": vectors.tokens})
 }
 
 #[derive(Serialize)]
-struct Embeddings<'a> {
+struct EmbeddingsResponse<'a> {
     object: &'a str,
-    data: Rows<'a>,
+    data: EmbeddingRows<'a>,
     model: &'a str,
     usage: Value,
 }
 
 /// Vectors that are written one after the other.
-struct Rows<'a> {
-    vectors: &'a Vectors,
+struct EmbeddingRows<'a> {
+    vectors: &'a EmbeddingVectors,
     base64: bool,
 }
 
 #[derive(Serialize)]
-struct Row<'a> {
+struct EmbeddingRow<'a> {
     object: &'a str,
     index: usize,
-    embedding: Embedding<'a>,
+    embedding: EncodedEmbedding<'a>,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Embedding<'a> {
+enum EncodedEmbedding<'a> {
     Base64(String),
     Numbers(&'a [f32]),
 }
 
-impl Serialize for Rows<'_> {
+impl Serialize for EmbeddingRows<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let of = |(index, row)| {
-            let embedding =
-                if self.base64 { Embedding::Base64(to_base64(row)) } else { Embedding::Numbers(row) };
-            Row { object: "embedding", index, embedding }
+            let embedding = if self.base64 {
+                EncodedEmbedding::Base64(to_base64(row))
+            } else {
+                EncodedEmbedding::Numbers(row)
+            };
+            EmbeddingRow { object: "embedding", index, embedding }
         };
         serializer.collect_seq(self.vectors.rows().enumerate().map(of))
     }
 }
 
 /// The form that Jina's and Cohere's clients send.
-pub fn rerank(app: &App, mut fields: Fields, lease: &mut Lease) -> Result<Measured, ApiError> {
+pub fn rerank(
+    app: &AppState,
+    mut fields: RequestFields,
+    lease: &mut MemoryLease,
+) -> Result<MeteredAnswer, ApiError> {
     let name: Option<String> = fields.take("model", "the name of the model")?;
     let query: String = fields.need("query", "a string")?;
     let documents: Vec<String> = fields.need("documents", "a list of strings")?;
@@ -210,7 +225,7 @@ pub fn rerank(app: &App, mut fields: Fields, lease: &mut Lease) -> Result<Measur
     let texts: bool = fields.take("return_documents", "true or false")?.unwrap_or(false);
     fields.finish(&[known_fields::VECTORS])?;
     app.ready()?;
-    let (name, model) = app.texts.find(app, name.as_deref(), Purpose::Scores)?;
+    let (name, model) = app.texts.find(app, name.as_deref(), PoolingTask::Scores)?;
     // The query is read with each document.
     let read = documents.iter().map(|document| query.len().saturating_add(document.len()));
     let longest = read.clone().max().unwrap_or(0).saturating_mul(ENCODING);
@@ -231,23 +246,25 @@ pub fn rerank(app: &App, mut fields: Fields, lease: &mut Lease) -> Result<Measur
         row
     });
     let text = json!({"model": name, "results": results.collect::<Vec<_>>()}).to_string();
-    Ok(Measured { text, model: name.to_owned(), tokens: None })
+    Ok(MeteredAnswer { text, model: name.to_owned(), tokens: None })
 }
 
-fn refused(field: &str, error: &TextError) -> ApiError {
+fn refused(field: &str, error: &EmbeddingError) -> ApiError {
     match error {
-        TextError::Dim { .. } => ApiError::field("dimensions", "invalid_value", error.to_string()),
-        TextError::UnknownPrompt { .. } => ApiError::field("prompt_name", "invalid_value", error.to_string()),
-        TextError::NoEmbeddings | TextError::NoReranker { .. } | TextError::Template(_) => {
+        EmbeddingError::Dim { .. } => ApiError::field("dimensions", "invalid_value", error.to_string()),
+        EmbeddingError::UnknownPrompt { .. } => {
+            ApiError::field("prompt_name", "invalid_value", error.to_string())
+        }
+        EmbeddingError::NoEmbeddings | EmbeddingError::NoReranker { .. } | EmbeddingError::Template(_) => {
             ApiError::field("model", "no_text_model", error.to_string())
         }
-        TextError::Runtime(_)
-        | TextError::Tokenizer { .. }
-        | TextError::TokenType { .. }
-        | TextError::TokenId { .. }
-        | TextError::Chat { .. }
-        | TextError::NoInstruction
-        | TextError::Empty { .. } => ApiError::field(field, "invalid_value", error.to_string()),
+        EmbeddingError::Runtime(_)
+        | EmbeddingError::Tokenizer { .. }
+        | EmbeddingError::TokenType { .. }
+        | EmbeddingError::TokenId { .. }
+        | EmbeddingError::Chat { .. }
+        | EmbeddingError::NoInstruction
+        | EmbeddingError::Empty { .. } => ApiError::field(field, "invalid_value", error.to_string()),
     }
 }
 

@@ -3,7 +3,7 @@
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use mlcc_engine::GrammarError;
-use mlcc_engine::serving::{Failure, LaunchError};
+use mlcc_engine::serving::{LaunchError, RequestFailure};
 use mlcc_files::did_you_mean;
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ const NAMED_MODELS: usize = 8;
 
 /// The code of an error, which goes with its answer to who counts and traces it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Code(pub &'static str);
+pub struct ErrorCode(pub &'static str);
 
 /// An answer that is an error: `{"error":{"message","type","param","code"}}`.
 #[derive(Debug, Clone, PartialEq)]
@@ -242,12 +242,12 @@ impl From<LaunchError> for ApiError {
     }
 }
 
-impl From<Failure> for ApiError {
-    fn from(failure: Failure) -> Self {
+impl From<RequestFailure> for ApiError {
+    fn from(failure: RequestFailure) -> Self {
         match failure {
             // The request asked for it.
-            Failure::Grammar(reason) => Self::request("grammar_failed", reason),
-            Failure::Model(_) | Failure::Panic(_) => Self::internal(failure.to_string()),
+            RequestFailure::Grammar(reason) => Self::request("grammar_failed", reason),
+            RequestFailure::Model(_) | RequestFailure::Panic(_) => Self::internal(failure.to_string()),
         }
     }
 }
@@ -255,7 +255,7 @@ impl From<Failure> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, json_type(), self.body().to_string()).into_response();
-        response.extensions_mut().insert(Code(self.code.unwrap_or(self.kind)));
+        response.extensions_mut().insert(ErrorCode(self.code.unwrap_or(self.kind)));
         if self.status == StatusCode::TOO_MANY_REQUESTS {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER));
         }

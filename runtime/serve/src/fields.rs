@@ -9,19 +9,19 @@ use crate::known_fields::{self, KnownField};
 /// Longest value that an error repeats.
 const SHOWN: usize = 60;
 
-pub struct Fields(Map<String, Value>);
+pub struct RequestFields(Map<String, Value>);
 
-impl From<Map<String, Value>> for Fields {
-    fn from(map: Map<String, Value>) -> Fields {
-        Fields(map)
+impl From<Map<String, Value>> for RequestFields {
+    fn from(map: Map<String, Value>) -> RequestFields {
+        RequestFields(map)
     }
 }
 
-impl Fields {
-    pub fn parse(body: &[u8]) -> Result<Fields, ApiError> {
+impl RequestFields {
+    pub fn parse(body: &[u8]) -> Result<RequestFields, ApiError> {
         let wrong = |what: String| ApiError::request("invalid_json", what);
         match crate::strict::parse(body) {
-            Ok(Value::Object(map)) => Ok(Fields(map)),
+            Ok(Value::Object(map)) => Ok(RequestFields(map)),
             Ok(other) => Err(wrong(format!("the body is {}, expected a JSON object", shown(&other)))),
             Err(error) => Err(wrong(format!("the body is no JSON object: {error}"))),
         }
@@ -68,7 +68,7 @@ impl Fields {
 
 /// The begin of a value's text. A long value is not written as a whole.
 pub fn shown(value: &Value) -> String {
-    let mut head = Head(Vec::new());
+    let mut head = BoundedWriter(Vec::new());
     // It ends with an error where there is no more room.
     let _ = serde_json::to_writer(&mut head, value);
     let text = String::from_utf8_lossy(&head.0);
@@ -79,9 +79,9 @@ pub fn shown(value: &Value) -> String {
 }
 
 /// A writer that takes no more than an error repeats.
-struct Head(Vec<u8>);
+struct BoundedWriter(Vec<u8>);
 
-impl std::io::Write for Head {
+impl std::io::Write for BoundedWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let room = (4 * SHOWN + 4).saturating_sub(self.0.len());
         self.0.extend_from_slice(&bytes[..bytes.len().min(room)]);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn wrong_fields_are_named() {
-        let fields = |text: &str| Fields::parse(text.as_bytes());
+        let fields = |text: &str| RequestFields::parse(text.as_bytes());
         let code = |error: ApiError| (error.param.unwrap_or_default(), error.code.unwrap_or_default());
         assert_eq!(code(fields("{\"a\": 1").err().unwrap()), (String::new(), "invalid_json"));
         assert_eq!(code(fields("[1]").err().unwrap()), (String::new(), "invalid_json"));

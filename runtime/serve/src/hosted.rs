@@ -5,47 +5,47 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use mlcc_engine::chat::AnswerSyntax;
 use mlcc_engine::conversation::ChatFormat;
-use mlcc_engine::serving::{Engine, EngineOptions, Extras, LaunchError, TextAdapter, Warn};
+use mlcc_engine::serving::{Engine, EngineExtras, EngineOptions, LaunchError, TextAdapter, WarningSink};
 use mlcc_engine::{Grammar, GrammarCompiler, GrammarError, GrammarSpec, SamplingParams, TokenId, Tokenizer};
 
 use crate::adapters::ReadAdapter;
-use crate::app::{Server, seconds};
+use crate::app::{ServerState, seconds};
 use crate::error::ApiError;
-use crate::library::{Ready, Served};
-use crate::metrics::Watch;
+use crate::library::{ModelSetup, ReadyModel};
+use crate::metrics::LatencyObserver;
 
 /// Bytes of memory that a byte of text needs at most while it becomes tokens. The library of `tokenizer.json` needs most of them, where
 /// each byte is a token.
 pub const ENCODING: usize = 160;
 
 /// What clients call by a name: a model without an adapter, or with one.
-pub struct Hosted {
+pub struct ServedModel {
     pub name: String,
     pub adapter: Option<TextAdapter>,
-    model: Arc<Loaded>,
+    model: Arc<LoadedModel>,
 }
 
-impl Hosted {
+impl ServedModel {
     /// The model, under its name and then with each of its adapters under theirs.
-    pub fn all_of(model: Arc<Loaded>) -> Vec<Arc<Hosted>> {
-        let base = Hosted { name: model.base.clone(), adapter: None, model: Arc::clone(&model) };
+    pub fn all_of(model: Arc<LoadedModel>) -> Vec<Arc<ServedModel>> {
+        let base = ServedModel { name: model.base.clone(), adapter: None, model: Arc::clone(&model) };
         // From here on the list of models has them, and nobody else.
         let adapters = std::mem::take(&mut *model.adapters.lock().unwrap_or_else(PoisonError::into_inner));
-        let adapted = adapters.into_iter().map(|adapter| Hosted::adapted(Arc::clone(&model), adapter));
+        let adapted = adapters.into_iter().map(|adapter| ServedModel::adapted(Arc::clone(&model), adapter));
         std::iter::once(base).chain(adapted).map(Arc::new).collect()
     }
 
     /// A model with an adapter, under the name of that.
-    pub fn adapted(model: Arc<Loaded>, adapter: TextAdapter) -> Hosted {
-        Hosted { name: adapter.name().to_owned(), adapter: Some(adapter), model }
+    pub fn adapted(model: Arc<LoadedModel>, adapter: TextAdapter) -> ServedModel {
+        ServedModel { name: adapter.name().to_owned(), adapter: Some(adapter), model }
     }
 
-    pub fn model(&self) -> &Arc<Loaded> {
+    pub fn model(&self) -> &Arc<LoadedModel> {
         &self.model
     }
 
     /// For the events of a text that is launched now.
-    pub fn watch(&self) -> Watch {
+    pub fn watch(&self) -> LatencyObserver {
         self.server.metrics.watch(&self.name, self.parent())
     }
 
@@ -55,16 +55,16 @@ impl Hosted {
     }
 }
 
-impl Deref for Hosted {
-    type Target = Loaded;
+impl Deref for ServedModel {
+    type Target = LoadedModel;
 
-    fn deref(&self) -> &Loaded {
+    fn deref(&self) -> &LoadedModel {
         &self.model
     }
 }
 
 /// A model in memory, whatever adapter its texts have.
-pub struct Loaded {
+pub struct LoadedModel {
     /// As clients call it without an adapter.
     pub base: String,
     /// Those that it was loaded with, until they have names.
@@ -96,14 +96,14 @@ pub struct Loaded {
     pub need: u64,
     /// When it was loaded, in seconds since 1970.
     pub loaded: u64,
-    pub server: Arc<Server>,
+    pub server: Arc<ServerState>,
 }
 
-impl Loaded {
+impl LoadedModel {
     /// Starts the engine.
-    pub fn start(name: String, ready: Ready, server: &Arc<Server>) -> std::io::Result<Loaded> {
-        let Ready { served, sequences, kept, need, start } = ready;
-        let Served {
+    pub fn start(name: String, ready: ReadyModel, server: &Arc<ServerState>) -> std::io::Result<LoadedModel> {
+        let ReadyModel { served, sequences, kept, need, start } = ready;
+        let ModelSetup {
             executor,
             tokenizer,
             format,
@@ -117,11 +117,11 @@ impl Loaded {
         let tokenizer = Arc::new(tokenizer);
         let max_queue = server.options.max_queue;
         let options = EngineOptions { sequences, max_queue, kept, ..EngineOptions::default() };
-        let warn = server.options.warn.map(|warn| -> Warn {
+        let warn = server.options.warn.map(|warn| -> WarningSink {
             let name = name.clone();
             Box::new(move |what| warn(&format!("{name}: {what}")))
         });
-        let extras = Extras { drafter, files: server.options.prefixes.clone(), warn };
+        let extras = EngineExtras { drafter, files: server.options.prefixes.clone(), warn };
         let engine = start(Arc::clone(&tokenizer), options, extras)?;
         // Before anybody is told that it is there. A model that cannot do a step tells each request so.
         if let (Err(failure), Some(warn)) = (engine.warm_up(), server.options.warn) {
@@ -134,7 +134,7 @@ impl Loaded {
         let mut ends = format.as_ref().map(|format| format.end_tokens(&tokenizer)).unwrap_or_default();
         let syntax = format.as_ref().map(ChatFormat::answer_syntax).unwrap_or_default();
         ends.extend(syntax.end_tokens(&tokenizer));
-        Ok(Loaded {
+        Ok(LoadedModel {
             base: name,
             adapters: Mutex::new(adapters),
             reads_adapters,
@@ -214,7 +214,7 @@ impl Loaded {
     }
 }
 
-impl Drop for Loaded {
+impl Drop for LoadedModel {
     /// What it has counted stays in the sums.
     fn drop(&mut self) {
         self.server.metrics.keep(&self.base, &self.engine.stats());

@@ -3,9 +3,9 @@
 use mlcc_engine::SamplingParams;
 use serde_json::{Value, json};
 
-use crate::hosted::Hosted;
+use crate::hosted::ServedModel;
 
-pub fn props(hosted: &Hosted) -> Value {
+pub fn props(hosted: &ServedModel) -> Value {
     let limits = hosted.engine.limits();
     json!({
         "model": hosted.name,
@@ -40,7 +40,7 @@ fn sampling(params: &SamplingParams) -> Value {
 }
 
 /// The places for running texts: which text runs there, and how many tokens the state there has.
-pub fn slots(hosted: &Hosted) -> Value {
+pub fn slots(hosted: &ServedModel) -> Value {
     let stats = hosted.engine.stats();
     let of = |(id, slot): (usize, &mlcc_engine::serving::SlotInfo)| json!({"id": id, "is_processing": slot.running.is_some(), "text": slot.running, "n_past": slot.tokens});
     stats.slots.iter().enumerate().map(of).collect()

@@ -8,25 +8,30 @@ use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use mlcc_engine::FinishReason;
 use mlcc_engine::chat::{AnswerParser, AnswerPart};
-use mlcc_engine::serving::{Event, Finished};
+use mlcc_engine::serving::{RequestSummary, SequenceEvent};
 use serde_json::{Value, json};
 
 use crate::answers::{CallIds, is_cut};
 use crate::app::seconds;
-use crate::budget::Lease;
+use crate::budget::MemoryLease;
 use crate::error::{ApiError, json_type};
-use crate::hosted::Hosted;
-use crate::responses::Asked;
-use crate::texts::{Client, KEEP_ALIVE, Running, warned};
+use crate::hosted::ServedModel;
+use crate::responses::ResponsesRequest;
+use crate::texts::{ClientId, KEEP_ALIVE, RunningTexts, warned};
 use crate::traces::RequestSpan;
 
 /// Answers a request.
-pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, asked: Asked) -> Response {
-    let Asked { prepared, messages, repeated, store, lease } = asked;
+pub async fn answer(
+    hosted: Arc<ServedModel>,
+    client: ClientId,
+    span: RequestSpan,
+    asked: ResponsesRequest,
+) -> Response {
+    let ResponsesRequest { prepared, messages, repeated, store, lease } = asked;
     let (warnings, server) = (prepared.warnings, Arc::clone(&hosted.server));
     let mut text = prepared.work;
     text.client = client.0;
-    let running = match Running::launch(&hosted, vec![text], 1, span) {
+    let running = match RunningTexts::launch(&hosted, vec![text], 1, span) {
         Ok(running) => running,
         Err(error) => return error.into_response(),
     };
@@ -43,7 +48,7 @@ pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, aske
     });
     head.as_object_mut().into_iter().for_each(|head| head.extend(repeated.clone()));
     let keep = store.then_some(messages);
-    let mut writer = Writer {
+    let mut writer = ItemWriter {
         hosted,
         client,
         keep,
@@ -66,7 +71,7 @@ pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, aske
     warned(answer, &warnings, &server)
 }
 
-async fn collect(writer: &mut Writer, mut running: Running) -> Result<(), ApiError> {
+async fn collect(writer: &mut ItemWriter, mut running: RunningTexts) -> Result<(), ApiError> {
     while let Some((_, event)) = running.next().await? {
         writer.see(event);
         writer.events.clear();
@@ -74,7 +79,7 @@ async fn collect(writer: &mut Writer, mut running: Running) -> Result<(), ApiErr
     Ok(())
 }
 
-fn stream(mut writer: Writer, running: Running) -> Response {
+fn stream(mut writer: ItemWriter, running: RunningTexts) -> Response {
     writer.event(json!({"type": "response.created", "response": writer.head}));
     writer.event(json!({"type": "response.in_progress", "response": writer.head}));
     let events =
@@ -90,7 +95,7 @@ fn stream(mut writer: Writer, running: Running) -> Response {
 }
 
 /// The next event; without `running` there are no more texts.
-async fn next(writer: &mut Writer, running: &mut Option<Running>) -> Option<Value> {
+async fn next(writer: &mut ItemWriter, running: &mut Option<RunningTexts>) -> Option<Value> {
     loop {
         if let Some(event) = writer.events.pop_front() {
             return Some(event);
@@ -107,16 +112,16 @@ async fn next(writer: &mut Writer, running: &mut Option<Running>) -> Option<Valu
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ItemKind {
     Reasoning,
     Text,
     Call(usize),
 }
 
 /// Writes the items of an answer, and tells what it does.
-struct Writer {
-    hosted: Arc<Hosted>,
-    client: Client,
+struct ItemWriter {
+    hosted: Arc<ServedModel>,
+    client: ClientId,
     /// The conversation up to the question, if a later request may go on from here.
     keep: Option<Vec<Value>>,
     /// The answer without its items.
@@ -125,14 +130,14 @@ struct Writer {
     ids: CallIds,
     items: Vec<Value>,
     /// What the last item is, if it may become longer.
-    open: Option<Kind>,
+    open: Option<ItemKind>,
     events: VecDeque<Value>,
     sent: u64,
     /// The memory of the request and its answer.
-    _lease: Lease,
+    _lease: MemoryLease,
 }
 
-impl Writer {
+impl ItemWriter {
     fn event(&mut self, mut event: Value) {
         event["sequence_number"] = self.sent.into();
         self.sent += 1;
@@ -150,14 +155,14 @@ impl Writer {
         self.event(event);
     }
 
-    fn see(&mut self, event: Event) {
+    fn see(&mut self, event: SequenceEvent) {
         match event {
-            Event::Piece(piece) => {
+            SequenceEvent::Piece(piece) => {
                 let parts = self.parser.push(&piece.text);
                 self.write(parts);
             }
-            Event::Finished(finished) => self.end(&finished),
-            Event::Prompt(_) | Event::Failed(_) => {}
+            SequenceEvent::Finished(finished) => self.end(&finished),
+            SequenceEvent::Prompt(_) | SequenceEvent::Failed(_) => {}
         }
     }
 
@@ -165,17 +170,17 @@ impl Writer {
         for part in parts {
             match part {
                 AnswerPart::Reasoning(text) => {
-                    self.begin(Kind::Reasoning, "");
+                    self.begin(ItemKind::Reasoning, "");
                     self.append("/content/0/text", &text);
                     self.of_item("response.reasoning_text.delta", json!({"content_index": 0, "delta": text}));
                 }
                 AnswerPart::Text(text) => {
-                    self.begin(Kind::Text, "");
+                    self.begin(ItemKind::Text, "");
                     self.append("/content/0/text", &text);
                     let more = json!({"content_index": 0, "delta": text, "logprobs": []});
                     self.of_item("response.output_text.delta", more);
                 }
-                AnswerPart::Call { index, name } => self.begin(Kind::Call(index), &name),
+                AnswerPart::Call { index, name } => self.begin(ItemKind::Call(index), &name),
                 AnswerPart::Arguments { text, .. } => {
                     self.append("/arguments", &text);
                     self.of_item("response.function_call_arguments.delta", json!({"delta": text}));
@@ -191,7 +196,7 @@ impl Writer {
     }
 
     /// Begins an item, if it is not the open one.
-    fn begin(&mut self, kind: Kind, name: &str) {
+    fn begin(&mut self, kind: ItemKind, name: &str) {
         if self.open == Some(kind) {
             return;
         }
@@ -199,13 +204,13 @@ impl Writer {
         self.open = Some(kind);
         let number = self.ids.id(1, self.items.len());
         let mut item = match kind {
-            Kind::Reasoning => {
+            ItemKind::Reasoning => {
                 json!({"type": "reasoning", "id": format!("rs_{number}"), "summary": [], "content": []})
             }
-            Kind::Text => {
+            ItemKind::Text => {
                 json!({"type": "message", "id": format!("msg_{number}"), "role": "assistant", "content": []})
             }
-            Kind::Call(index) => json!({
+            ItemKind::Call(index) => json!({
                 "type": "function_call", "id": format!("fc_{number}"), "call_id": self.ids.id(0, index), "name": name, "arguments": "",
             }),
         };
@@ -228,14 +233,14 @@ impl Writer {
         let item = item.clone();
         let text = item["content"][0]["text"].clone();
         match kind {
-            Kind::Reasoning => {
+            ItemKind::Reasoning => {
                 self.of_item("response.reasoning_text.done", json!({"content_index": 0, "text": text}))
             }
-            Kind::Text => {
+            ItemKind::Text => {
                 let more = json!({"content_index": 0, "text": text, "logprobs": []});
                 self.of_item("response.output_text.done", more);
             }
-            Kind::Call(_) => {
+            ItemKind::Call(_) => {
                 let more = json!({"name": item["name"], "arguments": item["arguments"]});
                 self.of_item("response.function_call_arguments.done", more);
             }
@@ -248,7 +253,7 @@ impl Writer {
         self.event(json!({"type": "response.output_item.done", "output_index": index, "item": item}));
     }
 
-    fn end(&mut self, finished: &Finished) {
+    fn end(&mut self, finished: &RequestSummary) {
         let rest = self.parser.finish(is_cut(finished));
         self.write(rest);
         let cut = matches!(
@@ -306,10 +311,10 @@ impl Writer {
 }
 
 /// The part that an item begins with, if it has parts.
-fn part(kind: Kind) -> Option<Value> {
+fn part(kind: ItemKind) -> Option<Value> {
     match kind {
-        Kind::Reasoning => Some(json!({"type": "reasoning_text", "text": ""})),
-        Kind::Text => Some(json!({"type": "output_text", "text": "", "annotations": [], "logprobs": []})),
-        Kind::Call(_) => None,
+        ItemKind::Reasoning => Some(json!({"type": "reasoning_text", "text": ""})),
+        ItemKind::Text => Some(json!({"type": "output_text", "text": "", "annotations": [], "logprobs": []})),
+        ItemKind::Call(_) => None,
     }
 }

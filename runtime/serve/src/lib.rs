@@ -42,10 +42,10 @@ mod tokens;
 mod tools;
 mod traces;
 
-pub use adapters::{AdapterError, ReadAdapter};
-pub use application::Application;
-pub use hosted::Hosted;
-pub use library::{Library, LoadError, NoLibrary, Ready, Served, need_of_texts};
+pub use adapters::{AdapterNameError, ReadAdapter};
+pub use application::EmbeddedServer;
+pub use hosted::ServedModel;
+pub use library::{LoadError, ModelLibrary, ModelSetup, NoLibrary, ReadyModel, need_of_texts};
 pub use memory::{ContainerMemory, container_memory, kept_states, server_memory};
-pub use serve::{ServeError, ServeOptions, Stopped, serve, serve_with};
-pub use traces::{Traces, TracesError};
+pub use serve::{ServeError, ServeOptions, ShutdownOutcome, serve, serve_with};
+pub use traces::{TraceExporter, TracesError};

@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use mlcc_engine::conversation::ChatFormat;
-use mlcc_engine::serving::{Engine, EngineOptions, Extras, ModelStep, Step, TextAdapter};
+use mlcc_engine::serving::{
+    CompiledModelRunner, Engine, EngineExtras, EngineOptions, ModelRunner, TextAdapter,
+};
 use mlcc_engine::speculate::MakeDrafter;
-use mlcc_engine::texts::TextModel;
+use mlcc_engine::texts::EmbeddingModel;
 use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
 use mlcc_runtime::Model;
 use thiserror::Error;
 
 use crate::adapters::ReadAdapter;
-use crate::memory::{Need, WithDraft, kept_states, mib, room_beside};
+use crate::memory::{MemoryNeed, WithDraft, kept_states, mib, room_beside};
 use crate::serve::{ServeError, ServeOptions};
 
 /// Most sequences where nobody says how many.
@@ -20,7 +22,7 @@ const USUAL_SEQUENCES: usize = 16;
 const USUAL_TURNS: usize = 4;
 
 /// What belongs to a model.
-pub struct Served {
+pub struct ModelSetup {
     /// What runs it: a CPU variant or a device.
     pub executor: String,
     pub tokenizer: Tokenizer,
@@ -40,38 +42,39 @@ pub struct Served {
     pub reads_adapters: Option<ReadAdapter>,
 }
 
-type Start = Box<dyn FnOnce(Arc<Tokenizer>, EngineOptions, Extras) -> std::io::Result<Engine> + Send>;
+type EngineStarter =
+    Box<dyn FnOnce(Arc<Tokenizer>, EngineOptions, EngineExtras) -> std::io::Result<Engine> + Send>;
 
 /// A model that can be served.
-pub struct Ready {
-    pub(crate) served: Served,
+pub struct ReadyModel {
+    pub(crate) served: ModelSetup,
     /// Texts that run together.
     pub(crate) sequences: usize,
     /// States that are kept beside theirs.
     pub(crate) kept: usize,
     /// Bytes that it can need at most.
     pub(crate) need: u64,
-    pub(crate) start: Start,
+    pub(crate) start: EngineStarter,
 }
 
-impl Ready {
+impl ReadyModel {
     /// A compiled model, if there is memory for it beside models that can need `committed` bytes.
     pub fn model(
         model: &Model,
-        served: Served,
+        served: ModelSetup,
         options: &ServeOptions,
         committed: u64,
-    ) -> Result<Ready, ServeError> {
+    ) -> Result<ReadyModel, ServeError> {
         let (sequences, need) = sequences(model, served.draft.as_ref(), options, committed)?;
         let kept = kept_states(model, sequences);
-        Ok(Ready { need, kept, ..Ready::step(ModelStep::new(model)?, served, sequences) })
+        Ok(ReadyModel { need, kept, ..ReadyModel::step(CompiledModelRunner::new(model)?, served, sequences) })
     }
 
     /// Any model that can do a step; `sequences` texts run together, for which there is memory.
-    pub fn step(step: impl Step + 'static, served: Served, sequences: usize) -> Ready {
-        let start: Start =
+    pub fn step(step: impl ModelRunner + 'static, served: ModelSetup, sequences: usize) -> ReadyModel {
+        let start: EngineStarter =
             Box::new(move |tokenizer, options, extras| Engine::start_with(step, tokenizer, options, extras));
-        Ready { served, sequences, kept: sequences, need: 0, start }
+        ReadyModel { served, sequences, kept: sequences, need: 0, start }
     }
 
     /// Bytes that it can need at most.
@@ -89,8 +92,8 @@ fn sequences(
 ) -> Result<(usize, u64), ServeError> {
     let room = room_beside(options.memory, committed);
     let need = |count: usize| WithDraft {
-        model: Need::to_serve(model, count).with_files(model.plan(), options.prefixes.is_some()),
-        draft: draft.map(|draft| Need::to_draft(draft, count)),
+        model: MemoryNeed::to_serve(model, count).with_files(model.plan(), options.prefixes.is_some()),
+        draft: draft.map(|draft| MemoryNeed::to_draft(draft, count)),
     };
     let missing = |count: usize| {
         let need = need(count);
@@ -124,11 +127,11 @@ fn beside(origin: &str, committed: u64) -> String {
 /// What a model of texts needs, if there is memory for it beside models that can need `committed` bytes.
 pub fn need_of_texts(
     name: &str,
-    model: &TextModel,
+    model: &EmbeddingModel,
     options: &ServeOptions,
     committed: u64,
 ) -> Result<u64, ServeError> {
-    let need = Need::to_serve(model.model(), 0);
+    let need = MemoryNeed::to_serve(model.model(), 0);
     match room_beside(options.memory, committed).filter(|room| need.total() > room.bytes) {
         None => Ok(need.total()),
         Some(room) => Err(ServeError::TextsTooLarge {
@@ -151,22 +154,22 @@ pub enum LoadError {
 }
 
 /// Artifacts that can be loaded while the server runs, by their names.
-pub trait Library: Send + Sync {
+pub trait ModelLibrary: Send + Sync {
     /// In order.
     fn names(&self) -> Vec<String>;
     /// Loads one beside models that can need `committed` bytes.
-    fn load(&self, name: &str, committed: u64) -> Result<Ready, LoadError>;
+    fn load(&self, name: &str, committed: u64) -> Result<ReadyModel, LoadError>;
 }
 
 /// No artifacts.
 pub struct NoLibrary;
 
-impl Library for NoLibrary {
+impl ModelLibrary for NoLibrary {
     fn names(&self) -> Vec<String> {
         Vec::new()
     }
 
-    fn load(&self, name: &str, _: u64) -> Result<Ready, LoadError> {
+    fn load(&self, name: &str, _: u64) -> Result<ReadyModel, LoadError> {
         Err(LoadError::Unknown(name.to_owned()))
     }
 }

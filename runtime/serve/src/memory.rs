@@ -2,18 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use mlcc_runtime::{Model, Outline, Plan};
+use mlcc_runtime::{Model, ModelPlan, ModelRequirements};
 
 use crate::budget::USUAL_REQUESTS;
 use crate::serve::ServeOptions;
 
 /// With what the ranks on this machine have: its memory is theirs.
-fn here(model: &Model) -> Outline {
+fn here(model: &Model) -> ModelRequirements {
     of_ranks(&model.outline(), model.ranks_here())
 }
 
-fn of_ranks(model: &Outline, ranks: u64) -> Outline {
-    Outline { plan: model.plan.of_ranks(ranks), ..model.clone() }
+fn of_ranks(model: &ModelRequirements, ranks: u64) -> ModelRequirements {
+    ModelRequirements { plan: model.plan.of_ranks(ranks), ..model.clone() }
 }
 
 /// States beside those of the sequences, if there are fewer sequences.
@@ -21,7 +21,7 @@ const MOST_KEPT: usize = 64;
 
 /// Bytes that a model needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Need {
+pub struct MemoryNeed {
     pub weights: u64,
     /// Scratch of the steps, once.
     pub scratch: u64,
@@ -37,27 +37,27 @@ pub struct Need {
     pub copy: u64,
 }
 
-impl Need {
+impl MemoryNeed {
     /// Of `sequences` texts at a time; of a model of texts, which takes them in turns, whatever their number. With all ranks of this machine.
-    pub fn to_serve(model: &Model, sequences: usize) -> Need {
-        Need::on_ranks(&here(model), model.plan(), sequences)
+    pub fn to_serve(model: &Model, sequences: usize) -> MemoryNeed {
+        MemoryNeed::on_ranks(&here(model), model.plan(), sequences)
     }
 
     /// The same, of some ranks of the model that `all` is the plan of.
-    fn on_ranks(model: &Outline, all: &Plan, sequences: usize) -> Need {
+    fn on_ranks(model: &ModelRequirements, all: &ModelPlan, sequences: usize) -> MemoryNeed {
         match model.plan.text_width {
-            0 => Need::of(model, sequences, kept_of(all, sequences)),
-            _ => Need::of_texts(model),
+            0 => MemoryNeed::of(model, sequences, kept_of(all, sequences)),
+            _ => MemoryNeed::of_texts(model),
         }
     }
 
-    fn of(model: &Outline, sequences: usize, snapshots: usize) -> Need {
+    fn of(model: &ModelRequirements, sequences: usize, snapshots: usize) -> MemoryNeed {
         let plan = &model.plan;
         let logits = plan.vocab.saturating_mul(4);
         let whole = plan.sequence_bytes().saturating_add(logits);
         let (sequences, pool) = (sequences as u64, model.cache_pages);
         let limited = pool < plan.pages().saturating_mul(sequences);
-        Need {
+        MemoryNeed {
             weights: weights(model),
             sequence: if limited {
                 plan.state_bytes.saturating_mul(plan.ranks).saturating_add(logits)
@@ -74,26 +74,26 @@ impl Need {
     }
 
     /// Of a model that drafts for so many texts: what cannot go back has a copy for each.
-    pub fn to_draft(model: &Model, sequences: usize) -> Need {
+    pub fn to_draft(model: &Model, sequences: usize) -> MemoryNeed {
         let table = model.table();
         let goes_back = table.recurrent_state().is_none() && table.window().is_none();
-        Need::of(&here(model), sequences, if goes_back { 0 } else { sequences })
+        MemoryNeed::of(&here(model), sequences, if goes_back { 0 } else { sequences })
     }
 
     /// The same, where states go into files.
-    pub fn with_files(self, plan: &Plan, files: bool) -> Need {
+    pub fn with_files(self, plan: &ModelPlan, files: bool) -> MemoryNeed {
         let whole = || plan.sequence_bytes().saturating_add(plan.vocab.saturating_mul(4));
-        Need { copy: if files { whole() } else { 0 }, ..self }
+        MemoryNeed { copy: if files { whole() } else { 0 }, ..self }
     }
 
     /// Of a model of texts, which has no sequences.
-    fn of_texts(model: &Outline) -> Need {
+    fn of_texts(model: &ModelRequirements) -> MemoryNeed {
         let plan = &model.plan;
         // Tokens, which of them are wanted, and the vectors.
         let rows = plan.chunk.max(1).saturating_mul(8);
         let made = plan.text_width.saturating_mul(plan.batch).saturating_mul(4);
         let scratch = plan.scratch_bytes().saturating_add(rows).saturating_add(made);
-        Need { weights: weights(model), scratch, ..Need::default() }
+        MemoryNeed { weights: weights(model), scratch, ..MemoryNeed::default() }
     }
 
     pub fn total(&self) -> u64 {
@@ -125,7 +125,7 @@ impl Need {
 }
 
 /// A state beside those of the sequences, with its results and the logits behind it.
-fn snapshot(plan: &Plan) -> u64 {
+fn snapshot(plan: &ModelPlan) -> u64 {
     plan.state_bytes.saturating_mul(plan.ranks).saturating_add(plan.vocab.saturating_mul(8))
 }
 
@@ -135,18 +135,18 @@ pub fn kept_states(model: &Model, sequences: usize) -> usize {
     kept_of(model.plan(), sequences)
 }
 
-fn kept_of(plan: &Plan, sequences: usize) -> usize {
+fn kept_of(plan: &ModelPlan, sequences: usize) -> usize {
     let fit = all_weights(plan) / 8 / snapshot(plan).max(1);
     usize::try_from(fit).unwrap_or(MOST_KEPT).min(MOST_KEPT).max(sequences)
 }
 
 /// Those that are no part of the file are in memory already.
-fn weights(model: &Outline) -> u64 {
+fn weights(model: &ModelRequirements) -> u64 {
     if model.has_weights { all_weights(&model.plan) } else { 0 }
 }
 
 /// Of all of these ranks, and of slots for adapters.
-fn all_weights(plan: &Plan) -> u64 {
+fn all_weights(plan: &ModelPlan) -> u64 {
     plan.weights_bytes.saturating_mul(plan.ranks).saturating_add(plan.adapter_bytes)
 }
 
@@ -172,9 +172,14 @@ pub struct ContainerMemory {
 
 /// What a container needs for `mlcc serve --sequences SEQUENCES`, with `files` for `--cache-dir`: the sum that is looked at when a server starts, and
 /// some room. `each_rank`: one of as many containers as the model has ranks.
-pub fn container_memory(model: &Outline, sequences: usize, files: bool, each_rank: bool) -> ContainerMemory {
+pub fn container_memory(
+    model: &ModelRequirements,
+    sequences: usize,
+    files: bool,
+    each_rank: bool,
+) -> ContainerMemory {
     let here = of_ranks(model, if each_rank { 1 } else { model.plan.ranks });
-    let need = Need::on_ranks(&here, &model.plan, sequences).with_files(&model.plan, files);
+    let need = MemoryNeed::on_ranks(&here, &model.plan, sequences).with_files(&model.plan, files);
     let weights = all_weights(&here.plan);
     // Those that a server finds in memory already are in its container, too.
     let all = need.total().saturating_add(weights.saturating_sub(need.weights));
@@ -186,7 +191,7 @@ pub fn container_memory(model: &Outline, sequences: usize, files: bool, each_ran
 }
 
 /// The sum, for people.
-impl std::fmt::Display for Need {
+impl std::fmt::Display for MemoryNeed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} = {}", self.parts(), mib(self.total()))
     }
@@ -195,8 +200,8 @@ impl std::fmt::Display for Need {
 /// What a model needs together with the one that drafts for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WithDraft {
-    pub model: Need,
-    pub draft: Option<Need>,
+    pub model: MemoryNeed,
+    pub draft: Option<MemoryNeed>,
 }
 
 impl WithDraft {
@@ -235,22 +240,23 @@ pub fn mib(bytes: u64) -> String {
 
 /// Where a limit comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Room {
+pub struct MemoryLimit {
     pub bytes: u64,
     pub origin: String,
 }
 
 /// The tightest limit that is known: what was given, what the machine has free, what the control group leaves; less what models
 /// can need that are there already, which is `committed`. `None` where nothing is known.
-pub fn room_beside(given: Option<u64>, committed: u64) -> Option<Room> {
-    let given = given.map(|bytes| Room { bytes: bytes.saturating_sub(committed), origin: "--memory".into() });
+pub fn room_beside(given: Option<u64>, committed: u64) -> Option<MemoryLimit> {
+    let given =
+        given.map(|bytes| MemoryLimit { bytes: bytes.saturating_sub(committed), origin: "--memory".into() });
     let free =
         std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| kilobytes(&text, "MemAvailable:"));
-    let free = free.map(|bytes| Room { bytes, origin: "the machine's free memory".into() });
+    let free = free.map(|bytes| MemoryLimit { bytes, origin: "the machine's free memory".into() });
     // What the process has taken of it is not free any more.
     let own = std::fs::read_to_string("/proc/self/status").ok().and_then(|text| kilobytes(&text, "RssAnon:"));
     let to_come = committed.saturating_sub(own.unwrap_or(0));
-    let left = |room: Room| Room { bytes: room.bytes.saturating_sub(to_come), ..room };
+    let left = |room: MemoryLimit| MemoryLimit { bytes: room.bytes.saturating_sub(to_come), ..room };
     given.into_iter().chain(free.into_iter().chain(group_rooms()).map(left)).min_by_key(|room| room.bytes)
 }
 
@@ -261,7 +267,7 @@ fn kilobytes(text: &str, name: &str) -> Option<u64> {
 }
 
 /// Of the control group of this process and those around it (version 2, or the one of memory of version 1).
-fn group_rooms() -> Vec<Room> {
+fn group_rooms() -> Vec<MemoryLimit> {
     let Ok(groups) = std::fs::read_to_string("/proc/self/cgroup") else { return Vec::new() };
     let mut rooms = Vec::new();
     for line in groups.lines() {
@@ -286,7 +292,7 @@ fn group_rooms() -> Vec<Room> {
 }
 
 /// Pages of files that nobody uses now are counted as used, but make room.
-fn group_room(folder: &Path, limit: &str, used: &str) -> Option<Room> {
+fn group_room(folder: &Path, limit: &str, used: &str) -> Option<MemoryLimit> {
     let number = |name: &str| std::fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
     let limit = number(limit)?;
     let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
@@ -299,7 +305,7 @@ fn group_room(folder: &Path, limit: &str, used: &str) -> Option<Room> {
     let used = number(used).unwrap_or(0).saturating_sub(files);
     let origin = format!("the limit of the control group {}", folder.display());
     // Version 1 writes a huge number for no limit.
-    (limit < 1 << 60).then(|| Room { bytes: limit.saturating_sub(used), origin })
+    (limit < 1 << 60).then(|| MemoryLimit { bytes: limit.saturating_sub(used), origin })
 }
 
 #[cfg(test)]
@@ -308,7 +314,7 @@ mod tests {
 
     #[test]
     fn the_sum_is_shown() {
-        let need = Need {
+        let need = MemoryNeed {
             weights: 3 << 20,
             scratch: 1 << 20,
             sequence: 1 << 20,
@@ -321,23 +327,23 @@ mod tests {
         assert_eq!(need.total(), 9 << 20);
         let text = "3.0 MiB of weights + 1.0 MiB of scratch + 4 sequences of 1.0 MiB + 2 kept states of 0.5 MiB = 9.0 MiB";
         assert_eq!(need.to_string(), text);
-        let files = Need { copy: 1 << 19, ..need };
+        let files = MemoryNeed { copy: 1 << 19, ..need };
         assert_eq!(files.total(), need.total() + (1 << 19));
         let text =
             "+ 2 kept states of 0.5 MiB + 0.5 MiB for a state on its way to a file (--cache-dir) = 9.5 MiB";
         assert!(files.to_string().ends_with(text), "{files}");
-        let limited = Need { caches: Some(2 << 20), snapshots: 0, ..need };
+        let limited = MemoryNeed { caches: Some(2 << 20), snapshots: 0, ..need };
         assert_eq!(limited.total(), 10 << 20);
         let text = "3.0 MiB of weights + 1.0 MiB of scratch + 4 sequences of 1.0 MiB + caches of 2.0 MiB (--cache-tokens) = 10.0 MiB";
         assert_eq!(limited.to_string(), text);
-        let draft = Need { weights: 1 << 20, sequence: 1 << 19, sequences: 4, ..Need::default() };
+        let draft = MemoryNeed { weights: 1 << 20, sequence: 1 << 19, sequences: 4, ..MemoryNeed::default() };
         let both = WithDraft { model: limited, draft: Some(draft) };
         assert_eq!(both.total(), 13 << 20);
         let drafts = "for drafts 1.0 MiB of weights + 0.0 MiB of scratch + 4 sequences of 0.5 MiB = 13.0 MiB";
         assert!(both.to_string().ends_with(drafts), "{both}");
-        let texts = Need { weights: 1 << 20, scratch: 1 << 20, ..Need::default() };
+        let texts = MemoryNeed { weights: 1 << 20, scratch: 1 << 20, ..MemoryNeed::default() };
         assert_eq!(texts.to_string(), "1.0 MiB of weights + 1.0 MiB of scratch = 2.0 MiB");
-        let huge = Need { sequence: u64::MAX, ..need };
+        let huge = MemoryNeed { sequence: u64::MAX, ..need };
         assert_eq!(huge.total(), u64::MAX);
     }
 
@@ -346,7 +352,7 @@ mod tests {
         let text = "MemTotal:       16318480 kB\nMemAvailable:    8159240 kB\n";
         assert_eq!(kilobytes(text, "MemAvailable:"), Some(8_159_240 << 10));
         assert_eq!(kilobytes("MemTotal: 1 kB\n", "MemAvailable:"), None);
-        let given = |bytes| Some(Room { bytes, origin: "--memory".into() });
+        let given = |bytes| Some(MemoryLimit { bytes, origin: "--memory".into() });
         assert_eq!(room_beside(Some(1), 0), given(1));
         assert_eq!((room_beside(Some(5), 3), room_beside(Some(5), 9)), (given(2), given(0)));
     }

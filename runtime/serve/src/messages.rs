@@ -1,13 +1,13 @@
 //! The messages of a chat, from a request to what templates take.
 
-use mlcc_engine::Message;
-use mlcc_engine::chat::{Content, Value as TemplateValue};
+use mlcc_engine::ChatMessage;
+use mlcc_engine::chat::{MessageContent, TemplateValue};
 use serde_json::Value;
 
 use crate::error::ApiError;
 
 /// Message `index`. Templates take the arguments of calls as an object, or `as_text`.
-pub fn message((index, mut value): (usize, Value), as_text: bool) -> Result<Message, ApiError> {
+pub fn message((index, mut value): (usize, Value), as_text: bool) -> Result<ChatMessage, ApiError> {
     let param = format!("messages[{index}]");
     let wrong = |what: &str| ApiError::field(&param, "invalid_type", format!("`{param}` is wrong: {what}"));
     if !value.is_object() {
@@ -30,8 +30,8 @@ pub fn message((index, mut value): (usize, Value), as_text: bool) -> Result<Mess
         }
         Some(_) => return Err(wrong("`tool_calls` is no list")),
     }
-    let message: Message = serde_json::from_value(value).map_err(|e| wrong(&e.to_string()))?;
-    let Content::Parts(parts) = &message.content else { return Ok(message) };
+    let message: ChatMessage = serde_json::from_value(value).map_err(|e| wrong(&e.to_string()))?;
+    let MessageContent::Parts(parts) = &message.content else { return Ok(message) };
     let kind = |part: &TemplateValue| part.get_attr("type").ok()?.as_str().map(str::to_owned);
     if let Some(part) = parts.iter().find(|part| kind(part).as_deref() != Some("text")) {
         let kind = kind(part).unwrap_or_else(|| "a part without a type".into());

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use mlcc_engine::serving::{CacheUse, Event, Stats};
+use mlcc_engine::serving::{CacheUsage, EngineStats, SequenceEvent};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
@@ -15,7 +15,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Answered {
+pub struct RequestLabels {
     pub path: String,
     pub status: u16,
 }
@@ -56,21 +56,21 @@ const MOST_PAST: usize = 256;
 /// The counts of engines that are gone, by the names of their models. Clients may give models as many names as they like, so that those that
 /// went first are forgotten.
 #[derive(Debug, Clone, Default)]
-struct Past {
+struct RetiredCounts {
     counts: BTreeMap<String, [u64; COUNTED]>,
     /// The names in the order in which they came.
     order: VecDeque<String>,
 }
 
 /// A number that the engines count, and where it stands.
-type OfEngine = (Family<OfModel, Counter<u64, AtomicU64>>, fn(&Stats) -> u64);
+type OfEngine = (Family<OfModel, Counter<u64, AtomicU64>>, fn(&EngineStats) -> u64);
 /// The same of one that goes up and down.
-type Now = (Family<OfModel, Gauge<i64, AtomicI64>>, fn(&Stats) -> usize);
-type Share = Gauge<f64, AtomicU64>;
+type EngineGauge = (Family<OfModel, Gauge<i64, AtomicI64>>, fn(&EngineStats) -> usize);
+type RatioGauge = Gauge<f64, AtomicU64>;
 
-pub struct Metrics {
+pub struct ServerMetrics {
     registry: Registry,
-    answered: Family<Answered, Counter>,
+    answered: Family<RequestLabels, Counter>,
     first: Family<OfModel, Histogram>,
     gap: Family<OfModel, Histogram>,
     /// Texts with adapters, the tokens of their prompts and those that were chosen. Engines count these with all others.
@@ -78,22 +78,22 @@ pub struct Metrics {
     /// Counted by the engines, added when they are asked for.
     of_engine: [OfEngine; COUNTED],
     /// What engines have counted that are gone, by the names of their models.
-    past: Mutex<Past>,
-    now: [Now; 2],
-    picker: Picker,
+    past: Mutex<RetiredCounts>,
+    now: [EngineGauge; 2],
+    picker: PickerMetrics,
 }
 
 /// What endpoint pickers of clusters read (llm-d; the model server protocol of the Gateway API's inference extension), by the names that
 /// vLLM gave it.
-struct Picker {
+struct PickerMetrics {
     registry: Registry,
     waiting: Family<OfModelName, Gauge>,
     running: Family<OfModelName, Gauge>,
-    cache: Family<OfModelName, Share>,
+    cache: Family<OfModelName, RatioGauge>,
     config: Family<CacheConfig, Gauge>,
 }
 
-impl Picker {
+impl PickerMetrics {
     fn new() -> Self {
         let mut registry = Registry::default();
         let (waiting, running) = (Family::default(), Family::default());
@@ -105,18 +105,18 @@ impl Picker {
         registry.register("vllm:kv_cache_usage_perc", help, Family::clone(&cache));
         let help = "Tokens of a page of the caches, and how many pages there are";
         registry.register("vllm:cache_config_info", help, Family::clone(&config));
-        Picker { registry, waiting, running, cache, config }
+        PickerMetrics { registry, waiting, running, cache, config }
     }
 
-    fn set(&self, name: &str, stats: &[&Stats]) {
+    fn set(&self, name: &str, stats: &[&EngineStats]) {
         let label = OfModelName { model_name: name.to_owned() };
-        let sum = |of: fn(&Stats) -> usize| stats.iter().map(|stats| of(stats)).sum::<usize>();
+        let sum = |of: fn(&EngineStats) -> usize| stats.iter().map(|stats| of(stats)).sum::<usize>();
         self.waiting.get_or_create(&label).set(sum(|s| s.waiting) as i64);
         self.running.get_or_create(&label).set(sum(|s| s.running) as i64);
-        let cache = |stats: &Stats| stats.cache.unwrap_or_default();
+        let cache = |stats: &EngineStats| stats.cache.unwrap_or_default();
         // A model without caches is full when no slot is free.
-        let used = |stats: &&Stats| match cache(stats) {
-            CacheUse { blocks: 0, .. } => share(stats.running, stats.slots.len()),
+        let used = |stats: &&EngineStats| match cache(stats) {
+            CacheUsage { blocks: 0, .. } => share(stats.running, stats.slots.len()),
             cache => share(cache.used, cache.blocks),
         };
         // Of models of one name, of which all but one have their last texts, the fullest one counts.
@@ -143,10 +143,10 @@ fn share(part: usize, whole: usize) -> f64 {
     if whole == 0 { 0.0 } else { (part as f64 / whole as f64).min(1.0) }
 }
 
-impl Metrics {
+impl ServerMetrics {
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("mlcc");
-        let answered = Family::<Answered, Counter>::default();
+        let answered = Family::<RequestLabels, Counter>::default();
         registry.register("requests", "Answers by path and status", answered.clone());
         let first: Family<OfModel, Histogram> =
             Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 18)));
@@ -165,7 +165,7 @@ impl Metrics {
             registry.register(name, help, counter.clone());
             counter
         });
-        let mut counter = |name: &str, help: &str, of: fn(&Stats) -> u64| {
+        let mut counter = |name: &str, help: &str, of: fn(&EngineStats) -> u64| {
             let counter = Family::default();
             registry.register(name, help, Family::clone(&counter));
             (counter, of)
@@ -187,7 +187,7 @@ impl Metrics {
                 s.states_lost
             }),
         ];
-        let mut gauge = |name: &str, help: &str, of: fn(&Stats) -> usize| {
+        let mut gauge = |name: &str, help: &str, of: fn(&EngineStats) -> usize| {
             let gauge = Family::default();
             registry.register(name, help, Family::clone(&gauge));
             (gauge, of)
@@ -196,23 +196,23 @@ impl Metrics {
             gauge("texts_running", "Texts in slots", |s| s.running),
             gauge("texts_waiting", "Texts in the queue", |s| s.waiting),
         ];
-        let (past, picker) = (Mutex::default(), Picker::new());
-        Metrics { registry, answered, first, gap, adapted, of_engine, past, now, picker }
+        let (past, picker) = (Mutex::default(), PickerMetrics::new());
+        ServerMetrics { registry, answered, first, gap, adapted, of_engine, past, now, picker }
     }
 
     pub fn count_answer(&self, path: &str, status: u16) {
-        self.answered.get_or_create(&Answered { path: path.to_owned(), status }).inc();
+        self.answered.get_or_create(&RequestLabels { path: path.to_owned(), status }).inc();
     }
 
     /// For the events of one text of a model, which is launched now; of an adapter with the model that it belongs to.
-    pub fn watch(&self, model: &str, parent: Option<&str>) -> Watch {
+    pub fn watch(&self, model: &str, parent: Option<&str>) -> LatencyObserver {
         let label = OfModel { model: model.to_owned() };
         let (first, gap) = (self.first.get_or_create(&label).clone(), self.gap.get_or_create(&label).clone());
         let adapted = parent.map(|parent| {
             let label = OfAdapter { model: parent.to_owned(), adapter: model.to_owned() };
             [0, 1, 2].map(|index: usize| self.adapted[index].get_or_create(&label).clone())
         });
-        Watch { first, gap, adapted, last: Instant::now(), came: false }
+        LatencyObserver { first, gap, adapted, last: Instant::now(), came: false }
     }
 
     /// Takes the numbers of an adapter away that clients cannot ask for any more. Clients may give adapters as many names as they like.
@@ -228,7 +228,7 @@ impl Metrics {
     }
 
     /// Adds what the engine of a model has counted that ends.
-    pub fn keep(&self, model: &str, stats: &Stats) {
+    pub fn keep(&self, model: &str, stats: &EngineStats) {
         let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
         if !past.counts.contains_key(model) {
             past.order.push_back(model.to_owned());
@@ -252,9 +252,9 @@ impl Metrics {
     }
 
     /// `stats` are those of the engines that there are, with the names of their models, in the order in which these came.
-    pub fn text(&self, stats: &[(String, Stats)]) -> Result<String, std::fmt::Error> {
+    pub fn text(&self, stats: &[(String, EngineStats)]) -> Result<String, std::fmt::Error> {
         let past = self.past.lock().unwrap_or_else(PoisonError::into_inner).counts.clone();
-        let mut alive: BTreeMap<&str, Vec<&Stats>> = BTreeMap::new();
+        let mut alive: BTreeMap<&str, Vec<&EngineStats>> = BTreeMap::new();
         for (name, stats) in stats {
             alive.entry(name).or_default().push(stats);
         }
@@ -288,7 +288,7 @@ impl Metrics {
 }
 
 /// Measures the times between the tokens of one text.
-pub struct Watch {
+pub struct LatencyObserver {
     first: Histogram,
     gap: Histogram,
     adapted: Option<[Counter; 3]>,
@@ -296,14 +296,14 @@ pub struct Watch {
     came: bool,
 }
 
-impl Watch {
-    pub fn see(&mut self, event: &Event) {
-        if let (Event::Finished(finished), Some([texts, prompt, written])) = (event, &self.adapted) {
+impl LatencyObserver {
+    pub fn see(&mut self, event: &SequenceEvent) {
+        if let (SequenceEvent::Finished(finished), Some([texts, prompt, written])) = (event, &self.adapted) {
             texts.inc();
             prompt.inc_by(finished.prompt_tokens as u64);
             written.inc_by(finished.completion_tokens as u64);
         }
-        let Event::Piece(piece) = event else { return };
+        let SequenceEvent::Piece(piece) = event else { return };
         if piece.token.is_none() {
             return;
         }
@@ -324,8 +324,8 @@ mod tests {
 
     #[test]
     fn the_numbers_of_models_that_are_gone_are_bounded() {
-        let metrics = Metrics::new();
-        let stats = Stats { steps: 1, ..Stats::default() };
+        let metrics = ServerMetrics::new();
+        let stats = EngineStats { steps: 1, ..EngineStats::default() };
         for number in 0..MOST_PAST + 10 {
             let name = format!("model-{number}-");
             drop(metrics.watch(&name, None));
@@ -343,9 +343,9 @@ mod tests {
     /// The four gauges that endpoint pickers look for, by name, label and value.
     #[test]
     fn endpoint_pickers_find_their_gauges() {
-        let cache = Some(CacheUse { block: 64, blocks: 512, used: 128 });
-        let stats = Stats { waiting: 3, running: 2, cache, ..Stats::default() };
-        let text = Metrics::new().text(&[("books".into(), stats)]).unwrap();
+        let cache = Some(CacheUsage { block: 64, blocks: 512, used: 128 });
+        let stats = EngineStats { waiting: 3, running: 2, cache, ..EngineStats::default() };
+        let text = ServerMetrics::new().text(&[("books".into(), stats)]).unwrap();
         for line in [
             "vllm:num_requests_waiting{model_name=\"books\"} 3\n",
             "vllm:num_requests_running{model_name=\"books\"} 2\n",

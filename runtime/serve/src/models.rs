@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::app::Server;
+use crate::app::ServerState;
 use crate::error::ApiError;
-use crate::fields::Fields;
-use crate::hosted::{Hosted, Loaded};
-use crate::library::{Library, LoadError, Ready};
+use crate::fields::RequestFields;
+use crate::hosted::{LoadedModel, ServedModel};
+use crate::library::{LoadError, ModelLibrary, ReadyModel};
 
 /// How often it is looked whether somebody still needs a model that is to go.
 const LOOK: Duration = Duration::from_millis(20);
@@ -21,40 +21,47 @@ const MOST_MODELS: usize = 64;
 /// Most bytes of a model's name.
 const LONGEST_NAME: usize = 256;
 
-pub struct Models {
+pub struct ModelRegistry {
     /// In the order in which they came; the first is that of requests without a name.
-    pub(crate) loaded: RwLock<Vec<Arc<Hosted>>>,
+    pub(crate) loaded: RwLock<Vec<Arc<ServedModel>>>,
     /// All that were ever there, as long as they have texts.
-    ever: Mutex<Vec<Weak<Loaded>>>,
-    pub(crate) library: Box<dyn Library>,
+    ever: Mutex<Vec<Weak<LoadedModel>>>,
+    pub(crate) library: Box<dyn ModelLibrary>,
     /// Bytes that others can need at most, which do not come and go.
     beside: u64,
     /// One comes or goes at a time.
     pub(crate) changes: Mutex<()>,
-    pub(crate) server: Arc<Server>,
+    pub(crate) server: Arc<ServerState>,
 }
 
-impl Models {
+impl ModelRegistry {
     pub fn start(
-        models: Vec<(String, Ready)>,
-        library: Box<dyn Library>,
+        models: Vec<(String, ReadyModel)>,
+        library: Box<dyn ModelLibrary>,
         beside: u64,
-        server: &Arc<Server>,
-    ) -> std::io::Result<Models> {
-        let start = |(name, ready)| Loaded::start(name, ready, server).map(Arc::new);
+        server: &Arc<ServerState>,
+    ) -> std::io::Result<ModelRegistry> {
+        let start = |(name, ready)| LoadedModel::start(name, ready, server).map(Arc::new);
         let models = models.into_iter().map(start).collect::<std::io::Result<Vec<_>>>()?;
         let ever = Mutex::new(models.iter().map(Arc::downgrade).collect());
-        let loaded = models.into_iter().flat_map(Hosted::all_of).collect();
+        let loaded = models.into_iter().flat_map(ServedModel::all_of).collect();
         let server = Arc::clone(server);
-        Ok(Models { loaded: RwLock::new(loaded), ever, library, beside, changes: Mutex::new(()), server })
+        Ok(ModelRegistry {
+            loaded: RwLock::new(loaded),
+            ever,
+            library,
+            beside,
+            changes: Mutex::new(()),
+            server,
+        })
     }
 
-    pub fn loaded(&self) -> Vec<Arc<Hosted>> {
+    pub fn loaded(&self) -> Vec<Arc<ServedModel>> {
         self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Those that are loaded, and those that are not but have texts.
-    pub fn alive(&self) -> Vec<Arc<Loaded>> {
+    pub fn alive(&self) -> Vec<Arc<LoadedModel>> {
         let mut ever = self.ever.lock().unwrap_or_else(PoisonError::into_inner);
         ever.retain(|model| model.strong_count() > 0);
         ever.iter().filter_map(Weak::upgrade).collect()
@@ -67,7 +74,7 @@ impl Models {
     }
 
     /// The model that a request names, or the first one.
-    pub fn find(&self, name: Option<&str>) -> Result<Arc<Hosted>, ApiError> {
+    pub fn find(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
         let loaded = self.loaded();
         let Some(name) = name else {
             return loaded.first().cloned().ok_or_else(ApiError::no_model);
@@ -111,7 +118,7 @@ impl Models {
     }
 
     /// Loads a model, or loads it anew in the place of the one that has its name. If that fails, the old one stays.
-    pub fn load(&self, mut fields: Fields) -> Result<Value, ApiError> {
+    pub fn load(&self, mut fields: RequestFields) -> Result<Value, ApiError> {
         let name: String = fields.need("model", "the name of a model")?;
         let artifact: Option<String> = fields.take("artifact", "the name of an artifact")?;
         fields.finish(&[])?;
@@ -129,7 +136,7 @@ impl Models {
             let why = format!("its adapter has the name `{taken}`, which another model has");
             return Err(ApiError::refused_artifact(&artifact, &why));
         }
-        let model = Loaded::start(name.clone(), ready, &self.server);
+        let model = LoadedModel::start(name.clone(), ready, &self.server);
         let model = Arc::new(model.map_err(|error| ApiError::internal(error.to_string()))?);
         self.ever.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&model));
         let loaded = entry(&name, model.loaded, "loaded", None);
@@ -137,7 +144,7 @@ impl Models {
         // The new one stands where the old one did, with its adapters behind it.
         let at = list.iter().position(|old| old.base == name).unwrap_or(list.len());
         let count = list[at..].iter().take_while(|old| old.base == name).count();
-        let old: Vec<_> = list.splice(at..at + count, Hosted::all_of(model)).collect();
+        let old: Vec<_> = list.splice(at..at + count, ServedModel::all_of(model)).collect();
         drop(list);
         self.forget_numbers(&old);
         old.first().into_iter().for_each(|old| retire(Arc::clone(old.model())));
@@ -156,7 +163,7 @@ impl Models {
     }
 
     /// A name of an adapter that is to come, if another model has it.
-    fn taken_name(&self, model: &str, ready: &Ready) -> Option<String> {
+    fn taken_name(&self, model: &str, ready: &ReadyModel) -> Option<String> {
         let others = self.loaded().into_iter().filter(|hosted| hosted.base != model);
         let others: Vec<String> =
             others.map(|hosted| hosted.name.clone()).chain([model.to_owned()]).collect();
@@ -177,7 +184,7 @@ impl Models {
     }
 
     /// Adapters that are gone have no numbers in `/metrics`: unlike models, they may come by ever new names.
-    pub(crate) fn forget_numbers(&self, old: &[Arc<Hosted>]) {
+    pub(crate) fn forget_numbers(&self, old: &[Arc<ServedModel>]) {
         let loaded = self.loaded();
         let gone = old.iter().filter(|old| loaded.iter().all(|hosted| hosted.name != old.name));
         for old in gone.filter(|old| old.adapter.is_some()) {
@@ -186,7 +193,7 @@ impl Models {
     }
 
     /// Takes a model away.
-    pub fn unload(&self, mut fields: Fields) -> Result<Value, ApiError> {
+    pub fn unload(&self, mut fields: RequestFields) -> Result<Value, ApiError> {
         let name: String = fields.need("model", "the name of a model")?;
         fields.finish(&[])?;
         let _one = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -214,7 +221,7 @@ pub fn check_name(param: &str, name: &str) -> Result<(), ApiError> {
     Err(ApiError::field(param, "invalid_value", message))
 }
 
-fn names(models: &[Arc<Hosted>]) -> Vec<String> {
+fn names(models: &[Arc<ServedModel>]) -> Vec<String> {
     models.iter().map(|hosted| hosted.name.clone()).collect()
 }
 
@@ -230,7 +237,7 @@ pub fn entry(name: &str, created: u64, status: &str, parent: Option<&str>) -> Va
 }
 
 /// Waits for the last text of a model that has no name any more, on a thread of its own: giving back a model may take long.
-fn retire(model: Arc<Loaded>) {
+fn retire(model: Arc<LoadedModel>) {
     let wait = move || {
         while Arc::strong_count(&model) > 1 {
             std::thread::sleep(LOOK);

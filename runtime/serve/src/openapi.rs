@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::known_fields::{self, KnownField};
-use crate::routes::{Route, Verb};
+use crate::routes::{ApiRoute, RouteMethod};
 
 /// Names and JSON types of fields; `*` marks those that have to be there.
 type FieldList = &'static [(&'static str, &'static str)];
@@ -216,7 +216,7 @@ fn body(path: &str) -> Value {
     json!({"type": "object", "properties": properties, "required": required})
 }
 
-pub fn description(routes: &[Route]) -> Value {
+pub fn description(routes: &[ApiRoute]) -> Value {
     let answer = |what: &str| json!({"description": what});
     let mut paths = Map::new();
     for route in routes {
@@ -224,7 +224,7 @@ pub fn description(routes: &[Route]) -> Value {
             "summary": route.summary,
             "responses": {"200": answer("The answer"), "default": answer("An error, with a message that says what is wrong")},
         });
-        if route.verb == Verb::Post {
+        if route.verb == RouteMethod::Post {
             let content = json!({"application/json": {"schema": body(route.path)}});
             operation["requestBody"] = json!({"required": true, "content": content});
         }
@@ -234,9 +234,9 @@ pub fn description(routes: &[Route]) -> Value {
             operation["parameters"] = json!([in_path]);
         }
         let method = match route.verb {
-            Verb::Get => "get",
-            Verb::Post => "post",
-            Verb::Delete => "delete",
+            RouteMethod::Get => "get",
+            RouteMethod::Post => "post",
+            RouteMethod::Delete => "delete",
         };
         for prefix in ["/v1", ""] {
             let path = paths.entry(format!("{prefix}{}", route.path)).or_insert_with(|| json!({}));

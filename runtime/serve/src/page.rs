@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 use crate::error::ApiError;
-use crate::routes::Segment;
+use crate::routes::PathSegment;
 
 /// Nothing is loaded but the files below; strings never become markup or code.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
@@ -19,11 +19,11 @@ const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Name, type, content.
-type File = (&'static str, &'static str, &'static str);
+type PageFile = (&'static str, &'static str, &'static str);
 
-const INDEX: File = ("index.html", HTML, include_str!("../page/index.html"));
+const INDEX: PageFile = ("index.html", HTML, include_str!("../page/index.html"));
 /// All but the page itself, at `/page/NAME`.
-const FILES: &[File] = &[
+const FILES: &[PageFile] = &[
     ("style.css", STYLE, include_str!("../page/style.css")),
     ("icon.svg", "image/svg+xml", include_str!("../page/icon.svg")),
     ("main.js", SCRIPT, include_str!("../page/main.js")),
@@ -47,7 +47,7 @@ pub fn is_route(path: &str) -> bool {
     path == "/" || path == "/page/{file}"
 }
 
-async fn file(Segment(name): Segment, headers: HeaderMap) -> Response {
+async fn file(PathSegment(name): PathSegment, headers: HeaderMap) -> Response {
     match FILES.iter().find(|(file, ..)| *file == name) {
         Some(file) => sent(file, &headers),
         None => ApiError::no_route("GET", &format!("/page/{name}")).into_response(),
@@ -55,7 +55,7 @@ async fn file(Segment(name): Segment, headers: HeaderMap) -> Response {
 }
 
 /// The file, or nothing if the browser has it already.
-fn sent((_, kind, content): &File, headers: &HeaderMap) -> Response {
+fn sent((_, kind, content): &PageFile, headers: &HeaderMap) -> Response {
     let mut hasher = DefaultHasher::new();
     content.hash(&mut hasher);
     let tag = format!("\"{:016x}\"", hasher.finish());

@@ -3,11 +3,11 @@
 //! Templates read `reasoning_effort`, and `enable_thinking` or `thinking`; as in vLLM an effort other than `none` turns thinking on.
 //! What the request gives the template by itself (`chat_template_kwargs`) stays.
 
-use mlcc_engine::chat::Value as TemplateValue;
+use mlcc_engine::chat::TemplateValue;
 use serde_json::Value;
 
 use crate::error::ApiError;
-use crate::fields::Fields;
+use crate::fields::RequestFields;
 
 /// From none to all that the model can.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
@@ -16,7 +16,7 @@ const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
 /// How the reasoning of an answer is asked for.
 #[derive(Debug, Clone, PartialEq)]
-pub struct AskedReasoning {
+pub struct ReasoningRequest {
     effort: Option<String>,
     thinks: Option<bool>,
     /// The answer tells it.
@@ -29,8 +29,8 @@ fn wrong(param: &str, message: String) -> ApiError {
     ApiError::field(param, "invalid_value", message)
 }
 
-impl AskedReasoning {
-    pub fn take(fields: &mut Fields) -> Result<AskedReasoning, ApiError> {
+impl ReasoningRequest {
+    pub fn take(fields: &mut RequestFields) -> Result<ReasoningRequest, ApiError> {
         let effort: Option<String> = fields.take("reasoning_effort", "a string")?;
         let mut effort = effort.map(|effort| known("reasoning_effort", effort)).transpose()?;
         let mut thinks: Option<bool> = fields.take("enable_thinking", "true or false")?;
@@ -65,7 +65,7 @@ impl AskedReasoning {
                 return Err(wrong("reasoning_format", message));
             }
         };
-        Ok(AskedReasoning { effort, thinks, told, apart })
+        Ok(ReasoningRequest { effort, thinks, told, apart })
     }
 
     /// The template's variables for it.

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value, json};
 
-use crate::budget::{Lease, value_bytes};
-use crate::chat::{self, Prepared};
+use crate::budget::{MemoryLease, value_bytes};
+use crate::chat::{self, ChatRequest};
 use crate::error::ApiError;
-use crate::fields::Fields;
-use crate::hosted::Hosted;
+use crate::fields::RequestFields;
+use crate::hosted::ServedModel;
 use crate::known_fields::{RESPONSES, TEXTS};
 use crate::messages::parts;
-use crate::texts::Client;
+use crate::texts::ClientId;
 
 /// Fields of chats that are taken as they are.
 const OF_CHATS: &[&str] = &[
@@ -50,8 +50,8 @@ fn wrong(param: &str, message: impl Into<String>) -> ApiError {
 }
 
 /// A request that was read.
-pub struct Asked {
-    pub prepared: Prepared,
+pub struct ResponsesRequest {
+    pub prepared: ChatRequest,
     /// Without the instructions, which hold for one answer.
     pub messages: Vec<Value>,
     /// What an answer repeats of its request.
@@ -59,11 +59,15 @@ pub struct Asked {
     /// Whether a later request may go on from the answer.
     pub store: bool,
     /// Memory of the conversation while it goes on.
-    pub lease: Lease,
+    pub lease: MemoryLease,
 }
 
 /// Reads a request.
-pub fn prepare(hosted: &Hosted, client: Client, mut fields: Fields) -> Result<Asked, ApiError> {
+pub fn prepare(
+    hosted: &ServedModel,
+    client: ClientId,
+    mut fields: RequestFields,
+) -> Result<ResponsesRequest, ApiError> {
     let (mut chat, mut repeated) = (Map::new(), Map::new());
     for &name in OF_CHATS {
         if let Some(value) = fields.take::<Value>(name, "a value")? {
@@ -121,7 +125,13 @@ pub fn prepare(hosted: &Hosted, client: Client, mut fields: Fields) -> Result<As
     let told = repeated.values().map(value_bytes).sum::<usize>();
     let bytes = own.saturating_mul(2).saturating_add(told.saturating_mul(4));
     memory.grow_answer(&mut lease, bytes)?;
-    Ok(Asked { prepared: chat::read(hosted, Fields::from(chat), None)?, messages, repeated, store, lease })
+    Ok(ResponsesRequest {
+        prepared: chat::read(hosted, RequestFields::from(chat), None)?,
+        messages,
+        repeated,
+        store,
+        lease,
+    })
 }
 
 /// The messages of a chat that an input stands for, behind those that are there.
@@ -213,7 +223,7 @@ fn text_of(content: &Value, param: &str) -> Result<String, ApiError> {
 }
 
 fn tools(
-    fields: &mut Fields,
+    fields: &mut RequestFields,
     chat: &mut Map<String, Value>,
     repeated: &mut Map<String, Value>,
 ) -> Result<(), ApiError> {
@@ -239,7 +249,7 @@ fn tools(
 }
 
 /// Takes `text`, and gives its format.
-fn format(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<Value, ApiError> {
+fn format(fields: &mut RequestFields, chat: &mut Map<String, Value>) -> Result<Value, ApiError> {
     let text: Option<Map<String, Value>> = fields.take("text", "an object")?;
     let format = text.and_then(|mut text| text.remove("format")).unwrap_or_else(|| json!({"type": "text"}));
     let wanted = match format["type"].as_str() {
@@ -255,10 +265,10 @@ fn format(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<Value, A
 
 /// Conversations up to their last answer, by the answer's id.
 #[derive(Default)]
-pub struct Kept(Mutex<VecDeque<Conversation>>);
+pub struct ResponseStore(Mutex<VecDeque<StoredConversation>>);
 
-struct Conversation {
-    client: Client,
+struct StoredConversation {
+    client: ClientId,
     id: String,
     messages: Arc<[Value]>,
     /// As it was given.
@@ -266,30 +276,30 @@ struct Conversation {
     bytes: usize,
 }
 
-impl Kept {
+impl ResponseStore {
     /// Those of other clients are not found.
-    fn find<T>(&self, client: Client, id: &str, of: impl FnOnce(&Conversation) -> T) -> Option<T> {
+    fn find<T>(&self, client: ClientId, id: &str, of: impl FnOnce(&StoredConversation) -> T) -> Option<T> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter().rev().find(|one| one.client == client && one.id == id).map(of)
     }
 
     /// The memory that a conversation takes.
-    fn bytes(&self, client: Client, id: &str) -> Option<usize> {
+    fn bytes(&self, client: ClientId, id: &str) -> Option<usize> {
         self.find(client, id, |one| one.bytes)
     }
 
-    fn messages(&self, client: Client, id: &str) -> Option<Vec<Value>> {
+    fn messages(&self, client: ClientId, id: &str) -> Option<Vec<Value>> {
         let messages = self.find(client, id, |one| Arc::clone(&one.messages))?;
         Some(messages.to_vec())
     }
 
     /// An answer as it was given.
-    pub fn response(&self, client: Client, id: &str) -> Result<Value, ApiError> {
+    pub fn response(&self, client: ClientId, id: &str) -> Result<Value, ApiError> {
         self.find(client, id, |one| one.response.clone()).ok_or_else(|| ApiError::unknown_response(id))
     }
 
     /// Forgets an answer; those that went on from it keep their conversation.
-    pub fn delete(&self, client: Client, id: &str) -> Result<Value, ApiError> {
+    pub fn delete(&self, client: ClientId, id: &str) -> Result<Value, ApiError> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept.iter().position(|one| one.client == client && one.id == id);
         at.and_then(|at| kept.remove(at)).ok_or_else(|| ApiError::unknown_response(id))?;
@@ -297,14 +307,14 @@ impl Kept {
     }
 
     /// `messages` are the conversation up to `response`.
-    pub fn add(&self, client: Client, id: &str, messages: Vec<Value>, response: Value) {
+    pub fn add(&self, client: ClientId, id: &str, messages: Vec<Value>, response: Value) {
         let bytes = messages.iter().chain([&response]).map(value_bytes).sum();
         if bytes > MOST_BYTES {
             return;
         }
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let messages = messages.into();
-        kept.push_back(Conversation { client, id: id.to_owned(), messages, response, bytes });
+        kept.push_back(StoredConversation { client, id: id.to_owned(), messages, response, bytes });
         let mut sum: usize = kept.iter().map(|one| one.bytes).sum();
         while kept.len() > MOST_KEPT || sum > MOST_BYTES {
             sum -= kept.pop_front().map_or(sum, |one| one.bytes);
@@ -318,8 +328,8 @@ mod tests {
 
     #[test]
     fn the_oldest_conversations_go_first() {
-        let kept = Kept::default();
-        let (one, other) = (Client(1), Client(2));
+        let kept = ResponseStore::default();
+        let (one, other) = (ClientId(1), ClientId(2));
         for number in 0..MOST_KEPT + 3 {
             kept.add(one, &number.to_string(), vec![json!(number)], json!({}));
         }

@@ -16,21 +16,21 @@ use axum::{Extension, Router};
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 
-use crate::app::{App, Server, seconds};
-use crate::budget::{Lease, LeasedBody, parsed_bytes};
-use crate::embeddings::Measured;
+use crate::app::{AppState, ServerState, seconds};
+use crate::budget::{LeasedBody, MemoryLease, parsed_bytes};
+use crate::embeddings::MeteredAnswer;
 use crate::error::{ApiError, json_type};
-use crate::fields::Fields;
-use crate::hosted::Hosted;
+use crate::fields::RequestFields;
+use crate::hosted::ServedModel;
 use crate::sites::{self, AllowedHosts};
-use crate::texts::{Client, Work, answer};
+use crate::texts::{ClientId, PreparedRequest, answer};
 use crate::traces::RequestSpan;
 use crate::{
     anthropic, blocks, chat, completions, embeddings as vectors, info, items, page, responses, tokens,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verb {
+pub enum RouteMethod {
     Get,
     /// Takes a JSON object.
     Post,
@@ -38,31 +38,39 @@ pub enum Verb {
 }
 
 /// A route, which is there with and without `/v1`.
-pub struct Route {
+pub struct ApiRoute {
     pub path: &'static str,
-    pub verb: Verb,
+    pub verb: RouteMethod,
     pub summary: &'static str,
-    handler: fn() -> MethodRouter<Arc<App>>,
+    handler: fn() -> MethodRouter<Arc<AppState>>,
 }
 
-const fn reads(path: &'static str, summary: &'static str, handler: fn() -> MethodRouter<Arc<App>>) -> Route {
-    Route { path, verb: Verb::Get, summary, handler }
+const fn reads(
+    path: &'static str,
+    summary: &'static str,
+    handler: fn() -> MethodRouter<Arc<AppState>>,
+) -> ApiRoute {
+    ApiRoute { path, verb: RouteMethod::Get, summary, handler }
 }
 
-const fn takes(path: &'static str, summary: &'static str, handler: fn() -> MethodRouter<Arc<App>>) -> Route {
-    Route { path, verb: Verb::Post, summary, handler }
+const fn takes(
+    path: &'static str,
+    summary: &'static str,
+    handler: fn() -> MethodRouter<Arc<AppState>>,
+) -> ApiRoute {
+    ApiRoute { path, verb: RouteMethod::Post, summary, handler }
 }
 
 const fn deletes(
     path: &'static str,
     summary: &'static str,
-    handler: fn() -> MethodRouter<Arc<App>>,
-) -> Route {
-    Route { path, verb: Verb::Delete, summary, handler }
+    handler: fn() -> MethodRouter<Arc<AppState>>,
+) -> ApiRoute {
+    ApiRoute { path, verb: RouteMethod::Delete, summary, handler }
 }
 
 /// All there are, but for the description of them: the router and `/openapi.json` are made of them.
-pub const ROUTES: &[Route] = &[
+pub const ROUTES: &[ApiRoute] = &[
     takes("/chat/completions", "An answer to messages", || post(chat_completions)),
     takes("/completions", "The continuation of texts or token ids", || post(text_completions)),
     takes("/responses", "An answer, in the form of the Responses API", || post(responses)),
@@ -88,8 +96,8 @@ pub const ROUTES: &[Route] = &[
 ];
 
 /// Everything that the server answers; bodies have a limit.
-pub fn router(app: Arc<App>, hosts: AllowedHosts) -> Router {
-    let add = |all: Router<Arc<App>>, route: &Route| {
+pub fn router(app: Arc<AppState>, hosts: AllowedHosts) -> Router {
+    let add = |all: Router<Arc<AppState>>, route: &ApiRoute| {
         let with = all.route(route.path, (route.handler)());
         with.route(&format!("/v1{}", route.path), (route.handler)())
     };
@@ -108,44 +116,44 @@ pub fn router(app: Arc<App>, hosts: AllowedHosts) -> Router {
 /// Longest id of a request that is taken from its client.
 const LONGEST_ID: usize = 128;
 
-type Shared = State<Arc<App>>;
-type Who = Extension<Client>;
-type Hosts = Extension<Arc<AllowedHosts>>;
-type Body = Sent;
+type SharedApp = State<Arc<AppState>>;
+type ClientExtension = Extension<ClientId>;
+type HostsExtension = Extension<Arc<AllowedHosts>>;
+type RequestBody = ReceivedBody;
 
 /// The part of a path that a route leaves open.
-pub struct Segment(pub String);
+pub struct PathSegment(pub String);
 
-impl<S: Send + Sync> FromRequestParts<S> for Segment {
+impl<S: Send + Sync> FromRequestParts<S> for PathSegment {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Segment, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<PathSegment, ApiError> {
         let segment = Path::<String>::from_request_parts(parts, state).await;
         segment
-            .map(|Path(text)| Segment(text))
+            .map(|Path(text)| PathSegment(text))
             .map_err(|rejection| ApiError::request("invalid_path", rejection.body_text()))
     }
 }
 
 /// A body with its memory, or why there is none, and the span of its request.
-struct Sent {
-    body: Result<(Vec<u8>, Lease), ApiError>,
+struct ReceivedBody {
+    body: Result<(Vec<u8>, MemoryLease), ApiError>,
     span: RequestSpan,
 }
 
-impl FromRequest<Arc<App>> for Sent {
+impl FromRequest<Arc<AppState>> for ReceivedBody {
     type Rejection = Infallible;
 
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<Sent, Infallible> {
+    async fn from_request(request: Request, app: &Arc<AppState>) -> Result<ReceivedBody, Infallible> {
         let patience = app.server.options.read_timeout;
         let span = request.extensions().get::<RequestSpan>().cloned().unwrap_or_default();
         let whole = tokio::time::timeout(patience, body(request, &app.server)).await;
-        Ok(Sent { body: whole.unwrap_or_else(|_| Err(ApiError::too_slow())), span })
+        Ok(ReceivedBody { body: whole.unwrap_or_else(|_| Err(ApiError::too_slow())), span })
     }
 }
 
 /// The body of a request as it comes, as far as it may be as long, and there is memory for it.
-async fn body(request: Request, server: &Server) -> Result<(Vec<u8>, Lease), ApiError> {
+async fn body(request: Request, server: &ServerState) -> Result<(Vec<u8>, MemoryLease), ApiError> {
     let most = server.options.body_limit.min(server.memory.bodies.bytes());
     let told =
         request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
@@ -175,7 +183,12 @@ async fn body(request: Request, server: &Server) -> Result<(Vec<u8>, Lease), Api
 }
 
 /// Asks for the key, counts, and gives the request its id.
-async fn guard(State(app): Shared, Extension(hosts): Hosts, mut request: Request, next: Next) -> Response {
+async fn guard(
+    State(app): SharedApp,
+    Extension(hosts): HostsExtension,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let begin = Instant::now();
     let (client, id) = (client(&request), request_id(&app, &request));
     request.extensions_mut().insert(client);
@@ -211,7 +224,7 @@ async fn guard(State(app): Shared, Extension(hosts): Hosts, mut request: Request
 }
 
 /// The client's own, if it is plain; else one of the server's.
-fn request_id(app: &App, request: &Request) -> String {
+fn request_id(app: &AppState, request: &Request) -> String {
     let own = request.headers().get("x-request-id").and_then(|value| value.to_str().ok());
     let plain = |id: &&str| {
         (1..=LONGEST_ID).contains(&id.len())
@@ -229,10 +242,10 @@ fn key(request: &Request) -> Option<&str> {
     bearer.or_else(|| text("x-api-key"))
 }
 
-fn client(request: &Request) -> Client {
+fn client(request: &Request) -> ClientId {
     let mut hasher = DefaultHasher::new();
     key(request).hash(&mut hasher);
-    Client(hasher.finish())
+    ClientId(hasher.finish())
 }
 
 /// Whether a request has one of the keys, if there are any. Takes equally long for every wrong key of an equal length.
@@ -248,10 +261,10 @@ fn has_key(request: &Request, keys: &[String]) -> bool {
 /// Runs what may take long beside the streams, when there is memory for it, which comes back with what was done. A panic in it is an error
 /// of this request.
 async fn aside<T: Send + 'static>(
-    app: &Arc<App>,
-    body: Body,
-    work: impl FnOnce(&App, Fields, &mut Lease) -> Result<T, ApiError> + Send + 'static,
-) -> Result<(T, Lease), ApiError> {
+    app: &Arc<AppState>,
+    body: RequestBody,
+    work: impl FnOnce(&AppState, RequestFields, &mut MemoryLease) -> Result<T, ApiError> + Send + 'static,
+) -> Result<(T, MemoryLease), ApiError> {
     let (app, (body, taken)) = (Arc::clone(app), body.body?);
     let begin = async {
         // The values, and what they become.
@@ -262,7 +275,7 @@ async fn aside<T: Send + 'static>(
     let begin = tokio::time::timeout(app.server.options.read_timeout, begin).await;
     let mut lease = begin.unwrap_or_else(|_| Err(ApiError::out_of_memory("requests")))?;
     let done = tokio::task::spawn_blocking(move || {
-        let fields = Fields::parse(&body)?;
+        let fields = RequestFields::parse(&body)?;
         drop((body, taken));
         work(&app, fields, &mut lease).map(|done| (done, lease))
     });
@@ -271,12 +284,12 @@ async fn aside<T: Send + 'static>(
 
 /// The same for requests of a model.
 async fn of_model<T: Send + 'static>(
-    app: &Arc<App>,
-    body: Body,
-    work: impl FnOnce(&Hosted, Fields, &mut Lease) -> Result<T, ApiError> + Send + 'static,
-) -> Result<((Arc<Hosted>, T), Lease), ApiError> {
+    app: &Arc<AppState>,
+    body: RequestBody,
+    work: impl FnOnce(&ServedModel, RequestFields, &mut MemoryLease) -> Result<T, ApiError> + Send + 'static,
+) -> Result<((Arc<ServedModel>, T), MemoryLease), ApiError> {
     let span = body.span.clone();
-    let work = move |app: &App, mut fields: Fields, lease: &mut Lease| {
+    let work = move |app: &AppState, mut fields: RequestFields, lease: &mut MemoryLease| {
         let name: Option<String> = fields.take("model", "the name of the model")?;
         let hosted = app.find(name.as_deref())?;
         span.asks_for(&hosted.name);
@@ -293,10 +306,10 @@ fn as_json(result: Result<Value, ApiError>) -> Response {
 }
 
 async fn texts(
-    app: Arc<App>,
-    client: Client,
-    body: Body,
-    prepare: fn(&Hosted, Fields) -> Result<Work, ApiError>,
+    app: Arc<AppState>,
+    client: ClientId,
+    body: RequestBody,
+    prepare: fn(&ServedModel, RequestFields) -> Result<PreparedRequest, ApiError>,
 ) -> Response {
     let span = body.span.clone();
     match of_model(&app, body, move |hosted, fields, _| prepare(hosted, fields)).await {
@@ -305,15 +318,23 @@ async fn texts(
     }
 }
 
-async fn chat_completions(State(app): Shared, Extension(client): Who, body: Body) -> Response {
+async fn chat_completions(
+    State(app): SharedApp,
+    Extension(client): ClientExtension,
+    body: RequestBody,
+) -> Response {
     texts(app, client, body, chat::prepare).await
 }
 
-async fn text_completions(State(app): Shared, Extension(client): Who, body: Body) -> Response {
+async fn text_completions(
+    State(app): SharedApp,
+    Extension(client): ClientExtension,
+    body: RequestBody,
+) -> Response {
     texts(app, client, body, completions::prepare).await
 }
 
-async fn messages(State(app): Shared, Extension(client): Who, body: Body) -> Response {
+async fn messages(State(app): SharedApp, Extension(client): ClientExtension, body: RequestBody) -> Response {
     let span = body.span.clone();
     match of_model(&app, body, |hosted, fields, _| anthropic::prepare(hosted, fields)).await {
         Ok(((hosted, asked), _)) => blocks::answer(hosted, client, span, asked).await,
@@ -321,9 +342,10 @@ async fn messages(State(app): Shared, Extension(client): Who, body: Body) -> Res
     }
 }
 
-async fn responses(State(app): Shared, Extension(client): Who, body: Body) -> Response {
-    let prepare =
-        move |hosted: &Hosted, fields: Fields, _: &mut Lease| responses::prepare(hosted, client, fields);
+async fn responses(State(app): SharedApp, Extension(client): ClientExtension, body: RequestBody) -> Response {
+    let prepare = move |hosted: &ServedModel, fields: RequestFields, _: &mut MemoryLease| {
+        responses::prepare(hosted, client, fields)
+    };
     let span = body.span.clone();
     match of_model(&app, body, prepare).await {
         Ok(((hosted, asked), _)) => items::answer(hosted, client, span, asked).await,
@@ -331,7 +353,11 @@ async fn responses(State(app): Shared, Extension(client): Who, body: Body) -> Re
     }
 }
 
-async fn response(State(app): Shared, Extension(client): Who, Segment(id): Segment) -> Response {
+async fn response(
+    State(app): SharedApp,
+    Extension(client): ClientExtension,
+    PathSegment(id): PathSegment,
+) -> Response {
     let kept = move || app.server.kept.response(client, &id).map(|kept| kept.to_string());
     match tokio::task::spawn_blocking(kept).await {
         Ok(Ok(text)) => (json_type(), text).into_response(),
@@ -340,11 +366,15 @@ async fn response(State(app): Shared, Extension(client): Who, Segment(id): Segme
     }
 }
 
-async fn forget(State(app): Shared, Extension(client): Who, Segment(id): Segment) -> Response {
+async fn forget(
+    State(app): SharedApp,
+    Extension(client): ClientExtension,
+    PathSegment(id): PathSegment,
+) -> Response {
     as_json(app.server.kept.delete(client, &id))
 }
 
-async fn count_tokens(State(app): Shared, body: Body) -> Response {
+async fn count_tokens(State(app): SharedApp, body: RequestBody) -> Response {
     match of_model(&app, body, |hosted, fields, _| anthropic::count_tokens(hosted, fields)).await {
         Ok(((_, count), _)) => as_json(Ok(count)),
         Err(error) => blocks::refused(&error),
@@ -352,7 +382,7 @@ async fn count_tokens(State(app): Shared, body: Body) -> Response {
 }
 
 /// A JSON text that was made with some memory.
-fn as_text_of_json(done: Result<(String, Lease), ApiError>) -> Response {
+fn as_text_of_json(done: Result<(String, MemoryLease), ApiError>) -> Response {
     match done {
         Ok((text, lease)) => (json_type(), LeasedBody::of(text, lease)).into_response(),
         Err(error) => error.into_response(),
@@ -360,23 +390,23 @@ fn as_text_of_json(done: Result<(String, Lease), ApiError>) -> Response {
 }
 
 async fn text_of_model(
-    app: Arc<App>,
-    body: Body,
-    work: fn(&Hosted, Fields, &mut Lease) -> Result<String, ApiError>,
+    app: Arc<AppState>,
+    body: RequestBody,
+    work: fn(&ServedModel, RequestFields, &mut MemoryLease) -> Result<String, ApiError>,
 ) -> Response {
     as_text_of_json(of_model(&app, body, work).await.map(|((_, text), lease)| (text, lease)))
 }
 
-async fn tokenize(State(app): Shared, body: Body) -> Response {
+async fn tokenize(State(app): SharedApp, body: RequestBody) -> Response {
     text_of_model(app, body, tokens::tokenize).await
 }
 
-async fn detokenize(State(app): Shared, body: Body) -> Response {
+async fn detokenize(State(app): SharedApp, body: RequestBody) -> Response {
     text_of_model(app, body, tokens::detokenize).await
 }
 
-async fn apply_template(State(app): Shared, body: Body) -> Response {
-    let apply = |hosted: &Hosted, fields: Fields, _: &mut Lease| {
+async fn apply_template(State(app): SharedApp, body: RequestBody) -> Response {
+    let apply = |hosted: &ServedModel, fields: RequestFields, _: &mut MemoryLease| {
         chat::apply_template(hosted, fields).map(|value| value.to_string())
     };
     text_of_model(app, body, apply).await
@@ -384,9 +414,9 @@ async fn apply_template(State(app): Shared, body: Body) -> Response {
 
 /// Asks a model of texts, which the answer names.
 async fn of_texts(
-    app: &Arc<App>,
-    body: Body,
-    work: fn(&App, Fields, &mut Lease) -> Result<Measured, ApiError>,
+    app: &Arc<AppState>,
+    body: RequestBody,
+    work: fn(&AppState, RequestFields, &mut MemoryLease) -> Result<MeteredAnswer, ApiError>,
 ) -> Response {
     let span = body.span.clone();
     let done = aside(app, body, work).await;
@@ -397,19 +427,19 @@ async fn of_texts(
     as_text_of_json(done.map(|(done, lease)| (done.text, lease)))
 }
 
-async fn embeddings(State(app): Shared, body: Body) -> Response {
+async fn embeddings(State(app): SharedApp, body: RequestBody) -> Response {
     of_texts(&app, body, vectors::embed).await
 }
 
-async fn rerank(State(app): Shared, body: Body) -> Response {
+async fn rerank(State(app): SharedApp, body: RequestBody) -> Response {
     of_texts(&app, body, vectors::rerank).await
 }
 
-async fn load(State(app): Shared, body: Body) -> Response {
+async fn load(State(app): SharedApp, body: RequestBody) -> Response {
     as_json(aside(&app, body, |app, fields, _| app.models.load(fields)).await.map(|(value, _)| value))
 }
 
-async fn unload(State(app): Shared, body: Body) -> Response {
+async fn unload(State(app): SharedApp, body: RequestBody) -> Response {
     as_json(aside(&app, body, |app, fields, _| app.models.unload(fields)).await.map(|(value, _)| value))
 }
 
@@ -417,27 +447,27 @@ fn as_text(result: Result<String, ApiError>) -> Response {
     result.map_or_else(IntoResponse::into_response, IntoResponse::into_response)
 }
 
-async fn load_adapter(State(app): Shared, body: Body) -> Response {
+async fn load_adapter(State(app): SharedApp, body: RequestBody) -> Response {
     as_text(aside(&app, body, |app, fields, _| app.models.load_adapter(fields)).await.map(|(text, _)| text))
 }
 
-async fn unload_adapter(State(app): Shared, body: Body) -> Response {
+async fn unload_adapter(State(app): SharedApp, body: RequestBody) -> Response {
     as_text(aside(&app, body, |app, fields, _| app.models.unload_adapter(fields)).await.map(|(text, _)| text))
 }
 
-async fn models(State(app): Shared) -> Response {
+async fn models(State(app): SharedApp) -> Response {
     as_json(Ok(json!({"object": "list", "data": app.list()})))
 }
 
-async fn model(State(app): Shared, Segment(name): Segment) -> Response {
+async fn model(State(app): SharedApp, PathSegment(name): PathSegment) -> Response {
     as_json(app.describe(&name))
 }
 
-async fn health(State(app): Shared) -> Response {
+async fn health(State(app): SharedApp) -> Response {
     as_json(app.ready().map(|()| json!({"status": "ok"})))
 }
 
-async fn metrics(State(app): Shared) -> Response {
+async fn metrics(State(app): SharedApp) -> Response {
     let content = [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
     // None of them ends between the two.
     let alive = app.models.alive();
@@ -450,23 +480,23 @@ async fn metrics(State(app): Shared) -> Response {
 
 /// `?model=NAME`
 #[derive(serde::Deserialize)]
-struct Named {
+struct ModelQuery {
     model: Option<String>,
 }
 
-type Wanted = Result<Query<Named>, QueryRejection>;
+type ModelQueryResult = Result<Query<ModelQuery>, QueryRejection>;
 
-fn told(app: &App, wanted: Wanted, tell: fn(&Hosted) -> Value) -> Response {
+fn told(app: &AppState, wanted: ModelQueryResult, tell: fn(&ServedModel) -> Value) -> Response {
     let wanted = wanted.map_err(|rejection| ApiError::request("invalid_query", rejection.body_text()));
     let hosted = wanted.and_then(|Query(wanted)| app.models.find(wanted.model.as_deref()));
     as_json(hosted.map(|hosted| tell(&hosted)))
 }
 
-async fn props(State(app): Shared, wanted: Wanted) -> Response {
+async fn props(State(app): SharedApp, wanted: ModelQueryResult) -> Response {
     told(&app, wanted, info::props)
 }
 
-async fn slots(State(app): Shared, wanted: Wanted) -> Response {
+async fn slots(State(app): SharedApp, wanted: ModelQueryResult) -> Response {
     told(&app, wanted, info::slots)
 }
 

@@ -3,15 +3,15 @@
 use mlcc_engine::sampler::{DryParams, ExtraSamplers, MirostatParams};
 
 use crate::error::ApiError;
-use crate::fields::Fields;
-use crate::hosted::Hosted;
+use crate::fields::RequestFields;
+use crate::hosted::ServedModel;
 
 /// Strings over which DRY sees no repetition.
 const MOST_BREAKERS: usize = 32;
 const LONGEST_BREAKER: usize = 64;
 
 /// Takes the fields; `None` if there are none of them.
-pub fn take(fields: &mut Fields, hosted: &Hosted) -> Result<Option<ExtraSamplers>, ApiError> {
+pub fn take(fields: &mut RequestFields, hosted: &ServedModel) -> Result<Option<ExtraSamplers>, ApiError> {
     let number = "a number";
     let usual = &hosted.sampling.extra;
     let mut extra = usual.clone();
@@ -35,7 +35,7 @@ pub fn take(fields: &mut Fields, hosted: &Hosted) -> Result<Option<ExtraSamplers
     Ok((extra != *usual).then_some(extra))
 }
 
-fn breakers(fields: &mut Fields) -> Result<Option<Vec<String>>, ApiError> {
+fn breakers(fields: &mut RequestFields) -> Result<Option<Vec<String>>, ApiError> {
     const NAME: &str = "dry_sequence_breakers";
     let breakers: Option<Vec<String>> = fields.take(NAME, "a list of strings")?;
     let wrong = |message: String| Err(ApiError::field(NAME, "invalid_value", message));
@@ -50,7 +50,10 @@ fn breakers(fields: &mut Fields) -> Result<Option<Vec<String>>, ApiError> {
     }
 }
 
-fn mirostat(fields: &mut Fields, usual: Option<MirostatParams>) -> Result<Option<MirostatParams>, ApiError> {
+fn mirostat(
+    fields: &mut RequestFields,
+    usual: Option<MirostatParams>,
+) -> Result<Option<MirostatParams>, ApiError> {
     let version: Option<u32> = fields.take("mirostat", "0 or 2")?;
     let other: Option<u32> = fields.take("mirostat_mode", "0 or 2")?;
     let (tau, eta) = (fields.take("mirostat_tau", "a number")?, fields.take("mirostat_eta", "a number")?);

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use mlcc_engine::sampler::ParamError;
-use mlcc_engine::serving::TextRequest;
+use mlcc_engine::serving::EngineRequest;
 use mlcc_engine::{SamplingOverrides, SpecialTokens, TokenId};
 use serde_json::Value;
 
-use crate::constraint::Constraint;
+use crate::constraint::OutputConstraint;
 use crate::error::ApiError;
-use crate::fields::{Fields, OneOrMany};
-use crate::hosted::Hosted;
+use crate::fields::{OneOrMany, RequestFields};
+use crate::hosted::ServedModel;
 use crate::samplers;
 
 /// Most texts of one prompt.
@@ -25,9 +25,9 @@ pub const MOST_LOGPROBS: usize = 20;
 const ENDLESS: usize = 4096;
 
 /// The part of a request that is the same for all its texts.
-pub struct Common {
+pub struct CommonFields {
     /// All but the prompt, the end tokens and what is scored.
-    pub text: TextRequest,
+    pub text: EngineRequest,
     /// Texts of each prompt.
     pub choices: usize,
     pub stream: bool,
@@ -37,16 +37,16 @@ pub struct Common {
     /// Tokens that end the text beside those of the model.
     stop_tokens: Vec<TokenId>,
     /// What the text may be; to be compiled.
-    pub constraint: Option<Constraint>,
+    pub constraint: Option<OutputConstraint>,
 }
 
-impl Common {
+impl CommonFields {
     /// Takes the fields; `usual_length` is the most tokens of a text that says nothing of them.
     pub fn take(
-        fields: &mut Fields,
-        hosted: &Hosted,
+        fields: &mut RequestFields,
+        hosted: &ServedModel,
         usual_length: Option<usize>,
-    ) -> Result<Common, ApiError> {
+    ) -> Result<CommonFields, ApiError> {
         let sampling = hosted.sampling.clone().with(&overrides(fields, hosted)?);
         sampling.check().map_err(wrong_param)?;
         let count = "a whole number, 0 or more";
@@ -59,8 +59,8 @@ impl Common {
             return Err(ApiError::field("n", "invalid_value", message));
         }
         let stream = fields.take("stream", "true or false")?.unwrap_or(false);
-        Ok(Common {
-            text: TextRequest {
+        Ok(CommonFields {
+            text: EngineRequest {
                 adapter: hosted.adapter.clone(),
                 bias: biases(fields)?,
                 min_tokens: fields.take("min_tokens", count)?.unwrap_or(0),
@@ -73,12 +73,12 @@ impl Common {
                     true => SpecialTokens::Skip,
                     false => SpecialTokens::Keep,
                 },
-                ..TextRequest::new(Vec::new(), sampling)
+                ..EngineRequest::new(Vec::new(), sampling)
             },
             choices,
             stream,
             include_usage: include_usage(fields, stream)?,
-            constraint: Constraint::take(fields)?,
+            constraint: OutputConstraint::take(fields)?,
             ignore_eos: fields.take("ignore_eos", "true or false")?.unwrap_or(false),
             stop_tokens: stop_tokens(fields, hosted)?,
         })
@@ -92,12 +92,12 @@ impl Common {
 }
 
 /// The length by llama.cpp's name; a negative one is no limit.
-fn predicted(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+fn predicted(fields: &mut RequestFields) -> Result<Option<usize>, ApiError> {
     let wanted: Option<i64> = fields.take("n_predict", "a whole number")?;
     Ok(wanted.and_then(|most| usize::try_from(most).ok()))
 }
 
-fn stop_tokens(fields: &mut Fields, hosted: &Hosted) -> Result<Vec<TokenId>, ApiError> {
+fn stop_tokens(fields: &mut RequestFields, hosted: &ServedModel) -> Result<Vec<TokenId>, ApiError> {
     const NAME: &str = "stop_token_ids";
     let ids: Vec<TokenId> = fields.take(NAME, "a list of token ids")?.unwrap_or_default();
     let vocab = hosted.engine.limits().vocab;
@@ -112,7 +112,7 @@ fn stop_tokens(fields: &mut Fields, hosted: &Hosted) -> Result<Vec<TokenId>, Api
 }
 
 /// How many of the likeliest tokens llama.cpp's clients want to see; none if they do not ask for it.
-pub fn probabilities(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+pub fn probabilities(fields: &mut RequestFields) -> Result<Option<usize>, ApiError> {
     let wanted: Option<usize> = fields.take("n_probs", "a whole number, 0 or more")?;
     match wanted.filter(|&count| count > 0) {
         Some(count) if count > MOST_LOGPROBS => {
@@ -131,7 +131,7 @@ fn wrong_param(error: ParamError) -> ApiError {
     )
 }
 
-fn overrides(fields: &mut Fields, hosted: &Hosted) -> Result<SamplingOverrides, ApiError> {
+fn overrides(fields: &mut RequestFields, hosted: &ServedModel) -> Result<SamplingOverrides, ApiError> {
     let number = "a number";
     let count = "a whole number, 0 or more";
     let other = fields.take("repetition_penalty", number)?;
@@ -151,7 +151,7 @@ fn overrides(fields: &mut Fields, hosted: &Hosted) -> Result<SamplingOverrides, 
 }
 
 /// -1 is another one each time.
-fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
+fn seed(fields: &mut RequestFields) -> Result<Option<u64>, ApiError> {
     let value: Option<serde_json::Number> = fields.take("seed", "a whole number")?;
     let Some(value) = value else { return Ok(None) };
     match (value.as_u64(), value.as_i64()) {
@@ -165,7 +165,7 @@ fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
     }
 }
 
-fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+fn stops(fields: &mut RequestFields) -> Result<Vec<String>, ApiError> {
     let stops: Option<OneOrMany<String>> = fields.take("stop", "a string or a list of strings")?;
     let stops = stops.map(OneOrMany::into_vec).unwrap_or_default();
     let wrong = |message: String| Err(ApiError::field("stop", "invalid_value", message));
@@ -183,17 +183,19 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
 /// As OpenAI's clients send them, or llama.cpp's.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
-enum Biases {
+enum LogitBiases {
     Map(BTreeMap<String, f32>),
     Pairs(Vec<(TokenId, f32)>),
 }
 
-fn biases(fields: &mut Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
-    let biases: Option<Biases> = fields.take("logit_bias", "an object of token ids and numbers")?;
+fn biases(fields: &mut RequestFields) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    let biases: Option<LogitBiases> = fields.take("logit_bias", "an object of token ids and numbers")?;
     let map: BTreeMap<String, f32> = match biases {
         None => BTreeMap::new(),
-        Some(Biases::Map(map)) => map,
-        Some(Biases::Pairs(pairs)) => pairs.into_iter().map(|(id, bias)| (id.to_string(), bias)).collect(),
+        Some(LogitBiases::Map(map)) => map,
+        Some(LogitBiases::Pairs(pairs)) => {
+            pairs.into_iter().map(|(id, bias)| (id.to_string(), bias)).collect()
+        }
     };
     let wrong = |message: String| ApiError::field("logit_bias", "invalid_value", message);
     if map.len() > MOST_BIASES {
@@ -210,7 +212,7 @@ fn biases(fields: &mut Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
     map.into_iter().map(entry).collect()
 }
 
-fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
+fn include_usage(fields: &mut RequestFields, stream: bool) -> Result<bool, ApiError> {
     let options: Option<BTreeMap<String, Value>> = fields.take("stream_options", "an object")?;
     let Some(options) = options else { return Ok(false) };
     if !stream {

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mlcc_engine::serving::PrefixFiles;
-use mlcc_engine::texts::TextModel;
+use mlcc_engine::serving::DiskCacheOptions;
+use mlcc_engine::texts::EmbeddingModel;
 use thiserror::Error;
 use tokio::sync::watch;
 
-use crate::app::App;
-use crate::application::Application;
-use crate::hosted::Loaded;
-use crate::library::{Library, Ready};
+use crate::app::AppState;
+use crate::application::EmbeddedServer;
+use crate::hosted::LoadedModel;
+use crate::library::{ModelLibrary, ReadyModel};
 use crate::listen::listen;
 use crate::routes::router;
 use crate::sites::AllowedHosts;
-use crate::traces::Traces;
+use crate::traces::TraceExporter;
 
 /// How often the end is looked for.
 const LOOK: Duration = Duration::from_millis(20);
@@ -53,7 +53,7 @@ pub struct ServeOptions {
     /// Gives memory back to the system that large requests have freed. It may take a while.
     pub trim: Option<fn()>,
     /// Where states of prompts are kept for the next server.
-    pub prefixes: Option<PrefixFiles>,
+    pub prefixes: Option<DiskCacheOptions>,
     /// Below which adapters lie that clients may load and unload; without it they may do neither.
     pub lora_dir: Option<PathBuf>,
     /// In which the head of a request has to come, and its body.
@@ -63,7 +63,7 @@ pub struct ServeOptions {
     /// How long texts may go on when the server is told to stop.
     pub drain_timeout: Duration,
     /// Where traces of requests go.
-    pub traces: Traces,
+    pub traces: TraceExporter,
 }
 
 impl Default for ServeOptions {
@@ -87,7 +87,7 @@ impl Default for ServeOptions {
             read_timeout: Duration::from_secs(60),
             timeout: None,
             drain_timeout: Duration::from_secs(30),
-            traces: Traces::default(),
+            traces: TraceExporter::default(),
         }
     }
 }
@@ -115,7 +115,7 @@ pub enum ServeError {
 
 /// How a server ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stopped {
+pub enum ShutdownOutcome {
     /// All texts had ended.
     Drained,
     /// Some were ended when there was no more time.
@@ -125,31 +125,31 @@ pub enum Stopped {
 /// Serves `models` by their names, and those of `library` that are asked for, until `stop` is set; then ends in order. `ready`
 /// gets the address once requests are taken, and the names with how many texts run together in each.
 pub fn serve(
-    models: Vec<(String, Ready)>,
-    library: Box<dyn Library>,
+    models: Vec<(String, ReadyModel)>,
+    library: Box<dyn ModelLibrary>,
     options: &ServeOptions,
     stop: &AtomicBool,
     ready: impl FnOnce(SocketAddr, &[(String, usize)]),
-) -> Result<Stopped, ServeError> {
+) -> Result<ShutdownOutcome, ServeError> {
     serve_with(models, Vec::new(), library, options, stop, ready)
 }
 
 /// The same with models of texts beside: embeddings and rerankers.
 pub fn serve_with(
-    models: Vec<(String, Ready)>,
-    texts: Vec<(String, TextModel)>,
-    library: Box<dyn Library>,
+    models: Vec<(String, ReadyModel)>,
+    texts: Vec<(String, EmbeddingModel)>,
+    library: Box<dyn ModelLibrary>,
     options: &ServeOptions,
     stop: &AtomicBool,
     ready: impl FnOnce(SocketAddr, &[(String, usize)]),
-) -> Result<Stopped, ServeError> {
+) -> Result<ShutdownOutcome, ServeError> {
     let address = SocketAddr::new(options.host, options.port);
     let refused = |source| ServeError::Listen { address, source };
     let listener = TcpListener::bind(address).map_err(refused)?;
     listener.set_nonblocking(true).map_err(refused)?;
     let address = listener.local_addr().map_err(refused)?;
     let names: Vec<_> = models.iter().map(|(name, ready)| (name.clone(), ready.sequences)).collect();
-    let app = Application::start(models, texts, library, options)?.app;
+    let app = EmbeddedServer::start(models, texts, library, options)?.app;
     let hosts = AllowedHosts::new(&options.allowed_hosts);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let stopped = runtime.block_on(async {
@@ -185,7 +185,7 @@ pub fn serve_with(
 }
 
 /// Gives memory back after large requests, now and then.
-async fn trim(app: Arc<App>) {
+async fn trim(app: Arc<AppState>) {
     let Some(trim) = app.server.options.trim else { return };
     loop {
         tokio::time::sleep(TRIM).await;
@@ -204,20 +204,20 @@ fn ended_early(ended: Result<(), tokio::task::JoinError>) -> std::io::Error {
 }
 
 /// Takes no more texts and waits for those that there are, until there is no more time.
-async fn drain(app: &App, timeout: Duration) -> Stopped {
+async fn drain(app: &AppState, timeout: Duration) -> ShutdownOutcome {
     app.server.draining.store(true, Ordering::Relaxed);
     let models = app.models.alive();
     models.iter().for_each(|hosted| hosted.engine.close());
     if idle(&models, timeout).await {
-        return Stopped::Drained;
+        return ShutdownOutcome::Drained;
     }
     models.iter().for_each(|hosted| hosted.engine.abandon());
     // One step at most, unless the model hangs.
     idle(&models, FAREWELL).await;
-    Stopped::Cut
+    ShutdownOutcome::Cut
 }
 
-async fn idle(models: &[Arc<Loaded>], timeout: Duration) -> bool {
+async fn idle(models: &[Arc<LoadedModel>], timeout: Duration) -> bool {
     let end = Instant::now() + timeout;
     while !models.iter().all(|hosted| hosted.engine.wait_idle(Duration::ZERO)) {
         if Instant::now() >= end {

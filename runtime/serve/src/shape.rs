@@ -2,20 +2,20 @@
 
 use mlcc_engine::FinishReason;
 use mlcc_engine::sampler::Logprobs;
-use mlcc_engine::serving::{Chosen, Finished};
+use mlcc_engine::serving::{RequestSummary, SampledToken};
 use mlcc_engine::{TokenId, Tokenizer};
 use serde_json::Value;
 
-use crate::texts::Choice;
+use crate::texts::ResponseChoice;
 
 /// The form of an answer. Choices are numbered over all prompts.
-pub trait Shape: Send + Sync {
+pub trait ResponseShape: Send + Sync {
     /// Of the answer's id.
     fn id_prefix(&self) -> &'static str;
     fn object(&self) -> &'static str;
     fn chunk_object(&self) -> &'static str;
     /// A choice of an answer that is not streamed.
-    fn whole(&self, tokenizer: &Tokenizer, index: usize, choice: &Choice) -> Value;
+    fn whole(&self, tokenizer: &Tokenizer, index: usize, choice: &ResponseChoice) -> Value;
     /// What is streamed at once.
     fn first(&mut self, index: usize) -> Option<Value>;
     /// What is streamed when the prompt has been scored.
@@ -26,14 +26,14 @@ pub trait Shape: Send + Sync {
         tokenizer: &Tokenizer,
         index: usize,
         text: &str,
-        token: Option<&Chosen>,
+        token: Option<&SampledToken>,
     ) -> Option<Value>;
     /// What ends the stream of a choice.
-    fn last(&mut self, index: usize, finished: &Finished) -> Vec<Value>;
+    fn last(&mut self, index: usize, finished: &RequestSummary) -> Vec<Value>;
 }
 
 /// As the API calls what ended a text.
-pub fn finish_reason(finished: &Finished) -> &'static str {
+pub fn finish_reason(finished: &RequestSummary) -> &'static str {
     match finished.reason {
         FinishReason::Eos | FinishReason::Stop(_) | FinishReason::Grammar => "stop",
         FinishReason::Length | FinishReason::Context | FinishReason::Deadline => "length",

@@ -1,7 +1,7 @@
 //! Requests that pages of other sites make a browser send: they are refused.
 //!
 //! A page reads nothing of a server that sends no CORS headers, but it can send requests, and where its name was made to point to this
-//! machine (DNS rebinding) it reads, too. Browsers tell the name in `Host` and the page's site in `Origin`; no page can change these.
+//! machine (DNS rebinding) it reads, too. Browsers tell the name in `HostProcessors` and the page's site in `Origin`; no page can change these.
 
 use std::net::IpAddr;
 

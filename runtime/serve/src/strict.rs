@@ -6,15 +6,15 @@ use serde_json::{Map, Number, Value};
 /// Reads a value. A key that an object has twice is an error.
 pub fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
     let mut reader = serde_json::Deserializer::from_slice(text);
-    let value = Unequal.deserialize(&mut reader)?;
+    let value = UniqueKeys.deserialize(&mut reader)?;
     reader.end()?;
     Ok(value)
 }
 
 #[derive(Clone, Copy)]
-struct Unequal;
+struct UniqueKeys;
 
-impl<'de> DeserializeSeed<'de> for Unequal {
+impl<'de> DeserializeSeed<'de> for UniqueKeys {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
@@ -22,7 +22,7 @@ impl<'de> DeserializeSeed<'de> for Unequal {
     }
 }
 
-impl<'de> Visitor<'de> for Unequal {
+impl<'de> Visitor<'de> for UniqueKeys {
     type Value = Value;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -11,16 +11,18 @@ use axum::http::HeaderValue;
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use mlcc_engine::sampler::Logprobs;
-use mlcc_engine::serving::{Chosen, Event, Finished, Piece, Sink, TextRequest, Ticket};
+use mlcc_engine::serving::{
+    CancelGuard, EngineRequest, EventSink, RequestSummary, SampledToken, SequenceEvent, TextDelta,
+};
 use mlcc_engine::{FinishReason, Tokenizer};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::app::Server;
+use crate::app::ServerState;
 use crate::budget::LeasedBody;
 use crate::error::{ApiError, json_type};
-use crate::hosted::Hosted;
-use crate::shape::Shape;
+use crate::hosted::ServedModel;
+use crate::shape::ResponseShape;
 use crate::traces::RequestSpan;
 
 /// Events of one text that may wait for a slow reader; one who is slower loses the text.
@@ -32,43 +34,43 @@ pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const MOST_WARNINGS: usize = 16;
 
 /// What a request leads to.
-pub struct Work {
+pub struct PreparedRequest {
     /// `choices` of each prompt, those of one prompt after the other.
-    pub requests: Vec<TextRequest>,
+    pub requests: Vec<EngineRequest>,
     pub choices: usize,
     pub stream: bool,
     pub include_usage: bool,
-    pub shape: Box<dyn Shape>,
+    pub shape: Box<dyn ResponseShape>,
     /// What of the request is left out.
     pub warnings: Vec<String>,
 }
 
 /// One text of an answer, as far as it is there.
 #[derive(Default)]
-pub struct Choice {
+pub struct ResponseChoice {
     pub text: String,
-    pub tokens: Vec<Chosen>,
+    pub tokens: Vec<SampledToken>,
     pub prompt: Option<Vec<Option<Logprobs>>>,
-    pub finished: Option<Finished>,
+    pub finished: Option<RequestSummary>,
 }
 
 /// Texts on their way.
-pub struct Running {
-    events: mpsc::Receiver<(usize, Event)>,
+pub struct RunningTexts {
+    events: mpsc::Receiver<(usize, SequenceEvent)>,
     /// Dropping them ends the texts.
-    _tickets: Vec<Ticket>,
+    _tickets: Vec<CancelGuard>,
     left: usize,
     span: RequestSpan,
 }
 
-impl Running {
+impl RunningTexts {
     /// `choices` texts of each prompt, one after the other.
     pub fn launch(
-        hosted: &Hosted,
-        requests: Vec<TextRequest>,
+        hosted: &ServedModel,
+        requests: Vec<EngineRequest>,
         choices: usize,
         span: RequestSpan,
-    ) -> Result<Running, ApiError> {
+    ) -> Result<RunningTexts, ApiError> {
         hosted.ready()?;
         let count = requests.len();
         hosted.check_count(count, 1)?;
@@ -77,7 +79,7 @@ impl Running {
         let with_sinks = requests.into_iter().enumerate().map(|(index, request)| {
             let (sender, mut watch) = (sender.clone(), hosted.watch());
             let mut span = span.text(index);
-            let sink: Sink = Box::new(move |event| {
+            let sink: EventSink = Box::new(move |event| {
                 watch.see(&event);
                 span.see(&event);
                 match sender.try_send((index, event)) {
@@ -88,11 +90,11 @@ impl Running {
             (request, sink)
         });
         let tickets = hosted.engine.launch_with(with_sinks.collect())?;
-        Ok(Running { events, _tickets: tickets, left: count, span })
+        Ok(RunningTexts { events, _tickets: tickets, left: count, span })
     }
 
     /// The next event with the number of its text; `None` when all have ended.
-    pub async fn next(&mut self) -> Result<Option<(usize, Event)>, ApiError> {
+    pub async fn next(&mut self) -> Result<Option<(usize, SequenceEvent)>, ApiError> {
         let next = self.receive().await;
         if let Err(error) = &next {
             self.span.failed(error);
@@ -100,18 +102,18 @@ impl Running {
         next
     }
 
-    async fn receive(&mut self) -> Result<Option<(usize, Event)>, ApiError> {
+    async fn receive(&mut self) -> Result<Option<(usize, SequenceEvent)>, ApiError> {
         if self.left == 0 {
             return Ok(None);
         }
         match self.events.recv().await {
             None => Err(ApiError::internal("the text was lost: the engine ended, or it was read too slowly")),
-            Some((_, Event::Failed(failure))) => Err(failure.into()),
-            Some((_, Event::Finished(Finished { reason: FinishReason::Cancelled, .. }))) => {
+            Some((_, SequenceEvent::Failed(failure))) => Err(failure.into()),
+            Some((_, SequenceEvent::Finished(RequestSummary { reason: FinishReason::Cancelled, .. }))) => {
                 Err(ApiError::shutting_down())
             }
             Some((index, event)) => {
-                self.left -= usize::from(matches!(event, Event::Finished(_)));
+                self.left -= usize::from(matches!(event, SequenceEvent::Finished(_)));
                 Ok(Some((index, event)))
             }
         }
@@ -120,18 +122,24 @@ impl Running {
 
 /// Who sends a request, by its API key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Client(pub u64);
+pub struct ClientId(pub u64);
 
 /// Answers a request.
-pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, mut work: Work) -> Response {
+pub async fn answer(
+    hosted: Arc<ServedModel>,
+    client: ClientId,
+    span: RequestSpan,
+    mut work: PreparedRequest,
+) -> Response {
     work.requests.iter_mut().for_each(|request| request.client = client.0);
-    let running = match Running::launch(&hosted, work.requests, work.choices, span) {
+    let running = match RunningTexts::launch(&hosted, work.requests, work.choices, span) {
         Ok(running) => running,
         Err(error) => return error.into_response(),
     };
     let warnings = std::mem::take(&mut work.warnings);
     let server = Arc::clone(&hosted.server);
-    let head = Head { id: hosted.server.id(work.shape.id_prefix()), created: crate::app::seconds(), hosted };
+    let head =
+        ResponseHead { id: hosted.server.id(work.shape.id_prefix()), created: crate::app::seconds(), hosted };
     let answer = match work.stream {
         true => stream(head, work.shape, work.choices, work.include_usage, running),
         false => match collect(head, work.shape, work.choices, running).await {
@@ -143,7 +151,7 @@ pub async fn answer(hosted: Arc<Hosted>, client: Client, span: RequestSpan, mut 
 }
 
 /// An answer that says what of its request was left out, in the header `x-mlcc-warning`; the log has each kind once.
-pub fn warned(mut answer: Response, warnings: &[String], server: &Server) -> Response {
+pub fn warned(mut answer: Response, warnings: &[String], server: &ServerState) -> Response {
     for warning in warnings.iter().take(MOST_WARNINGS) {
         server.warn_once(warning);
         if let Ok(value) = HeaderValue::from_str(warning) {
@@ -154,13 +162,13 @@ pub fn warned(mut answer: Response, warnings: &[String], server: &Server) -> Res
 }
 
 /// What all pieces of an answer say.
-struct Head {
-    hosted: Arc<Hosted>,
+struct ResponseHead {
+    hosted: Arc<ServedModel>,
     id: String,
     created: u64,
 }
 
-impl Head {
+impl ResponseHead {
     fn object(&self, kind: &str, choices: Vec<Value>) -> Value {
         json!({
             "id": self.id,
@@ -172,7 +180,7 @@ impl Head {
     }
 
     /// The text of a piece of a stream.
-    fn chunk(&self, shape: &dyn Shape, choice: Value, include_usage: bool) -> String {
+    fn chunk(&self, shape: &dyn ResponseShape, choice: Value, include_usage: bool) -> String {
         let mut piece = self.object(shape.chunk_object(), vec![choice]);
         if include_usage {
             piece["usage"] = Value::Null;
@@ -182,12 +190,12 @@ impl Head {
 }
 
 async fn collect(
-    head: Head,
-    shape: Box<dyn Shape>,
+    head: ResponseHead,
+    shape: Box<dyn ResponseShape>,
     per_prompt: usize,
-    mut running: Running,
+    mut running: RunningTexts,
 ) -> Result<Body, ApiError> {
-    let mut choices: Vec<Choice> = (0..running.left).map(|_| Choice::default()).collect();
+    let mut choices: Vec<ResponseChoice> = (0..running.left).map(|_| ResponseChoice::default()).collect();
     let server = Arc::clone(&head.hosted.server);
     let (mut lease, mut size) = (server.memory.answer(0)?, AnswerSize::new(choices.len()));
     while let Some((index, event)) = running.next().await? {
@@ -195,14 +203,14 @@ async fn collect(
         size.add(index, &event);
         server.memory.grow_answer(&mut lease, size.bytes())?;
         match event {
-            Event::Prompt(logprobs) => choice.prompt = Some(logprobs),
-            Event::Piece(piece) => {
+            SequenceEvent::Prompt(logprobs) => choice.prompt = Some(logprobs),
+            SequenceEvent::Piece(piece) => {
                 choice.text += &piece.text;
                 choice.tokens.extend(piece.token);
             }
-            Event::Finished(finished) => choice.finished = Some(finished),
+            SequenceEvent::Finished(finished) => choice.finished = Some(finished),
             // `next` has made errors of them.
-            Event::Failed(failure) => return Err(failure.into()),
+            SequenceEvent::Failed(failure) => return Err(failure.into()),
         }
     }
     // Streams go on meanwhile.
@@ -233,22 +241,22 @@ impl AnswerSize {
 
     fn new(choices: usize) -> AnswerSize {
         AnswerSize {
-            bytes: choices * size_of::<Choice>(),
+            bytes: choices * size_of::<ResponseChoice>(),
             likely: vec![0; choices],
             all_likely: 0,
             most_likely: 0,
         }
     }
 
-    fn add(&mut self, index: usize, event: &Event) {
+    fn add(&mut self, index: usize, event: &SequenceEvent) {
         let of = |logprobs: &Logprobs| 1 + logprobs.top.len();
         let likely = match event {
-            Event::Prompt(scored) => scored.iter().map(|one| one.as_ref().map_or(1, of)).sum(),
-            Event::Piece(Piece { text, token }) => {
-                self.bytes += 4 * text.len() + size_of::<Chosen>();
+            SequenceEvent::Prompt(scored) => scored.iter().map(|one| one.as_ref().map_or(1, of)).sum(),
+            SequenceEvent::Piece(TextDelta { text, token }) => {
+                self.bytes += 4 * text.len() + size_of::<SampledToken>();
                 token.as_ref().and_then(|token| token.logprobs.as_ref()).map_or(0, of)
             }
-            Event::Finished(_) | Event::Failed(_) => 0,
+            SequenceEvent::Finished(_) | SequenceEvent::Failed(_) => 0,
         };
         self.all_likely += likely;
         if let Some(choice) = self.likely.get_mut(index) {
@@ -264,70 +272,70 @@ impl AnswerSize {
 
 /// An answer, in the order of its fields. Each choice is made where it is written, so that there is one at a time.
 #[derive(serde::Serialize)]
-struct Whole<'a> {
+struct WholeResponse<'a> {
     id: &'a str,
     object: &'a str,
     created: u64,
     model: &'a str,
-    choices: Choices<'a>,
+    choices: ResponseChoices<'a>,
     usage: Value,
     timings: Value,
 }
 
-struct Choices<'a> {
-    shape: &'a dyn Shape,
+struct ResponseChoices<'a> {
+    shape: &'a dyn ResponseShape,
     tokenizer: &'a Tokenizer,
-    choices: &'a [Choice],
+    choices: &'a [ResponseChoice],
 }
 
-impl serde::Serialize for Choices<'_> {
+impl serde::Serialize for ResponseChoices<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let of = |(index, choice): (usize, &Choice)| self.shape.whole(self.tokenizer, index, choice);
+        let of = |(index, choice): (usize, &ResponseChoice)| self.shape.whole(self.tokenizer, index, choice);
         serializer.collect_seq(self.choices.iter().enumerate().map(of))
     }
 }
 
 fn written(
-    head: &Head,
-    shape: &dyn Shape,
-    choices: &[Choice],
+    head: &ResponseHead,
+    shape: &dyn ResponseShape,
+    choices: &[ResponseChoice],
     per_prompt: usize,
 ) -> serde_json::Result<String> {
-    let ends: Vec<&Finished> = choices.iter().filter_map(|choice| choice.finished.as_ref()).collect();
-    serde_json::to_string(&Whole {
+    let ends: Vec<&RequestSummary> = choices.iter().filter_map(|choice| choice.finished.as_ref()).collect();
+    serde_json::to_string(&WholeResponse {
         id: &head.id,
         object: shape.object(),
         created: head.created,
         model: &head.hosted.name,
-        choices: Choices { shape, tokenizer: &head.hosted.tokenizer, choices },
+        choices: ResponseChoices { shape, tokenizer: &head.hosted.tokenizer, choices },
         usage: usage(&ends, per_prompt),
         timings: timings(&ends),
     })
 }
 
 /// Texts are sent as they come.
-struct Stream {
-    head: Arc<Head>,
+struct ResponseStream {
+    head: Arc<ResponseHead>,
     /// `None` while another thread writes the scores of a prompt.
-    shape: Option<Box<dyn Shape>>,
+    shape: Option<Box<dyn ResponseShape>>,
     per_prompt: usize,
     include_usage: bool,
-    running: Running,
-    ends: Vec<Option<Finished>>,
+    running: RunningTexts,
+    ends: Vec<Option<RequestSummary>>,
     /// What is still to be sent before the next event is looked at.
     queue: VecDeque<String>,
     over: bool,
 }
 
 fn stream(
-    head: Head,
-    shape: Box<dyn Shape>,
+    head: ResponseHead,
+    shape: Box<dyn ResponseShape>,
     per_prompt: usize,
     include_usage: bool,
-    running: Running,
+    running: RunningTexts,
 ) -> Response {
     let count = running.left;
-    let mut stream = Stream {
+    let mut stream = ResponseStream {
         head: Arc::new(head),
         shape: Some(shape),
         per_prompt,
@@ -348,7 +356,7 @@ fn stream(
     Sse::new(pieces).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
 }
 
-impl Stream {
+impl ResponseStream {
     fn send(&mut self, choice: Option<Value>) {
         let Some(shape) = &self.shape else { return };
         let chunk = choice.map(|choice| self.head.chunk(shape.as_ref(), choice, self.include_usage));
@@ -356,11 +364,13 @@ impl Stream {
     }
 
     /// Writes the scores of a prompt on another thread: there may be many.
-    async fn send_prompt(&mut self, index: usize, event: Event) -> Result<(), ApiError> {
+    async fn send_prompt(&mut self, index: usize, event: SequenceEvent) -> Result<(), ApiError> {
         let mut size = AnswerSize::new(1);
         size.add(0, &event);
         let lease = self.head.hosted.server.memory.answer(size.bytes())?;
-        let (Some(mut shape), Event::Prompt(scored)) = (self.shape.take(), event) else { return Ok(()) };
+        let (Some(mut shape), SequenceEvent::Prompt(scored)) = (self.shape.take(), event) else {
+            return Ok(());
+        };
         let (head, include_usage) = (Arc::clone(&self.head), self.include_usage);
         let write = move || {
             let choice = shape.prompt(&head.hosted.tokenizer, index, &scored);
@@ -385,7 +395,7 @@ impl Stream {
                 return None;
             }
             match self.running.next().await {
-                Ok(Some((index, event @ Event::Prompt(_)))) => {
+                Ok(Some((index, event @ SequenceEvent::Prompt(_)))) => {
                     if let Err(error) = self.send_prompt(index, event).await {
                         self.fail(&error);
                     }
@@ -403,13 +413,13 @@ impl Stream {
         self.over = true;
     }
 
-    fn see(&mut self, index: usize, event: Event) {
+    fn see(&mut self, index: usize, event: SequenceEvent) {
         let Some(shape) = &mut self.shape else { return };
         let piece = match event {
-            Event::Piece(Piece { text, token }) => {
+            SequenceEvent::Piece(TextDelta { text, token }) => {
                 shape.piece(&self.head.hosted.tokenizer, index, &text, token.as_ref())
             }
-            Event::Finished(finished) => {
+            SequenceEvent::Finished(finished) => {
                 for last in shape.last(index, &finished) {
                     self.send(Some(last));
                 }
@@ -418,7 +428,7 @@ impl Stream {
                 }
                 None
             }
-            Event::Prompt(_) | Event::Failed(_) => None,
+            SequenceEvent::Prompt(_) | SequenceEvent::Failed(_) => None,
         };
         self.send(piece);
     }
@@ -426,7 +436,7 @@ impl Stream {
     fn end(&mut self) {
         self.over = true;
         if let Some(shape) = self.shape.as_ref().filter(|_| self.include_usage) {
-            let ends: Vec<&Finished> = self.ends.iter().flatten().collect();
+            let ends: Vec<&RequestSummary> = self.ends.iter().flatten().collect();
             let mut piece = self.head.object(shape.chunk_object(), Vec::new());
             piece["usage"] = usage(&ends, self.per_prompt);
             piece["timings"] = timings(&ends);
@@ -437,7 +447,7 @@ impl Stream {
 }
 
 /// A prompt counts once, however many texts it has.
-fn usage(ends: &[&Finished], per_prompt: usize) -> Value {
+fn usage(ends: &[&RequestSummary], per_prompt: usize) -> Value {
     let prompts = || ends.iter().step_by(per_prompt.max(1));
     let prompt: usize = prompts().map(|end| end.prompt_tokens).sum();
     let cached: usize = prompts().map(|end| end.cached_tokens).sum();
@@ -451,7 +461,7 @@ fn usage(ends: &[&Finished], per_prompt: usize) -> Value {
 }
 
 /// Of the first text, as llama.cpp's server says it.
-fn timings(ends: &[&Finished]) -> Value {
+fn timings(ends: &[&RequestSummary]) -> Value {
     let Some(end) = ends.first() else { return Value::Null };
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let rate = |count: usize, time: Duration| match time.is_zero() {

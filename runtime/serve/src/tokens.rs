@@ -4,18 +4,22 @@ use mlcc_engine::{SpecialTokens, TokenId};
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
-use crate::budget::Lease;
+use crate::budget::MemoryLease;
 use crate::chat;
 use crate::error::ApiError;
-use crate::fields::Fields;
-use crate::hosted::{ENCODING, Hosted};
+use crate::fields::RequestFields;
+use crate::hosted::{ENCODING, ServedModel};
 use crate::shape::token_text;
 
 /// Bytes of the answer for a token that is a byte of text: at most six as JSON, beside its id and names.
 const PIECE: usize = 2 * 48;
 
 /// Text to ids; with `add_special` as a prompt, with `with_pieces` each with its text. Or the ids of the prompt of `messages`.
-pub fn tokenize(hosted: &Hosted, mut fields: Fields, lease: &mut Lease) -> Result<String, ApiError> {
+pub fn tokenize(
+    hosted: &ServedModel,
+    mut fields: RequestFields,
+    lease: &mut MemoryLease,
+) -> Result<String, ApiError> {
     let pieces = fields.take("with_pieces", "true or false")?.unwrap_or(false);
     let each = if pieces { PIECE } else { 16 };
     let memory = &hosted.server.memory;
@@ -27,15 +31,18 @@ pub fn tokenize(hosted: &Hosted, mut fields: Fields, lease: &mut Lease) -> Resul
         }
         false => of_text(hosted, fields, |bytes| memory.more(lease, bytes.saturating_mul(ENCODING + each)))?,
     };
-    let piece = |&id: &TokenId| Piece { id, piece: token_text(&hosted.tokenizer, id) };
-    let pieces = pieces.then(|| Pieces(ids.iter().map(piece)));
-    written(&Tokens { tokens: pieces.as_ref().map_or(List::Ids(&ids), List::Pieces), count: ids.len() })
+    let piece = |&id: &TokenId| TokenPiece { id, piece: token_text(&hosted.tokenizer, id) };
+    let pieces = pieces.then(|| TokenPieces(ids.iter().map(piece)));
+    written(&TokensResponse {
+        tokens: pieces.as_ref().map_or(TokenListing::Ids(&ids), TokenListing::Pieces),
+        count: ids.len(),
+    })
 }
 
 /// The ids of a text. `room` takes memory for one of so many bytes, of which each may be a token.
 fn of_text(
-    hosted: &Hosted,
-    mut fields: Fields,
+    hosted: &ServedModel,
+    mut fields: RequestFields,
     room: impl FnOnce(usize) -> Result<(), ApiError>,
 ) -> Result<Vec<TokenId>, ApiError> {
     let prompt: Option<String> = fields.take("prompt", "a string")?;
@@ -52,21 +59,21 @@ fn of_text(
 
 /// An answer, written token by token: as values they would take many times the memory.
 #[derive(Serialize)]
-struct Tokens<L> {
+struct TokensResponse<L> {
     tokens: L,
     count: usize,
 }
 
 #[derive(Serialize)]
-struct Piece {
+struct TokenPiece {
     id: TokenId,
     piece: String,
 }
 
 /// Tokens that are made as they are written.
-struct Pieces<I>(I);
+struct TokenPieces<I>(I);
 
-impl<I: Iterator<Item = Piece> + Clone> Serialize for Pieces<I> {
+impl<I: Iterator<Item = TokenPiece> + Clone> Serialize for TokenPieces<I> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.0.clone())
     }
@@ -74,7 +81,7 @@ impl<I: Iterator<Item = Piece> + Clone> Serialize for Pieces<I> {
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum List<'a, P> {
+enum TokenListing<'a, P> {
     Ids(&'a [TokenId]),
     Pieces(&'a P),
 }
@@ -84,7 +91,11 @@ fn written(answer: &impl Serialize) -> Result<String, ApiError> {
 }
 
 /// Ids to text. Control tokens have their names.
-pub fn detokenize(hosted: &Hosted, mut fields: Fields, lease: &mut Lease) -> Result<String, ApiError> {
+pub fn detokenize(
+    hosted: &ServedModel,
+    mut fields: RequestFields,
+    lease: &mut MemoryLease,
+) -> Result<String, ApiError> {
     let ids: Vec<TokenId> = fields.need("tokens", "a list of token ids")?;
     fields.finish(&[])?;
     let mut bytes = 0;

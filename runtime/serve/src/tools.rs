@@ -1,10 +1,10 @@
 //! Functions that the model may call: the fields of a request for them.
 
-use mlcc_engine::chat::Value as TemplateValue;
+use mlcc_engine::chat::TemplateValue;
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
-use crate::fields::Fields;
+use crate::fields::RequestFields;
 
 const MOST_TOOLS: usize = 128;
 const LONGEST_NAME: usize = 64;
@@ -19,9 +19,9 @@ pub enum ToolChoice {
     Named(usize),
 }
 
-/// Functions with what is asked of them. No tools, and `tool_choice` of `none`, are no `Tools`.
+/// Functions with what is asked of them. No tools, and `tool_choice` of `none`, are no `ToolSet`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Tools {
+pub struct ToolSet {
     /// As the chat API and templates have them.
     pub list: Vec<Value>,
     /// Names with the schemas of arguments.
@@ -35,7 +35,7 @@ pub struct Tools {
 #[derive(Debug, Default, PartialEq)]
 pub struct AskedTools {
     /// Functions that the model may call.
-    pub tools: Option<Tools>,
+    pub tools: Option<ToolSet>,
     /// Of tools that are no functions: those of a provider, which a client sends to every server.
     pub warnings: Vec<String>,
 }
@@ -44,12 +44,12 @@ fn wrong(param: &str, message: impl Into<String>) -> ApiError {
     ApiError::field(param, "invalid_value", message)
 }
 
-impl Tools {
-    pub fn take(fields: &mut Fields) -> Result<AskedTools, ApiError> {
+impl ToolSet {
+    pub fn take(fields: &mut RequestFields) -> Result<AskedTools, ApiError> {
         let list: Vec<Value> = fields.take("tools", "a list of tools")?.unwrap_or_default();
         let choice: Option<Value> = fields.take("tool_choice", "`none`, `auto`, `required` or a function")?;
         let parallel = fields.take("parallel_tool_calls", "true or false")?.unwrap_or(true);
-        Tools::read(list, choice, parallel)
+        ToolSet::read(list, choice, parallel)
     }
 
     /// `choice` in the form of the chat API.
@@ -73,7 +73,7 @@ impl Tools {
                 return Err(wrong("tools", format!("`tools` has two functions named `{name}`")));
             }
         }
-        let Some(Chosen { choice, allowed }) = chosen(choice.as_ref(), &functions)? else {
+        let Some(ChosenTools { choice, allowed }) = chosen(choice.as_ref(), &functions)? else {
             return Ok(AskedTools { tools: None, warnings });
         };
         if let Some(allowed) = allowed {
@@ -88,7 +88,7 @@ impl Tools {
                 _ => Err(wrong("tool_choice", message)),
             };
         }
-        Ok(AskedTools { tools: Some(Tools { list: kept, functions, choice, parallel }), warnings })
+        Ok(AskedTools { tools: Some(ToolSet { list: kept, functions, choice, parallel }), warnings })
     }
 
     /// For the template.
@@ -159,20 +159,20 @@ fn object(schema: &Map<String, Value>) -> Map<String, Value> {
 }
 
 /// What a `tool_choice` says.
-struct Chosen {
+struct ChosenTools {
     choice: ToolChoice,
     /// The functions that may be called, if not all.
     allowed: Option<Vec<usize>>,
 }
 
-impl From<ToolChoice> for Chosen {
-    fn from(choice: ToolChoice) -> Chosen {
-        Chosen { choice, allowed: None }
+impl From<ToolChoice> for ChosenTools {
+    fn from(choice: ToolChoice) -> ChosenTools {
+        ChosenTools { choice, allowed: None }
     }
 }
 
 /// `None`: no calls.
-fn chosen(choice: Option<&Value>, functions: &[(String, Value)]) -> Result<Option<Chosen>, ApiError> {
+fn chosen(choice: Option<&Value>, functions: &[(String, Value)]) -> Result<Option<ChosenTools>, ApiError> {
     let Some(choice) = choice else { return Ok(Some(ToolChoice::Auto.into())) };
     match choice.as_str() {
         Some("none") => return Ok(None),
@@ -199,7 +199,7 @@ fn position(name: &str, functions: &[(String, Value)]) -> Result<usize, ApiError
 }
 
 /// Some of the functions alone, by a mode; in the form of the chat API, or in that of the Responses API.
-fn allowed(choice: &Value, functions: &[(String, Value)]) -> Result<Chosen, ApiError> {
+fn allowed(choice: &Value, functions: &[(String, Value)]) -> Result<ChosenTools, ApiError> {
     let inner = if choice["allowed_tools"].is_object() { &choice["allowed_tools"] } else { choice };
     let mode = match inner["mode"].as_str() {
         None | Some("auto") => ToolChoice::Auto,
@@ -224,5 +224,5 @@ fn allowed(choice: &Value, functions: &[(String, Value)]) -> Result<Chosen, ApiE
         }
     }
     allowed.sort_unstable();
-    Ok(Chosen { choice: mode, allowed: Some(allowed) })
+    Ok(ChosenTools { choice: mode, allowed: Some(allowed) })
 }

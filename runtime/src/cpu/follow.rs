@@ -5,28 +5,28 @@ use std::collections::BTreeMap;
 use mlcc_abi::{Ctx, Sequence};
 
 use super::CpuDevice;
-use crate::buffer::Buffer;
+use crate::buffer::AlignedBuffer;
 use crate::device::missing;
 use crate::page_pool::PageMemory;
-use crate::processes::{Kind, Processes, Reader};
-use crate::session::Step;
+use crate::processes::{MessageReader, ProcessGroup, RankMessageKind};
+use crate::session::EntryPoint;
 use crate::{Error, Model, Result};
 
 /// What rank 0 has told so far.
-struct Follower<'a> {
+struct CpuRankWorker<'a> {
     device: &'a CpuDevice,
     model: &'a Model,
-    processes: &'a Processes,
+    processes: &'a ProcessGroup,
     /// States that are no caches, by the number that rank 0 gives them.
-    states: BTreeMap<u64, Buffer>,
-    fed: Fed,
-    logits: Buffer,
+    states: BTreeMap<u64, AlignedBuffer>,
+    fed: StepInputs,
+    logits: AlignedBuffer,
 }
 
 /// What a step is fed.
-struct Fed {
-    tokens: Buffer,
-    wanted: Buffer,
+struct StepInputs {
+    tokens: AlignedBuffer,
+    wanted: AlignedBuffer,
     /// As they are read.
     numbers: Vec<i32>,
     /// Pages of all sequences, one behind the other.
@@ -41,39 +41,46 @@ impl CpuDevice {
             return Ok(());
         };
         let processes = &process.processes;
-        let mut follower = Follower {
+        let mut follower = CpuRankWorker {
             device: self,
             model,
             processes,
             states: BTreeMap::new(),
-            fed: Fed::new(model)?,
-            logits: Buffer::floats("the logits", model.plan().vocab.max(model.plan().text_width))?,
+            fed: StepInputs::new(model)?,
+            logits: AlignedBuffer::floats("the logits", model.plan().vocab.max(model.plan().text_width))?,
         };
         processes.follow(|message| follower.hear(message));
         Ok(())
     }
 }
 
-impl Follower<'_> {
-    fn hear(&mut self, message: &[u8]) -> Result<Kind> {
+impl CpuRankWorker<'_> {
+    fn hear(&mut self, message: &[u8]) -> Result<RankMessageKind> {
         let unclear = || Error::RankMessage;
-        let (kind, mut reader) = Reader::new(message).ok_or_else(unclear)?;
+        let (kind, mut reader) = MessageReader::new(message).ok_or_else(unclear)?;
         match kind {
-            Kind::End => {}
-            Kind::Ping => self.processes.sign(),
-            Kind::Step => self.step(reader)?,
-            Kind::New | Kind::Free | Kind::CopyState | Kind::WriteState | Kind::ReadState => {
+            RankMessageKind::End => {}
+            RankMessageKind::Ping => self.processes.sign(),
+            RankMessageKind::Step => self.step(reader)?,
+            RankMessageKind::New
+            | RankMessageKind::Free
+            | RankMessageKind::CopyState
+            | RankMessageKind::WriteState
+            | RankMessageKind::ReadState => {
                 self.state(kind, reader)?.ok_or_else(unclear)?;
             }
-            Kind::WritePages | Kind::ReadPages | Kind::CopyPages | Kind::TakeBack => {
+            RankMessageKind::WritePages
+            | RankMessageKind::ReadPages
+            | RankMessageKind::CopyPages
+            | RankMessageKind::TakeBack => {
                 self.pages(kind, reader)?.ok_or_else(unclear)?;
             }
-            Kind::WriteSlots => {
+            RankMessageKind::WriteSlots => {
                 let written = reader.number().and_then(|at| self.model.slots()?.write(at, reader.rest()));
                 written.ok_or_else(unclear)?;
             }
             // Of GPUs.
-            Kind::Give | Kind::Table => return Err(unclear()),
+            RankMessageKind::Give | RankMessageKind::Table => return Err(unclear()),
         }
         Ok(kind)
     }
@@ -83,23 +90,23 @@ impl Follower<'_> {
     }
 
     /// `None` where the message makes no sense.
-    fn state(&mut self, kind: Kind, mut reader: Reader<'_>) -> Result<Option<()>> {
+    fn state(&mut self, kind: RankMessageKind, mut reader: MessageReader<'_>) -> Result<Option<()>> {
         let plan = self.model.plan();
-        if kind == Kind::New {
+        if kind == RankMessageKind::New {
             let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
-            let fresh = Buffer::zeroed("the state", plan.state_bytes, align)?;
+            let fresh = AlignedBuffer::zeroed("the state", plan.state_bytes, align)?;
             return Ok(reader.number().map(|number| drop(self.states.insert(number, fresh))));
         }
         let work = || {
             match kind {
-                Kind::Free => drop(self.states.remove(&reader.number()?)?),
-                Kind::CopyState => {
+                RankMessageKind::Free => drop(self.states.remove(&reader.number()?)?),
+                RankMessageKind::CopyState => {
                     let [from, to] = reader.numbers()?;
                     let mut copy = self.states.remove(&to)?;
                     copy.bytes_mut().copy_from_slice(self.states.get(&from)?.bytes());
                     self.states.insert(to, copy);
                 }
-                Kind::WriteState => {
+                RankMessageKind::WriteState => {
                     let [rank, number, at] = reader.numbers()?;
                     let bytes = reader.rest();
                     if rank == self.processes.rank() as u64 {
@@ -124,18 +131,18 @@ impl Follower<'_> {
         Ok(work())
     }
 
-    fn pages(&self, kind: Kind, mut reader: Reader<'_>) -> Result<Option<()>> {
+    fn pages(&self, kind: RankMessageKind, mut reader: MessageReader<'_>) -> Result<Option<()>> {
         let Some(pages) = &self.device.pages else { return Ok(None) };
         let memory = pages.memory();
         let numbers = match kind {
-            Kind::WritePages => reader.numbers().map(|[rank, to]| [rank, to, 0, 0]),
-            Kind::ReadPages => reader.numbers().map(|[rank, from, len]| [rank, from, len, 0]),
-            Kind::CopyPages => reader.numbers(),
+            RankMessageKind::WritePages => reader.numbers().map(|[rank, to]| [rank, to, 0, 0]),
+            RankMessageKind::ReadPages => reader.numbers().map(|[rank, from, len]| [rank, from, len, 0]),
+            RankMessageKind::CopyPages => reader.numbers(),
             _ => reader.numbers().map(|[from, to]| [0, from, to, 0]),
         };
         let Some([rank, first, second, third]) = numbers else { return Ok(None) };
         match kind {
-            Kind::WritePages => {
+            RankMessageKind::WritePages => {
                 let bytes = reader.rest();
                 if !memory.has(first, bytes.len() as u64) {
                     return Ok(None);
@@ -144,39 +151,41 @@ impl Follower<'_> {
                     memory.write(first, bytes)?;
                 }
             }
-            Kind::ReadPages if memory.has(first, second) => {
+            RankMessageKind::ReadPages if memory.has(first, second) => {
                 let mut bytes = vec![0; second as usize];
                 if self.is_own(rank) {
                     memory.read(first, &mut bytes)?;
                 }
                 self.processes.answer(rank as usize, &mut bytes);
             }
-            Kind::CopyPages if memory.has(first, third) && memory.has(second, third) => {
+            RankMessageKind::CopyPages if memory.has(first, third) && memory.has(second, third) => {
                 if self.is_own(rank) {
                     memory.copy(first, second, third)?;
                 }
             }
-            Kind::TakeBack if first <= second && memory.has(second, 0) => memory.take_back(first..second),
+            RankMessageKind::TakeBack if first <= second && memory.has(second, 0) => {
+                memory.take_back(first..second)
+            }
             _ => return Ok(None),
         }
         Ok(Some(()))
     }
 
-    fn step(&mut self, mut reader: Reader<'_>) -> Result<()> {
+    fn step(&mut self, mut reader: MessageReader<'_>) -> Result<()> {
         let read = self.fed.read(&mut reader, self.model, &self.states);
-        let Some(Told { step, past, batch, n, n_wanted, adapted }) = read else {
+        let Some(StepHeader { step, past, batch, n, n_wanted, adapted }) = read else {
             return Err(Error::RankMessage);
         };
         let entry = self.device.entry(step, adapted).ok_or_else(|| missing(self.model, step))?;
         let plan = self.model.plan();
         let rows = match step {
-            Step::PrefillLogits => n,
-            Step::DecodeBatch | Step::Rows => n_wanted.max(1),
+            EntryPoint::PrefillLogits => n,
+            EntryPoint::DecodeBatch | EntryPoint::Rows => n_wanted.max(1),
             _ => 1,
         };
         let floats = rows as u64 * plan.vocab.max(plan.text_width);
         if self.logits.len() as u64 / 4 < floats {
-            self.logits = Buffer::floats("the logits of a step", floats)?;
+            self.logits = AlignedBuffer::floats("the logits of a step", floats)?;
         }
         let one = self.fed.sequences.first().filter(|_| !batch);
         let mut ctx = Ctx {
@@ -213,8 +222,8 @@ impl Follower<'_> {
 }
 
 /// A step, beside what it is fed.
-struct Told {
-    step: Step,
+struct StepHeader {
+    step: EntryPoint,
     past: i64,
     batch: bool,
     n: usize,
@@ -223,12 +232,12 @@ struct Told {
     adapted: bool,
 }
 
-impl Fed {
-    fn new(model: &Model) -> Result<Fed> {
+impl StepInputs {
+    fn new(model: &Model) -> Result<StepInputs> {
         let rows = model.plan().chunk.max(model.plan().batch).max(model.max_step_tokens() as u64).max(1);
-        Ok(Fed {
-            tokens: Buffer::integers("the tokens of a chunk", rows)?,
-            wanted: Buffer::integers("the wanted rows", rows)?,
+        Ok(StepInputs {
+            tokens: AlignedBuffer::integers("the tokens of a chunk", rows)?,
+            wanted: AlignedBuffer::integers("the wanted rows", rows)?,
             numbers: Vec::new(),
             pages: Vec::new(),
             sequences: Vec::new(),
@@ -238,10 +247,10 @@ impl Fed {
     /// `None` where the message makes no sense for this model.
     fn read(
         &mut self,
-        reader: &mut Reader<'_>,
+        reader: &mut MessageReader<'_>,
         model: &Model,
-        states: &BTreeMap<u64, Buffer>,
-    ) -> Option<Told> {
+        states: &BTreeMap<u64, AlignedBuffer>,
+    ) -> Option<StepHeader> {
         let plan = model.plan();
         let (step, past) = (reader.step()?, reader.number()? as i64);
         let n = read_list(reader, &mut self.numbers, &mut self.tokens)?;
@@ -259,7 +268,7 @@ impl Fed {
             // Sessions without a state have addresses that mean nothing.
             let state = match plan.state_bytes {
                 0 => std::ptr::null_mut(),
-                _ => states.get(&number).map_or(std::ptr::null_mut(), Buffer::as_ptr),
+                _ => states.get(&number).map_or(std::ptr::null_mut(), AlignedBuffer::as_ptr),
             };
             let chosen = slot.clone().and_then(|slot| states.get(&number)?.bytes().get(slot));
             adapted |= chosen.is_some_and(|slot| slot.iter().any(|&byte| byte != 0));
@@ -277,12 +286,16 @@ impl Fed {
                 sequence.page_table = self.pages[begin..].as_ptr();
             }
         }
-        Some(Told { step, past, batch: batch > 0, n, n_wanted: n_wanted as usize, adapted })
+        Some(StepHeader { step, past, batch: batch > 0, n, n_wanted: n_wanted as usize, adapted })
     }
 }
 
 /// Reads a list into a buffer that may be too small for it.
-fn read_list(reader: &mut Reader<'_>, numbers: &mut Vec<i32>, to: &mut Buffer) -> Option<usize> {
+fn read_list(
+    reader: &mut MessageReader<'_>,
+    numbers: &mut Vec<i32>,
+    to: &mut AlignedBuffer,
+) -> Option<usize> {
     numbers.clear();
     let count = reader.list(numbers)?;
     (count <= to.len() / 4).then(|| to.hold(numbers).len())

@@ -8,17 +8,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mlcc_abi::{Ctx, Sequence, StepFn, status};
 
-use super::{CpuDevice, SharedCtx, note, take, wait};
-use crate::pool::{Barrier, Pieces};
-use crate::ranks::{Communicator, Link, MOST_RANKS, Threads, exchange};
-use crate::session::Step;
-use crate::table::Plan;
-use crate::trace::Trace;
-use crate::{Error, Model, Result, Workers};
+use super::{CpuDevice, SharedContext, note, take, wait};
+use crate::pool::{Barrier, ChunkScheduler};
+use crate::ranks::{Communicator, MOST_RANKS, RankLink, ThreadCommunicator, exchange};
+use crate::session::EntryPoint;
+use crate::table::ModelPlan;
+use crate::trace::StepTrace;
+use crate::{Error, Model, Result, WorkerThreads};
 
 /// Workers by rank, and how far what belongs to a rank lies from that of the one before.
-pub(super) struct Ranks {
-    groups: Vec<Group>,
+pub(super) struct CpuRanks {
+    groups: Vec<RankGroup>,
     /// Workers of each.
     workers: usize,
     arena: usize,
@@ -27,38 +27,38 @@ pub(super) struct Ranks {
     /// Results of the other ranks, behind all arenas.
     results: usize,
     /// Room for the sequences of the other ranks.
-    spare: Mutex<Room>,
+    spare: Mutex<SequenceScratch>,
 }
 
 /// Is empty between steps.
 #[derive(Default)]
-struct Room(Vec<Sequence>);
+struct SequenceScratch(Vec<Sequence>);
 
 // SAFETY: it is empty wherever it is shared, so no pointer of a sequence goes to another thread with it.
-unsafe impl Send for Room {}
+unsafe impl Send for SequenceScratch {}
 
-struct Group {
+struct RankGroup {
     barrier: Barrier,
-    pieces: Pieces,
-    link: Link,
+    pieces: ChunkScheduler,
+    link: RankLink,
 }
 
-impl Ranks {
+impl CpuRanks {
     /// `None` for a model that is whole.
-    pub fn new(plan: &Plan, workers: &Workers, most: usize) -> Result<Option<Ranks>> {
+    pub fn new(plan: &ModelPlan, workers: &WorkerThreads, most: usize) -> Result<Option<CpuRanks>> {
         let count = plan.ranks as usize;
         if count < 2 {
             return Ok(None);
         }
         let each = (workers.threads() / count).clamp(1, most);
         let spins = workers.0.spins();
-        let communicator: Arc<dyn Communicator> = Arc::new(Threads::new(count, spins)?);
-        let group = |rank| Group {
+        let communicator: Arc<dyn Communicator> = Arc::new(ThreadCommunicator::new(count, spins)?);
+        let group = |rank| RankGroup {
             barrier: Barrier::new(each, spins),
-            pieces: Pieces::new(each),
-            link: Link { communicator: Arc::clone(&communicator), rank },
+            pieces: ChunkScheduler::new(each),
+            link: RankLink { communicator: Arc::clone(&communicator), rank },
         };
-        Ok(Some(Ranks {
+        Ok(Some(CpuRanks {
             groups: (0..count).map(group).collect(),
             workers: each,
             arena: plan.rank_arena_bytes() as usize,
@@ -128,14 +128,14 @@ impl CpuDevice {
     /// As there; `ctx` has arena and pages.
     pub(super) unsafe fn run_ranks(
         &self,
-        ranks: &Ranks,
+        ranks: &CpuRanks,
         model: &Model,
-        step: Step,
+        step: EntryPoint,
         function: StepFn,
         ctx: &mut Ctx,
-        trace: Option<&Trace>,
+        trace: Option<&StepTrace>,
     ) -> Result<()> {
-        let count = if step == Step::Softmax { 1 } else { ranks.groups.len() };
+        let count = if step == EntryPoint::Softmax { 1 } else { ranks.groups.len() };
         let mut sequences = ranks.sequences(ctx);
         let mut contexts = [*ctx; MOST_RANKS];
         for (rank, own) in contexts.iter_mut().enumerate().take(count) {
@@ -145,7 +145,7 @@ impl CpuDevice {
         contexts[0].trace = trace.map(|_| note as mlcc_abi::TraceFn);
         contexts[0].trace_self =
             trace.map_or(std::ptr::null_mut(), |t| std::ptr::from_ref(t).cast_mut().cast());
-        let shared = contexts.each_mut().map(|own| SharedCtx(own));
+        let shared = contexts.each_mut().map(|own| SharedContext(own));
         let failed = AtomicI32::new(status::OK);
         let call = |worker: usize, _: usize| {
             let (rank, own) = (worker / ranks.workers, worker % ranks.workers);

@@ -8,38 +8,38 @@ use std::sync::Arc;
 use mlcc_abi::{Ctx, Sequence};
 
 use super::CpuDevice;
-use super::states::States;
-use crate::buffer::Buffer;
+use super::states::RankStates;
+use crate::buffer::AlignedBuffer;
 use crate::device::{BatchMember, DeviceSession, missing};
 use crate::host_pages::HostPages;
 use crate::page_table::PageTable;
-use crate::session::Step;
-use crate::table::State;
-use crate::trace::{StepTimes, Trace};
+use crate::session::EntryPoint;
+use crate::table::StateInfo;
+use crate::trace::{StepTimes, StepTrace};
 use crate::{Model, Result};
 
 /// Memory of one sequence on the CPU.
 pub(super) struct CpuSession {
     device: Arc<CpuDevice>,
     /// All states that are no caches, of all ranks.
-    state: States,
+    state: RankStates,
     /// Of the rows of its caches.
     pages: Option<PageTable<HostPages>>,
     /// The tokens of a call, at most `chunk`: callers' slices are not aligned as entry points want them.
-    tokens: Buffer,
+    tokens: AlignedBuffer,
     /// `vocab` floats.
-    logits: Buffer,
+    logits: AlignedBuffer,
     /// `chunk * vocab` floats, allocated by the first `prefill_logits`.
-    chunk_logits: Option<Buffer>,
+    chunk_logits: Option<AlignedBuffer>,
     /// `vocab` floats, allocated by the first `softmax`.
-    probs: Option<Buffer>,
+    probs: Option<AlignedBuffer>,
     /// Times of the items of steps, if they are taken.
-    trace: Option<Box<Trace>>,
+    trace: Option<Box<StepTrace>>,
 }
 
 /// What differs from call to call.
-struct Call<'a> {
-    step: Step,
+struct StepCall<'a> {
+    step: EntryPoint,
     tokens: &'a [i32],
     n: usize,
     past: u64,
@@ -52,10 +52,10 @@ impl CpuSession {
     pub fn new(device: Arc<CpuDevice>, model: &Model) -> Result<Self> {
         let plan = model.plan();
         Ok(Self {
-            state: States::new(plan, device.lead().cloned())?,
+            state: RankStates::new(plan, device.lead().cloned())?,
             pages: device.pages.as_ref().map(PageTable::new),
-            tokens: Buffer::integers("the tokens of a chunk", plan.chunk.max(1))?,
-            logits: Buffer::floats("the logits", plan.vocab)?,
+            tokens: AlignedBuffer::integers("the tokens of a chunk", plan.chunk.max(1))?,
+            logits: AlignedBuffer::floats("the logits", plan.vocab)?,
             chunk_logits: None,
             probs: None,
             trace: None,
@@ -75,12 +75,12 @@ impl CpuSession {
         }
     }
 
-    fn call(&mut self, model: &Model, call: &Call<'_>) -> Result<()> {
+    fn call(&mut self, model: &Model, call: &StepCall<'_>) -> Result<()> {
         let adapted = model.table().slot().is_some_and(|slot| self.state.read(slot).iter().any(|&b| b != 0));
         let step = self.device.entry(call.step, adapted).ok_or_else(|| missing(model, call.step))?;
         let logits = match (&mut self.chunk_logits, call.step) {
             _ if !call.logits => std::ptr::null_mut(),
-            (Some(all), Step::PrefillLogits) => all.as_mut_ptr(),
+            (Some(all), EntryPoint::PrefillLogits) => all.as_mut_ptr(),
             _ => self.logits.as_mut_ptr(),
         };
         let mut ctx = Ctx {
@@ -91,7 +91,7 @@ impl CpuSession {
             n: call.n as i64,
             past: call.past as i64,
             logits: logits.cast(),
-            probs: self.probs.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr).cast(),
+            probs: self.probs.as_mut().map_or(std::ptr::null_mut(), AlignedBuffer::as_mut_ptr).cast(),
             barrier: None,
             barrier_self: std::ptr::null_mut(),
             temperature: call.temperature,
@@ -116,7 +116,7 @@ impl CpuSession {
 }
 
 impl DeviceSession for CpuSession {
-    fn has(&self, step: Step) -> bool {
+    fn has(&self, step: EntryPoint) -> bool {
         self.device.entry(step, false).is_some()
     }
 
@@ -128,14 +128,14 @@ impl DeviceSession for CpuSession {
         self.pages.as_ref().map_or(0, |pages| pages.missing(past..past + n, past))
     }
 
-    fn feed(&mut self, model: &Model, step: Step, tokens: &[i32], past: u64) -> Result<()> {
-        if step == Step::PrefillLogits && self.chunk_logits.is_none() {
+    fn feed(&mut self, model: &Model, step: EntryPoint, tokens: &[i32], past: u64) -> Result<()> {
+        if step == EntryPoint::PrefillLogits && self.chunk_logits.is_none() {
             let floats = model.plan().chunk.saturating_mul(model.plan().vocab);
-            self.chunk_logits = Some(Buffer::floats("the logits of a chunk", floats)?);
+            self.chunk_logits = Some(AlignedBuffer::floats("the logits of a chunk", floats)?);
         }
         self.own(model, past, tokens.len() as u64)?;
-        self.call(model, &Call { step, tokens, n: tokens.len(), past, temperature: 1.0, logits: true })?;
-        if step == Step::PrefillLogits {
+        self.call(model, &StepCall { step, tokens, n: tokens.len(), past, temperature: 1.0, logits: true })?;
+        if step == EntryPoint::PrefillLogits {
             let vocab = self.logits.len();
             let from = (tokens.len() - 1) * vocab;
             if let Some(all) = &self.chunk_logits {
@@ -147,8 +147,8 @@ impl DeviceSession for CpuSession {
 
     fn feed_without_logits(&mut self, model: &Model, tokens: &[i32], past: u64) -> Result<()> {
         self.own(model, past, tokens.len() as u64)?;
-        let (step, n, logits) = (Step::Prefill, tokens.len(), self.device.has_ranks());
-        self.call(model, &Call { step, tokens, n, past, temperature: 1.0, logits })
+        let (step, n, logits) = (EntryPoint::Prefill, tokens.len(), self.device.has_ranks());
+        self.call(model, &StepCall { step, tokens, n, past, temperature: 1.0, logits })
     }
 
     fn join_batch(&mut self, model: &Model, past: u64, tokens: u64) -> Result<BatchMember<'_>> {
@@ -169,15 +169,19 @@ impl DeviceSession for CpuSession {
 
     fn softmax(&mut self, model: &Model, temperature: f32) -> Result<&[f32]> {
         if self.probs.is_none() {
-            self.probs = Some(Buffer::floats("the probabilities", model.plan().vocab)?);
+            self.probs = Some(AlignedBuffer::floats("the probabilities", model.plan().vocab)?);
         }
-        self.call(model, &Call { step: Step::Softmax, tokens: &[], n: 1, past: 0, temperature, logits: true })?;
-        Ok(self.probs.as_ref().map_or(&[], Buffer::as_floats))
+        self.call(
+            model,
+            &StepCall { step: EntryPoint::Softmax, tokens: &[], n: 1, past: 0, temperature, logits: true },
+        )?;
+        Ok(self.probs.as_ref().map_or(&[], AlignedBuffer::as_floats))
     }
 
-    fn initialise(&mut self, model: &Model, step: Step) -> Result<()> {
+    fn initialise(&mut self, model: &Model, step: EntryPoint) -> Result<()> {
         if self.has(step) {
-            return self.call(model, &Call { step, tokens: &[], n: 0, past: 0, temperature: 1.0, logits: true });
+            return self
+                .call(model, &StepCall { step, tokens: &[], n: 0, past: 0, temperature: 1.0, logits: true });
         }
         for piece in model.table().states.iter().filter(|p| p.cache.is_none()) {
             let fill = piece.fill.unwrap_or(0.0).to_le_bytes();
@@ -190,7 +194,7 @@ impl DeviceSession for CpuSession {
         self.logits.as_floats()
     }
 
-    fn swap_logits(&mut self, fresh: Buffer) -> Buffer {
+    fn swap_logits(&mut self, fresh: AlignedBuffer) -> AlignedBuffer {
         std::mem::replace(&mut self.logits, fresh)
     }
 
@@ -202,14 +206,14 @@ impl DeviceSession for CpuSession {
         Ok(self.device.scratch()?.into())
     }
 
-    fn state(&self, state: &State, rows: u64) -> Result<Cow<'_, [u8]>> {
+    fn state(&self, state: &StateInfo, rows: u64) -> Result<Cow<'_, [u8]>> {
         Ok(match (state.cache, &self.pages) {
             (Some(cache), Some(pages)) => pages.read(state, cache, rows.min(cache.rows))?.into(),
             _ => self.state.read(state),
         })
     }
 
-    fn set_state(&mut self, model: &Model, rows: u64, states: &[(&State, &[u8])]) -> Result<()> {
+    fn set_state(&mut self, model: &Model, rows: u64, states: &[(&StateInfo, &[u8])]) -> Result<()> {
         let mut pages = self.device.pages.as_ref().map(PageTable::new);
         if let Some(pages) = &mut pages {
             pages.own(&model.table().states, 0..rows, 0)?;
@@ -228,7 +232,7 @@ impl DeviceSession for CpuSession {
         self.pages.as_ref().map(|_| mlcc_abi::PAGE_ROWS)
     }
 
-    fn drop_pages(&mut self, pages: Range<u64>, counter: &State, dropped: i32) -> Result<()> {
+    fn drop_pages(&mut self, pages: Range<u64>, counter: &StateInfo, dropped: i32) -> Result<()> {
         if let Some(table) = &mut self.pages {
             table.drop_pages(pages);
         }
@@ -240,7 +244,7 @@ impl DeviceSession for CpuSession {
         model: &Model,
         count: u64,
         moved: Range<u64>,
-        counter: &State,
+        counter: &StateInfo,
         dropped: i32,
     ) -> Result<()> {
         if let Some(pages) = &mut self.pages {
@@ -249,7 +253,7 @@ impl DeviceSession for CpuSession {
         self.write_word(counter, dropped)
     }
 
-    fn write_word(&mut self, state: &State, value: i32) -> Result<()> {
+    fn write_word(&mut self, state: &StateInfo, value: i32) -> Result<()> {
         self.state.write_word(state, value);
         Ok(())
     }
@@ -270,14 +274,14 @@ impl DeviceSession for CpuSession {
 
     fn allocated(&self) -> (u64, u64) {
         let results = [Some(&self.logits), self.chunk_logits.as_ref(), self.probs.as_ref()];
-        let results: usize = results.into_iter().flatten().map(Buffer::len).sum();
+        let results: usize = results.into_iter().flatten().map(AlignedBuffer::len).sum();
         let pages = self.pages.as_ref().map_or(0, PageTable::bytes);
         (self.state.len() as u64 + pages, results as u64)
     }
 
     fn trace(&mut self, on: bool) -> Vec<StepTimes> {
         let taken = self.trace.take().map_or(Vec::new(), |trace| trace.times());
-        self.trace = on.then(|| Box::new(Trace::new(self.device.pool().workers())));
+        self.trace = on.then(|| Box::new(StepTrace::new(self.device.pool().workers())));
         taken
     }
 }

@@ -5,29 +5,29 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::buffer::Buffer;
-use crate::processes::{Kind, Lead};
-use crate::table::{Plan, State};
+use crate::buffer::AlignedBuffer;
+use crate::processes::{RankLeader, RankMessageKind};
+use crate::table::{ModelPlan, StateInfo};
 
 /// One rank behind the other. Where ranks are processes, those of rank 0, which leads the others: they have theirs by the address of
 /// these, which no other sequence has meanwhile.
-pub(super) struct States {
-    own: Buffer,
+pub(super) struct RankStates {
+    own: AlignedBuffer,
     /// Bytes of those of one rank.
     each: usize,
     ranks: usize,
-    lead: Option<Arc<Lead>>,
+    lead: Option<Arc<RankLeader>>,
 }
 
-impl States {
-    pub fn new(plan: &Plan, lead: Option<Arc<Lead>>) -> Result<States> {
+impl RankStates {
+    pub fn new(plan: &ModelPlan, lead: Option<Arc<RankLeader>>) -> Result<RankStates> {
         let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
         let here = if lead.is_some() { 1 } else { plan.ranks };
-        let own = Buffer::zeroed("the state", plan.state_bytes.saturating_mul(here), align)?;
+        let own = AlignedBuffer::zeroed("the state", plan.state_bytes.saturating_mul(here), align)?;
         let lead = lead.filter(|_| plan.state_bytes > 0);
-        let states = States { own, each: plan.state_bytes as usize, ranks: plan.ranks as usize, lead };
+        let states = RankStates { own, each: plan.state_bytes as usize, ranks: plan.ranks as usize, lead };
         if let Some(lead) = &states.lead {
-            lead.say(|message| message.begin(Kind::New).number(states.number()));
+            lead.say(|message| message.begin(RankMessageKind::New).number(states.number()));
         }
         Ok(states)
     }
@@ -46,60 +46,62 @@ impl States {
     }
 
     /// Of a process that leads others: the rank that has a state, if it is another one, and where it lies there.
-    fn elsewhere(&self, state: &State) -> Option<(&Lead, usize, u64)> {
+    fn elsewhere(&self, state: &StateInfo) -> Option<(&RankLeader, usize, u64)> {
         let (lead, each) = (self.lead.as_deref()?, self.each as u64);
         let rank = (state.offset / each) as usize;
         (rank > 0).then_some((lead, rank, state.offset % each))
     }
 
-    pub fn read(&self, state: &State) -> Cow<'_, [u8]> {
+    pub fn read(&self, state: &StateInfo) -> Cow<'_, [u8]> {
         let Some((lead, rank, at)) = self.elsewhere(state) else {
             return self.own.bytes()[bytes_of(state)].into();
         };
         let mut bytes = vec![0; state.bytes as usize];
         lead.ask(rank, &mut bytes, |message| {
-            let message = message.begin(Kind::ReadState).number(rank as u64);
+            let message = message.begin(RankMessageKind::ReadState).number(rank as u64);
             message.number(self.number()).number(at).number(state.bytes)
         });
         bytes.into()
     }
 
-    pub fn write(&mut self, state: &State, bytes: &[u8]) {
+    pub fn write(&mut self, state: &StateInfo, bytes: &[u8]) {
         let number = self.number();
         match self.elsewhere(state) {
             None => self.own.bytes_mut()[bytes_of(state)].copy_from_slice(bytes),
             Some((lead, rank, at)) => lead.say(|message| {
-                let message = message.begin(Kind::WriteState).number(rank as u64);
+                let message = message.begin(RankMessageKind::WriteState).number(rank as u64);
                 message.number(number).number(at).rest(bytes)
             }),
         }
     }
 
     /// Writes to a state of rank 0, and to that of all others.
-    pub fn write_word(&mut self, state: &State, value: i32) {
+    pub fn write_word(&mut self, state: &StateInfo, value: i32) {
         for rank in 0..self.ranks {
             let offset = state.offset + (rank * self.each) as u64;
-            self.write(&State { offset, ..state.clone() }, &value.to_le_bytes());
+            self.write(&StateInfo { offset, ..state.clone() }, &value.to_le_bytes());
         }
     }
 
-    pub fn copy_from(&mut self, other: &States) {
+    pub fn copy_from(&mut self, other: &RankStates) {
         self.own.bytes_mut().copy_from_slice(other.own.bytes());
         if let Some(lead) = &self.lead {
-            lead.say(|message| message.begin(Kind::CopyState).number(other.number()).number(self.number()));
+            lead.say(|message| {
+                message.begin(RankMessageKind::CopyState).number(other.number()).number(self.number())
+            });
         }
     }
 }
 
-impl Drop for States {
+impl Drop for RankStates {
     fn drop(&mut self) {
         if let Some(lead) = &self.lead {
-            lead.say(|message| message.begin(Kind::Free).number(self.number()));
+            lead.say(|message| message.begin(RankMessageKind::Free).number(self.number()));
         }
     }
 }
 
 /// Where a state lies that is no cache.
-fn bytes_of(state: &State) -> Range<usize> {
+fn bytes_of(state: &StateInfo) -> Range<usize> {
     state.offset as usize..(state.offset + state.bytes) as usize
 }

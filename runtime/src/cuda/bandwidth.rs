@@ -4,7 +4,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::device::{Context, DeviceBuffer};
+use super::device::{CudaContext, DeviceBuffer};
 use crate::Result;
 
 /// Several times the caches of any GPU.
@@ -14,7 +14,7 @@ const TIME: Duration = Duration::from_millis(20);
 const ROUNDS: usize = 3;
 
 /// Bytes per second, read and written, while one buffer is copied to another on the GPU; the best of some rounds.
-pub(crate) fn copy_bandwidth(context: &Arc<Context>) -> Result<f64> {
+pub(crate) fn copy_bandwidth(context: &Arc<CudaContext>) -> Result<f64> {
     let buffer = || DeviceBuffer::new(context, "the measurement of the GPU's memory", BYTES as u64);
     let (from, to) = (buffer()?, buffer()?);
     let time = |copies: usize| -> Result<Duration> {

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use super::device::Gpu;
+use super::device::CudaDevice;
 use crate::Result;
-use crate::buffer::Buffer;
+use crate::buffer::AlignedBuffer;
 use crate::device::{BatchCall, DeviceBatch};
-use crate::likely::Enough;
-use crate::session::Step;
+use crate::likely::AcceptTopK;
+use crate::session::EntryPoint;
 
 pub(crate) struct CudaBatch {
-    device: Arc<Gpu>,
+    device: Arc<CudaDevice>,
 }
 
 impl CudaBatch {
-    pub fn new(device: Arc<Gpu>) -> Self {
+    pub fn new(device: Arc<CudaDevice>) -> Self {
         Self { device }
     }
 }
@@ -22,10 +22,10 @@ impl CudaBatch {
 impl DeviceBatch for CudaBatch {
     fn run(
         &mut self,
-        step: Step,
+        step: EntryPoint,
         call: &BatchCall<'_>,
-        logits: &mut Buffer,
-        enough: Option<Enough<'_>>,
+        logits: &mut AlignedBuffer,
+        enough: Option<AcceptTopK<'_>>,
     ) -> Result<()> {
         self.device.executor().run_batch(&self.device, step, call, logits, enough)
     }

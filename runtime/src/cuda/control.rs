@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use mlcc_abi::{BUFFER_ALIGN, Control, Sequence, status};
 
-use super::device::{Context, DeviceBuffer};
-use super::driver::{DevicePtr, Handle};
+use super::device::{CudaContext, DeviceBuffer};
+use super::driver::{DevicePtr, DriverHandle};
 use crate::{Error, Result};
 
 const WHAT: &str = "the tokens on the GPU";
@@ -25,12 +25,12 @@ pub(crate) struct ControlBlock {
     in_flight: bool,
     tokens_at: usize,
     wanted_at: usize,
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
 }
 
 /// What a call is told beside the control block.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Inputs<'a> {
+pub(crate) struct CallInputs<'a> {
     pub sequences: &'a [Sequence],
     pub tokens: &'a [i32],
     pub wanted: &'a [i32],
@@ -38,7 +38,7 @@ pub(crate) struct Inputs<'a> {
 
 impl ControlBlock {
     /// For calls of at most so many sequences, tokens and wanted rows.
-    pub fn new(context: &Arc<Context>, sequences: u64, tokens: u64, wanted: u64) -> Result<Self> {
+    pub fn new(context: &Arc<CudaContext>, sequences: u64, tokens: u64, wanted: u64) -> Result<Self> {
         let all = sequences.saturating_mul(size_of::<Sequence>() as u64);
         let tokens_at = (all.saturating_add(SEQUENCES_AT as u64)).next_multiple_of(BUFFER_ALIGN as u64);
         let mut bytes = tokens.saturating_mul(4).saturating_add(tokens_at);
@@ -74,8 +74,8 @@ impl ControlBlock {
     }
 
     /// Tells the device of a call, before its launches on the same stream.
-    pub fn write(&mut self, control: &Control, inputs: Inputs<'_>, stream: Handle) -> Result<()> {
-        let Inputs { sequences, tokens, wanted } = inputs;
+    pub fn write(&mut self, control: &Control, inputs: CallInputs<'_>, stream: DriverHandle) -> Result<()> {
+        let CallInputs { sequences, tokens, wanted } = inputs;
         let room = |begin: usize, bytes: usize, end: usize| begin + bytes <= end;
         let end = self.on_device.len();
         let fits = room(SEQUENCES_AT, size_of_val(sequences), self.tokens_at)

@@ -7,36 +7,36 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::batch::CudaBatch;
 use super::device_pages::DevicePages;
-use super::driver::{self, DevicePtr, Driver, Handle};
-use super::executor::Executor;
-use super::graphs::Loaded;
+use super::driver::{self, CudaDriver, DevicePtr, DriverHandle};
+use super::executor::CudaExecutor;
+use super::graphs::KernelsLoaded;
 use super::image;
-use super::launches::Kernel;
-use super::ranks::{GpuRanks, PageParts, Together};
+use super::launches::ResolvedLaunch;
+use super::ranks::{GpuRanks, LocalRank, PageParts};
 use super::session::CudaSession;
 use super::upload::upload;
 use crate::device::{Device, DeviceBatch, DeviceSession};
 use crate::page_pool::PagePool;
-use crate::session::Step;
-use crate::table::{DeviceEntry, Image, Table};
+use crate::session::EntryPoint;
+use crate::table::{ArtifactTable, GpuImage, LaunchList};
 use crate::{CachePages, Error, LoadOptions, Model, Result};
 
 /// The device's context; the last owner releases it.
-pub(crate) struct Context {
-    pub driver: Driver,
-    handle: Handle,
+pub(crate) struct CudaContext {
+    pub driver: CudaDriver,
+    handle: DriverHandle,
     device: i32,
     virtual_memory: bool,
 }
 
 // SAFETY: a CUDA context may be used from any thread that makes it current, and the driver API is thread-safe.
-unsafe impl Send for Context {}
+unsafe impl Send for CudaContext {}
 // SAFETY: as above.
-unsafe impl Sync for Context {}
+unsafe impl Sync for CudaContext {}
 
-impl Context {
+impl CudaContext {
     /// Makes the context current on this thread; every operation begins with it.
-    pub fn enter(&self) -> Result<&Driver> {
+    pub fn enter(&self) -> Result<&CudaDriver> {
         // SAFETY: the context is alive.
         self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.f.context_set)(self.handle) })?;
         Ok(&self.driver)
@@ -62,22 +62,22 @@ impl Context {
     }
 }
 
-impl Drop for Context {
+impl Drop for CudaContext {
     fn drop(&mut self) {
-        // SAFETY: retained once in `Gpu::open`.
+        // SAFETY: retained once in `CudaDevice::open`.
         unsafe { (self.driver.f.context_release)(self.device) };
     }
 }
 
 /// Owned device memory.
 pub(crate) struct DeviceBuffer {
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
     ptr: DevicePtr,
     bytes: usize,
 }
 
 impl DeviceBuffer {
-    pub fn new(context: &Arc<Context>, what: &'static str, bytes: u64) -> Result<Self> {
+    pub fn new(context: &Arc<CudaContext>, what: &'static str, bytes: u64) -> Result<Self> {
         let driver = context.enter()?;
         let mut ptr = 0;
         // SAFETY: `ptr` is a place for the result.
@@ -104,37 +104,37 @@ impl Drop for DeviceBuffer {
     }
 }
 
-pub(crate) struct Gpu {
+pub(crate) struct CudaDevice {
     name: String,
-    entries: Vec<(String, Vec<Kernel>)>,
-    decode_loaded: Loaded,
+    entries: Vec<(String, Vec<ResolvedLaunch>)>,
+    decode_loaded: KernelsLoaded,
     /// The same of tokens of sequences with adapters.
-    adapted_loaded: Loaded,
+    adapted_loaded: KernelsLoaded,
     /// Launches of `decode`, and then of what finds the likeliest tokens.
-    decode_likeliest: Option<(Vec<Kernel>, Loaded)>,
+    decode_likeliest: Option<(Vec<ResolvedLaunch>, KernelsLoaded)>,
     /// The same of `decode_batch`.
-    batch_likeliest: Option<Vec<Kernel>>,
-    executor: Mutex<Executor>,
+    batch_likeliest: Option<Vec<ResolvedLaunch>>,
+    executor: Mutex<CudaExecutor>,
     weights: DeviceBuffer,
     /// The slots for adapters, of a model that has some.
     adapters: Option<DeviceBuffer>,
     pages: Option<Arc<PagePool<DevicePages>>>,
     /// Of a model that is split.
     ranks: Option<GpuRanks>,
-    module: Module,
+    module: CudaModule,
 }
 
-// SAFETY: kernel handles are immutable after `open`; see `Context`.
-unsafe impl Send for Gpu {}
+// SAFETY: kernel handles are immutable after `open`; see `CudaContext`.
+unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
-unsafe impl Sync for Gpu {}
+unsafe impl Sync for CudaDevice {}
 
-struct Module {
-    context: Arc<Context>,
-    handle: Handle,
+struct CudaModule {
+    context: Arc<CudaContext>,
+    handle: DriverHandle,
 }
 
-impl Drop for Module {
+impl Drop for CudaModule {
     fn drop(&mut self) {
         if let Ok(driver) = self.context.enter() {
             // SAFETY: loaded once; no kernel of it runs any more.
@@ -143,7 +143,7 @@ impl Drop for Module {
     }
 }
 
-impl Device for Gpu {
+impl Device for CudaDevice {
     fn name(&self) -> &str {
         &self.name
     }
@@ -163,7 +163,7 @@ impl Device for Gpu {
         Ok(Box::new(CudaSession::new(&self, model.table())?))
     }
 
-    fn has_batch(&self, step: Step) -> bool {
+    fn has_batch(&self, step: EntryPoint) -> bool {
         self.entry(step.name()).is_some()
     }
 
@@ -188,34 +188,34 @@ impl Device for Gpu {
     }
 }
 
-impl Gpu {
+impl CudaDevice {
     /// Opens the GPU that is asked for and puts the model on it.
     pub fn open(
         path: &Path,
-        table: &Table,
+        table: &ArtifactTable,
         weights: &[u8],
-        together: Option<&Together>,
+        together: Option<&LocalRank>,
         options: &LoadOptions,
     ) -> Result<Self> {
         let no_device = |what: String| Error::NoDevice { path: path.to_path_buf(), what };
-        let driver = Driver::open().map_err(no_device)?;
+        let driver = CudaDriver::open().map_err(no_device)?;
         let number =
             |count| together.map_or(options.device.unwrap_or(0), |together| together.device(options, count));
         let (context, name, sm) = open_context(driver, number, &no_device)?;
         let context = Arc::new(context);
         let ranks = together.map(|together| GpuRanks::join(together, &context, table)).transpose()?;
         let load = || {
-            let load = |image: &Image| context.enter()?.load_module(&image.bytes);
+            let load = |image: &GpuImage| context.enter()?.load_module(&image.bytes);
             let handle = image::load(&image::fitting(&table.images, sm), load).unwrap_or_else(|| {
                 let has: Vec<String> = table.images.iter().map(image::describe).collect();
                 Err(no_device(format!("{name} is an sm_{sm} and the artifact has {}", has.join(", "))))
             })?;
-            Ok(Module { handle, context: Arc::clone(&context) })
+            Ok(CudaModule { handle, context: Arc::clone(&context) })
         };
         let (module, weights) = beside(load, || upload(&context, weights))?;
-        let resolve = |entry: &DeviceEntry| {
-            let kernels = entry.launches.iter().map(|l| Kernel::resolve(&context, module.handle, l));
-            Ok((entry.name.clone(), kernels.collect::<Result<Vec<Kernel>>>()?))
+        let resolve = |entry: &LaunchList| {
+            let kernels = entry.launches.iter().map(|l| ResolvedLaunch::resolve(&context, module.handle, l));
+            Ok((entry.name.clone(), kernels.collect::<Result<Vec<ResolvedLaunch>>>()?))
         };
         let entries: Vec<_> = table.device_entries.iter().map(resolve).collect::<Result<_>>()?;
         if !entries.iter().any(|(name, _)| name == "decode") {
@@ -224,10 +224,10 @@ impl Gpu {
         let of = |name: &str| entries.iter().find(|(n, _)| n == name).map(|(_, kernels)| kernels.as_slice());
         let and_likeliest =
             |name| of(name).zip(of(mlcc_abi::LIKELIEST_ENTRY)).map(|(step, choice)| [step, choice].concat());
-        let decode_likeliest = and_likeliest("decode").map(|kernels| (kernels, Loaded::default()));
-        let batch_likeliest = and_likeliest(Step::DecodeBatch.name());
+        let decode_likeliest = and_likeliest("decode").map(|kernels| (kernels, KernelsLoaded::default()));
+        let batch_likeliest = and_likeliest(EntryPoint::DecodeBatch.name());
         // Before the pages, which take most of what is left.
-        let executor = Executor::new(&context, table)?;
+        let executor = CudaExecutor::new(&context, table)?;
         let adapters = match table.plan.adapter_bytes {
             0 => None,
             bytes => Some(DeviceBuffer::new(&context, "the slots for adapters on the GPU", bytes)?),
@@ -241,7 +241,7 @@ impl Gpu {
         let processes = ranks.as_ref().map(|ranks| &ranks.processes);
         let pages = DevicePages::pool(&context, &table.plan, (parts, processes), options.cache_pages)?;
         let pages = pages.map(Arc::new);
-        let (decode_loaded, adapted_loaded) = (Loaded::default(), Loaded::default());
+        let (decode_loaded, adapted_loaded) = (KernelsLoaded::default(), KernelsLoaded::default());
         Ok(Self {
             name,
             entries,
@@ -268,12 +268,12 @@ impl Gpu {
         self.ranks.as_ref()
     }
 
-    pub fn context(&self) -> &Arc<Context> {
+    pub fn context(&self) -> &Arc<CudaContext> {
         &self.module.context
     }
 
     /// What a step works with; steps wait for each other.
-    pub fn executor(&self) -> MutexGuard<'_, Executor> {
+    pub fn executor(&self) -> MutexGuard<'_, CudaExecutor> {
         self.executor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -288,31 +288,31 @@ impl Gpu {
     }
 
     /// Whether all launches of `decode` have run.
-    pub fn loaded(&self, adapted: bool) -> &Loaded {
+    pub fn loaded(&self, adapted: bool) -> &KernelsLoaded {
         if adapted { &self.adapted_loaded } else { &self.decode_loaded }
     }
 
     /// Launches of `decode` that end with the likeliest tokens, and whether all have run.
-    pub fn decode_likeliest(&self) -> Option<(&[Kernel], &Loaded)> {
+    pub fn decode_likeliest(&self) -> Option<(&[ResolvedLaunch], &KernelsLoaded)> {
         self.decode_likeliest.as_ref().map(|(kernels, loaded)| (kernels.as_slice(), loaded))
     }
 
     /// Launches of `decode_batch` that end with the likeliest tokens of each row.
-    pub fn batch_likeliest(&self) -> Option<&[Kernel]> {
+    pub fn batch_likeliest(&self) -> Option<&[ResolvedLaunch]> {
         self.batch_likeliest.as_deref()
     }
 
     /// The launch list of an entry point.
-    pub fn entry(&self, name: &str) -> Option<&[Kernel]> {
+    pub fn entry(&self, name: &str) -> Option<&[ResolvedLaunch]> {
         self.entries.iter().find(|(n, _)| n == name).map(|(_, kernels)| kernels.as_slice())
     }
 }
 
 /// Both at once: the driver may have to compile the module, and weights take the bus meanwhile.
 fn beside(
-    load: impl FnOnce() -> Result<Module>,
+    load: impl FnOnce() -> Result<CudaModule>,
     upload: impl FnOnce() -> Result<DeviceBuffer> + Send,
-) -> Result<(Module, DeviceBuffer)> {
+) -> Result<(CudaModule, DeviceBuffer)> {
     std::thread::scope(|scope| {
         let upload = scope.spawn(upload);
         let module = load();
@@ -322,10 +322,10 @@ fn beside(
 }
 
 fn open_context(
-    driver: Driver,
+    driver: CudaDriver,
     ordinal: impl Fn(u32) -> u32,
     no_device: &dyn Fn(String) -> Error,
-) -> Result<(Context, String, u32)> {
+) -> Result<(CudaContext, String, u32)> {
     let (mut count, mut device, mut major, mut minor, mut mapping) = (0, 0, 0, 0, 0);
     // SAFETY: every pointer is a place for the result.
     driver.check("cuDeviceGetCount", unsafe { (driver.f.device_count)(&mut count) })?;
@@ -353,5 +353,5 @@ fn open_context(
     // SAFETY: as above.
     driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.f.context_retain)(&mut handle, device) })?;
     let virtual_memory = mapping != 0;
-    Ok((Context { driver, handle, device, virtual_memory }, name, (major * 10 + minor) as u32))
+    Ok((CudaContext { driver, handle, device, virtual_memory }, name, (major * 10 + minor) as u32))
 }

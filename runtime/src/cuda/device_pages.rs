@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::device::{Context, DeviceBuffer};
+use super::device::{CudaContext, DeviceBuffer};
 use super::driver::{self, DevicePtr, VirtualMemory};
 use super::ranks::PageParts;
-use super::stream::Stream;
+use super::stream::CudaStream;
 use crate::page_pool::{PageCounts, PageMemory, PagePool};
-use crate::processes::{Kind, LOADING, Processes};
-use crate::table::Plan;
+use crate::processes::{LOADING, ProcessGroup, RankMessageKind};
+use crate::table::ModelPlan;
 use crate::{Error, Result};
 
 const WHAT: &str = "pages of the KV cache on the GPU";
@@ -19,21 +19,21 @@ const WHAT: &str = "pages of the KV cache on the GPU";
 const SHARE: (u64, u64) = (9, 10);
 
 pub(crate) struct DevicePages {
-    memory: Memory,
+    memory: PageStorage,
     /// Places are those of pages with the parts of all ranks; here lie those of one.
     parts: PageParts,
     /// For copies.
-    stream: Stream,
+    stream: CudaStream,
 }
 
-enum Memory {
+enum PageStorage {
     Whole(DeviceBuffer),
-    Mapped(Mapped),
+    Mapped(AddressReservation),
 }
 
 /// Reserved addresses, the first granules of which have memory.
-struct Mapped {
-    context: Arc<Context>,
+struct AddressReservation {
+    context: Arc<CudaContext>,
     base: DevicePtr,
     bytes: u64,
     granule: u64,
@@ -45,9 +45,9 @@ impl DevicePages {
     /// A pool of the pages of a model; `None` if it has no caches. `asked`: as [`crate::LoadOptions::cache_pages`]; by default no more
     /// than there is free memory for.
     pub fn pool(
-        context: &Arc<Context>,
-        plan: &Plan,
-        (parts, processes): (PageParts, Option<&Processes>),
+        context: &Arc<CudaContext>,
+        plan: &ModelPlan,
+        (parts, processes): (PageParts, Option<&ProcessGroup>),
         asked: Option<u64>,
     ) -> Result<Option<PagePool<DevicePages>>> {
         let page = parts.part;
@@ -62,8 +62,8 @@ impl DevicePages {
             all.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).min().unwrap_or(room)
         });
         let counts = PageCounts { wanted: counts.wanted.min(room).max(counts.least), ..counts };
-        let stream = Stream::new(context)?;
-        let Some(granule) = Mapped::granule(context)? else {
+        let stream = CudaStream::new(context)?;
+        let Some(granule) = AddressReservation::granule(context)? else {
             // A full context for each sequence of a batch, and one that is not in it.
             let contexts = plan.batch.max(1).saturating_add(1);
             let few = counts.least.saturating_mul(contexts).min(counts.wanted);
@@ -73,20 +73,20 @@ impl DevicePages {
                 made => made.map(Some),
             };
             let (buffer, pages) = counts.reserve(page, WHAT, allocate)?;
-            let memory = Memory::Whole(buffer);
+            let memory = PageStorage::Whole(buffer);
             return Ok(Some(PagePool::new(DevicePages { memory, parts, stream }, plan.page_bytes, pages)));
         };
-        let reserve = |bytes| Mapped::reserve(context, bytes, granule);
+        let reserve = |bytes| AddressReservation::reserve(context, bytes, granule);
         let (mapped, pages) = counts.reserve(page, WHAT, reserve)?;
-        let memory = Memory::Mapped(mapped);
+        let memory = PageStorage::Mapped(mapped);
         Ok(Some(PagePool::new(DevicePages { memory, parts, stream }, plan.page_bytes, pages)))
     }
 
     /// Page 0; the others follow.
     pub fn base(&self) -> DevicePtr {
         match &self.memory {
-            Memory::Whole(buffer) => buffer.ptr(),
-            Memory::Mapped(mapped) => mapped.base,
+            PageStorage::Whole(buffer) => buffer.ptr(),
+            PageStorage::Mapped(mapped) => mapped.base,
         }
     }
 }
@@ -95,7 +95,7 @@ impl DevicePages {
     /// Takes memory back, but for the first bytes.
     fn keep(&self, bytes: u64) {
         // Where the context is lost, what was launched may run on: memory is left to the driver then, which frees it with the context.
-        if let Memory::Mapped(mapped) = &self.memory
+        if let PageStorage::Mapped(mapped) = &self.memory
             && self.stream.wait().is_ok()
         {
             mapped.keep(bytes);
@@ -103,7 +103,7 @@ impl DevicePages {
     }
 
     /// Of rank 0: the others do the same.
-    fn say(&self, kind: Kind, bytes: Range<u64>) {
+    fn say(&self, kind: RankMessageKind, bytes: Range<u64>) {
         if let Some(lead) = &self.parts.lead {
             lead.say(|message| message.begin(kind).number(bytes.start).number(bytes.end));
         }
@@ -113,28 +113,28 @@ impl DevicePages {
 impl PageMemory for DevicePages {
     fn step(&self) -> u64 {
         match &self.memory {
-            Memory::Whole(_) => 1,
-            Memory::Mapped(mapped) => mapped.granule * self.parts.ranks,
+            PageStorage::Whole(_) => 1,
+            PageStorage::Mapped(mapped) => mapped.granule * self.parts.ranks,
         }
     }
 
     fn give(&self, bytes: Range<u64>) -> Result<()> {
-        let Memory::Mapped(mapped) = &self.memory else { return Ok(()) };
+        let PageStorage::Mapped(mapped) = &self.memory else { return Ok(()) };
         mapped.give(bytes.end.div_ceil(self.parts.ranks))?;
-        self.say(Kind::Give, bytes);
+        self.say(RankMessageKind::Give, bytes);
         Ok(())
     }
 
     fn take_back(&self, bytes: Range<u64>) {
         self.keep(bytes.start.div_ceil(self.parts.ranks));
-        self.say(Kind::TakeBack, bytes);
+        self.say(RankMessageKind::TakeBack, bytes);
     }
 
     fn read(&self, from: u64, to: &mut [u8]) -> Result<()> {
         if let Some((lead, rank)) = self.parts.elsewhere(from) {
             let len = to.len() as u64;
             lead.ask(rank, to, |message| {
-                message.begin(Kind::ReadPages).number(rank as u64).number(from).number(len)
+                message.begin(RankMessageKind::ReadPages).number(rank as u64).number(from).number(len)
             });
             return Ok(());
         }
@@ -143,7 +143,9 @@ impl PageMemory for DevicePages {
 
     fn write(&self, to: u64, from: &[u8]) -> Result<()> {
         if let Some((lead, rank)) = self.parts.elsewhere(to) {
-            lead.say(|message| message.begin(Kind::WritePages).number(rank as u64).number(to).rest(from));
+            lead.say(|message| {
+                message.begin(RankMessageKind::WritePages).number(rank as u64).number(to).rest(from)
+            });
             return Ok(());
         }
         self.stream.send(self.base() + self.parts.own(to), from)
@@ -153,7 +155,7 @@ impl PageMemory for DevicePages {
         if let Some((lead, rank)) = self.parts.elsewhere(from) {
             let rank = rank as u64;
             lead.say(|message| {
-                message.begin(Kind::CopyPages).number(rank).number(from).number(to).number(bytes)
+                message.begin(RankMessageKind::CopyPages).number(rank).number(from).number(to).number(bytes)
             });
             return Ok(());
         }
@@ -172,9 +174,9 @@ impl Drop for DevicePages {
     }
 }
 
-impl Mapped {
+impl AddressReservation {
     /// Bytes that are mapped together; `None` where driver or device cannot map memory.
-    fn granule(context: &Context) -> Result<Option<u64>> {
+    fn granule(context: &CudaContext) -> Result<Option<u64>> {
         let driver = context.enter()?;
         let Some(v) = driver.virtual_memory.as_ref().filter(|_| context.has_virtual_memory()) else {
             return Ok(None);
@@ -188,7 +190,7 @@ impl Mapped {
     }
 
     /// `None` where there are not so many addresses.
-    fn reserve(context: &Arc<Context>, bytes: u64, granule: u64) -> Result<Option<Self>> {
+    fn reserve(context: &Arc<CudaContext>, bytes: u64, granule: u64) -> Result<Option<Self>> {
         let driver = context.enter()?;
         let bytes = bytes.div_ceil(granule).saturating_mul(granule);
         let (Some(v), Ok(size)) = (&driver.virtual_memory, usize::try_from(bytes)) else { return Ok(None) };
@@ -237,7 +239,7 @@ impl Mapped {
         // SAFETY: the addresses are reserved and not mapped. The mapping keeps the memory alive, so the handle can go.
         let (mapped, _) = unsafe { ((v.map)(at, size, 0, handle, 0), (v.release)(handle)) };
         driver.check("cuMemMap", mapped)?;
-        let access = driver::Access::read_write(self.context.device());
+        let access = driver::MemoryAccessDesc::read_write(self.context.device());
         // SAFETY: one description for the range mapped above.
         let status = unsafe { (v.set_access)(at, size, &access, 1) };
         driver.check("cuMemSetAccess", status).inspect_err(|_| {
@@ -259,7 +261,7 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for AddressReservation {
     fn drop(&mut self) {
         // Else it is left to the driver.
         if self.mapped.load(Ordering::Relaxed) == 0

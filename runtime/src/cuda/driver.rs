@@ -15,10 +15,10 @@ const DRIVER: &str = "libcuda.so.1";
 
 pub type DevicePtr = u64;
 /// `CUcontext`, `CUmodule`, `CUfunction`, `CUstream`, `CUevent`, `CUgraph`, `CUgraphExec`: opaque.
-pub type Handle = *mut c_void;
-type Status = i32;
+pub type DriverHandle = *mut c_void;
+type CudaStatus = i32;
 
-const OUT_OF_MEMORY: Status = 2;
+const OUT_OF_MEMORY: CudaStatus = 2;
 pub const ATTRIBUTE_MAJOR: i32 = 75;
 pub const ATTRIBUTE_MINOR: i32 = 76;
 pub const ATTRIBUTE_VIRTUAL_MEMORY: i32 = 102;
@@ -35,7 +35,7 @@ macro_rules! functions {
     ($(#[$doc:meta])* $name:ident; $($field:ident = $symbol:literal ( $($arg:ty),* );)*) => {
         $(#[$doc])*
         pub struct $name {
-            $(pub $field: unsafe extern "C" fn($($arg),*) -> Status,)*
+            $(pub $field: unsafe extern "C" fn($($arg),*) -> CudaStatus,)*
         }
 
         impl $name {
@@ -43,7 +43,7 @@ macro_rules! functions {
                 // SAFETY: the symbols have these signatures in every driver that has them.
                 Ok(unsafe { Self {
                     $($field: *library
-                        .get::<unsafe extern "C" fn($($arg),*) -> Status>($symbol)
+                        .get::<unsafe extern "C" fn($($arg),*) -> CudaStatus>($symbol)
                         .map_err(|_| format!("it lacks {}", $symbol))?,)*
                 } })
             }
@@ -60,41 +60,41 @@ functions! {
     device_uuid = "cuDeviceGetUuid" (*mut u8, i32);
     device_name = "cuDeviceGetName" (*mut c_char, i32, i32);
     device_attribute = "cuDeviceGetAttribute" (*mut i32, i32, i32);
-    context_retain = "cuDevicePrimaryCtxRetain" (*mut Handle, i32);
+    context_retain = "cuDevicePrimaryCtxRetain" (*mut DriverHandle, i32);
     context_release = "cuDevicePrimaryCtxRelease_v2" (i32);
-    context_set = "cuCtxSetCurrent" (Handle);
-    module_load = "cuModuleLoadDataEx" (*mut Handle, *const c_void, u32, *mut i32, *mut *mut c_void);
-    module_unload = "cuModuleUnload" (Handle);
-    module_function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
-    function_attribute = "cuFuncSetAttribute" (Handle, i32, i32);
+    context_set = "cuCtxSetCurrent" (DriverHandle);
+    module_load = "cuModuleLoadDataEx" (*mut DriverHandle, *const c_void, u32, *mut i32, *mut *mut c_void);
+    module_unload = "cuModuleUnload" (DriverHandle);
+    module_function = "cuModuleGetFunction" (*mut DriverHandle, DriverHandle, *const c_char);
+    function_attribute = "cuFuncSetAttribute" (DriverHandle, i32, i32);
     memory_alloc = "cuMemAlloc_v2" (*mut DevicePtr, usize);
     memory_free = "cuMemFree_v2" (DevicePtr);
     memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
     host_alloc = "cuMemHostAlloc" (*mut *mut c_void, usize, u32);
     host_free = "cuMemFreeHost" (*mut c_void);
-    to_device = "cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, Handle);
-    to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, Handle);
-    on_device = "cuMemcpyDtoDAsync_v2" (DevicePtr, DevicePtr, usize, Handle);
-    copy_2d = "cuMemcpy2DAsync_v2" (*const Copy2d, Handle);
-    fill_bytes = "cuMemsetD8Async" (DevicePtr, u8, usize, Handle);
-    fill_words = "cuMemsetD32Async" (DevicePtr, u32, usize, Handle);
+    to_device = "cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, DriverHandle);
+    to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, DriverHandle);
+    on_device = "cuMemcpyDtoDAsync_v2" (DevicePtr, DevicePtr, usize, DriverHandle);
+    copy_2d = "cuMemcpy2DAsync_v2" (*const PitchedCopy, DriverHandle);
+    fill_bytes = "cuMemsetD8Async" (DevicePtr, u8, usize, DriverHandle);
+    fill_words = "cuMemsetD32Async" (DevicePtr, u32, usize, DriverHandle);
     launch = "cuLaunchKernel"
-        (Handle, u32, u32, u32, u32, u32, u32, u32, Handle, *mut *mut c_void, *mut *mut c_void);
-    stream_create = "cuStreamCreate" (*mut Handle, u32);
-    stream_wait = "cuStreamSynchronize" (Handle);
-    stream_destroy = "cuStreamDestroy_v2" (Handle);
-    event_create = "cuEventCreate" (*mut Handle, u32);
-    event_record = "cuEventRecord" (Handle, Handle);
-    event_wait = "cuEventSynchronize" (Handle);
-    event_destroy = "cuEventDestroy_v2" (Handle);
-    capture_begin = "cuStreamBeginCapture_v2" (Handle, i32);
-    capture_end = "cuStreamEndCapture" (Handle, *mut Handle);
-    graph_instantiate = "cuGraphInstantiateWithFlags" (*mut Handle, Handle, u64);
-    graph_launch = "cuGraphLaunch" (Handle, Handle);
-    graph_destroy = "cuGraphDestroy" (Handle);
-    graph_exec_destroy = "cuGraphExecDestroy" (Handle);
-    error_name = "cuGetErrorName" (Status, *mut *const c_char);
-    error_text = "cuGetErrorString" (Status, *mut *const c_char);
+        (DriverHandle, u32, u32, u32, u32, u32, u32, u32, DriverHandle, *mut *mut c_void, *mut *mut c_void);
+    stream_create = "cuStreamCreate" (*mut DriverHandle, u32);
+    stream_wait = "cuStreamSynchronize" (DriverHandle);
+    stream_destroy = "cuStreamDestroy_v2" (DriverHandle);
+    event_create = "cuEventCreate" (*mut DriverHandle, u32);
+    event_record = "cuEventRecord" (DriverHandle, DriverHandle);
+    event_wait = "cuEventSynchronize" (DriverHandle);
+    event_destroy = "cuEventDestroy_v2" (DriverHandle);
+    capture_begin = "cuStreamBeginCapture_v2" (DriverHandle, i32);
+    capture_end = "cuStreamEndCapture" (DriverHandle, *mut DriverHandle);
+    graph_instantiate = "cuGraphInstantiateWithFlags" (*mut DriverHandle, DriverHandle, u64);
+    graph_launch = "cuGraphLaunch" (DriverHandle, DriverHandle);
+    graph_destroy = "cuGraphDestroy" (DriverHandle);
+    graph_exec_destroy = "cuGraphExecDestroy" (DriverHandle);
+    error_name = "cuGetErrorName" (CudaStatus, *mut *const c_char);
+    error_text = "cuGetErrorString" (CudaStatus, *mut *const c_char);
 }
 
 functions! {
@@ -107,36 +107,36 @@ functions! {
     release = "cuMemRelease" (u64);
     map = "cuMemMap" (DevicePtr, usize, usize, u64, u64);
     unmap = "cuMemUnmap" (DevicePtr, usize);
-    set_access = "cuMemSetAccess" (DevicePtr, usize, *const Access, usize);
+    set_access = "cuMemSetAccess" (DevicePtr, usize, *const MemoryAccessDesc, usize);
 }
 
 /// `CUDA_MEMCPY2D`, between two places of the device.
 #[repr(C)]
-pub struct Copy2d {
-    from: Side2d,
-    to: Side2d,
+pub struct PitchedCopy {
+    from: PitchedSide,
+    to: PitchedSide,
     row_bytes: usize,
     rows: usize,
 }
 
 #[repr(C)]
-struct Side2d {
+struct PitchedSide {
     x: usize,
     y: usize,
     kind: i32,
     host: *const c_void,
     device: DevicePtr,
-    array: Handle,
+    array: DriverHandle,
     pitch: usize,
 }
 
-const _: () = assert!(size_of::<Copy2d>() == 128);
+const _: () = assert!(size_of::<PitchedCopy>() == 128);
 
-impl Copy2d {
+impl PitchedCopy {
     /// Where rows begin and how far they lie apart, on either side; bytes of a row, and rows.
     pub fn on_device(from: (DevicePtr, u64), to: (DevicePtr, u64), (row_bytes, rows): (u64, u64)) -> Self {
         const DEVICE: i32 = 2;
-        let side = |(device, pitch): (DevicePtr, u64)| Side2d {
+        let side = |(device, pitch): (DevicePtr, u64)| PitchedSide {
             x: 0,
             y: 0,
             kind: DEVICE,
@@ -152,7 +152,7 @@ impl Copy2d {
 /// `CUmemLocation`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Location {
+pub struct MemoryLocation {
     kind: i32,
     device: i32,
 }
@@ -162,21 +162,21 @@ pub struct Location {
 pub struct DeviceMemory {
     kind: i32,
     handle_types: i32,
-    location: Location,
+    location: MemoryLocation,
     win32_metadata: *mut c_void,
     flags: [u8; 8],
 }
 
 /// `CUmemAccessDesc`.
 #[repr(C)]
-pub struct Access {
-    location: Location,
+pub struct MemoryAccessDesc {
+    location: MemoryLocation,
     flags: i32,
 }
 
-const _: () = assert!(size_of::<DeviceMemory>() == 32 && size_of::<Access>() == 12);
+const _: () = assert!(size_of::<DeviceMemory>() == 32 && size_of::<MemoryAccessDesc>() == 12);
 
-impl Location {
+impl MemoryLocation {
     fn of(device: i32) -> Self {
         Self { kind: 1, device }
     }
@@ -184,19 +184,19 @@ impl Location {
 
 impl DeviceMemory {
     pub fn of(device: i32) -> Self {
-        let location = Location::of(device);
+        let location = MemoryLocation::of(device);
         Self { kind: 1, handle_types: 0, location, win32_metadata: std::ptr::null_mut(), flags: [0; 8] }
     }
 }
 
-impl Access {
+impl MemoryAccessDesc {
     pub fn read_write(device: i32) -> Self {
-        Self { location: Location::of(device), flags: 3 }
+        Self { location: MemoryLocation::of(device), flags: 3 }
     }
 }
 
 /// The loaded driver library.
-pub struct Driver {
+pub struct CudaDriver {
     pub f: Functions,
     /// `None`: the driver lacks them.
     pub virtual_memory: Option<VirtualMemory>,
@@ -204,7 +204,7 @@ pub struct Driver {
     _library: Library,
 }
 
-impl Driver {
+impl CudaDriver {
     /// Loads and initialises the driver; the error says what is missing.
     pub fn open() -> std::result::Result<Self, String> {
         let name =
@@ -227,7 +227,7 @@ impl Driver {
     }
 
     /// Turns a status into a result.
-    pub fn check(&self, call: &'static str, status: Status) -> Result<()> {
+    pub fn check(&self, call: &'static str, status: CudaStatus) -> Result<()> {
         if status == 0 { Ok(()) } else { Err(Error::Driver { call, what: self.describe(status) }) }
     }
 
@@ -235,7 +235,7 @@ impl Driver {
     pub fn check_memory(
         &self,
         call: &'static str,
-        status: Status,
+        status: CudaStatus,
         what: &'static str,
         bytes: u64,
     ) -> Result<()> {
@@ -246,7 +246,7 @@ impl Driver {
     }
 
     /// Loads PTX or a cubin. `image` ends with a NUL byte.
-    pub fn load_module(&self, image: &[u8]) -> Result<Handle> {
+    pub fn load_module(&self, image: &[u8]) -> Result<DriverHandle> {
         let mut log = vec![0u8; 8192];
         let mut options = [JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES];
         let mut values = [log.as_mut_ptr().cast::<c_void>(), log.len() as *mut c_void];
@@ -269,8 +269,8 @@ impl Driver {
         Err(Error::Driver { call: "cuModuleLoadDataEx", what: what.trim().to_string() })
     }
 
-    fn describe(&self, status: Status) -> String {
-        let text = |f: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
+    fn describe(&self, status: CudaStatus) -> String {
+        let text = |f: unsafe extern "C" fn(CudaStatus, *mut *const c_char) -> CudaStatus| {
             let mut text = std::ptr::null();
             // SAFETY: on success the driver stores a static NUL-terminated text.
             unsafe {

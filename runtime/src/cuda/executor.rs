@@ -5,25 +5,25 @@ use std::sync::Arc;
 
 use mlcc_abi::Control;
 
-use super::control::{ControlBlock, Inputs};
-use super::device::{Context, DeviceBuffer, Gpu};
-use super::follow::Told;
-use super::graphs::Graphs;
-use super::launches::{Bases, BatchSizes, Kernel, Sizes, Span, entry};
-use super::likeliest::LikeliestTokens;
+use super::control::{CallInputs, ControlBlock};
+use super::device::{CudaContext, CudaDevice, DeviceBuffer};
+use super::follow::StepMessage;
+use super::graphs::CudaGraphCache;
+use super::launches::{BaseAddresses, BatchSizes, GridSizes, LengthRange, ResolvedLaunch, entry};
+use super::likeliest::TopKTokens;
 use super::ranks::GpuRanks;
-use super::stream::Stream;
+use super::stream::CudaStream;
 use crate::Result;
-use crate::buffer::Buffer;
+use crate::buffer::AlignedBuffer;
 use crate::device::BatchCall;
-use crate::likely::Enough;
-use crate::session::Step;
-use crate::table::{Plan, Table};
+use crate::likely::AcceptTopK;
+use crate::session::EntryPoint;
+use crate::table::{ArtifactTable, ModelPlan};
 
 const LOGITS: &str = "logits of several rows on the GPU";
 
-pub(crate) struct Executor {
-    pub stream: Stream,
+pub(crate) struct CudaExecutor {
+    pub stream: CudaStream,
     pub control: ControlBlock,
     arena: DeviceBuffer,
     /// Of one row, and of as many as a step has asked for yet.
@@ -31,36 +31,36 @@ pub(crate) struct Executor {
     rows: Option<DeviceBuffer>,
     probs: Option<DeviceBuffer>,
     /// Where the device finds them.
-    pub likeliest: Option<LikeliestTokens>,
+    pub likeliest: Option<TopKTokens>,
     /// Of `decode_batch`, and of `step`.
-    batches: Graphs,
-    likeliest_batches: Graphs,
-    steps: Graphs,
-    plan: Plan,
+    batches: CudaGraphCache,
+    likeliest_batches: CudaGraphCache,
+    steps: CudaGraphCache,
+    plan: ModelPlan,
 }
 
-impl Executor {
-    pub fn new(context: &Arc<Context>, table: &Table) -> Result<Self> {
+impl CudaExecutor {
+    pub fn new(context: &Arc<CudaContext>, table: &ArtifactTable) -> Result<Self> {
         let plan = table.plan.clone();
         let rows = plan.chunk.max(plan.batch);
         Ok(Self {
-            stream: Stream::new(context)?,
+            stream: CudaStream::new(context)?,
             control: ControlBlock::new(context, plan.batch, rows, rows)?,
             arena: DeviceBuffer::new(context, "the arena on the GPU", plan.arena_bytes)?,
             logits: DeviceBuffer::new(context, "the logits on the GPU", plan.vocab.saturating_mul(4))?,
             rows: None,
             probs: None,
-            likeliest: LikeliestTokens::new(context, table)?,
-            batches: Graphs::new("tokens of several sequences are decoded"),
-            likeliest_batches: Graphs::new("tokens of several sequences are decoded"),
-            steps: Graphs::new("steps of several sequences are computed"),
+            likeliest: TopKTokens::new(context, table)?,
+            batches: CudaGraphCache::new("tokens of several sequences are decoded"),
+            likeliest_batches: CudaGraphCache::new("tokens of several sequences are decoded"),
+            steps: CudaGraphCache::new("steps of several sequences are computed"),
             plan,
         })
     }
 
     /// Where launches find what belongs to no sequence.
-    pub fn bases(&self) -> Bases {
-        Bases {
+    pub fn bases(&self) -> BaseAddresses {
+        BaseAddresses {
             arena: self.arena.ptr(),
             tokens: self.control.tokens(),
             logits: self.logits.ptr(),
@@ -68,7 +68,7 @@ impl Executor {
             control: self.control.ptr(),
             wanted: self.control.wanted(),
             sequences: self.control.sequences(),
-            ..Bases::default()
+            ..BaseAddresses::default()
         }
     }
 
@@ -91,7 +91,7 @@ impl Executor {
     /// Bytes of scratch memory and results.
     pub fn bytes(&self) -> u64 {
         let some = [Some(&self.arena), Some(&self.logits), self.rows.as_ref(), self.probs.as_ref()];
-        let likeliest = self.likeliest.as_ref().map_or(0, LikeliestTokens::bytes) as u64;
+        let likeliest = self.likeliest.as_ref().map_or(0, TopKTokens::bytes) as u64;
         some.into_iter().flatten().map(|buffer| buffer.len() as u64).sum::<u64>() + likeliest
     }
 
@@ -103,8 +103,14 @@ impl Executor {
     }
 
     /// `softmax(logits / temperature)`.
-    pub fn softmax(&mut self, device: &Gpu, temperature: f32, logits: &[u8], probs: &mut [u8]) -> Result<()> {
-        let kernels = entry(device, Step::Softmax, false)?;
+    pub fn softmax(
+        &mut self,
+        device: &CudaDevice,
+        temperature: f32,
+        logits: &[u8],
+        probs: &mut [u8],
+    ) -> Result<()> {
+        let kernels = entry(device, EntryPoint::Softmax, false)?;
         if self.probs.is_none() {
             let bytes = self.plan.vocab * 4;
             self.probs =
@@ -112,9 +118,9 @@ impl Executor {
         }
         self.stream.send(self.logits.ptr(), logits)?;
         let control = Control { n: 1, temperature, ..Control::default() };
-        self.control.write(&control, Inputs::default(), self.stream.handle())?;
+        self.control.write(&control, CallInputs::default(), self.stream.handle())?;
         let bases = self.bases();
-        let sizes = Sizes { n: 1, ..Sizes::default() };
+        let sizes = GridSizes { n: 1, ..GridSizes::default() };
         device.launch(kernels, &bases, &sizes, self.stream.handle())?;
         self.stream.receive(bases.probs, probs)?;
         self.control.settled();
@@ -124,21 +130,21 @@ impl Executor {
     /// Runs a step of several sequences, the logits of which go to `logits`, but for rows of which `enough` says true.
     pub fn run_batch(
         &mut self,
-        device: &Gpu,
-        step: Step,
+        device: &CudaDevice,
+        step: EntryPoint,
         call: &BatchCall<'_>,
-        logits: &mut Buffer,
-        enough: Option<Enough<'_>>,
+        logits: &mut AlignedBuffer,
+        enough: Option<AcceptTopK<'_>>,
     ) -> Result<()> {
         let from = self.logits_of(call.n_wanted as u64)?.ptr();
         let fits = self.likeliest.as_ref().is_some_and(|list| list.holds(call.n_wanted));
         let asked = enough
             .zip(device.batch_likeliest())
-            .filter(|_| step == Step::DecodeBatch && !call.adapted && fits);
+            .filter(|_| step == EntryPoint::DecodeBatch && !call.adapted && fits);
         let (enough, kernels) = asked.unzip();
         let BatchCall { sequences, tokens, wanted, n_wanted, .. } = *call;
         let likeliest = kernels.is_some();
-        let told = Told { step, likeliest, batch: true, tokens, wanted, n_wanted, sequences };
+        let told = StepMessage { step, likeliest, batch: true, tokens, wanted, n_wanted, sequences };
         let _together = device.ranks().map(|ranks| (ranks.tell(&told), ranks.waiting()));
         let started = self.start(device, step, call, from, kernels);
         // What was launched works on the states of the sequences, also where a later launch was refused.
@@ -154,11 +160,11 @@ impl Executor {
         done
     }
 
-    /// Rank 0 does this step, as [`Executor::run_batch`].
+    /// Rank 0 does this step, as [`CudaExecutor::run_batch`].
     pub fn follow_batch(
         &mut self,
-        device: &Gpu,
-        step: Step,
+        device: &CudaDevice,
+        step: EntryPoint,
         call: &BatchCall<'_>,
         likeliest: bool,
     ) -> Result<()> {
@@ -172,7 +178,7 @@ impl Executor {
     }
 
     /// Copies the rows whose likeliest tokens are not enough.
-    fn receive_rows(&mut self, from: u64, to: &mut [u8], rows: usize, enough: Enough<'_>) -> Result<()> {
+    fn receive_rows(&mut self, from: u64, to: &mut [u8], rows: usize, enough: AcceptTopK<'_>) -> Result<()> {
         let Some(likeliest) = &mut self.likeliest else { return self.stream.receive(from, to) };
         likeliest.receive(rows, &self.stream)?;
         for (i, row) in to.chunks_exact_mut((self.plan.vocab as usize * 4).max(1)).enumerate() {
@@ -186,35 +192,35 @@ impl Executor {
     /// With the launches of the step, or `likeliest` ones.
     fn start(
         &mut self,
-        device: &Gpu,
-        step: Step,
+        device: &CudaDevice,
+        step: EntryPoint,
         call: &BatchCall<'_>,
         logits: u64,
-        likeliest: Option<&[Kernel]>,
+        likeliest: Option<&[ResolvedLaunch]>,
     ) -> Result<()> {
         let kernels = likeliest.map_or_else(|| entry(device, step, call.adapted), Ok)?;
         let (n, b) = (call.tokens.len() as i64, call.sequences.len() as i64);
         let wanted = call.n_wanted as i64;
-        let of_step = step == Step::Rows;
+        let of_step = step == EntryPoint::Rows;
         let n_wanted = if of_step { wanted } else { 0 };
         let control = Control { n, b, n_wanted, temperature: 1.0, ..Control::default() };
         let wanted_rows = if of_step { call.wanted } else { &[] };
-        let inputs = Inputs { sequences: call.sequences, tokens: call.tokens, wanted: wanted_rows };
+        let inputs = CallInputs { sequences: call.sequences, tokens: call.tokens, wanted: wanted_rows };
         self.control.write(&control, inputs, self.stream.handle())?;
         let past = || call.sequences.iter().map(|s| s.past);
         let most_rows = call.sequences.iter().map(|s| s.rows).max().unwrap_or(0);
-        let sizes = Sizes {
+        let sizes = GridSizes {
             n,
-            past: Span { first: past().min().unwrap_or(0), last: past().max().unwrap_or(0) },
+            past: LengthRange { first: past().min().unwrap_or(0), last: past().max().unwrap_or(0) },
             adapted: call.adapted,
             batch: BatchSizes { sequences: b, most_rows, wanted },
         };
         let (rows, sequences) = (self.plan.chunk.max(self.plan.batch) as i64, self.plan.batch as i64);
         let n = if of_step { rows } else { sequences };
-        let most = Sizes { n, batch: BatchSizes { sequences, most_rows: n, wanted: n }, ..sizes };
+        let most = GridSizes { n, batch: BatchSizes { sequences, most_rows: n, wanted: n }, ..sizes };
         let own = self.bases();
-        let probs = self.likeliest.as_ref().map_or(own.probs, LikeliestTokens::ptr);
-        let bases = Bases { logits, probs, ..own };
+        let probs = self.likeliest.as_ref().map_or(own.probs, TopKTokens::ptr);
+        let bases = BaseAddresses { logits, probs, ..own };
         let graphs = match likeliest {
             Some(_) => &mut self.likeliest_batches,
             None if of_step => &mut self.steps,
@@ -229,7 +235,7 @@ impl Executor {
     }
 }
 
-impl Drop for Executor {
+impl Drop for CudaExecutor {
     fn drop(&mut self) {
         let _ = self.stream.wait();
         if let Ok(driver) = self.stream.enter() {

@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use mlcc_abi::Sequence;
 
-use super::device::Gpu;
+use super::device::CudaDevice;
 use super::ranks::GpuRanks;
 use super::session::CudaSession;
 use crate::device::{BatchCall, DeviceSession};
 use crate::page_pool::PageMemory;
-use crate::processes::{Kind, Message, Reader, Stepping, number};
-use crate::session::Step;
+use crate::processes::{MessageReader, MessageWriter, RankMessageKind, StepGuard, number};
+use crate::session::EntryPoint;
 use crate::{Error, Model, Result};
 
 /// A step as rank 0 tells it.
 #[derive(Clone, Copy)]
-pub(super) struct Told<'a> {
-    pub step: Step,
+pub(super) struct StepMessage<'a> {
+    pub step: EntryPoint,
     /// With the launches that find the likeliest tokens: graphs are made of all that a step launches.
     pub likeliest: bool,
     /// Of several sequences, whatever their number.
@@ -29,9 +29,9 @@ pub(super) struct Told<'a> {
     pub sequences: &'a [Sequence],
 }
 
-impl Told<'_> {
-    fn write<'m>(&self, number: u64, message: &'m mut Message) -> &'m mut Message {
-        message.begin(Kind::Step).number(number);
+impl StepMessage<'_> {
+    fn write<'m>(&self, number: u64, message: &'m mut MessageWriter) -> &'m mut MessageWriter {
+        message.begin(RankMessageKind::Step).number(number);
         message.number(self.likeliest.into()).number(self.batch.into()).number(self.n_wanted as u64);
         message.list(self.tokens).list(self.wanted).number(self.sequences.len() as u64);
         for Sequence { state, past, first, rows, .. } in self.sequences {
@@ -44,15 +44,15 @@ impl Told<'_> {
 
 impl GpuRanks {
     /// Tells the others of a step, if this is rank 0; nothing comes between while what it gives lives.
-    pub(super) fn tell(&self, told: &Told<'_>) -> Option<Stepping<'_>> {
+    pub(super) fn tell(&self, told: &StepMessage<'_>) -> Option<StepGuard<'_>> {
         let (lead, number) = (self.lead.as_ref()?, number(told.step)?);
         Some(lead.begin(|message| told.write(number, message)))
     }
 }
 
 /// What rank 0 has told so far.
-struct Follower<'a> {
-    device: Arc<Gpu>,
+struct GpuRankWorker<'a> {
+    device: Arc<CudaDevice>,
     model: &'a Model,
     ranks: &'a GpuRanks,
     /// By the number that rank 0 gives them.
@@ -62,33 +62,33 @@ struct Follower<'a> {
 }
 
 /// See [`Model::follow`].
-pub(super) fn follow(device: &Arc<Gpu>, model: &Model) -> Result<()> {
+pub(super) fn follow(device: &Arc<CudaDevice>, model: &Model) -> Result<()> {
     let Some(ranks) = device.ranks().filter(|ranks| ranks.lead.is_none()) else { return Ok(()) };
     let processes = &ranks.processes;
     let (sessions, tokens, wanted) = Default::default();
-    let mut follower = Follower { device: Arc::clone(device), model, ranks, sessions, tokens, wanted };
+    let mut follower = GpuRankWorker { device: Arc::clone(device), model, ranks, sessions, tokens, wanted };
     processes.follow(|message| follower.hear(message));
     Ok(())
 }
 
-impl Follower<'_> {
-    fn hear(&mut self, message: &[u8]) -> Result<Kind> {
+impl GpuRankWorker<'_> {
+    fn hear(&mut self, message: &[u8]) -> Result<RankMessageKind> {
         let unclear = || Error::RankMessage;
-        let (kind, mut reader) = Reader::new(message).ok_or_else(unclear)?;
+        let (kind, mut reader) = MessageReader::new(message).ok_or_else(unclear)?;
         match kind {
-            Kind::End => {}
-            Kind::Ping => self.ranks.processes.sign(),
-            Kind::Step => self.step(reader)?,
-            Kind::New => {
+            RankMessageKind::End => {}
+            RankMessageKind::Ping => self.ranks.processes.sign(),
+            RankMessageKind::Step => self.step(reader)?,
+            RankMessageKind::New => {
                 let number = reader.number().ok_or_else(unclear)?;
                 let session = CudaSession::new(&self.device, self.model.table())?;
                 self.sessions.insert(number, session);
             }
-            Kind::Free => {
+            RankMessageKind::Free => {
                 let number = reader.number().ok_or_else(unclear)?;
                 self.sessions.remove(&number).ok_or_else(unclear)?;
             }
-            Kind::Table => {
+            RankMessageKind::Table => {
                 let [number, same] = reader.numbers().ok_or_else(unclear)?;
                 self.tokens.clear();
                 reader.list(&mut self.tokens).ok_or_else(unclear)?;
@@ -97,14 +97,18 @@ impl Follower<'_> {
                 let session = self.sessions.get_mut(&number).filter(|_| known).ok_or_else(unclear)?;
                 session.hear_pages(same as usize, &self.tokens)?.ok_or_else(unclear)?;
             }
-            Kind::CopyState | Kind::WriteState | Kind::ReadState => {
+            RankMessageKind::CopyState | RankMessageKind::WriteState | RankMessageKind::ReadState => {
                 self.state(kind, reader)?.ok_or_else(unclear)?;
             }
-            Kind::WritePages | Kind::ReadPages | Kind::CopyPages | Kind::TakeBack | Kind::Give => {
+            RankMessageKind::WritePages
+            | RankMessageKind::ReadPages
+            | RankMessageKind::CopyPages
+            | RankMessageKind::TakeBack
+            | RankMessageKind::Give => {
                 self.pages(kind, reader)?.ok_or_else(unclear)?;
             }
             // Of CPUs.
-            Kind::WriteSlots => return Err(unclear()),
+            RankMessageKind::WriteSlots => return Err(unclear()),
         }
         Ok(kind)
     }
@@ -114,10 +118,10 @@ impl Follower<'_> {
     }
 
     /// `None` where the message makes no sense.
-    fn state(&mut self, kind: Kind, mut reader: Reader<'_>) -> Result<Option<()>> {
+    fn state(&mut self, kind: RankMessageKind, mut reader: MessageReader<'_>) -> Result<Option<()>> {
         let plan = self.model.plan();
         let inside = |at: u64, len: u64| at.checked_add(len).is_some_and(|end| end <= plan.state_bytes);
-        if kind == Kind::CopyState {
+        if kind == RankMessageKind::CopyState {
             let Some([from, to]) = reader.numbers() else { return Ok(None) };
             let (Some(from), Some(to)) = (self.sessions.get(&from), self.sessions.get(&to)) else {
                 return Ok(None);
@@ -126,7 +130,7 @@ impl Follower<'_> {
         }
         let Some([rank, number, at]) = reader.numbers() else { return Ok(None) };
         let Some(session) = self.sessions.get(&number) else { return Ok(None) };
-        if kind == Kind::WriteState {
+        if kind == RankMessageKind::WriteState {
             let bytes = reader.rest();
             if !inside(at, bytes.len() as u64) {
                 return Ok(None);
@@ -145,20 +149,20 @@ impl Follower<'_> {
         Ok(Some(()))
     }
 
-    fn pages(&self, kind: Kind, mut reader: Reader<'_>) -> Result<Option<()>> {
+    fn pages(&self, kind: RankMessageKind, mut reader: MessageReader<'_>) -> Result<Option<()>> {
         let Some(pages) = self.device.pages() else { return Ok(None) };
         let memory = pages.memory();
         let all = (pages.pages().all as u64).saturating_mul(self.model.plan().page_bytes);
         let has = |at: u64, len: u64| at.checked_add(len).is_some_and(|end| end <= all);
         let numbers = match kind {
-            Kind::WritePages => reader.numbers().map(|[rank, to]| [rank, to, 0, 0]),
-            Kind::ReadPages => reader.numbers().map(|[rank, from, len]| [rank, from, len, 0]),
-            Kind::CopyPages => reader.numbers(),
+            RankMessageKind::WritePages => reader.numbers().map(|[rank, to]| [rank, to, 0, 0]),
+            RankMessageKind::ReadPages => reader.numbers().map(|[rank, from, len]| [rank, from, len, 0]),
+            RankMessageKind::CopyPages => reader.numbers(),
             _ => reader.numbers().map(|[from, to]| [0, from, to, 0]),
         };
         let Some([rank, first, second, third]) = numbers else { return Ok(None) };
         match kind {
-            Kind::WritePages => {
+            RankMessageKind::WritePages => {
                 let bytes = reader.rest();
                 if !has(first, bytes.len() as u64) {
                     return Ok(None);
@@ -167,28 +171,28 @@ impl Follower<'_> {
                     memory.write(first, bytes)?;
                 }
             }
-            Kind::ReadPages if has(first, second) => {
+            RankMessageKind::ReadPages if has(first, second) => {
                 let mut bytes = vec![0; second as usize];
                 if self.is_own(rank) {
                     memory.read(first, &mut bytes)?;
                 }
                 self.ranks.processes.answer(rank as usize, &mut bytes);
             }
-            Kind::CopyPages if has(first, third) && has(second, third) => {
+            RankMessageKind::CopyPages if has(first, third) && has(second, third) => {
                 if self.is_own(rank) {
                     memory.copy(first, second, third)?;
                 }
             }
-            Kind::TakeBack if first <= second && has(second, 0) => memory.take_back(first..second),
-            Kind::Give if first <= second && has(second, 0) => memory.give(first..second)?,
+            RankMessageKind::TakeBack if first <= second && has(second, 0) => memory.take_back(first..second),
+            RankMessageKind::Give if first <= second && has(second, 0) => memory.give(first..second)?,
             _ => return Ok(None),
         }
         memory.settle().map(Some)
     }
 
-    fn step(&mut self, mut reader: Reader<'_>) -> Result<()> {
+    fn step(&mut self, mut reader: MessageReader<'_>) -> Result<()> {
         let Some((told, sequences)) = self.read(&mut reader) else { return Err(Error::RankMessage) };
-        let told = Told { sequences: &sequences, tokens: &self.tokens, wanted: &self.wanted, ..told };
+        let told = StepMessage { sequences: &sequences, tokens: &self.tokens, wanted: &self.wanted, ..told };
         let session = |number: u64| self.sessions.get(&number);
         if told.batch {
             let place = |s: &Sequence| {
@@ -197,7 +201,7 @@ impl Follower<'_> {
             };
             let here: Option<Vec<Sequence>> = sequences.iter().map(place).collect();
             let sequences = &here.ok_or(Error::RankMessage)?[..];
-            let Told { tokens, wanted, n_wanted, .. } = told;
+            let StepMessage { tokens, wanted, n_wanted, .. } = told;
             let call = BatchCall { sequences, tokens, wanted, n_wanted, adapted: false };
             return self.device.executor().follow_batch(&self.device, told.step, &call, told.likeliest);
         }
@@ -205,13 +209,13 @@ impl Follower<'_> {
         let number = one.state.addr() as u64;
         let session = self.sessions.get_mut(&number).ok_or(Error::RankMessage)?;
         match told.step {
-            Step::Create | Step::Reset => session.initialise(self.model, told.step),
+            EntryPoint::Create | EntryPoint::Reset => session.initialise(self.model, told.step),
             step => session.follow(step, told.likeliest, &self.tokens, one.past as u64),
         }
     }
 
     /// `None` where the message makes no sense for this model.
-    fn read(&mut self, reader: &mut Reader<'_>) -> Option<(Told<'static>, Vec<Sequence>)> {
+    fn read(&mut self, reader: &mut MessageReader<'_>) -> Option<(StepMessage<'static>, Vec<Sequence>)> {
         let step = reader.step()?;
         let [likeliest, batch, n_wanted] = reader.numbers()?;
         self.tokens.clear();
@@ -237,7 +241,7 @@ impl Follower<'_> {
             && n_wanted <= n;
         let (likeliest, batch) = (likeliest != 0, batch != 0);
         known.then_some((
-            Told { step, likeliest, batch, tokens: &[], wanted: &[], n_wanted, sequences: &[] },
+            StepMessage { step, likeliest, batch, tokens: &[], wanted: &[], n_wanted, sequences: &[] },
             sequences,
         ))
     }

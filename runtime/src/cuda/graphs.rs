@@ -8,9 +8,9 @@
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::device::Gpu;
-use super::driver::{self, Driver, Handle};
-use super::launches::{Bases, BatchSizes, Kernel, Sizes, Span};
+use super::device::CudaDevice;
+use super::driver::{self, CudaDriver, DriverHandle};
+use super::launches::{BaseAddresses, BatchSizes, GridSizes, LengthRange, ResolvedLaunch};
 use crate::{Error, Result};
 
 /// Lengths of the first bucket.
@@ -21,13 +21,13 @@ const ATTEMPTS: u32 = 3;
 const MOST: usize = 32;
 
 /// The graphs of an entry point.
-pub(crate) struct Graphs {
-    /// What runs without them, for [`Graphs::notice`].
+pub(crate) struct CudaGraphCache {
+    /// What runs without them, for [`CudaGraphCache::notice`].
     what: &'static str,
     /// The one that was used last is the last.
-    made: Vec<(Sizes, Handle)>,
+    made: Vec<(GridSizes, DriverHandle)>,
     /// Sizes of calls that had none, likewise.
-    seen: Vec<Sizes>,
+    seen: Vec<GridSizes>,
     refused: u32,
     notice: Option<String>,
 }
@@ -35,9 +35,9 @@ pub(crate) struct Graphs {
 /// Whether all kernels of a list have run once. The driver loads a kernel when it is first launched, which it cannot do
 /// while it records.
 #[derive(Default)]
-pub(crate) struct Loaded(AtomicBool);
+pub(crate) struct KernelsLoaded(AtomicBool);
 
-impl Graphs {
+impl CudaGraphCache {
     pub fn new(what: &'static str) -> Self {
         Self { what, made: Vec::new(), seen: Vec::new(), refused: 0, notice: None }
     }
@@ -46,15 +46,15 @@ impl Graphs {
     /// `past`: tokens before this one, of `context` at most.
     pub fn decode(
         &mut self,
-        device: &Gpu,
-        (kernels, loaded): (&[Kernel], &Loaded),
-        bases: &Bases,
+        device: &CudaDevice,
+        (kernels, loaded): (&[ResolvedLaunch], &KernelsLoaded),
+        bases: &BaseAddresses,
         (past, context): (u64, u64),
         adapted: bool,
-        stream: Handle,
+        stream: DriverHandle,
     ) -> Result<()> {
-        let sizes = Sizes { n: 1, past: Span::of(past), adapted, ..Sizes::default() };
-        let largest = Sizes { past: bucket(kernels, sizes.past, context), ..sizes };
+        let sizes = GridSizes { n: 1, past: LengthRange::of(past), adapted, ..GridSizes::default() };
+        let largest = GridSizes { past: bucket(kernels, sizes.past, context), ..sizes };
         let has_run = loaded.0.load(Ordering::Relaxed);
         self.run(device, kernels, bases, (sizes, largest), has_run, stream)?;
         loaded.0.store(true, Ordering::Relaxed);
@@ -65,15 +65,15 @@ impl Graphs {
     /// prompts come once.
     pub fn several(
         &mut self,
-        device: &Gpu,
-        kernels: &[Kernel],
-        bases: &Bases,
-        (sizes, most): (Sizes, Sizes),
+        device: &CudaDevice,
+        kernels: &[ResolvedLaunch],
+        bases: &BaseAddresses,
+        (sizes, most): (GridSizes, GridSizes),
         context: u64,
-        stream: Handle,
+        stream: DriverHandle,
     ) -> Result<()> {
-        let past = Span { first: 0, ..bucket(kernels, sizes.past, context) };
-        let largest = Sizes { past, ..rounded(&sizes, &most) };
+        let past = LengthRange { first: 0, ..bucket(kernels, sizes.past, context) };
+        let largest = GridSizes { past, ..rounded(&sizes, &most) };
         let known = self.made.iter().any(|(of, _)| *of == largest);
         let loaded = known || self.seen.contains(&largest);
         if !loaded {
@@ -87,12 +87,12 @@ impl Graphs {
 
     fn run(
         &mut self,
-        device: &Gpu,
-        kernels: &[Kernel],
-        bases: &Bases,
-        (sizes, largest): (Sizes, Sizes),
+        device: &CudaDevice,
+        kernels: &[ResolvedLaunch],
+        bases: &BaseAddresses,
+        (sizes, largest): (GridSizes, GridSizes),
         loaded: bool,
-        stream: Handle,
+        stream: DriverHandle,
     ) -> Result<()> {
         let graph = match self.find(&largest) {
             None if loaded && self.refused < ATTEMPTS => {
@@ -114,7 +114,7 @@ impl Graphs {
         driver.check("cuGraphLaunch", unsafe { (driver.f.graph_launch)(graph, stream) })
     }
 
-    fn find(&mut self, sizes: &Sizes) -> Option<Handle> {
+    fn find(&mut self, sizes: &GridSizes) -> Option<DriverHandle> {
         let at = self.made.iter().position(|(of, _)| of == sizes)?;
         self.made[at..].rotate_left(1);
         self.made.last().map(|(_, graph)| *graph)
@@ -128,12 +128,12 @@ impl Graphs {
     /// `None` where the driver refuses: the kernels still run one by one, and errors of their own show there.
     fn record(
         &mut self,
-        device: &Gpu,
-        kernels: &[Kernel],
-        bases: &Bases,
-        sizes: &Sizes,
-        stream: Handle,
-    ) -> Option<Handle> {
+        device: &CudaDevice,
+        kernels: &[ResolvedLaunch],
+        bases: &BaseAddresses,
+        sizes: &GridSizes,
+        stream: DriverHandle,
+    ) -> Option<DriverHandle> {
         let made = capture(device, kernels, bases, sizes, stream).and_then(|graph| {
             let driver = device.context().enter()?;
             if self.made.len() == MOST {
@@ -163,7 +163,7 @@ impl Graphs {
     }
 
     /// Nothing of them may be running.
-    pub fn destroy(&mut self, driver: &Driver) {
+    pub fn destroy(&mut self, driver: &CudaDriver) {
         for (_, graph) in self.made.drain(..) {
             // SAFETY: instantiated once in `capture`.
             unsafe { (driver.f.graph_exec_destroy)(graph) };
@@ -171,7 +171,13 @@ impl Graphs {
     }
 }
 
-fn capture(device: &Gpu, kernels: &[Kernel], bases: &Bases, sizes: &Sizes, stream: Handle) -> Result<Handle> {
+fn capture(
+    device: &CudaDevice,
+    kernels: &[ResolvedLaunch],
+    bases: &BaseAddresses,
+    sizes: &GridSizes,
+    stream: DriverHandle,
+) -> Result<DriverHandle> {
     let driver = device.context().enter()?;
     // SAFETY: the stream is the session's; every begin is followed by an end.
     unsafe {
@@ -191,16 +197,20 @@ fn capture(device: &Gpu, kernels: &[Kernel], bases: &Bases, sizes: &Sizes, strea
 }
 
 /// The lengths that have a graph in common with those of `past`, none beyond `context` (0: unbounded).
-fn bucket(kernels: &[Kernel], past: Span, context: u64) -> Span {
-    if kernels.iter().any(Kernel::grows) { bucket_of(past.last, context) } else { Span::default() }
+fn bucket(kernels: &[ResolvedLaunch], past: LengthRange, context: u64) -> LengthRange {
+    if kernels.iter().any(ResolvedLaunch::grows) {
+        bucket_of(past.last, context)
+    } else {
+        LengthRange::default()
+    }
 }
 
 /// The largest call that has a graph in common with this one, none beyond `most`.
-fn rounded(sizes: &Sizes, most: &Sizes) -> Sizes {
+fn rounded(sizes: &GridSizes, most: &GridSizes) -> GridSizes {
     let up =
         |size: i64, most: i64| (size.max(1) as u64).next_power_of_two().min(most.max(size) as u64) as i64;
     let (batch, limits) = (&sizes.batch, &most.batch);
-    Sizes {
+    GridSizes {
         n: up(sizes.n, most.n),
         past: sizes.past,
         adapted: sizes.adapted,
@@ -212,14 +222,14 @@ fn rounded(sizes: &Sizes, most: &Sizes) -> Sizes {
     }
 }
 
-fn bucket_of(past: i64, context: u64) -> Span {
+fn bucket_of(past: i64, context: u64) -> LengthRange {
     let end = ((past + 1).max(FIRST_BUCKET) as u64).next_power_of_two() as i64;
     let first = if end == FIRST_BUCKET { 0 } else { end / 2 };
     let last = match i64::try_from(context) {
         Ok(context) if context > 0 => end.min(context) - 1,
         _ => end - 1,
     };
-    Span { first, last }
+    LengthRange { first, last }
 }
 
 #[cfg(test)]
@@ -229,7 +239,7 @@ mod tests {
     #[test]
     fn buckets_cover_every_length_once() {
         for context in [0, 1, 200, 256, 257, 5000, 8192] {
-            let mut expected = Span { first: 0, last: -1 };
+            let mut expected = LengthRange { first: 0, last: -1 };
             for past in 0..if context == 0 { 10_000 } else { context as i64 } {
                 let span = bucket_of(past, context);
                 if past > expected.last {
@@ -247,7 +257,7 @@ mod tests {
     fn batches_of_a_bucket_have_its_power_of_two_or_the_most() {
         let of = |n, sequences, most_rows, wanted| {
             let batch = BatchSizes { sequences, most_rows, wanted };
-            Sizes { n, batch, ..Sizes::default() }
+            GridSizes { n, batch, ..GridSizes::default() }
         };
         let most = of(48, 24, 48, 48);
         assert_eq!(rounded(&of(1, 1, 1, 1), &most), of(1, 1, 1, 1));

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use mlcc_abi::device_scope;
 
-use crate::table::Image;
+use crate::table::GpuImage;
 use crate::{Error, Result};
 
 /// Compute capabilities (times ten) whose family-specific features are the same, earliest first: "CUDA C++ Programming
@@ -13,16 +13,16 @@ const FAMILIES: [&[u32]; 2] = [&[100, 103], &[120, 121]];
 
 /// The images that a GPU of compute capability `sm / 10` can run, best first: cubins before PTX, which the driver has to translate; of
 /// these the one for the latest device, and for that the one that may use most of it.
-pub(super) fn fitting(images: &[Image], sm: u32) -> Vec<&Image> {
-    let rank = |image: &&Image| Reverse((is_cubin(image), image.sm, specific(image.scope)));
-    let mut fitting: Vec<&Image> = images.iter().filter(|image| runs_on(image, sm)).collect();
+pub(super) fn fitting(images: &[GpuImage], sm: u32) -> Vec<&GpuImage> {
+    let rank = |image: &&GpuImage| Reverse((is_cubin(image), image.sm, specific(image.scope)));
+    let mut fitting: Vec<&GpuImage> = images.iter().filter(|image| runs_on(image, sm)).collect();
     fitting.sort_by_key(rank);
     fitting
 }
 
 /// Loads the first image that the driver takes: machine code may be that of a newer assembler than it knows, which its PTX is not.
 /// What it says of the first PTX is final. `None` if there is none.
-pub(super) fn load<T>(images: &[&Image], load: impl Fn(&Image) -> Result<T>) -> Option<Result<T>> {
+pub(super) fn load<T>(images: &[&GpuImage], load: impl Fn(&GpuImage) -> Result<T>) -> Option<Result<T>> {
     let mut loaded = None;
     for image in images {
         match load(image) {
@@ -33,12 +33,12 @@ pub(super) fn load<T>(images: &[&Image], load: impl Fn(&Image) -> Result<T>) -> 
     loaded
 }
 
-fn is_cubin(image: &Image) -> bool {
+fn is_cubin(image: &GpuImage) -> bool {
     image.kind == "cubin"
 }
 
 /// An image as messages name it: `ptx for sm_90a`.
-pub(super) fn describe(image: &Image) -> String {
+pub(super) fn describe(image: &GpuImage) -> String {
     let suffix = match image.scope {
         device_scope::EXACT => "a",
         device_scope::FAMILY => "f",
@@ -47,7 +47,7 @@ pub(super) fn describe(image: &Image) -> String {
     format!("{} for sm_{}{suffix}", image.kind, image.sm)
 }
 
-fn runs_on(image: &Image, sm: u32) -> bool {
+fn runs_on(image: &GpuImage, sm: u32) -> bool {
     let made_for = image.sm;
     match (image.kind.as_str(), image.scope) {
         ("ptx", device_scope::LATER) => made_for <= sm,
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     /// `cubin sm_90a` and the like.
-    fn image(text: &str) -> Image {
+    fn image(text: &str) -> GpuImage {
         let (kind, name) = text.split_once(" sm_").unwrap();
         let scope = match name.chars().last() {
             Some('a') => device_scope::EXACT,
@@ -83,7 +83,7 @@ mod tests {
             _ => device_scope::LATER,
         };
         let sm = name.trim_end_matches(['a', 'f']).parse().unwrap();
-        Image { kind: kind.into(), sm, scope, bytes: vec![0] }
+        GpuImage { kind: kind.into(), sm, scope, bytes: vec![0] }
     }
 
     /// What a GPU gets of some images.
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn every_gpu_gets_what_it_can_run() {
         for (names, sm, expected) in TABLE {
-            let images: Vec<Image> = names.iter().map(|n| image(n)).collect();
+            let images: Vec<GpuImage> = names.iter().map(|n| image(n)).collect();
             let found = fitting(&images, *sm).first().map(|i| describe(i).replace(" for", ""));
             assert_eq!(found.as_deref(), *expected, "sm_{sm} of {names:?}");
         }
@@ -129,21 +129,23 @@ mod tests {
 
     #[test]
     fn an_image_of_an_unknown_scope_is_not_taken() {
-        assert!(fitting(&[Image { scope: 3, ..image("ptx sm_80") }], 80).is_empty());
+        assert!(fitting(&[GpuImage { scope: 3, ..image("ptx sm_80") }], 80).is_empty());
     }
 
     #[test]
     fn ptx_is_loaded_where_a_driver_takes_no_cubin() {
-        let images: Vec<Image> = ["ptx sm_80", "cubin sm_80", "cubin sm_86", "ptx sm_86"].map(image).into();
+        let images: Vec<GpuImage> =
+            ["ptx sm_80", "cubin sm_80", "cubin sm_86", "ptx sm_86"].map(image).into();
         let fitting = fitting(&images, 86);
-        let names = |images: &[&Image]| images.iter().map(|i| describe(i)).collect::<Vec<_>>();
+        let names = |images: &[&GpuImage]| images.iter().map(|i| describe(i)).collect::<Vec<_>>();
         let all = ["cubin for sm_86", "cubin for sm_80", "ptx for sm_86", "ptx for sm_80"];
         assert_eq!(names(&fitting), all);
-        let refused = |image: &Image| Error::Driver { call: "load", what: describe(image) };
+        let refused = |image: &GpuImage| Error::Driver { call: "load", what: describe(image) };
         let taking = |kind: &'static str| {
-            move |image: &Image| if image.kind == kind { Ok(describe(image)) } else { Err(refused(image)) }
+            move |image: &GpuImage| if image.kind == kind { Ok(describe(image)) } else { Err(refused(image)) }
         };
-        let of = |images: &[&Image], kind| load(images, taking(kind)).map(|r| r.map_err(|e| e.to_string()));
+        let of =
+            |images: &[&GpuImage], kind| load(images, taking(kind)).map(|r| r.map_err(|e| e.to_string()));
         assert_eq!(of(&fitting, "cubin"), Some(Ok("cubin for sm_86".into())));
         assert_eq!(of(&fitting, "ptx"), Some(Ok("ptx for sm_86".into())));
         let error = of(&fitting, "").unwrap().unwrap_err();

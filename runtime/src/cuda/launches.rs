@@ -5,10 +5,10 @@ use std::ptr::null_mut;
 
 use mlcc_abi::{DimExpr, LaunchArg, MOST_BLOCKS, arg};
 
-use super::device::{Context, Gpu};
-use super::driver::{self, DevicePtr, Handle};
-use crate::session::Step;
-use crate::table::{Launch, MAX_LAUNCH_ARGS, Repeat};
+use super::device::{CudaContext, CudaDevice};
+use super::driver::{self, DevicePtr, DriverHandle};
+use crate::session::EntryPoint;
+use crate::table::{KernelLaunch, LaunchRepeat, MAX_LAUNCH_ARGS};
 use crate::{Error, Result};
 
 /// Dynamic shared memory beyond this must be asked for.
@@ -16,19 +16,19 @@ const PLAIN_SHARED_BYTES: u32 = 48 << 10;
 
 /// A launch with its kernel resolved.
 #[derive(Clone)]
-pub(crate) struct Kernel {
-    function: Handle,
-    launch: Launch,
+pub(crate) struct ResolvedLaunch {
+    function: DriverHandle,
+    launch: KernelLaunch,
 }
 
 /// Lengths of the sequence before a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Span {
+pub(crate) struct LengthRange {
     pub first: i64,
     pub last: i64,
 }
 
-impl Span {
+impl LengthRange {
     /// One length.
     pub fn of(past: u64) -> Self {
         Self { first: past as i64, last: past as i64 }
@@ -37,7 +37,7 @@ impl Span {
 
 /// Where the arguments of a launch point.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Bases {
+pub(crate) struct BaseAddresses {
     pub arena: DevicePtr,
     pub state: DevicePtr,
     pub tokens: DevicePtr,
@@ -51,10 +51,10 @@ pub(crate) struct Bases {
 
 /// What grids depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Sizes {
+pub(crate) struct GridSizes {
     pub n: i64,
     /// Grids have blocks enough for all of these.
-    pub past: Span,
+    pub past: LengthRange,
     /// By the launches for sequences with adapters.
     pub adapted: bool,
     pub batch: BatchSizes,
@@ -70,9 +70,15 @@ pub(crate) struct BatchSizes {
     pub wanted: i64,
 }
 
-impl Gpu {
+impl CudaDevice {
     /// Puts every launch of an entry point on the stream.
-    pub fn launch(&self, kernels: &[Kernel], bases: &Bases, sizes: &Sizes, stream: Handle) -> Result<()> {
+    pub fn launch(
+        &self,
+        kernels: &[ResolvedLaunch],
+        bases: &BaseAddresses,
+        sizes: &GridSizes,
+        stream: DriverHandle,
+    ) -> Result<()> {
         let driver = self.context().enter()?;
         for kernel in kernels {
             let Some(grid) = grid(&kernel.launch, sizes)? else { continue };
@@ -112,20 +118,26 @@ impl Gpu {
         Ok(())
     }
 
-    fn exchange(&self, launch: &Launch, rows: u64, bases: &Bases, stream: Handle) -> Result<()> {
+    fn exchange(
+        &self,
+        launch: &KernelLaunch,
+        rows: u64,
+        bases: &BaseAddresses,
+        stream: DriverHandle,
+    ) -> Result<()> {
         // Both were checked to be there: ranks that do not exchange load no such model.
         let (Some(ranks), [part, all]) = (self.ranks(), &launch.args[..]) else { return Ok(()) };
         let place = |a| self.address(a, launch.repeat, bases);
         ranks.exchange(self.context(), (place(part), place(all)), (rows, launch.shared_bytes.into()), stream)
     }
 
-    fn address(&self, a: &LaunchArg, repeat: Repeat, bases: &Bases) -> DevicePtr {
+    fn address(&self, a: &LaunchArg, repeat: LaunchRepeat, bases: &BaseAddresses) -> DevicePtr {
         let base = match a.kind {
             arg::WEIGHTS => self.weights(),
             arg::ADAPTERS => self.adapters(),
             arg::ARENA => bases.arena,
             // The kernel adds where those of its sequence begin.
-            arg::STATE | arg::PAGE_TABLE if repeat == Repeat::EachSequence => 0,
+            arg::STATE | arg::PAGE_TABLE if repeat == LaunchRepeat::EachSequence => 0,
             arg::STATE => bases.state,
             arg::PAGE_TABLE => bases.page_table,
             arg::PAGES => self.pages().map_or(0, |pages| pages.memory().base()),
@@ -141,9 +153,9 @@ impl Gpu {
     }
 }
 
-impl Kernel {
+impl ResolvedLaunch {
     /// The kernel of a launch in a module.
-    pub fn resolve(context: &Context, module: Handle, launch: &Launch) -> Result<Self> {
+    pub fn resolve(context: &CudaContext, module: DriverHandle, launch: &KernelLaunch) -> Result<Self> {
         let driver = context.enter()?;
         if launch.exchange {
             return Ok(Self { function: null_mut(), launch: launch.clone() });
@@ -175,13 +187,13 @@ impl Kernel {
 }
 
 /// The launch list of a step; that for sequences with adapters, where some have one.
-pub(super) fn entry(device: &Gpu, step: Step, adapted: bool) -> Result<&[Kernel]> {
+pub(super) fn entry(device: &CudaDevice, step: EntryPoint, adapted: bool) -> Result<&[ResolvedLaunch]> {
     let name = match step {
-        Step::Prefill if adapted => "adapted_prefill",
-        Step::Decode if adapted => "adapted_decode",
-        Step::PrefillLogits if adapted => "adapted_prefill_logits",
-        Step::DecodeBatch if adapted => "adapted_decode_batch",
-        Step::Rows if adapted => "adapted_step",
+        EntryPoint::Prefill if adapted => "adapted_prefill",
+        EntryPoint::Decode if adapted => "adapted_decode",
+        EntryPoint::PrefillLogits if adapted => "adapted_prefill_logits",
+        EntryPoint::DecodeBatch if adapted => "adapted_decode_batch",
+        EntryPoint::Rows if adapted => "adapted_step",
         step => step.name(),
     };
     let missing = || Error::Driver {
@@ -192,18 +204,18 @@ pub(super) fn entry(device: &Gpu, step: Step, adapted: bool) -> Result<&[Kernel]
 }
 
 /// The grid, `None` if it is empty.
-fn grid(launch: &Launch, sizes: &Sizes) -> Result<Option<[u32; 3]>> {
+fn grid(launch: &KernelLaunch, sizes: &GridSizes) -> Result<Option<[u32; 3]>> {
     let mut out = [0; 3];
     let n = match launch.repeat {
-        Repeat::Once => sizes.n,
-        Repeat::Wanted => sizes.batch.wanted,
-        Repeat::EachSequence => sizes.batch.most_rows,
+        LaunchRepeat::Once => sizes.n,
+        LaunchRepeat::Wanted => sizes.batch.wanted,
+        LaunchRepeat::EachSequence => sizes.batch.most_rows,
     };
     for (i, (to, expr)) in out.iter_mut().zip(&launch.grid).enumerate() {
         // A size that overflows is too large as well.
         let at = |past| dim(expr, n, past).unwrap_or(i64::MAX);
         let blocks = match (launch.repeat, i) {
-            (Repeat::EachSequence, 2) => sizes.batch.sequences,
+            (LaunchRepeat::EachSequence, 2) => sizes.batch.sequences,
             _ => at(sizes.past.first).max(at(sizes.past.last)),
         };
         let most = MOST_BLOCKS[i];
@@ -218,7 +230,7 @@ fn grid(launch: &Launch, sizes: &Sizes) -> Result<Option<[u32; 3]>> {
 }
 
 /// Rows of an exchange of a call of `n` tokens.
-pub(super) fn most_rows(launch: &Launch, n: u64) -> u64 {
+pub(super) fn most_rows(launch: &KernelLaunch, n: u64) -> u64 {
     dim(&launch.grid[0], n as i64, 0).and_then(|rows| u64::try_from(rows).ok()).unwrap_or(u64::MAX)
 }
 
@@ -247,16 +259,17 @@ mod tests {
         let with = |coef_past, first, last| {
             let grown = DimExpr { coef_past, constant: 20, div: 4, ..one };
             let grid = [grown, one, one];
-            let launch = launch_of(grid, Repeat::Once);
-            super::grid(&launch, &Sizes { past: Span { first, last }, ..Sizes::default() }).unwrap()
+            let launch = launch_of(grid, LaunchRepeat::Once);
+            super::grid(&launch, &GridSizes { past: LengthRange { first, last }, ..GridSizes::default() })
+                .unwrap()
         };
         assert_eq!(with(1, 4, 4), Some([6, 1, 1]));
         assert_eq!(with(1, 4, 7), Some([7, 1, 1]));
         assert_eq!(with(-1, 4, 7), Some([4, 1, 1]));
     }
 
-    fn launch_of(grid: [DimExpr; 3], repeat: Repeat) -> Launch {
-        Launch {
+    fn launch_of(grid: [DimExpr; 3], repeat: LaunchRepeat) -> KernelLaunch {
+        KernelLaunch {
             kernel: "k".into(),
             grid,
             block: [1; 3],
@@ -272,11 +285,11 @@ mod tests {
         let one = DimExpr { coef_n: 0, coef_past: 0, constant: 1, div: 1 };
         let rows = DimExpr { coef_n: 1, constant: 0, ..one };
         let batch = BatchSizes { sequences: 3, most_rows: 5, wanted: 2 };
-        let sizes = Sizes { n: 9, batch, ..Sizes::default() };
+        let sizes = GridSizes { n: 9, batch, ..GridSizes::default() };
         let with = |repeat| super::grid(&launch_of([rows, one, one], repeat), &sizes).unwrap();
-        assert_eq!(with(Repeat::Once), Some([9, 1, 1]));
-        assert_eq!(with(Repeat::Wanted), Some([2, 1, 1]));
-        assert_eq!(with(Repeat::EachSequence), Some([5, 1, 3]));
+        assert_eq!(with(LaunchRepeat::Once), Some([9, 1, 1]));
+        assert_eq!(with(LaunchRepeat::Wanted), Some([2, 1, 1]));
+        assert_eq!(with(LaunchRepeat::EachSequence), Some([5, 1, 3]));
     }
 
     #[test]
@@ -284,8 +297,8 @@ mod tests {
         let one = DimExpr { coef_n: 0, coef_past: 0, constant: 1, div: 1 };
         let rows = DimExpr { coef_n: 2, constant: 0, ..one };
         let with = |grid: [DimExpr; 3], n: i64| {
-            let launch = launch_of(grid, Repeat::Once);
-            let sizes = Sizes { n, ..Sizes::default() };
+            let launch = launch_of(grid, LaunchRepeat::Once);
+            let sizes = GridSizes { n, ..GridSizes::default() };
             super::grid(&launch, &sizes).map_err(|e| e.to_string())
         };
         assert_eq!(with([rows, one, one], 1 << 20).unwrap(), Some([1 << 21, 1, 1]));

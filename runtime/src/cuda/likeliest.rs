@@ -5,31 +5,31 @@ use std::sync::Arc;
 
 use mlcc_abi::{LIKELIEST, LIKELIEST_ENTRY, arg};
 
-use super::device::{Context, DeviceBuffer};
+use super::device::{CudaContext, DeviceBuffer};
 use super::driver::DevicePtr;
-use super::stream::Stream;
+use super::stream::CudaStream;
 use crate::Result;
-use crate::likely::Likely;
-use crate::table::Table;
+use crate::likely::TokenCandidate;
+use crate::table::ArtifactTable;
 
 const WHAT: &str = "the likeliest tokens on the GPU";
 /// Bytes of a row, of logits and of numbers of tokens alike.
 const ROW: usize = LIKELIEST * 4;
 
 /// Results of [`LIKELIEST_ENTRY`].
-pub(crate) struct LikeliestTokens {
+pub(crate) struct TopKTokens {
     /// Logits of `rows` rows, then their tokens.
     on_device: DeviceBuffer,
     rows: usize,
     /// Pinned memory for as many.
     staged: *mut u8,
-    list: Vec<Likely>,
-    context: Arc<Context>,
+    list: Vec<TokenCandidate>,
+    context: Arc<CudaContext>,
 }
 
-impl LikeliestTokens {
+impl TopKTokens {
     /// `None` if the artifact has no code that finds them.
-    pub fn new(context: &Arc<Context>, table: &Table) -> Result<Option<Self>> {
+    pub fn new(context: &Arc<CudaContext>, table: &ArtifactTable) -> Result<Option<Self>> {
         let Some(entry) = table.device_entries.iter().find(|entry| entry.name == LIKELIEST_ENTRY) else {
             return Ok(None);
         };
@@ -65,7 +65,7 @@ impl LikeliestTokens {
     }
 
     /// Copies those of the first `rows` rows to the host, at most as many as there is room for, and waits.
-    pub fn receive(&mut self, rows: usize, stream: &Stream) -> Result<()> {
+    pub fn receive(&mut self, rows: usize, stream: &CudaStream) -> Result<()> {
         let rows = rows.min(self.rows);
         let driver = stream.enter()?;
         for begin in [0, self.rows * ROW] {
@@ -80,7 +80,7 @@ impl LikeliestTokens {
     }
 
     /// Those of a row that was received.
-    pub fn row(&mut self, row: usize) -> &[Likely] {
+    pub fn row(&mut self, row: usize) -> &[TokenCandidate] {
         let row = row.min(self.rows - 1) * LIKELIEST;
         // SAFETY: allocated for that many of each, aligned to pages, and written by the copy that was waited for; any bits are
         // values of these types.
@@ -93,15 +93,15 @@ impl LikeliestTokens {
             )
         };
         self.list.clear();
-        self.list.extend(logits.iter().zip(tokens).map(|(&logit, &token)| Likely { token, logit }));
+        self.list.extend(logits.iter().zip(tokens).map(|(&logit, &token)| TokenCandidate { token, logit }));
         &self.list
     }
 }
 
-// SAFETY: the pinned memory is its own; see `Context`.
-unsafe impl Send for LikeliestTokens {}
+// SAFETY: the pinned memory is its own; see `CudaContext`.
+unsafe impl Send for TopKTokens {}
 
-impl Drop for LikeliestTokens {
+impl Drop for TopKTokens {
     fn drop(&mut self) {
         if let Ok(driver) = self.context.enter() {
             // SAFETY: allocated in `new`; whoever has it waits for the stream before.

@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_void};
 
 use libloading::Library;
 
-use super::driver::{DevicePtr, Handle};
+use super::driver::{DevicePtr, DriverHandle};
 use crate::{Error, Result};
 
 /// Names another library than `libnccl.so.2`.
@@ -17,32 +17,39 @@ const OLDEST: i32 = 20_906;
 /// `ncclUint8`.
 const BYTES: i32 = 1;
 
-type Status = i32;
+type NcclStatus = i32;
 
 /// `ncclUniqueId`: what rank 0 makes and all others get from it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId(pub [u8; 128]);
 
-struct Functions {
-    unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status,
-    init_rank: unsafe extern "C" fn(*mut Handle, i32, UniqueId, i32) -> Status,
-    all_gather: unsafe extern "C" fn(*const c_void, *mut c_void, usize, i32, Handle, Handle) -> Status,
-    destroy: unsafe extern "C" fn(Handle) -> Status,
-    abort: unsafe extern "C" fn(Handle) -> Status,
-    error_text: unsafe extern "C" fn(Status) -> *const c_char,
+struct NcclFunctions {
+    unique_id: unsafe extern "C" fn(*mut UniqueId) -> NcclStatus,
+    init_rank: unsafe extern "C" fn(*mut DriverHandle, i32, UniqueId, i32) -> NcclStatus,
+    all_gather: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        i32,
+        DriverHandle,
+        DriverHandle,
+    ) -> NcclStatus,
+    destroy: unsafe extern "C" fn(DriverHandle) -> NcclStatus,
+    abort: unsafe extern "C" fn(DriverHandle) -> NcclStatus,
+    error_text: unsafe extern "C" fn(NcclStatus) -> *const c_char,
 }
 
 /// The loaded library.
-pub(super) struct Nccl {
-    f: Functions,
+pub(super) struct NcclLibrary {
+    f: NcclFunctions,
     /// The functions must not outlive it.
     _library: Library,
 }
 
-impl Nccl {
+impl NcclLibrary {
     /// The error says what is missing.
-    pub fn open() -> Result<Nccl> {
+    pub fn open() -> Result<NcclLibrary> {
         let name = std::env::var(LIBRARY_VARIABLE).ok().filter(|n| !n.is_empty());
         let name = name.unwrap_or_else(|| LIBRARY.into());
         // SAFETY: loading the vendor's library runs its initialisers, which is what it is made for.
@@ -56,13 +63,13 @@ impl Nccl {
                 *unsafe { library.get($symbol.as_bytes()) }.map_err(|_| lacks($symbol))?
             };
         }
-        let version_of: unsafe extern "C" fn(*mut i32) -> Status = function!("ncclGetVersion");
+        let version_of: unsafe extern "C" fn(*mut i32) -> NcclStatus = function!("ncclGetVersion");
         let mut version = 0;
         // SAFETY: a place for the result.
         if unsafe { version_of(&mut version) } != 0 || version < OLDEST {
             return Err(Error::NoNccl { what: format!("{name} is version {}", version_text(version)) });
         }
-        let f = Functions {
+        let f = NcclFunctions {
             unique_id: function!("ncclGetUniqueId"),
             init_rank: function!("ncclCommInitRank"),
             all_gather: function!("ncclAllGather"),
@@ -70,7 +77,7 @@ impl Nccl {
             abort: function!("ncclCommAbort"),
             error_text: function!("ncclGetErrorString"),
         };
-        Ok(Nccl { f, _library: library })
+        Ok(NcclLibrary { f, _library: library })
     }
 
     /// For rank 0.
@@ -82,15 +89,15 @@ impl Nccl {
     }
 
     /// Joins the others, all of which call this with the same id, each with another GPU current.
-    pub fn join(self, id: UniqueId, rank: usize, ranks: usize) -> Result<Group> {
+    pub fn join(self, id: UniqueId, rank: usize, ranks: usize) -> Result<NcclCommunicator> {
         let mut group = std::ptr::null_mut();
         // SAFETY: a place for the result.
         let status = unsafe { (self.f.init_rank)(&mut group, ranks as i32, id, rank as i32) };
         self.check("ncclCommInitRank", status)?;
-        Ok(Group { nccl: self, group, failed: std::sync::atomic::AtomicBool::new(false) })
+        Ok(NcclCommunicator { nccl: self, group, failed: std::sync::atomic::AtomicBool::new(false) })
     }
 
-    fn check(&self, call: &'static str, status: Status) -> Result<()> {
+    fn check(&self, call: &'static str, status: NcclStatus) -> Result<()> {
         if status == 0 {
             return Ok(());
         }
@@ -116,24 +123,30 @@ fn version_text(version: i32) -> String {
 }
 
 /// A communicator: the GPUs that have joined each other.
-pub(super) struct Group {
-    nccl: Nccl,
-    group: Handle,
+pub(super) struct NcclCommunicator {
+    nccl: NcclLibrary,
+    group: DriverHandle,
     /// Something was refused, so others may wait for what does not come.
     failed: std::sync::atomic::AtomicBool,
 }
 
 // SAFETY: a communicator may be used by any thread, by one at a time; the executor's lock sees to that.
-unsafe impl Send for Group {}
+unsafe impl Send for NcclCommunicator {}
 // SAFETY: as above.
-unsafe impl Sync for Group {}
+unsafe impl Sync for NcclCommunicator {}
 
-impl Group {
+impl NcclCommunicator {
     /// Puts on the stream: every rank gives `bytes` bytes from `from`, and gets those of all, in the order of ranks, at `to`.
     ///
     /// # Safety
     /// Device memory of these sizes, and all ranks come to the same gathers in the same order.
-    pub unsafe fn gather(&self, from: DevicePtr, to: DevicePtr, bytes: u64, stream: Handle) -> Result<()> {
+    pub unsafe fn gather(
+        &self,
+        from: DevicePtr,
+        to: DevicePtr,
+        bytes: u64,
+        stream: DriverHandle,
+    ) -> Result<()> {
         let (from, to) = (from as usize as *const c_void, to as usize as *mut c_void);
         // SAFETY: by contract.
         let status = unsafe { (self.nccl.f.all_gather)(from, to, bytes as usize, BYTES, self.group, stream) };
@@ -143,7 +156,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for NcclCommunicator {
     fn drop(&mut self) {
         // SAFETY: joined once; nothing of it runs any more, or never will.
         unsafe {

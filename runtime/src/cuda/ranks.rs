@@ -6,24 +6,24 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::device::{Context, DeviceBuffer};
-use super::driver::{self, DevicePtr, Handle};
-use super::nccl::{Group, Nccl, UniqueId};
-use crate::processes::{LOADING, Lead, Processes};
-use crate::table::{Plan, Table};
+use super::device::{CudaContext, DeviceBuffer};
+use super::driver::{self, DevicePtr, DriverHandle};
+use super::nccl::{NcclCommunicator, NcclLibrary, UniqueId};
+use crate::processes::{LOADING, ProcessGroup, RankLeader};
+use crate::table::{ArtifactTable, ModelPlan};
 use crate::{Error, LoadOptions, Result};
 
 const STAGED: &str = "what ranks exchange on the GPU";
 
 /// The processes that a model is split among, as one of them sees the others.
 #[derive(Clone)]
-pub(crate) struct Together {
-    pub processes: Processes,
+pub(crate) struct LocalRank {
+    pub processes: ProcessGroup,
     /// How many ranks before this one are on the same machine.
     pub local: usize,
 }
 
-impl Together {
+impl LocalRank {
     /// Which of `count` GPUs is that of this rank: each takes the next one of its machine, unless it was given one alone.
     pub fn device(&self, options: &LoadOptions, count: u32) -> u32 {
         let first = options.device.unwrap_or(0);
@@ -32,23 +32,23 @@ impl Together {
 }
 
 pub(crate) struct GpuRanks {
-    group: Group,
-    pub processes: Processes,
+    group: NcclCommunicator,
+    pub processes: ProcessGroup,
     pub rank: usize,
     pub ranks: usize,
     /// Of rank 0.
-    pub lead: Option<Arc<Lead>>,
+    pub lead: Option<Arc<RankLeader>>,
     /// For parts of several rows, which come rank by rank.
     staged: Option<DeviceBuffer>,
-    watch: Watch,
+    watch: RankWatchdog,
 }
 
 impl GpuRanks {
     /// All ranks come here together. The context is current.
-    pub fn join(together: &Together, context: &Arc<Context>, table: &Table) -> Result<GpuRanks> {
+    pub fn join(together: &LocalRank, context: &Arc<CudaContext>, table: &ArtifactTable) -> Result<GpuRanks> {
         let processes = &together.processes;
         let (rank, ranks) = (processes.rank(), processes.ranks());
-        let nccl = Nccl::open()?;
+        let nccl = NcclLibrary::open()?;
         let driver = context.enter()?;
         let mut uuid = [0; 16];
         // SAFETY: room for the result.
@@ -63,28 +63,28 @@ impl GpuRanks {
         let own = if rank == 0 { nccl.unique_id()?.0 } else { [0; 128] };
         let id = processes.gather(&own, LOADING);
         let id = id.first_chunk::<128>().copied().unwrap_or(own);
-        let watch = Watch::new(processes)?;
+        let watch = RankWatchdog::new(processes)?;
         let joining = watch.begin(LOADING);
         let group = nccl.join(UniqueId(id), rank, ranks)?;
         drop(joining);
         let bytes = staged_bytes(table);
         let staged = (bytes > 0).then(|| DeviceBuffer::new(context, STAGED, bytes)).transpose()?;
-        let lead = (rank == 0).then(|| Arc::new(Lead::new(processes)));
+        let lead = (rank == 0).then(|| Arc::new(RankLeader::new(processes)));
         Ok(GpuRanks { group, processes: processes.clone(), rank, ranks, lead, staged, watch })
     }
 
     /// While it lives this process waits for the others, and ends all if that takes too long.
-    pub fn waiting(&self) -> Waiting<'_> {
+    pub fn waiting(&self) -> WatchdogGuard<'_> {
         self.watch.begin(self.processes.limit())
     }
 
     /// Puts an exchange on the stream: `rows` rows of `row_bytes` bytes at `part` go to all, and those of all to `all`, row by row.
     pub fn exchange(
         &self,
-        context: &Context,
+        context: &CudaContext,
         (part, all): (DevicePtr, DevicePtr),
         (rows, row_bytes): (u64, u64),
-        stream: Handle,
+        stream: DriverHandle,
     ) -> Result<()> {
         let bytes = rows.saturating_mul(row_bytes);
         let staged = self.staged.as_ref().filter(|_| rows > 1);
@@ -95,7 +95,7 @@ impl GpuRanks {
         let Some(staged) = staged else { return Ok(()) };
         let driver = context.enter()?;
         for rank in 0..self.ranks as u64 {
-            let copy = driver::Copy2d::on_device(
+            let copy = driver::PitchedCopy::on_device(
                 (staged.ptr() + rank * bytes, row_bytes),
                 (all + rank * row_bytes, row_bytes * self.ranks as u64),
                 (row_bytes, rows),
@@ -108,7 +108,7 @@ impl GpuRanks {
 }
 
 /// Bytes of the largest exchange of several rows, on all ranks.
-fn staged_bytes(table: &Table) -> u64 {
+fn staged_bytes(table: &ArtifactTable) -> u64 {
     let plan = &table.plan;
     let launches = table.device_entries.iter().flat_map(|entry| &entry.launches);
     let bytes = launches.filter(|launch| launch.exchange).map(|launch| {
@@ -126,11 +126,11 @@ pub(crate) struct PageParts {
     pub part: u64,
     pub ranks: u64,
     /// Of rank 0, whose sequences they are.
-    pub lead: Option<Arc<Lead>>,
+    pub lead: Option<Arc<RankLeader>>,
 }
 
 impl PageParts {
-    pub fn of(plan: &Plan, ranks: Option<&GpuRanks>) -> PageParts {
+    pub fn of(plan: &ModelPlan, ranks: Option<&GpuRanks>) -> PageParts {
         let count = plan.ranks.max(1);
         PageParts {
             page: plan.page_bytes,
@@ -146,46 +146,46 @@ impl PageParts {
     }
 
     /// Of rank 0: the other rank to which a place belongs.
-    pub fn elsewhere(&self, at: u64) -> Option<(&Lead, usize)> {
+    pub fn elsewhere(&self, at: u64) -> Option<(&RankLeader, usize)> {
         let rank = (at % self.page / self.part) as usize;
         Some((self.lead.as_deref()?, rank)).filter(|_| rank > 0)
     }
 }
 
 /// Ends all ranks where one waits for too long: NCCL waits for a lost one forever.
-struct Watch(Arc<(Mutex<Watched>, Condvar)>);
+struct RankWatchdog(Arc<(Mutex<WatchdogState>, Condvar)>);
 
 #[derive(Default)]
-struct Watched {
+struct WatchdogState {
     /// Since when, and until when at most.
     since: Option<(Instant, Duration)>,
     ended: bool,
 }
 
-pub(crate) struct Waiting<'a>(&'a Watch);
+pub(crate) struct WatchdogGuard<'a>(&'a RankWatchdog);
 
-impl Watch {
-    fn new(processes: &Processes) -> Result<Watch> {
+impl RankWatchdog {
+    fn new(processes: &ProcessGroup) -> Result<RankWatchdog> {
         let watched = Arc::new((Mutex::default(), Condvar::new()));
         let (there, processes) = (Arc::clone(&watched), processes.clone());
         std::thread::Builder::new()
             .name("mlcc-nccl".into())
             .spawn(move || watch(&there, &processes))
             .map_err(|source| Error::Thread { index: 0, source })?;
-        Ok(Watch(watched))
+        Ok(RankWatchdog(watched))
     }
 
-    fn begin(&self, limit: Duration) -> Waiting<'_> {
+    fn begin(&self, limit: Duration) -> WatchdogGuard<'_> {
         self.set(|watched| watched.since = Some((Instant::now(), limit)));
-        Waiting(self)
+        WatchdogGuard(self)
     }
 
-    fn set(&self, change: impl FnOnce(&mut Watched)) {
+    fn set(&self, change: impl FnOnce(&mut WatchdogState)) {
         change(&mut self.0.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
-fn watch(there: &(Mutex<Watched>, Condvar), processes: &Processes) {
+fn watch(there: &(Mutex<WatchdogState>, Condvar), processes: &ProcessGroup) {
     const LOOK: Duration = Duration::from_millis(200);
     let mut watched = there.0.lock().unwrap_or_else(PoisonError::into_inner);
     while !watched.ended {
@@ -201,13 +201,13 @@ fn watch(there: &(Mutex<Watched>, Condvar), processes: &Processes) {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WatchdogGuard<'_> {
     fn drop(&mut self) {
         self.0.set(|watched| watched.since = None);
     }
 }
 
-impl Drop for Watch {
+impl Drop for RankWatchdog {
     fn drop(&mut self) {
         self.set(|watched| watched.ended = true);
         self.0.1.notify_all();

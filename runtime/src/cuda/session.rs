@@ -7,66 +7,66 @@ use std::sync::Arc;
 
 use mlcc_abi::{Control, Sequence};
 
-use super::control::Inputs;
-use super::device::{DeviceBuffer, Gpu};
-use super::executor::Executor;
-use super::follow::Told;
-use super::graphs::{Graphs, Loaded};
-use super::launches::{Bases, Kernel, Sizes, Span, entry};
-use super::likeliest::LikeliestTokens;
-use super::ranks::{GpuRanks, Waiting};
+use super::control::CallInputs;
+use super::device::{CudaDevice, DeviceBuffer};
+use super::executor::CudaExecutor;
+use super::follow::StepMessage;
+use super::graphs::{CudaGraphCache, KernelsLoaded};
+use super::launches::{BaseAddresses, GridSizes, LengthRange, ResolvedLaunch, entry};
+use super::likeliest::TopKTokens;
+use super::ranks::{GpuRanks, WatchdogGuard};
 use super::session_pages::SessionPages;
-use super::stream::Stream;
-use crate::buffer::Buffer;
+use super::stream::CudaStream;
+use crate::buffer::AlignedBuffer;
 use crate::device::{BatchMember, DeviceSession};
-use crate::likely::Likely;
+use crate::likely::TokenCandidate;
 use crate::page_table::PageTable;
-use crate::processes::{Kind, Lead, Stepping};
-use crate::session::Step;
-use crate::table::{Plan, State, Table};
+use crate::processes::{RankLeader, RankMessageKind, StepGuard};
+use crate::session::EntryPoint;
+use crate::table::{ArtifactTable, ModelPlan, StateInfo};
 use crate::{Model, Result};
 
 /// Between two calls nothing runs on it, so its pages may go to other sequences.
 pub(crate) struct CudaSession {
-    graphs: Graphs,
+    graphs: CudaGraphCache,
     /// Of tokens that end with the likeliest next ones.
-    likeliest_graphs: Graphs,
+    likeliest_graphs: CudaGraphCache,
     /// All states that are no caches.
     state: DeviceBuffer,
     /// Of the rows of its caches.
     pages: Option<SessionPages>,
-    host_logits: Buffer,
-    host_chunk_logits: Option<Buffer>,
-    host_probs: Option<Buffer>,
+    host_logits: AlignedBuffer,
+    host_chunk_logits: Option<AlignedBuffer>,
+    host_probs: Option<AlignedBuffer>,
     /// The sequence has an adapter.
     adapted: bool,
-    plan: Plan,
+    plan: ModelPlan,
     /// Of rank 0 of several: the others have this session by the place of its state.
-    lead: Option<Arc<Lead>>,
-    device: Arc<Gpu>,
+    lead: Option<Arc<RankLeader>>,
+    device: Arc<CudaDevice>,
 }
 
 // SAFETY: graphs belong to this session alone; the driver API is thread-safe and every operation makes the context current first.
 unsafe impl Send for CudaSession {}
 
 impl CudaSession {
-    pub fn new(device: &Arc<Gpu>, table: &Table) -> Result<Self> {
+    pub fn new(device: &Arc<CudaDevice>, table: &ArtifactTable) -> Result<Self> {
         let plan = table.plan.clone();
         let context = device.context();
         let state = DeviceBuffer::new(context, "the state on the GPU", plan.state_bytes)?;
         let lead = device.ranks().and_then(|ranks| ranks.lead.clone());
         let number = state.ptr();
         if let Some(lead) = &lead {
-            lead.say(|message| message.begin(Kind::New).number(number));
+            lead.say(|message| message.begin(RankMessageKind::New).number(number));
         }
         let of_lead = lead.clone().map(|lead| (lead, number));
         let pages = device.pages().map(|pool| SessionPages::new(context, pool, plan.pages(), of_lead));
         let pages = pages.transpose()?;
         // Zeros, as `logits` promises before the first token.
-        let host_logits = Buffer::floats("the logits", plan.vocab)?;
+        let host_logits = AlignedBuffer::floats("the logits", plan.vocab)?;
         Ok(Self {
-            graphs: Graphs::new("tokens are decoded"),
-            likeliest_graphs: Graphs::new("tokens are decoded"),
+            graphs: CudaGraphCache::new("tokens are decoded"),
+            likeliest_graphs: CudaGraphCache::new("tokens are decoded"),
             state,
             pages,
             host_logits,
@@ -80,7 +80,7 @@ impl CudaSession {
     }
 
     /// Gives memory to `n` rows after `past`, which nobody else has, and tells the device.
-    fn own(&mut self, stream: &Stream, model: &Model, past: u64, n: u64) -> Result<()> {
+    fn own(&mut self, stream: &CudaStream, model: &Model, past: u64, n: u64) -> Result<()> {
         let Some(pages) = &mut self.pages else { return Ok(()) };
         pages.table.own(&model.table().states, past..past + n, past)?;
         pages.send(stream)
@@ -89,10 +89,10 @@ impl CudaSession {
     /// As [`CudaSession::run`] of one token; false if its logits were wanted.
     fn run_likeliest(
         &mut self,
-        executor: &mut Executor,
-        kernels: (&[Kernel], &Loaded),
+        executor: &mut CudaExecutor,
+        kernels: (&[ResolvedLaunch], &KernelsLoaded),
         (token, past): (i32, u64),
-        enough: &mut dyn FnMut(&[Likely]) -> bool,
+        enough: &mut dyn FnMut(&[TokenCandidate]) -> bool,
     ) -> Result<bool> {
         self.start_likeliest(executor, kernels, (token, past))?;
         let logits = executor.bases().logits;
@@ -108,27 +108,33 @@ impl CudaSession {
 
     fn start_likeliest(
         &mut self,
-        executor: &mut Executor,
-        kernels: (&[Kernel], &Loaded),
+        executor: &mut CudaExecutor,
+        kernels: (&[ResolvedLaunch], &KernelsLoaded),
         (token, past): (i32, u64),
     ) -> Result<()> {
         let device = Arc::clone(&self.device);
         let control = Control { n: 1, past: past as i64, temperature: 1.0, ..Control::default() };
-        let inputs = Inputs { tokens: &[token], ..Inputs::default() };
+        let inputs = CallInputs { tokens: &[token], ..CallInputs::default() };
         executor.control.write(&control, inputs, executor.stream.handle())?;
         let (own, stream) = (executor.bases(), &executor.stream);
         let page_table = self.pages.as_ref().map_or(0, SessionPages::ptr);
-        let probs = executor.likeliest.as_ref().map_or(0, LikeliestTokens::ptr);
-        let bases = Bases { state: self.state.ptr(), page_table, probs, ..own };
+        let probs = executor.likeliest.as_ref().map_or(0, TopKTokens::ptr);
+        let bases = BaseAddresses { state: self.state.ptr(), page_table, probs, ..own };
         let past = (past, self.plan.context);
         self.likeliest_graphs.decode(&device, kernels, &bases, past, false, stream.handle())
     }
 
-    fn run(&mut self, executor: &mut Executor, step: Step, tokens: &[i32], past: u64) -> Result<()> {
+    fn run(
+        &mut self,
+        executor: &mut CudaExecutor,
+        step: EntryPoint,
+        tokens: &[i32],
+        past: u64,
+    ) -> Result<()> {
         let logits = self.start(executor, step, tokens, past)?;
         let (n, stream) = (tokens.len(), &executor.stream);
         match (step, &mut self.host_chunk_logits) {
-            (Step::PrefillLogits, Some(to)) => {
+            (EntryPoint::PrefillLogits, Some(to)) => {
                 let row = self.host_logits.len();
                 let rows = &mut to.bytes_mut()[..n * row];
                 stream.receive(logits, rows)?;
@@ -140,29 +146,35 @@ impl CudaSession {
     }
 
     /// Puts a step on the stream; where its logits will be.
-    fn start(&mut self, executor: &mut Executor, step: Step, tokens: &[i32], past: u64) -> Result<u64> {
+    fn start(
+        &mut self,
+        executor: &mut CudaExecutor,
+        step: EntryPoint,
+        tokens: &[i32],
+        past: u64,
+    ) -> Result<u64> {
         let device = Arc::clone(&self.device);
         let kernels = entry(&device, step, self.adapted)?;
         let n = tokens.len();
         let control = Control { n: n as i64, past: past as i64, temperature: 1.0, ..Control::default() };
         let rows = match step {
-            Step::PrefillLogits => Some(executor.logits_of(n as u64)?.ptr()),
+            EntryPoint::PrefillLogits => Some(executor.logits_of(n as u64)?.ptr()),
             _ => None,
         };
-        let inputs = Inputs { tokens, ..Inputs::default() };
+        let inputs = CallInputs { tokens, ..CallInputs::default() };
         executor.control.write(&control, inputs, executor.stream.handle())?;
         let own = executor.bases();
         let logits = rows.unwrap_or(own.logits);
         let page_table = self.pages.as_ref().map_or(0, SessionPages::ptr);
-        let bases = Bases { state: self.state.ptr(), page_table, logits, ..own };
+        let bases = BaseAddresses { state: self.state.ptr(), page_table, logits, ..own };
         let stream = &executor.stream;
         match step {
-            Step::Decode => {
+            EntryPoint::Decode => {
                 let (kernels, past) = ((kernels, device.loaded(self.adapted)), (past, self.plan.context));
                 self.graphs.decode(&device, kernels, &bases, past, self.adapted, stream.handle())?;
             }
             _ => {
-                let sizes = Sizes { n: n as i64, past: Span::of(past), ..Sizes::default() };
+                let sizes = GridSizes { n: n as i64, past: LengthRange::of(past), ..GridSizes::default() };
                 device.launch(kernels, &bases, &sizes, stream.handle())?;
             }
         }
@@ -170,7 +182,7 @@ impl CudaSession {
     }
 
     /// Rank 0 does this step, as [`DeviceSession::feed`] or [`DeviceSession::decode_likeliest`].
-    pub fn follow(&mut self, step: Step, likeliest: bool, tokens: &[i32], past: u64) -> Result<()> {
+    pub fn follow(&mut self, step: EntryPoint, likeliest: bool, tokens: &[i32], past: u64) -> Result<()> {
         let device = Arc::clone(&self.device);
         let mut executor = device.executor();
         let _waiting = device.ranks().map(GpuRanks::waiting);
@@ -217,22 +229,22 @@ impl CudaSession {
     /// Tells the other ranks of a step, which they take too while what this gives lives.
     fn tell<'d>(
         &self,
-        device: &'d Gpu,
-        (step, likeliest): (Step, bool),
+        device: &'d CudaDevice,
+        (step, likeliest): (EntryPoint, bool),
         tokens: &[i32],
         past: u64,
-    ) -> Option<(Stepping<'d>, Waiting<'d>)> {
+    ) -> Option<(StepGuard<'d>, WatchdogGuard<'d>)> {
         let ranks = device.ranks()?;
         let (state, page_table) = self.places();
         let rows = tokens.len() as i64;
         let sequence = Sequence { state, page_table, past: past as i64, first: 0, rows };
         let sequences = std::slice::from_ref(&sequence);
-        let told = Told { step, likeliest, batch: false, tokens, wanted: &[], n_wanted: 0, sequences };
+        let told = StepMessage { step, likeliest, batch: false, tokens, wanted: &[], n_wanted: 0, sequences };
         Some((ranks.tell(&told)?, ranks.waiting()))
     }
 
     /// Of rank 0: the other rank to which a state belongs that is no cache, and where it lies there.
-    fn elsewhere(&self, state: &State) -> Option<(&Lead, u64, u64)> {
+    fn elsewhere(&self, state: &StateInfo) -> Option<(&RankLeader, u64, u64)> {
         let (lead, each) = (self.lead.as_deref()?, self.plan.state_bytes.max(1));
         let rank = state.offset / each;
         (rank > 0).then_some((lead, rank, state.offset % each))
@@ -240,14 +252,14 @@ impl CudaSession {
 }
 
 impl DeviceSession for CudaSession {
-    fn has(&self, step: Step) -> bool {
+    fn has(&self, step: EntryPoint) -> bool {
         self.device.entry(step.name()).is_some()
     }
 
-    fn feed(&mut self, model: &Model, step: Step, tokens: &[i32], past: u64) -> Result<()> {
-        if step == Step::PrefillLogits && self.host_chunk_logits.is_none() {
+    fn feed(&mut self, model: &Model, step: EntryPoint, tokens: &[i32], past: u64) -> Result<()> {
+        if step == EntryPoint::PrefillLogits && self.host_chunk_logits.is_none() {
             let floats = self.plan.chunk.saturating_mul(self.plan.vocab);
-            self.host_chunk_logits = Some(Buffer::floats("the logits of a chunk", floats)?);
+            self.host_chunk_logits = Some(AlignedBuffer::floats("the logits of a chunk", floats)?);
         }
         let device = Arc::clone(&self.device);
         let mut executor = device.executor();
@@ -267,15 +279,15 @@ impl DeviceSession for CudaSession {
         model: &Model,
         token: i32,
         past: u64,
-        enough: &mut dyn FnMut(&[Likely]) -> bool,
+        enough: &mut dyn FnMut(&[TokenCandidate]) -> bool,
     ) -> Result<bool> {
         let device = Arc::clone(&self.device);
         let Some(kernels) = device.decode_likeliest().filter(|_| !self.adapted) else {
-            return self.feed(model, Step::Decode, &[token], past).map(|()| false);
+            return self.feed(model, EntryPoint::Decode, &[token], past).map(|()| false);
         };
         let mut executor = device.executor();
         self.own(&executor.stream, model, past, 1)?;
-        let _together = self.tell(&device, (Step::Decode, true), &[token], past);
+        let _together = self.tell(&device, (EntryPoint::Decode, true), &[token], past);
         let done = self.run_likeliest(&mut executor, kernels, (token, past), enough);
         let done = done.or_else(|error| executor.stream.wait().and(Err(error)));
         if done.is_ok() {
@@ -295,16 +307,16 @@ impl DeviceSession for CudaSession {
 
     fn softmax(&mut self, _: &Model, temperature: f32) -> Result<&[f32]> {
         if self.host_probs.is_none() {
-            self.host_probs = Some(Buffer::floats("the probabilities", self.plan.vocab)?);
+            self.host_probs = Some(AlignedBuffer::floats("the probabilities", self.plan.vocab)?);
         }
         if let Some(probs) = &mut self.host_probs {
             let (logits, probs) = (self.host_logits.bytes(), probs.bytes_mut());
             self.device.executor().softmax(&self.device, temperature, logits, probs)?;
         }
-        Ok(self.host_probs.as_ref().map_or(&[], Buffer::as_floats))
+        Ok(self.host_probs.as_ref().map_or(&[], AlignedBuffer::as_floats))
     }
 
-    fn initialise(&mut self, model: &Model, step: Step) -> Result<()> {
+    fn initialise(&mut self, model: &Model, step: EntryPoint) -> Result<()> {
         let _together = self.tell(&self.device, (step, false), &[], 0);
         let stream = &self.device.executor().stream;
         let states = &model.table().states;
@@ -324,7 +336,7 @@ impl DeviceSession for CudaSession {
         self.host_logits.as_floats()
     }
 
-    fn swap_logits(&mut self, fresh: Buffer) -> Buffer {
+    fn swap_logits(&mut self, fresh: AlignedBuffer) -> AlignedBuffer {
         std::mem::replace(&mut self.host_logits, fresh)
     }
 
@@ -333,14 +345,14 @@ impl DeviceSession for CudaSession {
         self.host_chunk_logits.as_ref().map_or(&[], |all| &all.as_floats()[..floats])
     }
 
-    fn state(&self, state: &State, rows: u64) -> Result<Cow<'_, [u8]>> {
+    fn state(&self, state: &StateInfo, rows: u64) -> Result<Cow<'_, [u8]>> {
         if let (Some(cache), Some(pages)) = (state.cache, &self.pages) {
             return Ok(pages.table.read(state, cache, rows.min(cache.rows))?.into());
         }
         let mut out = vec![0; state.bytes as usize];
         if let Some((lead, rank, at)) = self.elsewhere(state) {
             lead.ask(rank as usize, &mut out, |message| {
-                let message = message.begin(Kind::ReadState).number(rank);
+                let message = message.begin(RankMessageKind::ReadState).number(rank);
                 message.number(self.state.ptr()).number(at).number(state.bytes)
             });
             return Ok(out.into());
@@ -353,7 +365,7 @@ impl DeviceSession for CudaSession {
         Ok(self.device.executor().scratch()?.into())
     }
 
-    fn set_state(&mut self, model: &Model, rows: u64, states: &[(&State, &[u8])]) -> Result<()> {
+    fn set_state(&mut self, model: &Model, rows: u64, states: &[(&StateInfo, &[u8])]) -> Result<()> {
         let stream = &self.device.executor().stream;
         let mut table = self.device.pages().map(PageTable::new);
         if let Some(table) = &mut table {
@@ -364,7 +376,7 @@ impl DeviceSession for CudaSession {
                 (Some(cache), Some(table)) => table.write(state, cache, bytes)?,
                 _ => match self.elsewhere(state) {
                     Some((lead, rank, at)) => lead.say(|message| {
-                        let message = message.begin(Kind::WriteState).number(rank);
+                        let message = message.begin(RankMessageKind::WriteState).number(rank);
                         message.number(self.state.ptr()).number(at).rest(bytes)
                     }),
                     None => stream.send(self.state.ptr() + state.offset, bytes)?,
@@ -381,7 +393,7 @@ impl DeviceSession for CudaSession {
         self.pages.as_ref().map(|_| mlcc_abi::PAGE_ROWS)
     }
 
-    fn drop_pages(&mut self, pages: Range<u64>, counter: &State, dropped: i32) -> Result<()> {
+    fn drop_pages(&mut self, pages: Range<u64>, counter: &StateInfo, dropped: i32) -> Result<()> {
         if let Some(own) = &mut self.pages {
             own.table.drop_pages(pages);
         }
@@ -393,7 +405,7 @@ impl DeviceSession for CudaSession {
         model: &Model,
         count: u64,
         moved: Range<u64>,
-        counter: &State,
+        counter: &StateInfo,
         dropped: i32,
     ) -> Result<()> {
         if let Some(pages) = &mut self.pages {
@@ -402,7 +414,7 @@ impl DeviceSession for CudaSession {
         self.write_word(counter, dropped)
     }
 
-    fn write_word(&mut self, word: &State, value: i32) -> Result<()> {
+    fn write_word(&mut self, word: &StateInfo, value: i32) -> Result<()> {
         if word.is_slot {
             self.adapted = value != 0;
         }
@@ -411,7 +423,8 @@ impl DeviceSession for CudaSession {
         if let Some(lead) = &self.lead {
             for rank in 1..self.plan.ranks {
                 lead.say(|message| {
-                    let message = message.begin(Kind::WriteState).number(rank).number(self.state.ptr());
+                    let message =
+                        message.begin(RankMessageKind::WriteState).number(rank).number(self.state.ptr());
                     message.number(word.offset).rest(&value.to_le_bytes())
                 });
             }
@@ -440,7 +453,7 @@ impl DeviceSession for CudaSession {
         twin.adapted = self.adapted;
         if let Some(lead) = &self.lead {
             let (from, to) = (self.state.ptr(), twin.state.ptr());
-            lead.say(|message| message.begin(Kind::CopyState).number(from).number(to));
+            lead.say(|message| message.begin(RankMessageKind::CopyState).number(from).number(to));
         }
         Ok(Box::new(twin))
     }
@@ -468,7 +481,7 @@ impl DeviceSession for CudaSession {
 impl Drop for CudaSession {
     fn drop(&mut self) {
         if let Some(lead) = &self.lead {
-            lead.say(|message| message.begin(Kind::Free).number(self.state.ptr()));
+            lead.say(|message| message.begin(RankMessageKind::Free).number(self.state.ptr()));
         }
         // Every call has waited for what it has put on the stream, and states are freed when nothing runs.
         let _ = self.device.executor().stream.wait();

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::device::{Context, DeviceBuffer};
+use super::device::{CudaContext, DeviceBuffer};
 use super::device_pages::DevicePages;
 use super::driver::DevicePtr;
-use super::stream::Stream;
+use super::stream::CudaStream;
 use crate::Result;
 use crate::page_pool::PagePool;
 use crate::page_table::PageTable;
-use crate::processes::{Kind, Lead};
+use crate::processes::{RankLeader, RankMessageKind};
 
 pub(crate) struct SessionPages {
     pub table: PageTable<DevicePages>,
@@ -17,16 +17,16 @@ pub(crate) struct SessionPages {
     /// What the device was told.
     sent: Vec<i32>,
     /// Of rank 0 of several, which tells the others; and the number of the session.
-    lead: Option<(Arc<Lead>, u64)>,
+    lead: Option<(Arc<RankLeader>, u64)>,
 }
 
 impl SessionPages {
     /// For a sequence of up to `pages` pages.
     pub fn new(
-        context: &Arc<Context>,
+        context: &Arc<CudaContext>,
         pool: &Arc<PagePool<DevicePages>>,
         pages: u64,
-        lead: Option<(Arc<Lead>, u64)>,
+        lead: Option<(Arc<RankLeader>, u64)>,
     ) -> Result<Self> {
         let on_device = DeviceBuffer::new(context, "the table of pages on the GPU", pages.saturating_mul(4))?;
         Ok(Self { table: PageTable::new(pool), on_device, sent: Vec::with_capacity(pages as usize), lead })
@@ -38,7 +38,7 @@ impl SessionPages {
     }
 
     /// Tells the device of pages that it does not know yet, before launches on the same stream.
-    pub fn send(&mut self, stream: &Stream) -> Result<()> {
+    pub fn send(&mut self, stream: &CudaStream) -> Result<()> {
         let pages = self.table.pages();
         let same = pages.iter().zip(&self.sent).take_while(|(a, b)| a == b).count();
         if same == pages.len() {
@@ -46,13 +46,15 @@ impl SessionPages {
         }
         let new = &pages[same..];
         if let Some((lead, number)) = &self.lead {
-            lead.say(|message| message.begin(Kind::Table).number(*number).number(same as u64).list(new));
+            lead.say(|message| {
+                message.begin(RankMessageKind::Table).number(*number).number(same as u64).list(new)
+            });
         }
         write(&self.on_device, &mut self.sent, stream, same, new)
     }
 
     /// As rank 0 tells: those behind the first `same` ones. `None` where so many were not known.
-    pub fn hear(&mut self, stream: &Stream, same: usize, new: &[i32]) -> Result<Option<()>> {
+    pub fn hear(&mut self, stream: &CudaStream, same: usize, new: &[i32]) -> Result<Option<()>> {
         let fits = same <= self.sent.len() && (same + new.len()) * 4 <= self.on_device.len();
         if !fits {
             return Ok(None);
@@ -66,7 +68,7 @@ impl SessionPages {
 fn write(
     on_device: &DeviceBuffer,
     sent: &mut Vec<i32>,
-    stream: &Stream,
+    stream: &CudaStream,
     same: usize,
     new: &[i32],
 ) -> Result<()> {

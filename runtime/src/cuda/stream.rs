@@ -3,23 +3,23 @@
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use super::device::Context;
-use super::driver::{self, DevicePtr, Driver, Handle};
+use super::device::CudaContext;
+use super::driver::{self, CudaDriver, DevicePtr, DriverHandle};
 use crate::Result;
 
-pub(crate) struct Stream {
-    handle: Handle,
-    context: Arc<Context>,
+pub(crate) struct CudaStream {
+    handle: DriverHandle,
+    context: Arc<CudaContext>,
 }
 
 // SAFETY: a stream may be used from any thread that makes its context current, as every operation does first, and the driver API is
 // thread-safe.
-unsafe impl Send for Stream {}
+unsafe impl Send for CudaStream {}
 // SAFETY: as above.
-unsafe impl Sync for Stream {}
+unsafe impl Sync for CudaStream {}
 
-impl Stream {
-    pub fn new(context: &Arc<Context>) -> Result<Self> {
+impl CudaStream {
+    pub fn new(context: &Arc<CudaContext>) -> Result<Self> {
         let driver = context.enter()?;
         let mut handle = null_mut();
         // SAFETY: a place for the result.
@@ -28,16 +28,16 @@ impl Stream {
         Ok(Self { handle, context: Arc::clone(context) })
     }
 
-    pub fn handle(&self) -> Handle {
+    pub fn handle(&self) -> DriverHandle {
         self.handle
     }
 
-    pub fn context(&self) -> &Arc<Context> {
+    pub fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }
 
     /// Makes the context current.
-    pub fn enter(&self) -> Result<&Driver> {
+    pub fn enter(&self) -> Result<&CudaDriver> {
         self.context.enter()
     }
 
@@ -96,7 +96,7 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for CudaStream {
     fn drop(&mut self) {
         if let Ok(driver) = self.enter() {
             // SAFETY: created in `new`; owners wait for it before.

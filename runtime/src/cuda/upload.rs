@@ -4,9 +4,9 @@
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use super::device::{Context, DeviceBuffer};
-use super::driver::{self, DevicePtr, Handle};
-use super::stream::Stream;
+use super::device::{CudaContext, DeviceBuffer};
+use super::driver::{self, DevicePtr, DriverHandle};
+use super::stream::CudaStream;
 use crate::{Error, Result};
 
 /// Bytes of a piece: long enough for the bus, and two of them are little beside any model.
@@ -15,14 +15,14 @@ const WEIGHTS: &str = "the weights on the GPU";
 const STAGED: &str = "the weights on their way to the GPU";
 
 /// The weights in device memory; waits until all are there.
-pub(super) fn upload(context: &Arc<Context>, weights: &[u8]) -> Result<DeviceBuffer> {
+pub(super) fn upload(context: &Arc<CudaContext>, weights: &[u8]) -> Result<DeviceBuffer> {
     let buffer = DeviceBuffer::new(context, WEIGHTS, weights.len() as u64).map_err(|error| match error {
         Error::OutOfMemory { bytes, .. } => Error::WeightsTooLarge { bytes },
         other => other,
     })?;
-    let stream = Stream::new(context)?;
+    let stream = CudaStream::new(context)?;
     let bytes = PIECE.min(weights.len());
-    let mut staged = [Staged::new(context, bytes), Staged::new(context, bytes)];
+    let mut staged = [StagingBuffer::new(context, bytes), StagingBuffer::new(context, bytes)];
     let sent = match &mut staged {
         [Ok(first), Ok(second)] => send(&stream, buffer.ptr(), weights, [first, second]),
         // Without pinned memory, which a system may limit, the driver copies as well as it can.
@@ -37,7 +37,7 @@ pub(super) fn upload(context: &Arc<Context>, weights: &[u8]) -> Result<DeviceBuf
 }
 
 /// Starts to send the pieces, by both buffers in turns.
-fn send(stream: &Stream, to: DevicePtr, weights: &[u8], staged: [&mut Staged; 2]) -> Result<()> {
+fn send(stream: &CudaStream, to: DevicePtr, weights: &[u8], staged: [&mut StagingBuffer; 2]) -> Result<()> {
     let [mut this, mut other] = staged;
     for (piece, number) in weights.chunks(PIECE).zip(0..) {
         this.send(stream, to + number * PIECE as u64, piece)?;
@@ -47,16 +47,16 @@ fn send(stream: &Stream, to: DevicePtr, weights: &[u8], staged: [&mut Staged; 2]
 }
 
 /// Pinned memory for a piece.
-struct Staged {
+struct StagingBuffer {
     ptr: *mut u8,
     bytes: usize,
     /// Behind the last copy that reads it.
-    sent: Handle,
-    context: Arc<Context>,
+    sent: DriverHandle,
+    context: Arc<CudaContext>,
 }
 
-impl Staged {
-    fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
+impl StagingBuffer {
+    fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
         let driver = context.enter()?;
         let (mut ptr, mut sent) = (null_mut(), null_mut());
         // SAFETY: a place for the result.
@@ -71,7 +71,7 @@ impl Staged {
     }
 
     /// Sends a piece of at most its length, once the last one has been sent.
-    fn send(&mut self, stream: &Stream, to: DevicePtr, piece: &[u8]) -> Result<()> {
+    fn send(&mut self, stream: &CudaStream, to: DevicePtr, piece: &[u8]) -> Result<()> {
         let driver = self.context.enter()?;
         // SAFETY: an event that was not recorded yet is over at once.
         driver.check("cuEventSynchronize", unsafe { (driver.f.event_wait)(self.sent) })?;
@@ -88,7 +88,7 @@ impl Staged {
     }
 }
 
-impl Drop for Staged {
+impl Drop for StagingBuffer {
     fn drop(&mut self) {
         let Ok(driver) = self.context.enter() else { return };
         // SAFETY: both were made in `new`; `upload` has waited for the stream, and the driver frees no memory that it did not give.

@@ -32,10 +32,10 @@ impl CpuSet {
     }
 
     /// Moves the calling thread there, until what is returned is dropped: then it may run where it might before.
-    pub fn enter(&self) -> io::Result<There> {
+    pub fn enter(&self) -> io::Result<AffinityGuard> {
         let before = system::current()?;
         system::set(&self.words)?;
-        Ok(There { before })
+        Ok(AffinityGuard { before })
     }
 }
 
@@ -49,11 +49,11 @@ impl FromIterator<usize> for CpuSet {
 
 /// See [`CpuSet::enter`].
 #[must_use]
-pub struct There {
+pub struct AffinityGuard {
     before: [u64; WORDS],
 }
 
-impl Drop for There {
+impl Drop for AffinityGuard {
     fn drop(&mut self) {
         // Where the system has taken these CPUs away meanwhile, the thread stays where it is.
         let _ = system::set(&self.before);

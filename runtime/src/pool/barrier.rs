@@ -13,8 +13,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use super::Padded;
-use super::signal::{Signal, Waiter};
+use super::CachePadded;
+use super::signal::{EventCount, EventWaiter};
 use super::tree::{self, FAN};
 
 pub struct Barrier {
@@ -24,20 +24,20 @@ pub struct Barrier {
     workers: AtomicUsize,
     /// [`tree::top`] of them.
     top: AtomicUsize,
-    lines: Vec<Lines>,
+    lines: Vec<BarrierSignals>,
     /// Nanoseconds for which workers slept, all together: what the pool chooses their number by.
-    slept: Padded<AtomicU64>,
+    slept: CachePadded<AtomicU64>,
     /// Set when a worker will never come.
     open: AtomicBool,
 }
 
 /// Of one worker.
 #[derive(Default)]
-struct Lines {
+struct BarrierSignals {
     /// How often it has come, and all whom it leads.
-    arrivals: Padded<Signal>,
+    arrivals: CachePadded<EventCount>,
     /// How often it has let go those whom it leads.
-    releases: Padded<Signal>,
+    releases: CachePadded<EventCount>,
 }
 
 impl Barrier {
@@ -46,8 +46,8 @@ impl Barrier {
             spins,
             workers: AtomicUsize::new(workers),
             top: AtomicUsize::new(tree::top(workers)),
-            lines: (0..workers).map(|_| Lines::default()).collect(),
-            slept: Padded::default(),
+            lines: (0..workers).map(|_| BarrierSignals::default()).collect(),
+            slept: CachePadded::default(),
             open: AtomicBool::new(false),
         }
     }
@@ -58,7 +58,7 @@ impl Barrier {
         let Some(own) = lines.get(worker) else { return };
         // Others are at most one barrier ahead or behind.
         let count = own.arrivals.0.count().wrapping_add(1);
-        let mut waiter = Waiter { spins: self.spins, open: Some(&self.open), slept: &self.slept.0 };
+        let mut waiter = EventWaiter { spins: self.spins, open: Some(&self.open), slept: &self.slept.0 };
         if lines.len() <= FAN {
             own.arrivals.0.raise(count);
             // Where a worker will never come, nobody waits for anybody.
@@ -74,8 +74,8 @@ impl Barrier {
     fn climb(
         &self,
         worker: usize,
-        lines: &[Lines],
-        mut comes: impl FnMut(&Padded<Signal>) -> Option<()>,
+        lines: &[BarrierSignals],
+        mut comes: impl FnMut(&CachePadded<EventCount>) -> Option<()>,
         count: u32,
     ) -> Option<()> {
         let (own, top) = (&lines[worker], self.top.load(Ordering::Relaxed));
@@ -113,7 +113,7 @@ impl Barrier {
     /// Lets everybody through until `reset`.
     pub(super) fn open(&self) {
         self.open.store(true, Ordering::SeqCst);
-        self.signals().for_each(Signal::wake_sleepers);
+        self.signals().for_each(EventCount::wake_sleepers);
     }
 
     /// Whether a worker will never come. Those of the run have ended.
@@ -129,7 +129,7 @@ impl Barrier {
         self.open.store(false, Ordering::Relaxed);
     }
 
-    fn signals(&self) -> impl Iterator<Item = &Signal> {
+    fn signals(&self) -> impl Iterator<Item = &EventCount> {
         self.lines.iter().flat_map(|lines| [&lines.arrivals.0, &lines.releases.0])
     }
 }

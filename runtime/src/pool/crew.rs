@@ -9,35 +9,35 @@
 use std::ops::RangeInclusive;
 
 /// Nanoseconds.
-pub type Time = u64;
+pub type NanoTime = u64;
 
-const MILLISECOND: Time = 1_000_000;
+const MILLISECOND: NanoTime = 1_000_000;
 /// Steps are looked at together for so long: some slices of time that a system gives to a program.
-const WINDOW: Time = 8 * MILLISECOND;
+const WINDOW: NanoTime = 8 * MILLISECOND;
 /// ... and at least so many of them.
 const LEAST_STEPS: u32 = 2;
 /// How often a trial comes to each number.
 const ROUNDS: usize = 2;
 /// From one trial of fewer or of more workers to the next: doubles from the first to the last while they change nothing.
-const PAUSES_FEWER: RangeInclusive<Time> = 50 * MILLISECOND..=800 * MILLISECOND;
-const PAUSES_MORE: RangeInclusive<Time> = 50 * MILLISECOND..=400 * MILLISECOND;
+const PAUSES_FEWER: RangeInclusive<NanoTime> = 50 * MILLISECOND..=800 * MILLISECOND;
+const PAUSES_MORE: RangeInclusive<NanoTime> = 50 * MILLISECOND..=400 * MILLISECOND;
 /// Such a pause takes at least so many times as long as the trial did.
-const TRIALS_PER_PAUSE: Time = 8;
+const TRIALS_PER_PAUSE: NanoTime = 8;
 /// Workers sleep together for this part (1 / n) of the time of steps before there is a trial. Those that a quiet machine lets wait
 /// hardly ever sleep.
-const SLEPT_PART: Time = 4;
+const SLEPT_PART: NanoTime = 4;
 /// A choice whose steps take so much longer in a trial (halves more) is out of it before its window is over.
-const HOPELESS_HALVES: Time = 1;
+const HOPELESS_HALVES: NanoTime = 1;
 /// A trial changes the number for steps that are shorter by this part (1 / n).
-const GAIN_PART: Time = 20;
+const GAIN_PART: NanoTime = 20;
 /// Steps of other kinds than a trial compares do not count in it, until they have been alone for so long.
-const OTHERS: Time = 100 * MILLISECOND;
+const OTHERS: NanoTime = 100 * MILLISECOND;
 /// Numbers that a trial compares at most.
 const MOST_CHOICES: usize = 4;
 
 /// What makes steps comparable: of which model, which one, and for how many tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kind {
+pub struct StepKind {
     pub model: usize,
     pub step: &'static str,
     pub tokens: usize,
@@ -45,49 +45,49 @@ pub struct Kind {
 
 /// A step that is over.
 #[derive(Clone, Copy, Debug)]
-pub struct Taken {
-    pub kind: Kind,
+pub struct StepTiming {
+    pub kind: StepKind,
     /// When it ended, on a clock that only goes forward.
-    pub end: Time,
-    pub time: Time,
+    pub end: NanoTime,
+    pub time: NanoTime,
     /// For how long workers slept in it, all together.
-    pub slept: Time,
+    pub slept: NanoTime,
 }
 
 /// Chooses the number of workers of each step from the times of those before. Plain data: no clock of its own.
 #[derive(Debug)]
-pub struct Crew {
+pub struct WorkerCountTuner {
     most: usize,
     /// The number that suits.
     now: usize,
-    window: Window,
-    trial: Option<Trial>,
-    fewer: Pause,
-    more: Pause,
+    window: StepWindow,
+    trial: Option<WorkerCountTrial>,
+    fewer: TrialBackoff,
+    more: TrialBackoff,
 }
 
 /// Between trials of one direction.
 #[derive(Debug)]
-struct Pause {
-    range: RangeInclusive<Time>,
-    length: Time,
+struct TrialBackoff {
+    range: RangeInclusive<NanoTime>,
+    length: NanoTime,
     /// There is no trial before this time.
-    until: Time,
+    until: NanoTime,
 }
 
 /// Steps by one number of workers.
 #[derive(Clone, Copy, Debug, Default)]
-struct Window {
+struct StepWindow {
     steps: u32,
-    time: Time,
-    slept: Time,
+    time: NanoTime,
+    slept: NanoTime,
 }
 
 /// A comparison under way.
 #[derive(Debug)]
-struct Trial {
+struct WorkerCountTrial {
     /// None before the first step.
-    kind: Option<Kind>,
+    kind: Option<StepKind>,
     /// The number that suited before, then others.
     choices: [usize; MOST_CHOICES],
     count: usize,
@@ -97,17 +97,17 @@ struct Trial {
     at: usize,
     round: usize,
     /// By choice.
-    sums: [Window; MOST_CHOICES],
+    sums: [StepWindow; MOST_CHOICES],
     hopeless: [bool; MOST_CHOICES],
-    time: Time,
+    time: NanoTime,
     /// Of steps of other kinds since the last one that counted.
-    others: Time,
+    others: NanoTime,
 }
 
-impl Crew {
+impl WorkerCountTuner {
     pub fn new(most: usize) -> Self {
-        let (fewer, more) = (Pause::new(PAUSES_FEWER), Pause::new(PAUSES_MORE));
-        Self { most, now: most, window: Window::default(), trial: None, fewer, more }
+        let (fewer, more) = (TrialBackoff::new(PAUSES_FEWER), TrialBackoff::new(PAUSES_MORE));
+        Self { most, now: most, window: StepWindow::default(), trial: None, fewer, more }
     }
 
     /// The number that suits, but for trials.
@@ -117,11 +117,11 @@ impl Crew {
 
     /// Workers for the next step.
     pub fn workers(&self) -> usize {
-        self.trial.as_ref().map_or(self.now, Trial::workers)
+        self.trial.as_ref().map_or(self.now, WorkerCountTrial::workers)
     }
 
-    /// Learns from a step that [`Crew::workers`] ran.
-    pub fn note(&mut self, taken: Taken) {
+    /// Learns from a step that [`WorkerCountTuner::workers`] ran.
+    pub fn note(&mut self, taken: StepTiming) {
         if let Some(trial) = &mut self.trial {
             if let Some(best) = trial.note(taken, &mut self.window) {
                 self.decide(best, taken.end);
@@ -136,18 +136,18 @@ impl Crew {
     }
 
     /// Begins a trial where the last steps give cause for one.
-    fn watch(&mut self, window: &Window, end: Time) {
+    fn watch(&mut self, window: &StepWindow, end: NanoTime) {
         let waits = self.now > 1 && window.slept > window.time / SLEPT_PART;
         if waits && end >= self.fewer.until {
-            self.trial = Some(Trial::new(self.now, self.most, true));
+            self.trial = Some(WorkerCountTrial::new(self.now, self.most, true));
         } else if self.now < self.most && end >= self.more.until {
-            self.trial = Some(Trial::new(self.now, self.most, false));
+            self.trial = Some(WorkerCountTrial::new(self.now, self.most, false));
         } else if !waits && end > self.fewer.until + self.fewer.length {
             self.fewer.shorten();
         }
     }
 
-    fn decide(&mut self, best: usize, end: Time) {
+    fn decide(&mut self, best: usize, end: NanoTime) {
         let Some(trial) = self.trial.take() else { return };
         if best == self.now {
             let pause = if trial.fewer { &mut self.fewer } else { &mut self.more };
@@ -162,8 +162,8 @@ impl Crew {
     }
 }
 
-impl Pause {
-    fn new(range: RangeInclusive<Time>) -> Self {
+impl TrialBackoff {
+    fn new(range: RangeInclusive<NanoTime>) -> Self {
         Self { length: *range.start(), range, until: 0 }
     }
 
@@ -176,8 +176,8 @@ impl Pause {
     }
 }
 
-impl Window {
-    fn add(&mut self, taken: Taken) {
+impl StepWindow {
+    fn add(&mut self, taken: StepTiming) {
         self.steps += 1;
         self.time += taken.time;
         self.slept += taken.slept;
@@ -188,12 +188,12 @@ impl Window {
     }
 
     /// Mean time of a step.
-    fn mean(&self) -> Time {
-        self.time / Time::from(self.steps.max(1))
+    fn mean(&self) -> NanoTime {
+        self.time / NanoTime::from(self.steps.max(1))
     }
 }
 
-impl Trial {
+impl WorkerCountTrial {
     /// Compares `now` with fewer workers if some of them wait, and with more.
     fn new(now: usize, most: usize, waits: bool) -> Self {
         let fewer = [now - 1, now / 2, 1];
@@ -225,7 +225,7 @@ impl Trial {
     }
 
     /// Counts a step, also in `window`; gives the best number once all had their windows.
-    fn note(&mut self, taken: Taken, window: &mut Window) -> Option<usize> {
+    fn note(&mut self, taken: StepTiming, window: &mut StepWindow) -> Option<usize> {
         self.others = if self.kind == Some(taken.kind) { 0 } else { self.others + taken.time };
         if self.kind.is_none() || self.others > OTHERS {
             (self.kind, self.at, self.round, self.others) = (Some(taken.kind), 0, 0, 0);
@@ -270,40 +270,45 @@ impl Trial {
 mod tests {
     use super::*;
 
-    const DECODE: Kind = Kind { model: 0, step: "decode", tokens: 1 };
+    const DECODE: StepKind = StepKind { model: 0, step: "decode", tokens: 1 };
 
     /// A machine on which steps take and sleep so long, in microseconds, by the number of workers.
-    struct Machine {
-        crew: Crew,
-        clock: Time,
+    struct SimulatedMachine {
+        crew: WorkerCountTuner,
+        clock: NanoTime,
     }
 
-    impl Machine {
+    impl SimulatedMachine {
         fn new(most: usize) -> Self {
-            Self { crew: Crew::new(most), clock: 0 }
+            Self { crew: WorkerCountTuner::new(most), clock: 0 }
         }
 
         /// Runs steps for so many milliseconds; gives how many steps each number ran.
-        fn run(&mut self, milliseconds: Time, kind: Kind, step: impl Fn(usize) -> (Time, Time)) -> Vec<u32> {
+        fn run(
+            &mut self,
+            milliseconds: NanoTime,
+            kind: StepKind,
+            step: impl Fn(usize) -> (NanoTime, NanoTime),
+        ) -> Vec<u32> {
             let (end, mut ran) = (self.clock + milliseconds * MILLISECOND, vec![0; self.crew.most + 1]);
             while self.clock < end {
                 let workers = self.crew.workers();
                 let (time, slept) = step(workers);
                 self.clock += 1000 * time;
                 ran[workers] += 1;
-                self.crew.note(Taken { kind, end: self.clock, time: 1000 * time, slept: 1000 * slept });
+                self.crew.note(StepTiming { kind, end: self.clock, time: 1000 * time, slept: 1000 * slept });
             }
             ran
         }
     }
 
-    fn quiet(workers: usize) -> (Time, Time) {
-        (50 + 800 / workers as Time, 0)
+    fn quiet(workers: usize) -> (NanoTime, NanoTime) {
+        (50 + 800 / workers as NanoTime, 0)
     }
 
     #[test]
     fn a_quiet_machine_has_no_trial() {
-        let mut machine = Machine::new(4);
+        let mut machine = SimulatedMachine::new(4);
         let ran = machine.run(5000, DECODE, quiet);
         assert_eq!(ran[..4], [0; 4]);
         // Short sleeps now and then are none of other programs' doing.
@@ -313,7 +318,7 @@ mod tests {
 
     #[test]
     fn one_of_two_workers_leaves_and_comes_back() {
-        let mut machine = Machine::new(2);
+        let mut machine = SimulatedMachine::new(2);
         machine.run(1000, DECODE, quiet);
         let crowded = |workers| if workers == 2 { (2000, 1500) } else { (850, 0) };
         machine.run(100, DECODE, crowded);
@@ -332,7 +337,7 @@ mod tests {
 
     #[test]
     fn waiting_workers_stay_where_fewer_are_slower() {
-        let mut machine = Machine::new(2);
+        let mut machine = SimulatedMachine::new(2);
         let crowded = |workers| if workers == 2 { (1000, 700) } else { (1100, 0) };
         machine.run(4000, DECODE, crowded);
         let ran = machine.run(8000, DECODE, crowded);
@@ -342,7 +347,7 @@ mod tests {
 
     #[test]
     fn a_trial_takes_what_is_clearly_better_only() {
-        let mut machine = Machine::new(2);
+        let mut machine = SimulatedMachine::new(2);
         machine.run(1000, DECODE, |workers| if workers == 2 { (1000, 700) } else { (970, 0) });
         assert_eq!(machine.crew.suited(), 2);
     }
@@ -351,10 +356,10 @@ mod tests {
     #[test]
     fn the_best_of_many_numbers_is_found_in_steps() {
         let crowded = |workers: usize| match workers {
-            7.. => (2000, 2000 * workers as Time / 2),
+            7.. => (2000, 2000 * workers as NanoTime / 2),
             _ => quiet(workers),
         };
-        let mut machine = Machine::new(8);
+        let mut machine = SimulatedMachine::new(8);
         machine.run(6000, DECODE, crowded);
         assert_eq!(machine.crew.suited(), 6);
         let alone = |workers| if workers > 1 { (5000, 4000) } else { quiet(1) };
@@ -371,8 +376,8 @@ mod tests {
     fn only_steps_of_one_kind_are_compared() {
         let crowded = |workers| if workers == 2 { (2000, 1500) } else { (850, 0) };
         let long = |workers| (20 * crowded(workers).0, 20 * crowded(workers).1);
-        let prompt = |tokens| Kind { model: 0, step: "prefill", tokens };
-        let mut machine = Machine::new(2);
+        let prompt = |tokens| StepKind { model: 0, step: "prefill", tokens };
+        let mut machine = SimulatedMachine::new(2);
         for tokens in 1..40 {
             machine.run(200, prompt(tokens), long);
         }
@@ -380,7 +385,7 @@ mod tests {
         machine.run(200, DECODE, crowded);
         assert_eq!(machine.crew.suited(), 1);
         // Steps between others are compared among themselves.
-        let mut machine = Machine::new(2);
+        let mut machine = SimulatedMachine::new(2);
         for tokens in 1..40 {
             machine.run(5, DECODE, crowded);
             machine.run(40, prompt(tokens), long);

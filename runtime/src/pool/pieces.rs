@@ -14,29 +14,29 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use super::Padded;
+use super::CachePadded;
 
 /// Workers that help each other.
 const MOST_NEIGHBOURS: usize = 32;
 
 /// See the [module](self).
-pub struct Pieces {
+pub struct ChunkScheduler {
     /// Workers of this run: the first ones.
     workers: AtomicUsize,
-    shares: Vec<Padded<Share>>,
+    shares: Vec<CachePadded<WorkerChunks>>,
 }
 
 #[derive(Default)]
-struct Share {
+struct WorkerChunks {
     /// Number of a launch (upper half), and how many of its pieces are taken (lower half).
     taken: AtomicU64,
     /// The launch that the owner is at; nobody else reads it.
     launch: AtomicU32,
 }
 
-impl Pieces {
+impl ChunkScheduler {
     pub(crate) fn new(workers: usize) -> Self {
-        let shares = (0..workers).map(|_| Padded::default()).collect();
+        let shares = (0..workers).map(|_| CachePadded::default()).collect();
         Self { workers: AtomicUsize::new(workers), shares }
     }
 
@@ -59,7 +59,7 @@ impl Pieces {
     /// Forgets all launches; the next ones are shared by the first `workers`. No worker may be inside.
     pub(super) fn reset(&self, workers: usize) {
         self.workers.store(workers, Ordering::Relaxed);
-        for Padded(share) in &self.shares {
+        for CachePadded(share) in &self.shares {
             share.taken.store(0, Ordering::Relaxed);
             share.launch.store(0, Ordering::Relaxed);
         }
@@ -77,7 +77,7 @@ fn neighbours(worker: usize, workers: usize) -> Range<usize> {
     begin(part)..begin(part + 1)
 }
 
-impl Share {
+impl WorkerChunks {
     /// The next piece of this share in a launch.
     fn take(&self, launch: u32, each: u32) -> Option<u32> {
         let mut seen = self.taken.load(Ordering::Relaxed);
@@ -104,15 +104,15 @@ impl Share {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::Pool;
+    use crate::pool::WorkerPool;
 
-    fn all(pieces: &Pieces, worker: usize, each: u32) -> Vec<u32> {
+    fn all(pieces: &ChunkScheduler, worker: usize, each: u32) -> Vec<u32> {
         std::iter::from_fn(|| pieces.take(worker, each)).collect()
     }
 
     #[test]
     fn own_pieces_come_first_and_others_later() {
-        let pieces = Pieces::new(3);
+        let pieces = ChunkScheduler::new(3);
         assert_eq!(pieces.take(1, 2), Some(2));
         assert_eq!(all(&pieces, 2, 2), [4, 5, 0, 1, 3]);
         // Worker 2 is at the next launch while the others have not seen the end of this one.
@@ -137,15 +137,15 @@ mod tests {
                 assert!(near.clone().all(|other| neighbours(other, workers) == near));
             }
         }
-        let pieces = Pieces::new(64);
+        let pieces = ChunkScheduler::new(64);
         let near: Vec<u32> = (40..64).chain(32..40).flat_map(|owner| [2 * owner, 2 * owner + 1]).collect();
         assert_eq!(all(&pieces, 40, 2), near, "none of the other socket");
     }
 
     #[test]
     fn numbers_of_launches_go_round() {
-        let pieces = Pieces::new(2);
-        for Padded(share) in &pieces.shares {
+        let pieces = ChunkScheduler::new(2);
+        for CachePadded(share) in &pieces.shares {
             share.taken.store(u64::from(u32::MAX) << 32, Ordering::Relaxed);
             share.launch.store(u32::MAX, Ordering::Relaxed);
         }
@@ -166,7 +166,7 @@ mod tests {
             (70, true, 15),
             (70, false, 15),
         ] {
-            let pool = Pool::new(workers).unwrap();
+            let pool = WorkerPool::new(workers).unwrap();
             let each = |launch: usize| 1 + launch % 7;
             let counts: Vec<Vec<AtomicU32>> = (0..launches)
                 .map(|launch| (0..workers * each(launch)).map(|_| AtomicU32::new(0)).collect())
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_panic_leaves_whole_counters() {
-        let pool = Pool::new(2).unwrap();
+        let pool = WorkerPool::new(2).unwrap();
         let failed = pool.run(&|worker| {
             pool.pieces().take(worker, 4);
             assert!(worker != 1, "broken off");

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use super::futex;
 
-/// A sleeper looks up after this time: [`Signal::raise`] may miss one that is about to sleep.
+/// A sleeper looks up after this time: [`EventCount::raise`] may miss one that is about to sleep.
 const NAP: Duration = Duration::from_micros(500);
 
 #[derive(Default)]
-pub struct Signal {
+pub struct EventCount {
     /// Goes round.
     count: AtomicU32,
     /// How many sleep until it is raised.
@@ -20,7 +20,7 @@ pub struct Signal {
 }
 
 /// One who waits, perhaps for several signals one after the other.
-pub struct Waiter<'a> {
+pub struct EventWaiter<'a> {
     /// Pauses before it sleeps.
     pub spins: u32,
     /// Set when a signal will never come; `None`: all will.
@@ -29,7 +29,7 @@ pub struct Waiter<'a> {
     pub slept: &'a AtomicU64,
 }
 
-impl Signal {
+impl EventCount {
     pub fn count(&self) -> u32 {
         self.count.load(Ordering::Relaxed)
     }
@@ -48,7 +48,7 @@ impl Signal {
         }
     }
 
-    /// As [`Signal::raise`], and misses no sleeper.
+    /// As [`EventCount::raise`], and misses no sleeper.
     pub fn raise_for_all(&self, count: u32) {
         self.count.store(count, Ordering::Release);
         // With the increment of `sleepers`: either it is seen here, or the sleeper sees the new count.
@@ -72,9 +72,9 @@ impl Signal {
     }
 }
 
-impl Waiter<'_> {
+impl EventWaiter<'_> {
     /// Waits until `signal` has reached `count`; false if it never will.
-    pub fn wait(&mut self, signal: &Signal, count: u32) -> bool {
+    pub fn wait(&mut self, signal: &EventCount, count: u32) -> bool {
         while signal.is_behind(count, Ordering::Acquire) {
             if self.open.is_some_and(|open| open.load(Ordering::Relaxed)) {
                 return false;
@@ -90,7 +90,7 @@ impl Waiter<'_> {
     }
 
     #[cold]
-    fn sleep(&self, signal: &Signal, count: u32) {
+    fn sleep(&self, signal: &EventCount, count: u32) {
         let begin = Instant::now();
         signal.sleepers.fetch_add(1, Ordering::SeqCst);
         let seen = signal.count.load(Ordering::SeqCst);

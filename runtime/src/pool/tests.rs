@@ -4,7 +4,7 @@ use std::time::Duration;
 #[test]
 fn every_worker_runs_once() {
     for workers in [1, 2, 3, 8] {
-        let pool = Pool::new(workers).unwrap();
+        let pool = WorkerPool::new(workers).unwrap();
         let counts: Vec<AtomicUsize> = (0..workers).map(|_| AtomicUsize::new(0)).collect();
         for _ in 0..200 {
             pool.run(&|w| {
@@ -18,7 +18,7 @@ fn every_worker_runs_once() {
 
 #[test]
 fn parked_workers_wake() {
-    let pool = Pool::new(3).unwrap();
+    let pool = WorkerPool::new(3).unwrap();
     let count = AtomicUsize::new(0);
     for _ in 0..3 {
         std::thread::sleep(Duration::from_millis(20));
@@ -33,7 +33,7 @@ fn parked_workers_wake() {
 #[test]
 fn barriers_order_phases() {
     let workers = 6;
-    let pool = Pool::new(workers).unwrap();
+    let pool = WorkerPool::new(workers).unwrap();
     let phases = AtomicUsize::new(0);
     pool.run(&|w| {
         for phase in 0..100 {
@@ -61,8 +61,8 @@ fn many_workers_on_few_cores() {
 }
 
 fn changing_numbers(most: usize, rounds: usize) {
-    let pool = Pool::new(most).unwrap();
-    let kind = Kind { model: 0, step: "test", tokens: 1 };
+    let pool = WorkerPool::new(most).unwrap();
+    let kind = StepKind { model: 0, step: "test", tokens: 1 };
     for round in 0..rounds {
         let wanted = 1 + round * 7 % most;
         pool.fix_workers(Some(wanted));
@@ -93,7 +93,7 @@ fn changing_numbers(most: usize, rounds: usize) {
 /// A worker that comes when the others sleep wakes them.
 #[test]
 fn late_workers_are_slept_for() {
-    let pool = Pool::new(4).unwrap();
+    let pool = WorkerPool::new(4).unwrap();
     let nap = || std::thread::sleep(Duration::from_millis(1));
     for late in [0, 1, 3] {
         let before = pool.barrier().slept();
@@ -120,7 +120,7 @@ fn late_workers_are_slept_for() {
 fn panics_are_contained() {
     // Those who lead others in a barrier, and those who do not.
     for (workers, bad) in [(3, 0), (3, 1), (20, 0), (20, 8), (20, 11)] {
-        let pool = Pool::new(workers).unwrap();
+        let pool = WorkerPool::new(workers).unwrap();
         let result = pool.run(&|w| {
             assert!(w != bad, "worker {w} is bad");
             pool.barrier().wait(w);
@@ -137,13 +137,13 @@ fn panics_are_contained() {
         .unwrap();
         assert_eq!(count.into_inner(), workers, "the pool works again");
     }
-    let one = Pool::new(1).unwrap();
+    let one = WorkerPool::new(1).unwrap();
     assert!(matches!(one.run(&|_| panic!("alone")), Err(Error::WorkerPanic { .. })));
 }
 
 #[test]
 fn callers_take_turns() {
-    let pool = Pool::new(2).unwrap();
+    let pool = WorkerPool::new(2).unwrap();
     let busy = AtomicUsize::new(0);
     std::thread::scope(|s| {
         for _ in 0..3 {
@@ -165,14 +165,14 @@ fn callers_take_turns() {
 #[test]
 fn models_that_share_a_pool_progress_alike() {
     const STEPS: usize = 100;
-    let pool = Pool::new(2).unwrap();
+    let pool = WorkerPool::new(2).unwrap();
     let order = Mutex::new(Vec::new());
     std::thread::scope(|s| {
         for model in 0..2 {
             let (pool, order) = (&pool, &order);
             s.spawn(move || {
                 for _ in 0..STEPS {
-                    let kind = Kind { model, step: "test", tokens: 1 };
+                    let kind = StepKind { model, step: "test", tokens: 1 };
                     pool.step(kind, usize::MAX, &|worker, _| {
                         if worker != 0 {
                             return std::thread::sleep(Duration::from_micros(200 * model as u64));
@@ -196,8 +196,8 @@ fn models_that_share_a_pool_progress_alike() {
 /// A model whose memory is planned for fewer workers than the pool has.
 #[test]
 fn steps_have_at_most_the_workers_that_they_may_have() {
-    let pool = Pool::new(4).unwrap();
-    let kind = Kind { model: 0, step: "test", tokens: 1 };
+    let pool = WorkerPool::new(4).unwrap();
+    let kind = StepKind { model: 0, step: "test", tokens: 1 };
     for most in [1, 3, 4, 9] {
         let ran = AtomicUsize::new(0);
         let count = |worker: usize, workers: usize| {
@@ -217,17 +217,19 @@ fn steps_have_at_most_the_workers_that_they_may_have() {
 fn pinned_workers_stay_in_their_places() {
     let before = CpuSet::of_this_thread();
     let cpus: Vec<usize> = (0..8192).filter(|&cpu| before.contains(cpu)).collect();
-    let place =
-        |worker: usize| Place { cpus: [cpus[worker % cpus.len()]].into_iter().collect(), node: worker };
-    let places: Vec<Place> = (0..3).map(place).collect();
-    let pool = Pool::pinned(places.clone()).unwrap();
+    let place = |worker: usize| WorkerAffinity {
+        cpus: [cpus[worker % cpus.len()]].into_iter().collect(),
+        node: worker,
+    };
+    let places: Vec<WorkerAffinity> = (0..3).map(place).collect();
+    let pool = WorkerPool::pinned(places.clone()).unwrap();
     for _ in 0..3 {
         pool.run(&|worker| assert_eq!(CpuSet::of_this_thread(), places[worker].cpus)).unwrap();
         assert_eq!(CpuSet::of_this_thread(), before);
     }
     pool.run_first(1, &|_, _| assert_eq!(CpuSet::of_this_thread(), places[0].cpus)).unwrap();
-    let nowhere = Place { cpus: CpuSet::default(), node: 0 };
-    let refused = Pool::pinned([places[0].clone(), nowhere].to_vec());
+    let nowhere = WorkerAffinity { cpus: CpuSet::default(), node: 0 };
+    let refused = WorkerPool::pinned([places[0].clone(), nowhere].to_vec());
     assert!(matches!(refused.err(), Some(Error::Pinning { index: 1, .. })));
     assert_eq!(CpuSet::of_this_thread(), before);
 }

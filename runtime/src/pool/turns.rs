@@ -5,42 +5,42 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::Padded;
-use super::signal::{Signal, Waiter};
+use super::CachePadded;
+use super::signal::{EventCount, EventWaiter};
 
 /// Pauses before a caller sleeps: a step of another one takes longer.
 const SPINS: u32 = 1 << 6;
 
 /// See the [module](self).
-pub struct Turns<T> {
+pub struct TicketMutex<T> {
     /// Number of the caller that comes next.
     next: AtomicU32,
     /// Number of the caller whose turn it is.
-    now: Padded<Signal>,
+    now: CachePadded<EventCount>,
     slept: AtomicU64,
     /// Only locked by whose turn it is, so without waiting.
     value: Mutex<T>,
 }
 
-pub struct Turn<'a, T> {
-    turns: &'a Turns<T>,
+pub struct TicketGuard<'a, T> {
+    turns: &'a TicketMutex<T>,
     number: u32,
     value: MutexGuard<'a, T>,
 }
 
-impl<T> Turns<T> {
+impl<T> TicketMutex<T> {
     pub fn new(value: T) -> Self {
         let (next, now, slept) = Default::default();
         Self { next, now, slept, value: Mutex::new(value) }
     }
 
     /// Returns when all who came before have dropped theirs.
-    pub fn take(&self) -> Turn<'_, T> {
+    pub fn take(&self) -> TicketGuard<'_, T> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut waiter = Waiter { spins: SPINS, open: None, slept: &self.slept };
+        let mut waiter = EventWaiter { spins: SPINS, open: None, slept: &self.slept };
         waiter.wait(&self.now.0, number);
         let value = self.value.lock().unwrap_or_else(PoisonError::into_inner);
-        Turn { turns: self, number, value }
+        TicketGuard { turns: self, number, value }
     }
 
     /// How many wait while somebody has a turn.
@@ -54,14 +54,14 @@ impl<T> Turns<T> {
     }
 }
 
-impl<T> Drop for Turn<'_, T> {
+impl<T> Drop for TicketGuard<'_, T> {
     fn drop(&mut self) {
         // The next one may meet the mutex still locked for a moment: it is let go after this.
         self.turns.now.0.raise_for_all(self.number.wrapping_add(1));
     }
 }
 
-impl<T> Deref for Turn<'_, T> {
+impl<T> Deref for TicketGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -69,7 +69,7 @@ impl<T> Deref for Turn<'_, T> {
     }
 }
 
-impl<T> DerefMut for Turn<'_, T> {
+impl<T> DerefMut for TicketGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.value
     }
@@ -82,7 +82,7 @@ mod tests {
     /// Where all wait again before the next turn, they go round.
     #[test]
     fn nobody_is_overtaken() {
-        let turns = Turns::new(Vec::new());
+        let turns = TicketMutex::new(Vec::new());
         let callers = 4;
         std::thread::scope(|scope| {
             for caller in 0..callers {

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{LOADING, Processes};
-use crate::table::Plan;
+use super::{LOADING, ProcessGroup};
+use crate::table::ModelPlan;
 use crate::{Artifact, Error, Result, features};
 
 /// Bytes of it.
@@ -15,7 +15,7 @@ const NAME: usize = 96;
 
 /// A program, a model, and a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Hello {
+pub(crate) struct HandshakeMessage {
     /// Of the program, and of its ABI.
     version: String,
     abi: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Hello {
 }
 
 /// What all agree on.
-pub(crate) struct Agreed {
+pub(crate) struct RankAgreement {
     /// Features that all CPUs have.
     pub features: u64,
     /// Processes that may use the same CPUs as this one, which is one of them.
@@ -40,14 +40,14 @@ pub(crate) struct Agreed {
     pub local: usize,
 }
 
-impl Hello {
-    pub fn new(artifact: &Artifact, plan: &Plan) -> Hello {
+impl HandshakeMessage {
+    pub fn new(artifact: &Artifact, plan: &ModelPlan) -> HandshakeMessage {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let host = read("/proc/sys/kernel/hostname").trim().to_owned();
         let status = read("/proc/self/status");
         let allowed = status.lines().find(|line| line.starts_with("Cpus_allowed:")).unwrap_or_default();
         let hash = |text: &str| xxhash_rust::xxh3::xxh3_128(text.as_bytes());
-        Hello {
+        HandshakeMessage {
             version: env!("CARGO_PKG_VERSION").into(),
             abi: mlcc_abi::ABI_VERSION.into(),
             artifact: identity(artifact),
@@ -73,7 +73,7 @@ impl Hello {
         bytes.try_into().unwrap_or([0; BYTES])
     }
 
-    fn read(bytes: &[u8; BYTES]) -> Hello {
+    fn read(bytes: &[u8; BYTES]) -> HandshakeMessage {
         let text = |at: usize, room: usize| {
             String::from_utf8_lossy(&bytes[at..at + room]).trim_end_matches('\0').to_owned()
         };
@@ -83,7 +83,7 @@ impl Hello {
         let mut rest = bytes[numbers + 32..].as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b));
         let mut hash = || wide.next().unwrap_or(0);
         let mut number = || rest.next().unwrap_or(0);
-        Hello {
+        HandshakeMessage {
             version: text(0, VERSION),
             name: text(VERSION, NAME),
             artifact: hash(),
@@ -96,12 +96,13 @@ impl Hello {
     }
 
     /// Tells it to the others. All have the same model, and go on with what all their CPUs have.
-    pub fn agree(&self, processes: &Processes, path: &Path) -> Result<Agreed> {
+    pub fn agree(&self, processes: &ProcessGroup, path: &Path) -> Result<RankAgreement> {
         let all = processes.gather(&self.bytes(), LOADING);
-        let all: Vec<Hello> = all.as_chunks::<BYTES>().0.iter().map(Hello::read).collect();
+        let all: Vec<HandshakeMessage> =
+            all.as_chunks::<BYTES>().0.iter().map(HandshakeMessage::read).collect();
         processes.set_names(all.iter().map(|hello| hello.name.clone()).collect());
         match differs(&all) {
-            None => Ok(Agreed {
+            None => Ok(RankAgreement {
                 features: all.iter().fold(u64::MAX, |bits, hello| bits & hello.features),
                 neighbours: all.iter().filter(|hello| hello.cpus == self.cpus).count().max(1),
                 local: all.iter().take(processes.rank()).filter(|h| h.machine == self.machine).count(),
@@ -119,7 +120,7 @@ impl Hello {
 }
 
 /// The first rank that has something else than rank 0: what, and what rank 0 has.
-fn differs(all: &[Hello]) -> Option<(usize, [String; 2])> {
+fn differs(all: &[HandshakeMessage]) -> Option<(usize, [String; 2])> {
     let first = all.first()?;
     let number = |hash: u128| format!("{:016x}", hash as u64);
     all.iter().enumerate().find_map(|(rank, hello)| {
@@ -155,8 +156,8 @@ fn identity(artifact: &Artifact) -> u128 {
 mod tests {
     use super::*;
 
-    fn hello() -> Hello {
-        Hello {
+    fn hello() -> HandshakeMessage {
+        HandshakeMessage {
             version: "1.2.3".into(),
             abi: 7,
             artifact: (1 << 100) + 9,
@@ -170,23 +171,29 @@ mod tests {
 
     #[test]
     fn what_is_told_is_heard() {
-        assert_eq!(Hello::read(&hello().bytes()), hello());
-        let long = Hello { name: "ü".repeat(100), ..hello() };
-        assert_eq!(Hello::read(&long.bytes()), Hello { name: "ü".repeat(NAME / 2), ..hello() });
+        assert_eq!(HandshakeMessage::read(&hello().bytes()), hello());
+        let long = HandshakeMessage { name: "ü".repeat(100), ..hello() };
+        assert_eq!(
+            HandshakeMessage::read(&long.bytes()),
+            HandshakeMessage { name: "ü".repeat(NAME / 2), ..hello() }
+        );
     }
 
     #[test]
     fn the_first_difference_is_named() {
-        assert_eq!(differs(&[hello(), Hello { features: 1, cpus: 2, name: "x".into(), ..hello() }]), None);
-        let other = Hello { artifact: 2, ..hello() };
+        assert_eq!(
+            differs(&[hello(), HandshakeMessage { features: 1, cpus: 2, name: "x".into(), ..hello() }]),
+            None
+        );
+        let other = HandshakeMessage { artifact: 2, ..hello() };
         let told = |rank, what: &str, wanted: &str| Some((rank, [what.to_owned(), wanted.to_owned()]));
         let named = told(2, "the artifact 0000000000000002", "the artifact 0000000000000009");
         assert_eq!(differs(&[hello(), hello(), other]), named);
-        let old = Hello { version: "1.2.2".into(), abi: 6, artifact: 9, ..hello() };
+        let old = HandshakeMessage { version: "1.2.2".into(), abi: 6, artifact: 9, ..hello() };
         assert_eq!(differs(&[hello(), old]), told(1, "version 1.2.2 of mlcc", "version 1.2.3 of mlcc"));
-        let abi = Hello { abi: 8, artifact: 4, ..hello() };
+        let abi = HandshakeMessage { abi: 8, artifact: 4, ..hello() };
         assert_eq!(differs(&[hello(), abi]), told(1, "version 8 of the ABI", "version 7 of the ABI"));
-        let plan = Hello { plan: 4, ..hello() };
+        let plan = HandshakeMessage { plan: 4, ..hello() };
         let named = told(1, "the memory plan 0000000000000004", "the memory plan 0000000000000003");
         assert_eq!(differs(&[hello(), plan]), named);
     }

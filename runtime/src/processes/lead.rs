@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use mlcc_abi::{Ctx, PAGE_ROWS, Sequence};
 
-use super::Processes;
-use super::wire::{Kind, Message, number};
-use crate::session::Step;
+use super::ProcessGroup;
+use super::wire::{MessageWriter, RankMessageKind, number};
+use crate::session::EntryPoint;
 use crate::{Error, Result};
 
 /// First part of a message: its length, and as much of it as fits. Most messages are no longer.
@@ -18,23 +18,23 @@ const FIRST: usize = 4096;
 const PING: Duration = Duration::from_secs(1);
 
 /// Rank 0. What it says goes one after the other: nothing comes between the exchanges of a step.
-pub(crate) struct Lead {
-    processes: Processes,
-    line: Arc<Mutex<Message>>,
+pub(crate) struct RankLeader {
+    processes: ProcessGroup,
+    line: Arc<Mutex<MessageWriter>>,
     ended: Arc<AtomicBool>,
     /// Once the others are ready to hear.
     pings: OnceLock<JoinHandle<()>>,
 }
 
 /// While it lives the others take a step.
-pub(crate) struct Stepping<'a> {
-    _line: MutexGuard<'a, Message>,
+pub(crate) struct StepGuard<'a> {
+    _line: MutexGuard<'a, MessageWriter>,
 }
 
-impl Lead {
-    pub fn new(processes: &Processes) -> Lead {
+impl RankLeader {
+    pub fn new(processes: &ProcessGroup) -> RankLeader {
         let (line, ended, pings) = Default::default();
-        Lead { processes: processes.clone(), line, ended, pings }
+        RankLeader { processes: processes.clone(), line, ended, pings }
     }
 
     /// The others are ready to hear, and rank 0 has nothing more to do.
@@ -49,27 +49,32 @@ impl Lead {
         Ok(())
     }
 
-    fn line(&self) -> MutexGuard<'_, Message> {
+    fn line(&self) -> MutexGuard<'_, MessageWriter> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells the others something that they do by themselves.
-    pub fn say(&self, write: impl FnOnce(&mut Message) -> &mut Message) {
+    pub fn say(&self, write: impl FnOnce(&mut MessageWriter) -> &mut MessageWriter) {
         let mut line = self.line();
         write(&mut line);
         send(&self.processes, line.bytes());
     }
 
-    /// As [`Lead::say`], of something that all do together.
-    pub fn begin(&self, write: impl FnOnce(&mut Message) -> &mut Message) -> Stepping<'_> {
+    /// As [`RankLeader::say`], of something that all do together.
+    pub fn begin(&self, write: impl FnOnce(&mut MessageWriter) -> &mut MessageWriter) -> StepGuard<'_> {
         let mut line = self.line();
         write(&mut line);
         send(&self.processes, line.bytes());
-        Stepping { _line: line }
+        StepGuard { _line: line }
     }
 
     /// Asks for bytes of a rank.
-    pub fn ask(&self, rank: usize, to: &mut [u8], write: impl FnOnce(&mut Message) -> &mut Message) {
+    pub fn ask(
+        &self,
+        rank: usize,
+        to: &mut [u8],
+        write: impl FnOnce(&mut MessageWriter) -> &mut MessageWriter,
+    ) {
         let mut line = self.line();
         write(&mut line);
         send(&self.processes, line.bytes());
@@ -80,10 +85,10 @@ impl Lead {
     ///
     /// # Safety
     /// `ctx` fulfils the contract of the step.
-    pub unsafe fn step(&self, step: Step, ctx: &Ctx) -> Option<Stepping<'_>> {
+    pub unsafe fn step(&self, step: EntryPoint, ctx: &Ctx) -> Option<StepGuard<'_>> {
         let number = number(step)?;
         let mut line = self.line();
-        let message = line.begin(Kind::Step).number(number).number(ctx.past as u64);
+        let message = line.begin(RankMessageKind::Step).number(number).number(ctx.past as u64);
         // SAFETY: by contract `n` tokens, and as many numbers of rows, if there are any.
         let numbers = |from: *const i32| match from.is_null() {
             true => &[][..],
@@ -115,37 +120,37 @@ impl Lead {
             message.list(pages);
         }
         send(&self.processes, line.bytes());
-        Some(Stepping { _line: line })
+        Some(StepGuard { _line: line })
     }
 }
 
-impl Drop for Lead {
+impl Drop for RankLeader {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::SeqCst);
         // A model that was never loaded as a whole is no model for the others either.
         let Some(pings) = self.pings.take() else { return };
         pings.thread().unpark();
         let _ = pings.join();
-        self.say(|message| message.begin(Kind::End));
+        self.say(|message| message.begin(RankMessageKind::End));
         self.processes.leave();
     }
 }
 
 /// Every rank says that it is there, unless something else is said.
-fn ping(processes: &Processes, line: &Mutex<Message>, ended: &AtomicBool) {
+fn ping(processes: &ProcessGroup, line: &Mutex<MessageWriter>, ended: &AtomicBool) {
     while !ended.load(Ordering::SeqCst) {
         std::thread::park_timeout(PING);
         // Who has the line is heard of.
         if let Ok(mut line) = line.try_lock()
             && !ended.load(Ordering::SeqCst)
         {
-            send(processes, line.begin(Kind::Ping).bytes());
+            send(processes, line.begin(RankMessageKind::Ping).bytes());
             processes.gather(&[0], processes.0.limit);
         }
     }
 }
 
-fn send(processes: &Processes, bytes: &[u8]) {
+fn send(processes: &ProcessGroup, bytes: &[u8]) {
     let mut first = [0; FIRST];
     let (begin, rest) = bytes.split_at(bytes.len().min(FIRST - 8));
     first[..8].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
@@ -156,7 +161,7 @@ fn send(processes: &Processes, bytes: &[u8]) {
     }
 }
 
-impl Processes {
+impl ProcessGroup {
     /// Waits for the next message of rank 0.
     pub(crate) fn next(&self, bytes: &mut Vec<u8>) {
         bytes.resize(FIRST, 0);
@@ -172,7 +177,7 @@ impl Processes {
         }
     }
 
-    /// Answers [`Kind::Ping`].
+    /// Answers [`RankMessageKind::Ping`].
     pub(crate) fn sign(&self) {
         self.gather(&[0], self.0.limit);
     }

@@ -1,15 +1,15 @@
 //! What rank 0 tells the others, as bytes: a kind, then numbers of eight bytes and lists.
 
-use crate::session::Step;
+use crate::session::EntryPoint;
 
 /// What a message is about. The numbers that follow stand beside; places are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RankMessageKind {
     /// Nothing more comes.
     End,
     /// Nothing is wanted but a sign.
     Ping,
-    /// A step (see `Lead::step`).
+    /// A step (see `RankLeader::step`).
     Step,
     /// A state, of a sequence that begins: its number.
     New,
@@ -37,68 +37,68 @@ pub(crate) enum Kind {
     WriteSlots,
 }
 
-impl Kind {
-    const ALL: [Kind; 15] = [
-        Kind::End,
-        Kind::Ping,
-        Kind::Step,
-        Kind::New,
-        Kind::Free,
-        Kind::CopyState,
-        Kind::WriteState,
-        Kind::ReadState,
-        Kind::WritePages,
-        Kind::ReadPages,
-        Kind::CopyPages,
-        Kind::TakeBack,
-        Kind::Give,
-        Kind::Table,
-        Kind::WriteSlots,
+impl RankMessageKind {
+    const ALL: [RankMessageKind; 15] = [
+        RankMessageKind::End,
+        RankMessageKind::Ping,
+        RankMessageKind::Step,
+        RankMessageKind::New,
+        RankMessageKind::Free,
+        RankMessageKind::CopyState,
+        RankMessageKind::WriteState,
+        RankMessageKind::ReadState,
+        RankMessageKind::WritePages,
+        RankMessageKind::ReadPages,
+        RankMessageKind::CopyPages,
+        RankMessageKind::TakeBack,
+        RankMessageKind::Give,
+        RankMessageKind::Table,
+        RankMessageKind::WriteSlots,
     ];
 }
 
 /// Steps by number.
-const STEPS: [Step; 8] = [
-    Step::Prefill,
-    Step::Decode,
-    Step::PrefillLogits,
-    Step::DecodeBatch,
-    Step::Rows,
-    Step::Create,
-    Step::Reset,
-    Step::Encode,
+const STEPS: [EntryPoint; 8] = [
+    EntryPoint::Prefill,
+    EntryPoint::Decode,
+    EntryPoint::PrefillLogits,
+    EntryPoint::DecodeBatch,
+    EntryPoint::Rows,
+    EntryPoint::Create,
+    EntryPoint::Reset,
+    EntryPoint::Encode,
 ];
 
 /// The number of a step that ranks take together; `None` of one that each can take alone.
-pub(crate) fn number(step: Step) -> Option<u64> {
+pub(crate) fn number(step: EntryPoint) -> Option<u64> {
     STEPS.iter().position(|&known| known == step).map(|at| at as u64)
 }
 
 /// A message that is being written; its memory stays for the next one.
 #[derive(Default)]
-pub(crate) struct Message(Vec<u8>);
+pub(crate) struct MessageWriter(Vec<u8>);
 
-impl Message {
-    pub fn begin(&mut self, kind: Kind) -> &mut Message {
+impl MessageWriter {
+    pub fn begin(&mut self, kind: RankMessageKind) -> &mut MessageWriter {
         self.0.clear();
         self.0.push(kind as u8);
         self
     }
 
-    pub fn number(&mut self, number: u64) -> &mut Message {
+    pub fn number(&mut self, number: u64) -> &mut MessageWriter {
         self.0.extend_from_slice(&number.to_le_bytes());
         self
     }
 
     /// How many, and the values.
-    pub fn list(&mut self, values: &[i32]) -> &mut Message {
+    pub fn list(&mut self, values: &[i32]) -> &mut MessageWriter {
         self.number(values.len() as u64);
         values.iter().for_each(|value| self.0.extend_from_slice(&value.to_le_bytes()));
         self
     }
 
     /// The last of a message.
-    pub fn rest(&mut self, bytes: &[u8]) -> &mut Message {
+    pub fn rest(&mut self, bytes: &[u8]) -> &mut MessageWriter {
         self.0.extend_from_slice(bytes);
         self
     }
@@ -109,13 +109,13 @@ impl Message {
 }
 
 /// A message that has come. `None` where it ends too early.
-pub(crate) struct Reader<'a>(&'a [u8]);
+pub(crate) struct MessageReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> MessageReader<'a> {
     /// The kind, and what follows.
-    pub fn new(bytes: &'a [u8]) -> Option<(Kind, Reader<'a>)> {
+    pub fn new(bytes: &'a [u8]) -> Option<(RankMessageKind, MessageReader<'a>)> {
         let (&kind, rest) = bytes.split_first()?;
-        Some((*Kind::ALL.get(kind as usize)?, Reader(rest)))
+        Some((*RankMessageKind::ALL.get(kind as usize)?, MessageReader(rest)))
     }
 
     pub fn number(&mut self) -> Option<u64> {
@@ -132,7 +132,7 @@ impl<'a> Reader<'a> {
         Some(numbers)
     }
 
-    pub fn step(&mut self) -> Option<Step> {
+    pub fn step(&mut self) -> Option<EntryPoint> {
         STEPS.get(self.number()? as usize).copied()
     }
 
@@ -156,33 +156,34 @@ mod tests {
 
     #[test]
     fn messages_are_read_back() {
-        let mut message = Message::default();
-        for kind in Kind::ALL {
+        let mut message = MessageWriter::default();
+        for kind in RankMessageKind::ALL {
             message.begin(kind).number(3).list(&[1, -2, i32::MAX]).number(u64::MAX).list(&[]).rest(b"end");
-            let (found, mut reader) = Reader::new(message.bytes()).unwrap();
+            let (found, mut reader) = MessageReader::new(message.bytes()).unwrap();
             let mut list = vec![9];
             assert_eq!((found, reader.number(), reader.list(&mut list)), (kind, Some(3), Some(3)));
             assert_eq!((reader.numbers(), reader.list(&mut list)), (Some([u64::MAX]), Some(0)));
             assert_eq!((&list[..], reader.rest()), (&[9, 1, -2, i32::MAX][..], &b"end"[..]));
         }
         for (at, step) in STEPS.into_iter().enumerate() {
-            message.begin(Kind::Step).number(number(step).unwrap());
+            message.begin(RankMessageKind::Step).number(number(step).unwrap());
             assert_eq!(number(step), Some(at as u64));
-            assert_eq!(Reader::new(message.bytes()).and_then(|(_, mut r)| r.step()), Some(step));
+            assert_eq!(MessageReader::new(message.bytes()).and_then(|(_, mut r)| r.step()), Some(step));
         }
-        assert_eq!(number(Step::Softmax), None);
+        assert_eq!(number(EntryPoint::Softmax), None);
     }
 
     #[test]
     fn short_messages_are_refused() {
-        let mut message = Message::default();
-        message.begin(Kind::Step).list(&[1, 2, 3]);
+        let mut message = MessageWriter::default();
+        message.begin(RankMessageKind::Step).list(&[1, 2, 3]);
         for len in 0..message.bytes().len() {
-            let read = Reader::new(&message.bytes()[..len]).and_then(|(_, mut r)| r.list(&mut Vec::new()));
+            let read =
+                MessageReader::new(&message.bytes()[..len]).and_then(|(_, mut r)| r.list(&mut Vec::new()));
             assert_eq!(read, None, "{len} bytes");
         }
-        assert!(Reader::new(&[77]).is_none());
-        message.begin(Kind::Step).number(u64::MAX);
-        assert_eq!(Reader::new(message.bytes()).unwrap().1.list(&mut Vec::new()), None);
+        assert!(MessageReader::new(&[77]).is_none());
+        message.begin(RankMessageKind::Step).number(u64::MAX);
+        assert_eq!(MessageReader::new(message.bytes()).unwrap().1.list(&mut Vec::new()), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Random values by place.
 
-use super::{Content, Draw, FloatType, Spread};
+use super::{FloatType, PieceContent, RandomDraw, ValueDistribution};
 
 const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Signs of scales are drawn with another key than codes, whose places they share.
@@ -16,17 +16,19 @@ fn word(key: u64, index: u64) -> u64 {
 }
 
 /// Fills `out` with periods of the draw from number `first` on.
-pub(super) fn periods(draw: &Draw, first: u64, out: &mut [u8]) {
+pub(super) fn periods(draw: &RandomDraw, first: u64, out: &mut [u8]) {
     let mut place = first * draw.period();
     let mut rest = out;
     while !rest.is_empty() {
         for piece in &draw.pieces {
             let (here, behind) = std::mem::take(&mut rest).split_at_mut(piece.bytes as usize);
             match piece.content {
-                Content::Fill(byte) => here.fill(byte),
-                Content::Codes => codes(draw.key, place, here),
-                Content::Scales(scale) => scales(draw.key, place, scale, here),
-                Content::Floats(float, spread) => floats(draw.key, place / float.size(), float, spread, here),
+                PieceContent::Fill(byte) => here.fill(byte),
+                PieceContent::Codes => codes(draw.key, place, here),
+                PieceContent::Scales(scale) => scales(draw.key, place, scale, here),
+                PieceContent::Floats(float, spread) => {
+                    floats(draw.key, place / float.size(), float, spread, here)
+                }
             }
             rest = behind;
             place += piece.bytes;
@@ -56,9 +58,9 @@ fn scales(key: u64, place: u64, scale: u16, out: &mut [u8]) {
     }
 }
 
-fn floats(key: u64, first: u64, float: FloatType, spread: Spread, out: &mut [u8]) {
+fn floats(key: u64, first: u64, float: FloatType, spread: ValueDistribution, out: &mut [u8]) {
     match spread {
-        Spread::Normal { mean, deviation } => {
+        ValueDistribution::Normal { mean, deviation } => {
             // The sum of four uniform integers below 2^16 has mean 2 * 65535 and variance (2^32 - 1) / 3.
             let scale = deviation / (((1_u64 << 32) - 1) as f32 / 3.0).sqrt();
             store(float, first, out, |index| {
@@ -67,7 +69,7 @@ fn floats(key: u64, first: u64, float: FloatType, spread: Spread, out: &mut [u8]
                 mean + (sum as i32 - 131_070) as f32 * scale
             });
         }
-        Spread::Uniform { low, high } => {
+        ValueDistribution::Uniform { low, high } => {
             let scale = (high - low) / (1_u64 << 24) as f32;
             store(float, first, out, |index| low + (word(key, index) >> 40) as f32 * scale);
         }

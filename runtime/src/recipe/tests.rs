@@ -1,38 +1,38 @@
 use super::draw::f16_bits;
 use super::*;
 
-const NORMAL: Spread = Spread::Normal { mean: 0.0, deviation: 0.5 };
+const NORMAL: ValueDistribution = ValueDistribution::Normal { mean: 0.0, deviation: 0.5 };
 
-fn piece(bytes: u64, content: Content) -> Piece {
-    Piece { bytes, content }
+fn piece(bytes: u64, content: PieceContent) -> DrawPiece {
+    DrawPiece { bytes, content }
 }
 
-fn draw(offset: u64, count: u64, key: u64, pieces: Vec<Piece>) -> Entry {
-    Entry::Draw(Draw { offset, count, key, pieces })
+fn draw(offset: u64, count: u64, key: u64, pieces: Vec<DrawPiece>) -> GeneratorEntry {
+    GeneratorEntry::Draw(RandomDraw { offset, count, key, pieces })
 }
 
 /// Every kind of entry, gaps before, between and after them, draws of several portions.
-fn sample() -> Recipe {
-    let group = vec![piece(32, Content::Scales(0x2c1f)), piece(256, Content::Codes)];
+fn sample() -> WeightGenerator {
+    let group = vec![piece(32, PieceContent::Scales(0x2c1f)), piece(256, PieceContent::Codes)];
     let part = vec![
-        piece(6, Content::Scales(0x2c1f)),
-        piece(26, Content::Fill(0)),
-        piece(12, Content::Codes),
-        piece(52, Content::Fill(0x77)),
+        piece(6, PieceContent::Scales(0x2c1f)),
+        piece(26, PieceContent::Fill(0)),
+        piece(12, PieceContent::Codes),
+        piece(52, PieceContent::Fill(0x77)),
     ];
-    let floats = |float, bytes| vec![piece(bytes, Content::Floats(float, NORMAL))];
-    let uniform = Spread::Uniform { low: -2.0, high: 3.0 };
-    Recipe {
+    let floats = |float, bytes| vec![piece(bytes, PieceContent::Floats(float, NORMAL))];
+    let uniform = ValueDistribution::Uniform { low: -2.0, high: 3.0 };
+    WeightGenerator {
         seed: 7,
         bytes: 6_000_000,
         entries: vec![
             draw(64, 9000, 1, group),
             draw(2_592_128, 3, 2, part),
-            Entry::Stored { offset: 2_600_000, bytes: (0..200).collect() },
+            GeneratorEntry::Stored { offset: 2_600_000, bytes: (0..200).collect() },
             draw(2_600_256, 600, 3, floats(FloatType::F32, 4096)),
             draw(5_100_032, 50, 4, floats(FloatType::F16, 6000)),
             draw(5_500_032, 1, 5, floats(FloatType::BF16, 200_000)),
-            draw(5_800_000, 1, 6, vec![piece(40_000, Content::Floats(FloatType::F32, uniform))]),
+            draw(5_800_000, 1, 6, vec![piece(40_000, PieceContent::Floats(FloatType::F32, uniform))]),
         ],
     }
 }
@@ -40,7 +40,7 @@ fn sample() -> Recipe {
 #[test]
 fn text_reads_back() {
     let recipe = sample();
-    assert_eq!(Recipe::parse(recipe.to_string().as_bytes()), Ok(recipe));
+    assert_eq!(WeightGenerator::parse(recipe.to_string().as_bytes()), Ok(recipe));
 }
 
 #[test]
@@ -54,11 +54,11 @@ fn threads_and_portions_change_no_byte() {
     assert!(one[..64].iter().chain(&one[5_840_000..]).all(|&b| b == 0));
     assert!(one[2_600_000..2_600_200].iter().copied().eq(0..200));
     // A draw is what the same draw makes that begins elsewhere: places count from its own begin.
-    let Entry::Draw(first) = &recipe.entries[0] else { panic!() };
-    let moved = Recipe {
+    let GeneratorEntry::Draw(first) = &recipe.entries[0] else { panic!() };
+    let moved = WeightGenerator {
         seed: 7,
         bytes: first.bytes().unwrap(),
-        entries: vec![Entry::Draw(Draw { offset: 0, ..first.clone() })],
+        entries: vec![GeneratorEntry::Draw(RandomDraw { offset: 0, ..first.clone() })],
     };
     assert!(moved.make(1).unwrap()[..] == one[64..64 + 9000 * 288]);
 }
@@ -68,7 +68,7 @@ fn threads_and_portions_change_no_byte() {
 #[test]
 fn bytes_are_fixed() {
     let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
-    let made = |text: &str| hex(&Recipe::parse(text.as_bytes()).unwrap().make(1).unwrap());
+    let made = |text: &str| hex(&WeightGenerator::parse(text.as_bytes()).unwrap().make(1).unwrap());
     assert_eq!(
         made("mlcc-recipe 1 0 32\ndraw 0 2 0000000000000001 scales:4:3c00 codes:12\n"),
         "00bc00bc1d169256c15c0289ec2d0a9100bc00bca18debbe5e5532fbeea293f8"
@@ -79,10 +79,10 @@ fn bytes_are_fixed() {
     );
 }
 
-fn values(float: FloatType, spread: Spread) -> Vec<f32> {
+fn values(float: FloatType, spread: ValueDistribution) -> Vec<f32> {
     let bytes = 200_000 * float.size();
-    let entries = vec![draw(0, 1, 99, vec![piece(bytes, Content::Floats(float, spread))])];
-    let made = Recipe { seed: 0, bytes, entries }.make(1).unwrap();
+    let entries = vec![draw(0, 1, 99, vec![piece(bytes, PieceContent::Floats(float, spread))])];
+    let made = WeightGenerator { seed: 0, bytes, entries }.make(1).unwrap();
     let half = |bits: u16| {
         let magnitude = match u32::from(bits & 0x7fff) {
             0 => 0.0,
@@ -109,24 +109,28 @@ fn moments(values: &[f32]) -> (f64, f64) {
 #[test]
 fn values_are_spread_as_told() {
     for float in [FloatType::F32, FloatType::F16, FloatType::BF16] {
-        let (mean, deviation) = moments(&values(float, Spread::Normal { mean: 1.0, deviation: 0.25 }));
+        let (mean, deviation) =
+            moments(&values(float, ValueDistribution::Normal { mean: 1.0, deviation: 0.25 }));
         assert!(
             (mean - 1.0).abs() < 0.005 && (deviation - 0.25).abs() < 0.005,
             "{float:?} {mean} {deviation}"
         );
-        let all = values(float, Spread::Uniform { low: -5.0, high: 3.0 });
+        let all = values(float, ValueDistribution::Uniform { low: -5.0, high: 3.0 });
         let (mean, deviation) = moments(&all);
         assert!((mean + 1.0).abs() < 0.03 && (deviation - 8.0 / 12_f64.sqrt()).abs() < 0.03, "{float:?}");
         assert!(all.iter().all(|x| (-5.0..=3.0).contains(x)));
     }
-    assert!(values(FloatType::F32, Spread::Uniform { low: 2.5, high: 2.5 }).iter().all(|&x| x == 2.5));
+    assert!(
+        values(FloatType::F32, ValueDistribution::Uniform { low: 2.5, high: 2.5 }).iter().all(|&x| x == 2.5)
+    );
 }
 
 #[test]
 fn codes_and_signs_are_even() {
-    let pieces = vec![piece(32, Content::Scales(0x3c00)), piece(256, Content::Codes)];
-    let made =
-        Recipe { seed: 0, bytes: 288 * 1000, entries: vec![draw(0, 1000, 5, pieces)] }.make(2).unwrap();
+    let pieces = vec![piece(32, PieceContent::Scales(0x3c00)), piece(256, PieceContent::Codes)];
+    let made = WeightGenerator { seed: 0, bytes: 288 * 1000, entries: vec![draw(0, 1000, 5, pieces)] }
+        .make(2)
+        .unwrap();
     let (mut counts, mut negative) = ([0_u32; 16], 0);
     for group in made.chunks(288) {
         negative += group[..32].as_chunks::<2>().0.iter().filter(|s| **s == 0xbc00_u16.to_le_bytes()).count();
@@ -158,7 +162,7 @@ fn halves_are_cut_off() {
 #[test]
 fn damaged_recipes_are_refused() {
     let refused = |text: &str, why: &str| {
-        let error = Recipe::parse(text.as_bytes()).unwrap_err();
+        let error = WeightGenerator::parse(text.as_bytes()).unwrap_err();
         assert!(error.contains(why), "{text}: {error}");
     };
     refused("", "begins with");
@@ -194,6 +198,6 @@ fn damaged_recipes_are_refused() {
     {
         refused(&format!("mlcc-recipe 1 0 100\n{line}\n"), "no whole values");
     }
-    let huge = Recipe::parse(format!("mlcc-recipe 1 0 {}\n", u64::MAX).as_bytes()).unwrap();
+    let huge = WeightGenerator::parse(format!("mlcc-recipe 1 0 {}\n", u64::MAX).as_bytes()).unwrap();
     assert!(matches!(huge.make(1), Err(Error::OutOfMemory { .. })));
 }

@@ -2,22 +2,24 @@
 
 use std::fmt::{self, Write};
 
-use super::{Content, Draw, Entry, FloatType, Piece, Recipe, Spread};
+use super::{
+    DrawPiece, FloatType, GeneratorEntry, PieceContent, RandomDraw, ValueDistribution, WeightGenerator,
+};
 
 const HEAD: &str = "mlcc-recipe 1";
 
-pub(super) fn write(recipe: &Recipe, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+pub(super) fn write(recipe: &WeightGenerator, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "{HEAD} {} {}", recipe.seed, recipe.bytes)?;
     for entry in &recipe.entries {
         match entry {
-            Entry::Draw(draw) => {
+            GeneratorEntry::Draw(draw) => {
                 write!(f, "draw {} {} {:016x}", draw.offset, draw.count, draw.key)?;
                 for piece in &draw.pieces {
                     f.write_char(' ')?;
                     write_piece(piece, f)?;
                 }
             }
-            Entry::Stored { offset, bytes } => {
+            GeneratorEntry::Stored { offset, bytes } => {
                 write!(f, "bytes {offset} ")?;
                 bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
             }
@@ -27,16 +29,16 @@ pub(super) fn write(recipe: &Recipe, f: &mut fmt::Formatter<'_>) -> fmt::Result 
     Ok(())
 }
 
-fn write_piece(piece: &Piece, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn write_piece(piece: &DrawPiece, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let bytes = piece.bytes;
     match piece.content {
-        Content::Fill(byte) => write!(f, "fill:{bytes}:{byte:02x}"),
-        Content::Codes => write!(f, "codes:{bytes}"),
-        Content::Scales(scale) => write!(f, "scales:{bytes}:{scale:04x}"),
-        Content::Floats(float, spread) => {
+        PieceContent::Fill(byte) => write!(f, "fill:{bytes}:{byte:02x}"),
+        PieceContent::Codes => write!(f, "codes:{bytes}"),
+        PieceContent::Scales(scale) => write!(f, "scales:{bytes}:{scale:04x}"),
+        PieceContent::Floats(float, spread) => {
             let (kind, a, b) = match spread {
-                Spread::Normal { mean, deviation } => ("normal", mean, deviation),
-                Spread::Uniform { low, high } => ("uniform", low, high),
+                ValueDistribution::Normal { mean, deviation } => ("normal", mean, deviation),
+                ValueDistribution::Uniform { low, high } => ("uniform", low, high),
             };
             write!(f, "{}:{bytes}:{kind}:{:08x}:{:08x}", float_name(float), a.to_bits(), b.to_bits())
         }
@@ -51,7 +53,7 @@ fn float_name(float: FloatType) -> &'static str {
     }
 }
 
-pub(super) fn parse(section: &[u8]) -> Result<Recipe, String> {
+pub(super) fn parse(section: &[u8]) -> Result<WeightGenerator, String> {
     let text = std::str::from_utf8(section).map_err(|_| "its recipe is not text".to_string())?;
     let mut lines = text.lines();
     let head = lines.next().unwrap_or_default();
@@ -60,21 +62,21 @@ pub(super) fn parse(section: &[u8]) -> Result<Recipe, String> {
     let (seed, bytes) = sizes.ok_or_else(|| format!("its recipe begins with `{}`", shorten(head)))?;
     let entry =
         |line: &str| entry(line).ok_or_else(|| format!("unknown line in its recipe: `{}`", shorten(line)));
-    Ok(Recipe { seed, bytes, entries: lines.map(entry).collect::<Result<_, _>>()? })
+    Ok(WeightGenerator { seed, bytes, entries: lines.map(entry).collect::<Result<_, _>>()? })
 }
 
 fn shorten(line: &str) -> String {
     line.chars().take(80).collect()
 }
 
-fn entry(line: &str) -> Option<Entry> {
+fn entry(line: &str) -> Option<GeneratorEntry> {
     let mut words = line.split(' ');
     match words.next()? {
         "draw" => {
             let (offset, count) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
             let key = u64::from_str_radix(words.next()?, 16).ok()?;
             let pieces = words.map(piece).collect::<Option<Vec<_>>>()?;
-            Some(Entry::Draw(Draw { offset, count, key, pieces }))
+            Some(GeneratorEntry::Draw(RandomDraw { offset, count, key, pieces }))
         }
         "bytes" => {
             let (offset, digits) = (words.next()?.parse().ok()?, words.next()?.as_bytes());
@@ -83,13 +85,13 @@ fn entry(line: &str) -> Option<Entry> {
             let bytes: Option<Vec<u8>> =
                 pairs.iter().map(|[a, b]| Some(digit(*a)? << 4 | digit(*b)?)).collect();
             let ends = rest.is_empty() && words.next().is_none();
-            ends.then_some(Entry::Stored { offset, bytes: bytes? })
+            ends.then_some(GeneratorEntry::Stored { offset, bytes: bytes? })
         }
         _ => None,
     }
 }
 
-fn piece(word: &str) -> Option<Piece> {
+fn piece(word: &str) -> Option<DrawPiece> {
     let mut fields = word.split(':');
     let (kind, bytes) = (fields.next()?, fields.next()?.parse().ok()?);
     let mut floats = |float| {
@@ -97,20 +99,20 @@ fn piece(word: &str) -> Option<Piece> {
         let mut bits = || Some(f32::from_bits(u32::from_str_radix(fields.next()?, 16).ok()?));
         let (a, b) = (bits()?, bits()?);
         let spread = match kind {
-            "normal" => Spread::Normal { mean: a, deviation: b },
-            "uniform" => Spread::Uniform { low: a, high: b },
+            "normal" => ValueDistribution::Normal { mean: a, deviation: b },
+            "uniform" => ValueDistribution::Uniform { low: a, high: b },
             _ => return None,
         };
-        (a.is_finite() && b.is_finite()).then_some(Content::Floats(float, spread))
+        (a.is_finite() && b.is_finite()).then_some(PieceContent::Floats(float, spread))
     };
     let content = match kind {
         "f32" => floats(FloatType::F32)?,
         "f16" => floats(FloatType::F16)?,
         "bf16" => floats(FloatType::BF16)?,
-        "fill" => Content::Fill(u8::from_str_radix(fields.next()?, 16).ok()?),
-        "codes" => Content::Codes,
-        "scales" => Content::Scales(u16::from_str_radix(fields.next()?, 16).ok()?),
+        "fill" => PieceContent::Fill(u8::from_str_radix(fields.next()?, 16).ok()?),
+        "codes" => PieceContent::Codes,
+        "scales" => PieceContent::Scales(u16::from_str_radix(fields.next()?, 16).ok()?),
         _ => return None,
     };
-    fields.next().is_none().then_some(Piece { bytes, content })
+    fields.next().is_none().then_some(DrawPiece { bytes, content })
 }

@@ -4,11 +4,11 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use super::Session;
-use crate::{Error, Result, State, state_file};
+use crate::{Error, Result, StateInfo, state_file};
 
 /// A copy of a session's state in memory.
 #[derive(Clone, Debug)]
-pub struct Snapshot {
+pub struct SessionSnapshot {
     identity: u128,
     rows: u64,
     /// The live bytes of each state, in the order of the table.
@@ -37,7 +37,7 @@ impl Session {
 
     /// Differs where states are no numbers of this sequence: of another model, or computed with another adapter.
     fn identity(&self) -> u128 {
-        self.model.state_identity() ^ self.adapter.as_ref().map_or(0, crate::Adapter::identity)
+        self.model.state_identity() ^ self.adapter.as_ref().map_or(0, crate::LoadedAdapter::identity)
     }
 
     /// The live bytes of each state, in the order of the table.
@@ -52,7 +52,7 @@ impl Session {
         let saved = state_file::load(path.as_ref(), self.identity(), table)?;
         let mut rest = saved.state();
         let piece = |s| {
-            let (bytes, tail) = rest.split_at(State::live_bytes(s, saved.past) as usize);
+            let (bytes, tail) = rest.split_at(StateInfo::live_bytes(s, saved.past) as usize);
             rest = tail;
             bytes
         };
@@ -61,13 +61,13 @@ impl Session {
     }
 
     /// Position, recurrent states and the cache rows in use, to go back to later.
-    pub fn snapshot(&self) -> Result<Snapshot> {
+    pub fn snapshot(&self) -> Result<SessionSnapshot> {
         let pieces = self.live()?.into_iter().map(Cow::into_owned).collect();
-        Ok(Snapshot { identity: self.identity(), rows: self.rows, pieces })
+        Ok(SessionSnapshot { identity: self.identity(), rows: self.rows, pieces })
     }
 
     /// Goes back, or ahead, to a snapshot of a session of the same model. Feed a token next.
-    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
+    pub fn restore(&mut self, snapshot: &SessionSnapshot) -> Result<()> {
         let context = self.model.plan().context;
         let fits = context == 0 || snapshot.rows <= context;
         if snapshot.identity != self.identity() || !fits {
@@ -80,7 +80,7 @@ impl Session {
     /// Replaces all states, in the order of the table.
     fn set_state(&mut self, rows: u64, pieces: &[&[u8]]) -> Result<()> {
         let table = self.model.table();
-        let states: Vec<(&State, &[u8])> = table.states.iter().zip(pieces.iter().copied()).collect();
+        let states: Vec<(&StateInfo, &[u8])> = table.states.iter().zip(pieces.iter().copied()).collect();
         self.memory.set_state(&self.model, rows, &states)?;
         self.rows = rows;
         let counted = states.iter().find(|(state, _)| state.dropped_beyond.is_some());

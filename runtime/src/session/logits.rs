@@ -4,13 +4,13 @@ use std::fmt;
 use std::ops::Deref;
 
 use super::Session;
-use crate::buffer::Buffer;
+use crate::buffer::AlignedBuffer;
 use crate::{Error, Result};
 
 /// `vocab` logits that were taken out of a session.
-pub struct Logits(Buffer);
+pub struct OwnedLogits(AlignedBuffer);
 
-impl Deref for Logits {
+impl Deref for OwnedLogits {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
@@ -18,7 +18,7 @@ impl Deref for Logits {
     }
 }
 
-impl fmt::Debug for Logits {
+impl fmt::Debug for OwnedLogits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Logits({})", self.len())
     }
@@ -28,13 +28,13 @@ impl Session {
     /// Gives the logits of the last position away without a copy; the next step writes into `spare`, logits that nobody reads any
     /// more, or else into new memory. Until then [`Session::logits`] is undefined, and so is what depends on it
     /// ([`Session::softmax`], the logits of a fork). `spare` of a model with another vocabulary is [`Error::ForeignLogits`].
-    pub fn take_logits(&mut self, spare: Option<Logits>) -> Result<Logits> {
+    pub fn take_logits(&mut self, spare: Option<OwnedLogits>) -> Result<OwnedLogits> {
         let vocab = self.model.vocab();
         let fresh = match spare {
-            Some(Logits(buffer)) if buffer.len() == 4 * vocab => buffer,
+            Some(OwnedLogits(buffer)) if buffer.len() == 4 * vocab => buffer,
             Some(other) => return Err(Error::ForeignLogits { found: other.len(), expected: vocab }),
-            None => Buffer::floats("the logits", vocab as u64)?,
+            None => AlignedBuffer::floats("the logits", vocab as u64)?,
         };
-        Ok(Logits(self.memory.swap_logits(fresh)))
+        Ok(OwnedLogits(self.memory.swap_logits(fresh)))
     }
 }

@@ -1,6 +1,6 @@
 //! The source text that a sequence of an encoder-decoder model begins with.
 
-use super::{Session, Step};
+use super::{EntryPoint, Session};
 use crate::{Error, Result};
 
 /// How many of the first tokens are those of a source text, which ends where the token `start` is that the decoder starts with.
@@ -27,7 +27,7 @@ impl Session {
     pub(crate) fn read_source<'t>(&mut self, tokens: &'t [i32]) -> Result<&'t [i32]> {
         let (source, rest) = tokens.split_at(self.source_in(tokens)?);
         if !source.is_empty() {
-            self.step(Step::Encode, source)?;
+            self.step(EntryPoint::Encode, source)?;
         }
         Ok(rest)
     }

@@ -2,7 +2,10 @@
 
 use mlcc_abi::{self as abi, Control, DimExpr, LaunchArg, PAGE_ROWS, arg};
 
-use super::{Launch, MAX_LAUNCH_ARGS, Param, Plan, Repeat, Result, State, Table, Variant, Window, malformed};
+use super::{
+    ArtifactTable, CpuVariant, KernelLaunch, LaunchRepeat, MAX_LAUNCH_ARGS, ModelPlan, ParamInfo,
+    SlidingWindow, StateInfo, TableResult, malformed,
+};
 use crate::adapters::is_of_slots;
 use crate::json;
 use crate::ranks::MOST_RANKS;
@@ -14,11 +17,12 @@ const MOST_SLOTS: u64 = 1 << 16;
 /// More dynamic shared memory than any GPU has.
 const MOST_SHARED_BYTES: u32 = 1 << 20;
 
-impl Table {
-    pub(super) fn check(&self) -> Result<()> {
+impl ArtifactTable {
+    pub(super) fn check(&self) -> TableResult<()> {
         self.check_plan()?;
         self.check_metadata()?;
-        let limit = |x: &Param| if x.of_slots { self.plan.adapter_bytes } else { self.plan.weights_bytes };
+        let limit =
+            |x: &ParamInfo| if x.of_slots { self.plan.adapter_bytes } else { self.plan.weights_bytes };
         if let Some(param) = self.params.iter().find(|x| !inside(x.offset, x.bytes, limit(x))) {
             return malformed(format!("parameter {} lies outside of the weights", param.name));
         }
@@ -40,7 +44,7 @@ impl Table {
         Ok(())
     }
 
-    fn check_plan(&self) -> Result<()> {
+    fn check_plan(&self) -> TableResult<()> {
         let p = &self.plan;
         let most = i32::MAX as u64;
         let alignment_fits = p.alignment.is_power_of_two() && p.alignment <= abi::SECTION_ALIGN;
@@ -71,7 +75,7 @@ impl Table {
 
     /// The metadata have the plan too, in another form: one of the two is wrong where they differ. Buffers are allocated by the
     /// plan, and the code fills them whatever it says.
-    fn check_metadata(&self) -> Result<()> {
+    fn check_metadata(&self) -> TableResult<()> {
         let p = &self.plan;
         let numbers = [
             ("weights_bytes", p.weights_bytes),
@@ -101,9 +105,9 @@ impl Table {
     }
 
     /// Slots for adapters: code, matrices and the state that chooses one are there together.
-    fn check_slots(&self) -> Result<()> {
+    fn check_slots(&self) -> TableResult<()> {
         let slots = self.plan.adapter_slots;
-        let entries = |v: &Variant| {
+        let entries = |v: &CpuVariant| {
             let e = &v.entries;
             let pairs = [
                 (e.prefill, e.adapted_prefill),
@@ -131,7 +135,7 @@ impl Table {
     }
 
     /// An encoder: its code, the token behind the source text and the state with the length of that are there together.
-    fn check_encoder(&self) -> Result<()> {
+    fn check_encoder(&self) -> TableResult<()> {
         let start = self.plan.decoder_start;
         let lengths = self.states.iter().filter(|s| s.is_source);
         let right = if start == 0 {
@@ -148,7 +152,7 @@ impl Table {
         }
     }
 
-    fn check_states(&self) -> Result<()> {
+    fn check_states(&self) -> TableResult<()> {
         if self.plan.text_width > 0
             && (!self.states.is_empty() || self.plan.state_bytes > 0 || self.plan.page_bytes > 0)
         {
@@ -159,10 +163,10 @@ impl Table {
         }
         self.states.iter().try_for_each(|state| check_state(state, &self.plan))?;
         for in_pages in [false, true] {
-            let there = |s: &&State| s.cache.is_some() == in_pages;
-            let mut places: Vec<&State> = self.states.iter().filter(there).collect();
+            let there = |s: &&StateInfo| s.cache.is_some() == in_pages;
+            let mut places: Vec<&StateInfo> = self.states.iter().filter(there).collect();
             places.sort_by_key(|s| s.offset);
-            let end = |s: &State| s.offset + if in_pages { page_part(s) } else { s.bytes };
+            let end = |s: &StateInfo| s.offset + if in_pages { page_part(s) } else { s.bytes };
             if let Some(pair) = places.windows(2).find(|pair| end(pair[0]) > pair[1].offset) {
                 return malformed(format!("states {} and {} overlap", pair[0].name, pair[1].name));
             }
@@ -176,11 +180,11 @@ fn inside(offset: u64, bytes: u64, of: u64) -> bool {
 }
 
 /// Bytes of a cache in every page; too many, if they have no number.
-fn page_part(state: &State) -> u64 {
+fn page_part(state: &StateInfo) -> u64 {
     state.cache.and_then(|c| c.row_bytes.checked_mul(PAGE_ROWS)).unwrap_or(u64::MAX)
 }
 
-fn check_state(state: &State, p: &Plan) -> Result<()> {
+fn check_state(state: &StateInfo, p: &ModelPlan) -> TableResult<()> {
     let whole = state.fill.is_none() || (state.offset.is_multiple_of(4) && state.bytes.is_multiple_of(4));
     let (bytes, block, name) = match state.cache {
         None => (state.bytes, p.state_bytes, "the state block"),
@@ -189,7 +193,7 @@ fn check_state(state: &State, p: &Plan) -> Result<()> {
     if !inside(state.offset, bytes, block) || !whole {
         return malformed(format!("state {} lies outside of {name}", state.name));
     }
-    let few = |w: Window| w.newest > 0 && w.sinks.saturating_add(w.newest) < p.context;
+    let few = |w: SlidingWindow| w.newest > 0 && w.sinks.saturating_add(w.newest) < p.context;
     if let Some(window) = state.dropped_beyond
         && (state.bytes != 4 || state.fill.is_some() || !few(window))
     {
@@ -206,9 +210,9 @@ fn check_state(state: &State, p: &Plan) -> Result<()> {
     Ok(())
 }
 
-fn check_launch(launch: &Launch, entry: &str, plan: &Plan) -> Result<()> {
+fn check_launch(launch: &KernelLaunch, entry: &str, plan: &ModelPlan) -> TableResult<()> {
     let of_batch = ["decode_batch", "step", "adapted_decode_batch", "adapted_step"].contains(&entry);
-    let fits = launch.repeat == Repeat::Once || of_batch;
+    let fits = launch.repeat == LaunchRepeat::Once || of_batch;
     let batched = |a: &LaunchArg| matches!(a.kind, arg::WANTED | arg::SEQUENCES);
     if !fits || (!of_batch && launch.args.iter().any(batched)) {
         return malformed(format!("`{entry}` is of one sequence, kernel {} of several", launch.kernel));
@@ -235,7 +239,7 @@ fn check_launch(launch: &Launch, entry: &str, plan: &Plan) -> Result<()> {
 }
 
 /// Both places of an exchange have the rows of the largest call.
-fn check_exchange(launch: &Launch, entry: &str, plan: &Plan) -> Result<()> {
+fn check_exchange(launch: &KernelLaunch, entry: &str, plan: &ModelPlan) -> TableResult<()> {
     let [x, y, z] = &launch.grid;
     let one = |g: &DimExpr| (g.coef_n, g.coef_past, g.constant, g.div) == (0, 0, 1, 1);
     let most = plan.chunk.max(plan.batch) as i64;
@@ -259,7 +263,7 @@ fn check_exchange(launch: &Launch, entry: &str, plan: &Plan) -> Result<()> {
 }
 
 /// Whether an argument is of a known kind, and its address within what it is relative to.
-fn is_argument(a: &LaunchArg, plan: &Plan) -> bool {
+fn is_argument(a: &LaunchArg, plan: &ModelPlan) -> bool {
     let rows = plan.chunk.max(plan.batch);
     let bytes = match a.kind {
         arg::WEIGHTS => plan.weights_bytes,

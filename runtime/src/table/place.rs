@@ -3,10 +3,10 @@
 use mlcc_abi::{self as abi, Entries, ModelTable, Str};
 use mlcc_loader::CodeImage;
 
-use super::{Result, malformed};
+use super::{TableResult, malformed};
 
 /// A loaded table and what its addresses are held against.
-pub(crate) struct Place<'a> {
+pub(crate) struct TableReader<'a> {
     pub image: &'a CodeImage<'a>,
     /// The symbol `mlcc_model` of the loaded image.
     pub table: *const ModelTable,
@@ -19,13 +19,13 @@ const MOST_NAME_BYTES: u64 = 4096;
 /// Most variants, device images and device entries: their contents may overlap, so each may be as large as the table.
 const MOST_LARGE: u64 = 64;
 
-impl<'a> Place<'a> {
+impl<'a> TableReader<'a> {
     /// The values at an address of the table.
     ///
     /// # Safety
     /// The image that `self.image` describes is mapped, with its table at `self.table`, for `'a`, and not written any more; any
     /// bits are a value of `T`.
-    pub unsafe fn array<T>(&self, at: *const T, n: u64, what: &str) -> Result<&'a [T]> {
+    pub unsafe fn array<T>(&self, at: *const T, n: u64, what: &str) -> TableResult<&'a [T]> {
         if n == 0 {
             return Ok(&[]);
         }
@@ -40,16 +40,16 @@ impl<'a> Place<'a> {
     }
 
     /// # Safety
-    /// As [`Place::array`].
-    pub unsafe fn long_text(&self, s: Str) -> Result<String> {
+    /// As [`TableReader::array`].
+    pub unsafe fn long_text(&self, s: Str) -> TableResult<String> {
         // SAFETY: by contract; any bits are a byte.
         let bytes = unsafe { self.array(s.ptr, s.len, "texts") }?;
         String::from_utf8(bytes.to_vec()).or_else(|_| malformed("a text of the table is not UTF-8"))
     }
 
     /// # Safety
-    /// As [`Place::array`].
-    pub unsafe fn name(&self, s: Str) -> Result<String> {
+    /// As [`TableReader::array`].
+    pub unsafe fn name(&self, s: Str) -> TableResult<String> {
         if s.len > MOST_NAME_BYTES {
             return malformed(format!("the table has a name of {} bytes", s.len));
         }
@@ -60,8 +60,8 @@ impl<'a> Place<'a> {
     /// An array of things that are large each.
     ///
     /// # Safety
-    /// As [`Place::array`].
-    pub unsafe fn few<T>(&self, at: *const T, n: u64, what: &str) -> Result<&'a [T]> {
+    /// As [`TableReader::array`].
+    pub unsafe fn few<T>(&self, at: *const T, n: u64, what: &str) -> TableResult<&'a [T]> {
         if n > MOST_LARGE {
             return malformed(format!("the table has {n} {what}, more than {MOST_LARGE}"));
         }
@@ -70,7 +70,7 @@ impl<'a> Place<'a> {
     }
 
     /// Every entry point of a variant is code, and of that name.
-    pub fn check_entries(&self, variant: &str, entries: &Entries) -> Result<()> {
+    pub fn check_entries(&self, variant: &str, entries: &Entries) -> TableResult<()> {
         let level = variant.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
         let [prefill, decode, logits, batch, step, create, reset, softmax, metadata, adapted @ ..] =
             abi::ENTRY_NAMES;

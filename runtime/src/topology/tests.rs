@@ -3,40 +3,40 @@ use std::fs;
 use super::*;
 
 /// A machine in a folder.
-struct Fake(tempfile::TempDir);
+struct FakeMachine(tempfile::TempDir);
 
-impl Fake {
-    fn new(allowed: &str) -> Fake {
-        Fake(tempfile::tempdir().unwrap()).allow(allowed)
+impl FakeMachine {
+    fn new(allowed: &str) -> FakeMachine {
+        FakeMachine(tempfile::tempdir().unwrap()).allow(allowed)
     }
 
-    fn allow(self, cpus: &str) -> Fake {
+    fn allow(self, cpus: &str) -> FakeMachine {
         self.write(
             "proc/self/status",
             &format!("Name:\tmlcc\nCpus_allowed_list:\t{cpus}\nMems_allowed:\t1\n"),
         )
     }
 
-    fn write(self, path: &str, text: &str) -> Fake {
+    fn write(self, path: &str, text: &str) -> FakeMachine {
         let path = self.0.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
         self
     }
 
-    fn cpu(self, cpu: usize, siblings: &str, socket: &str) -> Fake {
-        self.write(&System::of_cpu(cpu, "topology/core_cpus_list"), siblings)
-            .write(&System::of_cpu(cpu, "topology/physical_package_id"), socket)
+    fn cpu(self, cpu: usize, siblings: &str, socket: &str) -> FakeMachine {
+        self.write(&SystemFiles::of_cpu(cpu, "topology/core_cpus_list"), siblings)
+            .write(&SystemFiles::of_cpu(cpu, "topology/physical_package_id"), socket)
     }
 
-    fn read(&self) -> Topology {
-        Topology::read(self.0.path()).unwrap()
+    fn read(&self) -> CpuTopology {
+        CpuTopology::read(self.0.path()).unwrap()
     }
 }
 
 /// 2 sockets of 32 cores with two threads each, numbered as Linux does: all first threads, then all second ones.
-fn server() -> Fake {
-    let mut fake = Fake::new("0-127").write("sys/devices/system/node/online", "0-1\n");
+fn server() -> FakeMachine {
+    let mut fake = FakeMachine::new("0-127").write("sys/devices/system/node/online", "0-1\n");
     for (node, cpus) in ["0-31,64-95\n", "32-63,96-127\n"].into_iter().enumerate() {
         fake = fake.write(&format!("sys/devices/system/node/node{node}/cpulist"), cpus);
     }
@@ -47,7 +47,7 @@ fn server() -> Fake {
 }
 
 /// The sockets of so many workers.
-fn sockets(topology: &Topology, workers: usize) -> Vec<usize> {
+fn sockets(topology: &CpuTopology, workers: usize) -> Vec<usize> {
     (0..workers).map(|w| topology.cores()[topology.core_of(w, workers)].socket).collect()
 }
 
@@ -58,16 +58,16 @@ fn two_sockets() {
     assert_eq!(topology.to_string(), "64 cores (128 threads), 2 sockets, 2 NUMA nodes");
     assert_eq!(
         topology.cores()[33],
-        Core { cpus: vec![33, 97], socket: 1, node: 1, kind: CoreKind::Performance }
+        CpuCore { cpus: vec![33, 97], socket: 1, node: 1, kind: CoreKind::Performance }
     );
     // Half of the workers is on each socket, and they are neighbours.
     for workers in [2, 8, 64, 128] {
         let sockets = sockets(&topology, workers);
         assert!((0..workers).all(|w| sockets[w] == usize::from(w >= workers / 2)), "{workers}: {sockets:?}");
     }
-    let places = topology.places(64, Within::Core);
-    assert_eq!(places[40], Place { cpus: [40, 104].into_iter().collect(), node: 1 });
-    let places = topology.places(4, Within::Node);
+    let places = topology.places(64, AffinityScope::Core);
+    assert_eq!(places[40], WorkerAffinity { cpus: [40, 104].into_iter().collect(), node: 1 });
+    let places = topology.places(4, AffinityScope::Node);
     assert!((0..128).all(|cpu| places[3].cpus.contains(cpu) == (cpu % 64 >= 32)));
     // More workers than cores share them evenly.
     let cores: Vec<usize> = (0..128).map(|w| topology.core_of(w, 128)).collect();
@@ -83,8 +83,8 @@ fn two_sockets() {
 }
 
 /// 6 performance cores with two threads each, then 8 efficiency cores.
-fn laptop() -> Fake {
-    let fake = (0..12).fold(Fake::new("0-19"), |fake, cpu| {
+fn laptop() -> FakeMachine {
+    let fake = (0..12).fold(FakeMachine::new("0-19"), |fake, cpu| {
         let first = cpu / 2 * 2;
         fake.cpu(cpu, &format!("{first}-{}", first + 1), "0")
     });
@@ -100,15 +100,15 @@ fn hybrid_laptops() {
     let clock = |cpu: usize| if cpu < 12 { 5_100_000 - 100_000 * (cpu as u64 % 3) } else { 3_700_000 };
     let amd = (0..20)
         .fold(laptop(), |fake, cpu| {
-            fake.write(&System::of_cpu(cpu, "cpufreq/cpuinfo_max_freq"), &format!("{}\n", clock(cpu)))
+            fake.write(&SystemFiles::of_cpu(cpu, "cpufreq/cpuinfo_max_freq"), &format!("{}\n", clock(cpu)))
         })
         .read();
     // The other way round, as Arm numbers them, and with a third kind.
     let capacity = |cpu: usize| [290, 930, 1024][usize::from(cpu >= 4) + usize::from(cpu >= 7)];
     let arm = (0..8)
-        .fold(Fake::new("0-7"), |fake, cpu| {
+        .fold(FakeMachine::new("0-7"), |fake, cpu| {
             fake.cpu(cpu, &cpu.to_string(), "-1")
-                .write(&System::of_cpu(cpu, "cpu_capacity"), &capacity(cpu).to_string())
+                .write(&SystemFiles::of_cpu(cpu, "cpu_capacity"), &capacity(cpu).to_string())
         })
         .read();
     for hybrid in [&intel, &amd] {
@@ -128,16 +128,16 @@ fn hybrid_laptops() {
 
 #[test]
 fn machines_that_tell_little() {
-    let bare = Fake::new("0-3,6").read();
+    let bare = FakeMachine::new("0-3,6").read();
     assert_eq!(bare.to_string(), "5 cores, 1 socket, 1 NUMA node");
-    assert_eq!(bare.places(2, Within::Core)[1].cpus, [2].into_iter().collect());
+    assert_eq!(bare.places(2, AffinityScope::Core)[1].cpus, [2].into_iter().collect());
     // Without a mask those that are online; an offline CPU has no folder.
-    let fake = Fake(tempfile::tempdir().unwrap()).write("sys/devices/system/cpu/online", "0-1\n");
+    let fake = FakeMachine(tempfile::tempdir().unwrap()).write("sys/devices/system/cpu/online", "0-1\n");
     let fake = fake.cpu(0, "0-1", "0").cpu(1, "0-1", "0");
     assert_eq!(fake.read().to_string(), "1 core (2 threads), 1 socket, 1 NUMA node");
-    let partly = Fake::new("0-3").cpu(0, "0", "0").cpu(2, "2", "0").read();
+    let partly = FakeMachine::new("0-3").cpu(0, "0", "0").cpu(2, "2", "0").read();
     assert_eq!(partly.cores().len(), 2);
-    assert_eq!(Topology::read(tempfile::tempdir().unwrap().path()), None);
+    assert_eq!(CpuTopology::read(tempfile::tempdir().unwrap().path()), None);
 }
 
 #[test]
@@ -145,23 +145,25 @@ fn garbage_is_taken_for_a_plain_machine() {
     for garbage in
         ["", "\n", "x", "-", "7-2", "0-99999999999", "-1", "1,,x", "\u{0}\u{ff}", "18446744073709551616"]
     {
-        let mut fake = Fake::new("0-1").write("sys/devices/system/node/online", garbage);
+        let mut fake = FakeMachine::new("0-1").write("sys/devices/system/node/online", garbage);
         for cpu in 0..2 {
             fake = fake.cpu(cpu, garbage, garbage);
             for file in ["cpu_capacity", "cpufreq/cpuinfo_max_freq"] {
-                fake = fake.write(&System::of_cpu(cpu, file), garbage);
+                fake = fake.write(&SystemFiles::of_cpu(cpu, file), garbage);
             }
         }
         let fake = fake.write("sys/devices/system/node/node0/cpulist", garbage);
         let fake =
             fake.write("sys/devices/cpu_core/cpus", garbage).write("sys/devices/cpu_atom/cpus", garbage);
         assert_eq!(fake.read().to_string(), "2 cores, 1 socket, 1 NUMA node", "{garbage:?}");
-        let masked = Fake::new(garbage);
-        assert_eq!(Topology::read(masked.0.path()).map(|t| t.to_string()), None, "{garbage:?}");
+        let masked = FakeMachine::new(garbage);
+        assert_eq!(CpuTopology::read(masked.0.path()).map(|t| t.to_string()), None, "{garbage:?}");
     }
     // Siblings of others, one node that names a CPU twice.
-    let fake =
-        Fake::new("0-1").cpu(0, "1", "0").cpu(1, "1", "0").write("sys/devices/system/node/online", "0-1");
+    let fake = FakeMachine::new("0-1")
+        .cpu(0, "1", "0")
+        .cpu(1, "1", "0")
+        .write("sys/devices/system/node/online", "0-1");
     let fake = fake
         .write("sys/devices/system/node/node0/cpulist", "0-1")
         .write("sys/devices/system/node/node1/cpulist", "1");
@@ -180,6 +182,6 @@ fn lists() {
 fn this_machine_has_at_least_one_core() {
     let cores = physical_cores();
     assert!(cores >= 1 && cores <= std::thread::available_parallelism().unwrap().get());
-    let host = Topology::of_host();
-    assert_eq!(host.places(3, Within::Core).len(), 3);
+    let host = CpuTopology::of_host();
+    assert_eq!(host.places(3, AffinityScope::Core).len(), 3);
 }

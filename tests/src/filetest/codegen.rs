@@ -4,13 +4,13 @@
 //! by line, how it is: `vpdpbusd zmm: found`, or `none`. Numbers and order of instructions are left to LLVM.
 
 use super::FileTest;
-use mlcc_codegen::llvm::Output;
+use mlcc_codegen::llvm::EmitFormat;
 use mlcc_codegen::table::{PlanDesc, TableDesc};
-use mlcc_codegen::{Input, LevelInput, emit};
-use mlcc_passes::Program;
+use mlcc_codegen::{CodegenInput, LevelInput, emit};
+use mlcc_passes::LoweredProgram;
 
 /// What became of each `find` line.
-pub fn find(test: &FileTest, program: &Program, target: &str) -> Result<String, String> {
+pub fn find(test: &FileTest, program: &LoweredProgram, target: &str) -> Result<String, String> {
     let wanted = test.directives("find");
     if wanted.is_empty() {
         return Err("the test has no `// find WORDS` line".into());
@@ -36,7 +36,7 @@ fn holds(line: &str, words: &str) -> bool {
 }
 
 /// The text of all levels.
-fn assembly(program: &Program, target: &str) -> Result<String, String> {
+fn assembly(program: &LoweredProgram, target: &str) -> Result<String, String> {
     let target = mlcc_target::resolve(target).map_err(|e| e.to_string())?;
     let memory = program.memory.as_ref().ok_or("memory is not planned")?;
     let levels = target.levels.iter().zip(&program.levels);
@@ -52,8 +52,8 @@ fn assembly(program: &Program, target: &str) -> Result<String, String> {
         ..PlanDesc::default()
     };
     let table = TableDesc { plan, ..TableDesc::default() };
-    let input = Input { target: &target, levels: levels.collect(), assembler: None, table };
-    let parts = emit(&input, Output::Assembly).map_err(|e| e.to_string())?;
+    let input = CodegenInput { target: &target, levels: levels.collect(), assembler: None, table };
+    let parts = emit(&input, EmitFormat::Assembly).map_err(|e| e.to_string())?;
     let code = parts.iter().filter(|p| p.name != "table").map(|p| String::from_utf8_lossy(&p.bytes));
     Ok(code.collect::<Vec<_>>().join("\n"))
 }

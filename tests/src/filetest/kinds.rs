@@ -1,21 +1,21 @@
 //! What each kind of filetest does with its module.
 
 use super::outline::outline;
-use super::run::{Argument, Call, parse_call, parse_param};
-use super::{FileTest, Kind};
+use super::run::{CallArgument, FileTestCall, parse_call, parse_param};
+use super::{FileTest, FileTestKind};
 use mlcc_interp::compare::Tolerance;
 use mlcc_interp::equivalence::{random_tensor, same_meaning, same_on_ranks};
-use mlcc_interp::graph::{Interpreter, Mode, States, Tensor};
-use mlcc_interp::kernel::{Buffer, run_with};
+use mlcc_interp::graph::{EvaluationMode, Interpreter, StateValues, Tensor};
+use mlcc_interp::kernel::{KernelBuffer, run_with};
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::kernel::{Access, Kernel};
+use mlcc_ir::kernel::{Kernel, ParamAccess};
 use mlcc_ir::module::Module;
 use mlcc_ir::text::{parse_module, print_kernel, print_module};
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_ir::verify::verify_module;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_passes::pipeline::{Control, find};
-use mlcc_passes::{CacheType, Context, Program, QuantScheme, run_pass, run_pipeline};
+use mlcc_passes::pipeline::{PipelineControl, find};
+use mlcc_passes::{CacheType, LoweredProgram, PassContext, QuantScheme, run_pass, run_pipeline};
 
 /// The result as text. `Err` is for tests that cannot be carried out; errors that a test may expect are results.
 pub fn run(test: &FileTest) -> Result<String, String> {
@@ -23,30 +23,30 @@ pub fn run(test: &FileTest) -> Result<String, String> {
         Ok(module) => module,
         Err(error) => return Ok(format!("error: {error}\n")),
     };
-    if test.kind == Kind::Parse {
+    if test.kind == FileTestKind::Parse {
         return Ok(reprint(test, &module));
     }
     let verified = verify_module(&module);
-    if test.kind == Kind::Verify {
+    if test.kind == FileTestKind::Verify {
         return Ok(verified.map_or_else(|e| format!("error: {e}\n"), |()| "ok\n".into()));
     }
     verified.map_err(|e| format!("the module is not well formed: {e}"))?;
     match &test.kind {
-        Kind::Parse | Kind::Verify => unreachable!("handled above"),
-        Kind::Pass(names) => passes(module, names, &Options::parse(test)?),
-        Kind::Lower(target) => lower(module, target, &Options::parse(test)?),
+        FileTestKind::Parse | FileTestKind::Verify => unreachable!("handled above"),
+        FileTestKind::Pass(names) => passes(module, names, &FileTestOptions::parse(test)?),
+        FileTestKind::Lower(target) => lower(module, target, &FileTestOptions::parse(test)?),
         #[cfg(feature = "llvm")]
-        Kind::Codegen(target) => {
-            let options = Options::parse(test)?;
+        FileTestKind::Codegen(target) => {
+            let options = FileTestOptions::parse(test)?;
             let compiled = compile(module, target, None, &options)?;
             compiled
                 .and_then(|(p, _)| super::codegen::find(test, &p, target))
                 .or_else(|e| Ok(format!("error: {e}\n")))
         }
         #[cfg(not(feature = "llvm"))]
-        Kind::Codegen(_) => Err("built without the feature `llvm19`".into()),
-        Kind::Interp => interp(test, &module),
-        Kind::InterpKernel => interp_kernel(test, &module),
+        FileTestKind::Codegen(_) => Err("built without the feature `llvm19`".into()),
+        FileTestKind::Interp => interp(test, &module),
+        FileTestKind::InterpKernel => interp_kernel(test, &module),
     }
 }
 
@@ -62,7 +62,7 @@ fn reprint(test: &FileTest, module: &Module) -> String {
 }
 
 /// `option` lines of tests that run passes.
-struct Options {
+struct FileTestOptions {
     /// `option quant q8i8`: the quantization scheme.
     quant: QuantScheme,
     /// `option kv_cache f16`: the storage type of caches.
@@ -81,9 +81,9 @@ struct Options {
     ranks: usize,
 }
 
-impl Options {
-    fn parse(test: &FileTest) -> Result<Options, String> {
-        let mut options = Options {
+impl FileTestOptions {
+    fn parse(test: &FileTest) -> Result<FileTestOptions, String> {
+        let mut options = FileTestOptions {
             quant: QuantScheme::default(),
             kv_cache: CacheType::default(),
             disabled: vec![],
@@ -123,12 +123,12 @@ impl Options {
         }
         Ok(options)
     }
-    fn context(&self, levels: Vec<(String, KernelTarget)>) -> Context {
+    fn context(&self, levels: Vec<(String, KernelTarget)>) -> PassContext {
         let (quant, kv_cache, ranks) = (self.quant, self.kv_cache, self.ranks);
-        let options = mlcc_passes::Options::new(levels, 16);
-        Context::new(mlcc_passes::Options { quant, kv_cache, ranks, ..options })
+        let options = mlcc_passes::PassOptions::new(levels, 16);
+        PassContext::new(mlcc_passes::PassOptions { quant, kv_cache, ranks, ..options })
     }
-    fn notes(&self, ctx: &Context, out: &mut String) {
+    fn notes(&self, ctx: &PassContext, out: &mut String) {
         if self.explain {
             ctx.notes.iter().for_each(|(pass, note)| out.push_str(&format!("{pass}: {note}\n")));
         }
@@ -136,8 +136,8 @@ impl Options {
 }
 
 /// Runs passes one after the other; the module verifies and keeps its meaning.
-fn passes(module: Module, names: &[String], options: &Options) -> Result<String, String> {
-    let mut program = Program::new(module.clone());
+fn passes(module: Module, names: &[String], options: &FileTestOptions) -> Result<String, String> {
+    let mut program = LoweredProgram::new(module.clone());
     let mut ctx = options.context(options.levels.clone());
     for name in names {
         find(name).map_err(|e| e.to_string())?;
@@ -158,7 +158,7 @@ fn passes(module: Module, names: &[String], options: &Options) -> Result<String,
 }
 
 /// The kernels of the module for a target, after all passes up to `lower`.
-fn lower(module: Module, target: &str, options: &Options) -> Result<String, String> {
+fn lower(module: Module, target: &str, options: &FileTestOptions) -> Result<String, String> {
     let (program, ctx) = match compile(module, target, Some("lower"), options)? {
         Ok(compiled) => compiled,
         Err(error) => return Ok(format!("error: {error}\n")),
@@ -183,21 +183,21 @@ fn compile(
     module: Module,
     target: &str,
     stop_after: Option<&str>,
-    options: &Options,
-) -> Result<Result<(Program, Context), String>, String> {
-    let mut program = Program::new(module);
+    options: &FileTestOptions,
+) -> Result<Result<(LoweredProgram, PassContext), String>, String> {
+    let mut program = LoweredProgram::new(module);
     let mut ctx = options.context(levels(target)?);
-    let control = Control {
+    let control = PipelineControl {
         disabled: options.disabled.clone(),
         stop_after: stop_after.map(String::from),
         verify: true,
-        ..Control::default()
+        ..PipelineControl::default()
     };
     let result = run_pipeline(&mut program, &mut ctx, control).map_err(|e| e.to_string());
     Ok(result.map(|()| (program, ctx)))
 }
 
-fn calls(test: &FileTest) -> Result<Vec<Call>, String> {
+fn calls(test: &FileTest) -> Result<Vec<FileTestCall>, String> {
     let calls = test.directives("run").iter().map(|line| parse_call(line)).collect::<Result<Vec<_>, _>>()?;
     if calls.is_empty() {
         return Err("the test has no `// run @name: arguments` line".into());
@@ -209,7 +209,7 @@ fn calls(test: &FileTest) -> Result<Vec<Call>, String> {
 fn interp(test: &FileTest, module: &Module) -> Result<String, String> {
     let params = param_values(test, module)?;
     let calls = calls(test)?;
-    let results = [Mode::Fast, Mode::Plain].map(|mode| {
+    let results = [EvaluationMode::Fast, EvaluationMode::Plain].map(|mode| {
         let interpreter = Interpreter::new(module, |id| params[id.0 as usize].clone()).with_mode(mode);
         interp_calls(&interpreter, module, &calls)
     });
@@ -221,8 +221,12 @@ fn interp(test: &FileTest, module: &Module) -> Result<String, String> {
     Ok(fast)
 }
 
-fn interp_calls(interpreter: &Interpreter, module: &Module, calls: &[Call]) -> Result<String, String> {
-    let mut states = match States::new(module) {
+fn interp_calls(
+    interpreter: &Interpreter,
+    module: &Module,
+    calls: &[FileTestCall],
+) -> Result<String, String> {
+    let mut states = match StateValues::new(module) {
         Ok(states) => states,
         Err(error) => return Ok(format!("error: {error}\n")),
     };
@@ -262,7 +266,7 @@ fn param_values(test: &FileTest, module: &Module) -> Result<Vec<Tensor>, String>
     for (id, param) in module.params.iter() {
         let argument = match given.iter().position(|(name, _)| *name == param.name) {
             Some(at) => given.swap_remove(at).1,
-            None => Argument::Random(u64::from(id.0)),
+            None => CallArgument::Random(u64::from(id.0)),
         };
         values.push(tensor(&param.ty, &argument, &SymValues::tokens(1))?);
     }
@@ -273,15 +277,15 @@ fn param_values(test: &FileTest, module: &Module) -> Result<Vec<Tensor>, String>
 }
 
 /// An argument of a type. Wrong lengths become tensors of that length, so that tests can see them refused.
-fn tensor(ty: &TensorType, argument: &Argument, syms: &SymValues) -> Result<Tensor, String> {
+fn tensor(ty: &TensorType, argument: &CallArgument, syms: &SymValues) -> Result<Tensor, String> {
     let dims: Vec<usize> = ty.dims.iter().map(|d| d.eval(syms).max(0) as usize).collect();
     match argument {
-        Argument::Values(values) if values.len() == dims.iter().product::<usize>() => {
+        CallArgument::Values(values) if values.len() == dims.iter().product::<usize>() => {
             Ok(Tensor::new(ty.dtype, &dims, values.clone()))
         }
-        Argument::Values(values) => Ok(Tensor::new(ty.dtype, &[values.len()], values.clone())),
-        Argument::Random(seed) => Ok(random_tensor(ty.dtype, &dims, *seed)),
-        Argument::Out => Err("`out` is for kernels".into()),
+        CallArgument::Values(values) => Ok(Tensor::new(ty.dtype, &[values.len()], values.clone())),
+        CallArgument::Random(seed) => Ok(random_tensor(ty.dtype, &dims, *seed)),
+        CallArgument::Out => Err("`out` is for kernels".into()),
     }
 }
 
@@ -302,10 +306,14 @@ fn interp_kernel(test: &FileTest, module: &Module) -> Result<String, String> {
         if call.arguments.len() != kernel.params.len() {
             return Err(format!("@{} takes {} buffers", call.name, kernel.params.len()));
         }
-        let mut buffers: Vec<Buffer> =
+        let mut buffers: Vec<KernelBuffer> =
             (0..kernel.params.len()).map(|i| buffer(kernel, i, &call.arguments[i], &call.syms)).collect();
-        match run_with(kernel, &mut buffers, &call.syms, &mlcc_interp::kernel::Options::workers(call.workers))
-        {
+        match run_with(
+            kernel,
+            &mut buffers,
+            &call.syms,
+            &mlcc_interp::kernel::ExecutionOptions::workers(call.workers),
+        ) {
             Ok(()) => written(kernel, &buffers, &mut out),
             Err(error) => out.push_str(&format!("@{} error: {error}\n", kernel.name)),
         }
@@ -313,26 +321,26 @@ fn interp_kernel(test: &FileTest, module: &Module) -> Result<String, String> {
     Ok(out)
 }
 
-fn buffer(kernel: &Kernel, i: usize, argument: &Argument, syms: &SymValues) -> Buffer {
+fn buffer(kernel: &Kernel, i: usize, argument: &CallArgument, syms: &SymValues) -> KernelBuffer {
     let decl = &kernel.bufs[kernel.params[i]];
     let len = decl.len.eval(syms).max(0) as usize;
     match argument {
-        Argument::Out => Buffer::zeros(decl.dtype, len),
-        Argument::Random(seed) => {
+        CallArgument::Out => KernelBuffer::zeros(decl.dtype, len),
+        CallArgument::Random(seed) => {
             let values = random_tensor(decl.dtype, &[len], *seed).to_f32();
-            Buffer::from_floats(decl.dtype, &values)
+            KernelBuffer::from_floats(decl.dtype, &values)
         }
-        Argument::Values(values) => {
+        CallArgument::Values(values) => {
             let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
-            Buffer::from_floats(decl.dtype, &values)
+            KernelBuffer::from_floats(decl.dtype, &values)
         }
     }
 }
 
-fn written(kernel: &Kernel, buffers: &[Buffer], out: &mut String) {
+fn written(kernel: &Kernel, buffers: &[KernelBuffer], out: &mut String) {
     for (id, buffer) in kernel.params.iter().zip(buffers) {
         let decl = &kernel.bufs[*id];
-        if decl.access == Access::In {
+        if decl.access == ParamAccess::In {
             continue;
         }
         let elements: Vec<String> = match decl.dtype.is_int() {

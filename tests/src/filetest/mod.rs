@@ -23,7 +23,7 @@ use std::path::Path;
 
 /// What a file asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum FileTestKind {
     Parse,
     Verify,
     Pass(Vec<String>),
@@ -33,20 +33,20 @@ pub enum Kind {
     InterpKernel,
 }
 
-impl Kind {
-    fn parse(text: &str) -> Result<Kind, String> {
+impl FileTestKind {
+    fn parse(text: &str) -> Result<FileTestKind, String> {
         let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
         let rest = rest.trim();
         match (word, rest) {
-            ("parse", "") => Ok(Kind::Parse),
-            ("verify", "") => Ok(Kind::Verify),
-            ("interp", "") => Ok(Kind::Interp),
-            ("interp-kernel", "") => Ok(Kind::InterpKernel),
+            ("parse", "") => Ok(FileTestKind::Parse),
+            ("verify", "") => Ok(FileTestKind::Verify),
+            ("interp", "") => Ok(FileTestKind::Interp),
+            ("interp-kernel", "") => Ok(FileTestKind::InterpKernel),
             ("pass", names) if !names.is_empty() => {
-                Ok(Kind::Pass(names.split(',').map(|n| n.trim().to_string()).collect()))
+                Ok(FileTestKind::Pass(names.split(',').map(|n| n.trim().to_string()).collect()))
             }
-            ("lower", target) if !target.is_empty() => Ok(Kind::Lower(target.into())),
-            ("codegen", target) if !target.is_empty() => Ok(Kind::Codegen(target.into())),
+            ("lower", target) if !target.is_empty() => Ok(FileTestKind::Lower(target.into())),
+            ("codegen", target) if !target.is_empty() => Ok(FileTestKind::Codegen(target.into())),
             _ => Err(format!(
                 "unknown kind `{text}`: expected parse, verify, pass NAME, lower TARGET, codegen TARGET, interp or \
                  interp-kernel"
@@ -58,7 +58,7 @@ impl Kind {
 /// A file taken apart.
 #[derive(Debug)]
 pub struct FileTest {
-    pub kind: Kind,
+    pub kind: FileTestKind,
     /// From the first line to the expectation: comments included, so that positions in errors are those of the file.
     pub source: String,
     /// Lines without their `// `.
@@ -75,7 +75,7 @@ impl FileTest {
             .ok_or("the first line must be `// test: KIND`")?
             .trim()
             .to_string();
-        let kind = Kind::parse(&kind)?;
+        let kind = FileTestKind::parse(&kind)?;
         let (source, expectation) = match text.find(&format!("\n{EXPECT}\n")) {
             Some(at) => (&text[..at + 1], &text[at + EXPECT.len() + 2..]),
             None => (text, ""),
@@ -150,7 +150,7 @@ mod tests {
     fn a_file_is_taken_apart() {
         let text = "// test: pass fuse, outline\nmodule @m {\n}\n// expect:\n// a\n//\n//  b\n";
         let test = FileTest::parse(text).unwrap();
-        assert_eq!(test.kind, Kind::Pass(vec!["fuse".into(), "outline".into()]));
+        assert_eq!(test.kind, FileTestKind::Pass(vec!["fuse".into(), "outline".into()]));
         assert_eq!(test.source, "// test: pass fuse, outline\nmodule @m {\n}\n");
         assert_eq!(test.expected, "a\n\n b\n");
     }

@@ -10,7 +10,7 @@ use mlcc_ir::text::{Lexer, ParseError};
 
 /// One argument: elements in row-major order, random ones of a seed, or memory to be written.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Argument {
+pub enum CallArgument {
     Values(Vec<f64>),
     Random(u64),
     Out,
@@ -18,18 +18,18 @@ pub enum Argument {
 
 /// One call.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Call {
+pub struct FileTestCall {
     pub name: String,
     pub syms: SymValues,
     pub workers: usize,
-    pub arguments: Vec<Argument>,
+    pub arguments: Vec<CallArgument>,
 }
 
-pub fn parse_call(text: &str) -> Result<Call, String> {
-    let parse = || -> Result<Call, ParseError> {
+pub fn parse_call(text: &str) -> Result<FileTestCall, String> {
+    let parse = || -> Result<FileTestCall, ParseError> {
         let mut lexer = Lexer::new(text)?;
         let name = lexer.at_name("what to run")?;
-        let mut call = Call { name, syms: SymValues::tokens(1), workers: 1, arguments: vec![] };
+        let mut call = FileTestCall { name, syms: SymValues::tokens(1), workers: 1, arguments: vec![] };
         while !lexer.at_end() && !lexer.accept(":") {
             let pos = lexer.pos();
             let word = lexer.ident("n, b, past, workers or `:`")?;
@@ -56,20 +56,20 @@ pub fn parse_call(text: &str) -> Result<Call, String> {
     parse().map_err(|e| format!("in `run {text}`: {e}"))
 }
 
-fn argument(lexer: &mut Lexer) -> Result<Argument, ParseError> {
+fn argument(lexer: &mut Lexer) -> Result<CallArgument, ParseError> {
     if lexer.accept_keyword("out") {
-        return Ok(Argument::Out);
+        return Ok(CallArgument::Out);
     }
     if lexer.accept_keyword("random") {
-        return Ok(Argument::Random(lexer.uint("a seed")?));
+        return Ok(CallArgument::Random(lexer.uint("a seed")?));
     }
     lexer.expect("[")?;
-    Ok(Argument::Values(lexer.list("]", |lexer| lexer.float("a number"))?))
+    Ok(CallArgument::Values(lexer.list("]", |lexer| lexer.float("a number"))?))
 }
 
 /// `@w [1, 2]` or `@w random 3`.
-pub fn parse_param(text: &str) -> Result<(String, Argument), String> {
-    let parse = || -> Result<(String, Argument), ParseError> {
+pub fn parse_param(text: &str) -> Result<(String, CallArgument), String> {
+    let parse = || -> Result<(String, CallArgument), ParseError> {
         let mut lexer = Lexer::new(text)?;
         Ok((lexer.at_name("a parameter")?, argument(&mut lexer)?))
     };
@@ -84,7 +84,7 @@ mod tests {
     fn calls() {
         let call = parse_call("@f n=2 past=3: [1, -2.5], random 7, out").unwrap();
         assert_eq!(call.syms, SymValues { n: 2, b: 1, past: 3 });
-        let arguments = [Argument::Values(vec![1.0, -2.5]), Argument::Random(7), Argument::Out];
+        let arguments = [CallArgument::Values(vec![1.0, -2.5]), CallArgument::Random(7), CallArgument::Out];
         assert_eq!((call.name.as_str(), call.arguments.as_slice()), ("f", arguments.as_slice()));
         assert_eq!(parse_call("@f").unwrap().arguments, []);
         assert_eq!(

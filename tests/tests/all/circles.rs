@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 const CRATES: [&str; 2] = ["compiler/kernel-lang/src", "compiler/kernels/src"];
 
 /// A module by its path in the crate.
-type Module = Vec<String>;
+type ModulePath = Vec<String>;
 
 /// For a folder and a file or folder in it: others there that it uses.
-type Uses = BTreeMap<(Module, String), BTreeSet<String>>;
+type UseGraph = BTreeMap<(ModulePath, String), BTreeSet<String>>;
 
 #[test]
 fn files_of_a_folder_use_each_other_in_no_circle() {
@@ -39,7 +39,7 @@ fn a_circle_is_found() {
 }
 
 /// Texts of the files below a folder, by module.
-fn collect(folder: &Path, parent: &[String], modules: &mut BTreeMap<Module, String>) {
+fn collect(folder: &Path, parent: &[String], modules: &mut BTreeMap<ModulePath, String>) {
     let mut entries: Vec<PathBuf> =
         std::fs::read_dir(folder).expect("a folder of sources").flatten().map(|e| e.path()).collect();
     entries.sort();
@@ -56,8 +56,8 @@ fn collect(folder: &Path, parent: &[String], modules: &mut BTreeMap<Module, Stri
     }
 }
 
-fn uses(modules: &BTreeMap<Module, String>) -> Uses {
-    let mut uses = Uses::new();
+fn uses(modules: &BTreeMap<ModulePath, String>) -> UseGraph {
+    let mut uses = UseGraph::new();
     for (module, text) in modules {
         let code: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or("")).collect();
         for path in paths(&code.join("\n")) {
@@ -113,7 +113,7 @@ fn path(code: &str, before: Vec<String>, found: &mut Vec<Vec<String>>) -> usize 
 }
 
 /// Every file of a circle, with the way back to itself.
-fn circles(uses: &Uses) -> Vec<String> {
+fn circles(uses: &UseGraph) -> Vec<String> {
     let mut found = Vec::new();
     for (folder, from) in uses.keys() {
         // Who was reached from whom.

@@ -3,15 +3,15 @@
 //!
 //! Cases are in `goldens/`, or in a folder of reference cases beside the project; one that is in neither is skipped.
 
-use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor, param_value};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::Module;
-use mlcc_ir::sequences::Batching;
+use mlcc_ir::sequences::RowBatching;
 use mlcc_ir::verify::verify_module;
-use mlcc_models::golden::{Golden, GoldenPrompt};
+use mlcc_models::golden::{GoldenFile, GoldenPrompt};
 use mlcc_models::resolve::{ModelRequest, resolve};
-use mlcc_models::{Checkpoint, ConfigError, EntrySpec, Logits, ModelError};
+use mlcc_models::{Checkpoint, ConfigError, EntrySpec, LogitScope, ModelError};
 use std::path::{Path, PathBuf};
 
 /// Of the largest logit. Measured are up to 2e-6.
@@ -24,25 +24,25 @@ fn find(case: &str) -> Option<PathBuf> {
     places.iter().map(|place| tests.join(place).join(case)).find(|dir| dir.join("golden.json").exists())
 }
 
-struct Case {
+struct FamilyCase {
     module: Module,
     checkpoint: Checkpoint,
-    golden: Golden,
+    golden: GoldenFile,
 }
 
-impl Case {
+impl FamilyCase {
     /// The golden of `dir`, and its model, or the same in the file `model`.
-    fn load(dir: &Path, model: Option<&Path>) -> Case {
+    fn load(dir: &Path, model: Option<&Path>) -> FamilyCase {
         let path = model.unwrap_or(dir).to_str().unwrap();
         let resolved = resolve(&ModelRequest::new(path)).unwrap_or_else(|e| panic!("{e}"));
         let checkpoint = resolved.open_weights().unwrap_or_else(|e| panic!("{e}"));
-        let golden = Golden::read(&dir.join("golden.json")).unwrap();
+        let golden = GoldenFile::read(&dir.join("golden.json")).unwrap();
         let architecture = &resolved.config.architecture;
         let mut b = GraphBuilder::new("case");
         let entries = [
-            ("prefill", Dim::sym(Sym::N), Logits::Last),
-            ("decode", Dim::from(1), Logits::Last),
-            ("prefill_logits", Dim::sym(Sym::N), Logits::All),
+            ("prefill", Dim::sym(SizeSymbol::N), LogitScope::Last),
+            ("decode", Dim::from(1), LogitScope::Last),
+            ("prefill_logits", Dim::sym(SizeSymbol::N), LogitScope::All),
         ];
         for (name, n, logits) in entries {
             let context = architecture.context_length().min(128);
@@ -54,7 +54,7 @@ impl Case {
                     logits,
                     context,
                     stream: None,
-                    batching: Batching::Single,
+                    batching: RowBatching::Single,
                     texts: None,
                     adapters: None,
                     source: false,
@@ -63,20 +63,20 @@ impl Case {
         }
         let module = b.finish().unwrap_or_else(|e| panic!("{e}"));
         verify_module(&module).unwrap_or_else(|e| panic!("{e}"));
-        Case { module, checkpoint, golden }
+        FamilyCase { module, checkpoint, golden }
     }
 }
 
 /// A sequence in the interpreter.
-struct Sequence<'i, 'm> {
+struct InterpretedSequence<'i, 'm> {
     interpreter: &'i Interpreter<'m>,
-    states: States,
+    states: StateValues,
     past: usize,
 }
 
-impl<'i, 'm> Sequence<'i, 'm> {
+impl<'i, 'm> InterpretedSequence<'i, 'm> {
     fn new(interpreter: &'i Interpreter<'m>, module: &Module) -> Self {
-        Sequence { interpreter, states: States::new(module).unwrap(), past: 0 }
+        InterpretedSequence { interpreter, states: StateValues::new(module).unwrap(), past: 0 }
     }
 
     fn run(&mut self, entry: &str, ids: &[u32]) -> Vec<f32> {
@@ -130,28 +130,28 @@ fn argmax(logits: &[f32]) -> u32 {
 
 /// How the prompts of a case may be fed.
 #[derive(Clone, Copy, PartialEq)]
-enum Feeding {
+enum PrefillMode {
     Any,
     /// In one piece: every token sees the whole prompt, or is turned by angles that depend on its length.
     WholePrompts,
 }
 
-fn check(case: &str, feeding: Feeding, prompts: usize, steps: usize) {
+fn check(case: &str, feeding: PrefillMode, prompts: usize, steps: usize) {
     check_model(case, None, feeding, prompts, steps);
 }
 
-fn check_model(case: &str, model: Option<&Path>, feeding: Feeding, prompts: usize, steps: usize) {
+fn check_model(case: &str, model: Option<&Path>, feeding: PrefillMode, prompts: usize, steps: usize) {
     let Some(dir) = find(case) else {
         println!("skipped: the reference case {case} is not there");
         return;
     };
-    let Case { module, checkpoint, golden } = &Case::load(&dir, model);
+    let FamilyCase { module, checkpoint, golden } = &FamilyCase::load(&dir, model);
     let tensor = |name: &str| {
         let data = checkpoint.read(name).ok()?;
         Some(Tensor::f32(data.shape(), &data.to_f32().ok()?))
     };
     let interpreter = Interpreter::new(module, |id| param_value(&module.params[id], &tensor).unwrap());
-    let start = || Sequence::new(&interpreter, module);
+    let start = || InterpretedSequence::new(&interpreter, module);
     let mut worst = 0f32;
     for (i, prompt) in golden.prompts.iter().enumerate().take(prompts) {
         let ids = &prompt.input_ids;
@@ -160,7 +160,7 @@ fn check_model(case: &str, model: Option<&Path>, feeding: Feeding, prompts: usiz
         let mut sequence = start();
         let mut logits = sequence.feed(ids, ids.len());
         worst = worst.max(assert_close(&what("at once"), prompt, &logits));
-        if feeding == Feeding::Any {
+        if feeding == PrefillMode::Any {
             worst = worst.max(assert_close(&what("in pieces of 5"), prompt, &start().feed(ids, 5)));
             sequence = start();
             logits = sequence.feed(ids, 1);
@@ -178,7 +178,7 @@ macro_rules! cases {
     ($($test:ident: $case:literal,)*) => {
         $(#[test]
         fn $test() {
-            check($case, Feeding::Any, usize::MAX, 32);
+            check($case, PrefillMode::Any, usize::MAX, 32);
         })*
     };
 }
@@ -258,18 +258,18 @@ cases! {
 /// Beyond the length that the models were trained with, reached by a prompt and by decoding.
 #[test]
 fn rope_scaled_by_length() {
-    check("llama-dynamic", Feeding::WholePrompts, usize::MAX, 16);
-    check("phi3-longrope", Feeding::WholePrompts, usize::MAX, 16);
+    check("llama-dynamic", PrefillMode::WholePrompts, usize::MAX, 16);
+    check("phi3-longrope", PrefillMode::WholePrompts, usize::MAX, 16);
 }
 
 #[test]
 fn chatglm() {
-    check("chatglm-6b-tiny", Feeding::WholePrompts, usize::MAX, 32);
+    check("chatglm-6b-tiny", PrefillMode::WholePrompts, usize::MAX, 32);
 }
 
 #[test]
 fn trained_checkpoint() {
-    check("llama-tiny-books", Feeding::Any, 1, 4);
+    check("llama-tiny-books", PrefillMode::Any, 1, 4);
 }
 
 /// Files of llama.cpp's format give the logits of the checkpoints that they were made from.
@@ -289,7 +289,7 @@ fn gguf_files_of_hybrids_and_of_latent_attention() {
 
 fn check_gguf(case: &str) {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data");
-    check_model(case, Some(&data.join(format!("{case}.gguf"))), Feeding::Any, usize::MAX, 4);
+    check_model(case, Some(&data.join(format!("{case}.gguf"))), PrefillMode::Any, usize::MAX, 4);
 }
 
 /// The same for all files of a folder (`tools/gguf_cases.py GOLDENS --all DIR`, then `MLCC_GGUF=DIR`).
@@ -308,7 +308,7 @@ fn gguf_files_of_every_architecture() {
             _ => check_model(
                 file.file_stem().unwrap().to_str().unwrap(),
                 Some(&file),
-                Feeding::Any,
+                PrefillMode::Any,
                 usize::MAX,
                 4,
             ),

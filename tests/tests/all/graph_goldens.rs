@@ -1,41 +1,41 @@
 //! Model definitions in the graph interpreter against reference implementations: one prefill, prefill in pieces and token
 //! by token give the reference's logits, and greedy decoding its tokens.
 
-use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor, param_value};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::Module;
-use mlcc_ir::sequences::Batching;
+use mlcc_ir::sequences::RowBatching;
 use mlcc_ir::verify::verify_module;
-use mlcc_models::golden::{Golden, GoldenPrompt};
+use mlcc_models::golden::{GoldenFile, GoldenPrompt};
 use mlcc_models::resolve::{ModelRequest, resolve};
-use mlcc_models::{Checkpoint, EntrySpec, Logits};
+use mlcc_models::{Checkpoint, EntrySpec, LogitScope};
 use std::path::Path;
 
-struct Case {
+struct GraphCase {
     module: Module,
     checkpoint: Checkpoint,
-    golden: Golden,
+    golden: GoldenFile,
 }
 
-fn load(directory: &str) -> Case {
+fn load(directory: &str) -> GraphCase {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
     let resolved = resolve(&ModelRequest::new(dir.to_str().unwrap())).unwrap();
     let checkpoint = resolved.open_weights().unwrap();
-    let golden = Golden::read(&dir.join("golden.json")).unwrap();
+    let golden = GoldenFile::read(&dir.join("golden.json")).unwrap();
     let mut b = GraphBuilder::new("model");
     let architecture = &resolved.config.architecture;
-    for (name, n) in [("prefill", Dim::sym(Sym::N)), ("decode", Dim::from(1))] {
+    for (name, n) in [("prefill", Dim::sym(SizeSymbol::N)), ("decode", Dim::from(1))] {
         let context = architecture.default_context();
         architecture.build(
             &mut b,
             &EntrySpec {
                 name,
                 n,
-                logits: Logits::Last,
+                logits: LogitScope::Last,
                 context,
                 stream: None,
-                batching: Batching::Single,
+                batching: RowBatching::Single,
                 texts: None,
                 adapters: None,
                 source: false,
@@ -44,10 +44,10 @@ fn load(directory: &str) -> Case {
     }
     let module = b.finish().unwrap();
     verify_module(&module).unwrap();
-    Case { module, checkpoint, golden }
+    GraphCase { module, checkpoint, golden }
 }
 
-impl Case {
+impl GraphCase {
     fn interpreter(&self) -> Interpreter<'_> {
         let tensor = |name: &str| {
             let data = self.checkpoint.read(name).ok()?;
@@ -58,7 +58,7 @@ impl Case {
 }
 
 /// Logits after feeding tokens in pieces of these lengths (the last piece takes the rest).
-fn feed(interpreter: &Interpreter, states: &mut States, ids: &[u32], piece: usize) -> Vec<f32> {
+fn feed(interpreter: &Interpreter, states: &mut StateValues, ids: &[u32], piece: usize) -> Vec<f32> {
     let mut logits = Vec::new();
     for ids in ids.chunks(piece) {
         let ids: Vec<i32> = ids.iter().map(|&i| i as i32).collect();
@@ -87,7 +87,7 @@ fn check(directory: &str, prompts: usize, steps: usize) {
     let interpreter = case.interpreter();
     for (i, prompt) in case.golden.prompts.iter().enumerate().take(prompts) {
         let ids = &prompt.input_ids;
-        let start = || States::new(&case.module).unwrap();
+        let start = || StateValues::new(&case.module).unwrap();
         for piece in [ids.len(), 3] {
             let logits = feed(&interpreter, &mut start(), ids, piece);
             assert_close(&format!("{directory}, prompt {i} in pieces of {piece}"), prompt, &logits);

@@ -6,7 +6,7 @@ use mlcc_ir::module::Module;
 use mlcc_ir::testing::graph::{GraphOptions, random_module};
 use mlcc_ir::text::print_module;
 use mlcc_ir::verify::verify_module;
-use mlcc_passes::{Context, Options, PIPELINE, PassError, Program, run_pass};
+use mlcc_passes::{LoweredProgram, PIPELINE, PassContext, PassError, PassOptions, run_pass};
 
 const SEEDS: std::ops::Range<u64> = 0..30;
 
@@ -18,8 +18,8 @@ fn graph_passes() -> Vec<&'static str> {
 /// Runs passes and checks the module after each; panics with the module before the failing one.
 fn check(seed: u64, passes: &[&str]) {
     let original = random_module(seed, &GraphOptions::SMOOTH);
-    let mut program = Program::new(original.clone());
-    let mut ctx = Context::new(Options::new(vec![], 16));
+    let mut program = LoweredProgram::new(original.clone());
+    let mut ctx = PassContext::new(PassOptions::new(vec![], 16));
     for pass in passes {
         let before = program.module.clone();
         let fail = |what: String, after: &Module| {

@@ -1,13 +1,13 @@
 //! Sequences without end in the graph interpreter: what is seen does not depend on how much went by before.
 
-use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor, param_value};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph_builder::GraphBuilder;
-use mlcc_ir::sequences::Batching;
+use mlcc_ir::sequences::RowBatching;
 use mlcc_ir::types::DType;
 use mlcc_models::resolve::{ModelRequest, resolve};
 use mlcc_models::transformer::DROPPED_ROWS;
-use mlcc_models::{EntrySpec, Logits};
+use mlcc_models::{EntrySpec, LogitScope};
 use std::path::Path;
 
 #[test]
@@ -17,16 +17,16 @@ fn angles_stay_exact() {
     let checkpoint = resolved.open_weights().unwrap();
     let architecture = resolved.config.architecture.with_stream(Some(16), 0).unwrap();
     let mut b = GraphBuilder::new("case");
-    let (n, stream) = (Dim::sym(Sym::N), architecture.stream());
+    let (n, stream) = (Dim::sym(SizeSymbol::N), architecture.stream());
     architecture.build(
         &mut b,
         &EntrySpec {
             name: "prefill",
             n,
-            logits: Logits::Last,
+            logits: LogitScope::Last,
             context: 64,
             stream,
-            batching: Batching::Single,
+            batching: RowBatching::Single,
             texts: None,
             adapters: None,
             source: false,
@@ -41,7 +41,7 @@ fn angles_stay_exact() {
     let counter = module.states.iter().find(|(_, s)| s.name == DROPPED_ROWS).unwrap().0;
     let ids: Vec<i32> = (0..40).map(|i| 1 + (i * i) % 61).collect();
     let logits_after = |dropped: i32| {
-        let mut states = States::new(&module).unwrap();
+        let mut states = StateValues::new(&module).unwrap();
         assert!(states.set(counter, Tensor::new(DType::I32, &[1], vec![f64::from(dropped)])));
         let sizes = SymValues::tokens(ids.len() as i64);
         let out = interpreter.run_named("prefill", &[Tensor::ids(&ids)], &mut states, sizes).unwrap();

@@ -73,7 +73,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-struct Package {
+struct CargoPackage {
     name: String,
     folder: PathBuf,
     /// Names of normal and build dependencies.
@@ -82,14 +82,14 @@ struct Package {
     always: BTreeSet<String>,
 }
 
-fn packages() -> Vec<Package> {
+fn packages() -> Vec<CargoPackage> {
     let args = ["metadata", "--offline", "--locked", "--no-deps", "--format-version", "1"];
     let out = Command::new(env!("CARGO")).args(args).current_dir(root()).output().expect("cargo runs");
     assert!(out.status.success(), "cargo {}: {}", args.join(" "), String::from_utf8_lossy(&out.stderr));
     let metadata: Value = serde_json::from_slice(&out.stdout).expect("cargo prints JSON");
     let list = metadata["packages"].as_array().expect("a list of packages");
     list.iter()
-        .map(|package| Package {
+        .map(|package| CargoPackage {
             name: text(&package["name"]),
             folder: Path::new(&text(&package["manifest_path"])).parent().expect("a folder").to_path_buf(),
             uses: normal_dependencies(package, |_| true),

@@ -19,15 +19,15 @@ use clap::ValueEnum;
 use mlcc_runtime::Model;
 use serde_json::Value;
 
-use crate::commands::{HugePages, Placing, load_placed, print, print_json};
+use crate::commands::{HugePagesArg, PlacementArgs, load_placed, print, print_json};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
-use plan::{Room, tests};
-use probe::{Arithmetic, KINDS};
-use report::Row;
-use runner::Runner;
-use test::{Mix, Test, TextsOf, operations};
+use plan::{ArtifactCapacity, tests};
+use probe::{ComputeType, KINDS};
+use report::BenchRow;
+use runner::BenchRunner;
+use test::{BenchTest, MixedStep, TextCounts, operations};
 
 mod busy;
 mod kernels;
@@ -41,7 +41,7 @@ mod start;
 pub(super) mod test;
 
 #[derive(Debug, Clone, clap::Args)]
-pub struct Args {
+pub struct BenchArgs {
     /// A compiled model, or a checkpoint, which is built first and kept in the cache
     artifact: PathBuf,
     /// Weight format, where a checkpoint is built [default: as `mlcc build`]
@@ -62,11 +62,11 @@ pub struct Args {
     /// Steps of next tokens and a piece of a prompt, as `8+120` (with commas for several): the next token of 8 sequences, each
     /// after `--depth` others, and the first 120 tokens of one more
     #[arg(long, value_name = "NEXT+PIECE", value_delimiter = ',')]
-    mixed: Vec<Mix>,
+    mixed: Vec<MixedStep>,
     /// Of models of texts: texts of so many tokens, as `64x256`, all in one go (with commas for several) [default: 64x256, or what
     /// the context has room for]
     #[arg(long, value_name = "TEXTSxTOKENS", value_delimiter = ',', conflicts_with_all = ["n_prompt", "n_gen", "mixed", "predict"])]
-    texts: Vec<TextsOf>,
+    texts: Vec<TextCounts>,
     /// How often each test runs
     #[arg(short, long, visible_alias = "iterations", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
@@ -74,10 +74,10 @@ pub struct Args {
     #[arg(short, long, env = "MLCC_THREADS", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
     #[command(flatten)]
-    placing: Placing,
+    placing: PlacementArgs,
     /// Weights in huge pages, which are read faster: from the start, as in a process that has generated for a while
     #[arg(long, value_enum, default_value = "on", value_name = "WHEN")]
-    huge_pages: HugePages,
+    huge_pages: HugePagesArg,
     /// Seconds for which all threads are busy before the first test
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds)]
     warm_up: f64,
@@ -102,7 +102,7 @@ pub struct Args {
     first_token: bool,
     /// Form of the result
     #[arg(short, long, value_enum, default_value = "md")]
-    output: Form,
+    output: OutputFormat,
 }
 
 /// Recurrent models have no context that would bound what is asked for.
@@ -120,43 +120,43 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Form {
+enum OutputFormat {
     Md,
     Json,
 }
 
 /// What the machine can do with so many threads at one moment.
 #[derive(Clone, Copy, Debug)]
-struct Machine {
+struct MachineProbe {
     /// Of a GPU that of copies, read and written.
     read_bandwidth: f64,
-    /// Operations per second of each arithmetic that the model uses ([`Arithmetic::ALL`]).
+    /// Operations per second of each arithmetic that the model uses ([`ComputeType::ALL`]).
     peaks: [f64; KINDS],
     ping_pong: Option<f64>,
 }
 
-impl Machine {
+impl MachineProbe {
     /// One without limits that we could probe.
-    const UNKNOWN: Machine =
-        Machine { read_bandwidth: f64::INFINITY, peaks: [f64::INFINITY; KINDS], ping_pong: None };
+    const UNKNOWN: MachineProbe =
+        MachineProbe { read_bandwidth: f64::INFINITY, peaks: [f64::INFINITY; KINDS], ping_pong: None };
 }
 
 /// One run of a test.
-struct Repetition {
+struct TestRepetition {
     /// Tokens per second.
     speed: f64,
     /// Seconds of each step, of tests that generate.
     steps: Vec<f64>,
     /// Before and after.
-    machine: [Machine; 2],
+    machine: [MachineProbe; 2],
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &BenchArgs, ui: &Ui) -> Result<(), CliError> {
     if args.busy_loop {
         busy::stay_busy();
     }
     let artifact = super::checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
-    let args = &Args { artifact, ..args.clone() };
+    let args = &BenchArgs { artifact, ..args.clone() };
     let threads = args.threads.first().map(|&t| usize::from(t));
     if args.first_token {
         return start::first_token(&args.artifact, threads);
@@ -167,18 +167,18 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     if args.start {
         let report = start::measure(&args.artifact, threads, args.repetitions)?;
         return match args.output {
-            Form::Json => print_json(&report),
-            Form::Md => print(&report.markdown()),
+            OutputFormat::Json => print_json(&report),
+            OutputFormat::Md => print(&report.markdown()),
         };
     }
     // Nothing to measure is told before anything is read.
-    tests(args, Room::Unknown)?;
+    tests(args, ArtifactCapacity::Unknown)?;
     if args.kernels {
         let model = load_placed(&args.artifact, threads, args.placing, args.huge_pages, ui)?;
-        let profiles = kernels::measure(&model, &tests(args, Room::of(&model))?, args, ui)?;
+        let profiles = kernels::measure(&model, &tests(args, ArtifactCapacity::of(&model))?, args, ui)?;
         return match args.output {
-            Form::Json => print_json(&profiles),
-            Form::Md => print(&kernels::markdown(&profiles)),
+            OutputFormat::Json => print_json(&profiles),
+            OutputFormat::Md => print(&kernels::markdown(&profiles)),
         };
     }
     let thread_counts: Vec<Option<usize>> = match args.threads.as_slice() {
@@ -189,27 +189,27 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         let mut rows = Vec::new();
         for threads in thread_counts {
             let model = load_placed(&args.artifact, threads, args.placing, args.huge_pages, ui)?;
-            rows.extend(busy::measure(&model, &tests(args, Room::of(&model))?, args, ui)?);
+            rows.extend(busy::measure(&model, &tests(args, ArtifactCapacity::of(&model))?, args, ui)?);
         }
         return match args.output {
-            Form::Json => print_json(&rows),
-            Form::Md => print(&busy::markdown(&rows)),
+            OutputFormat::Json => print_json(&rows),
+            OutputFormat::Md => print(&busy::markdown(&rows)),
         };
     }
     let mut rows = Vec::new();
     for threads in thread_counts {
         let model = load_placed(&args.artifact, threads, args.placing, args.huge_pages, ui)?;
-        rows.extend(measure(&model, &tests(args, Room::of(&model))?, args, ui)?);
+        rows.extend(measure(&model, &tests(args, ArtifactCapacity::of(&model))?, args, ui)?);
     }
     match args.output {
-        Form::Json => print_json(&rows),
-        Form::Md => print(&report::markdown(&rows)),
+        OutputFormat::Json => print_json(&rows),
+        OutputFormat::Md => print(&report::markdown(&rows)),
     }
 }
 
-fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Row>, CliError> {
+fn measure(model: &Model, tests: &[BenchTest], args: &BenchArgs, ui: &Ui) -> Result<Vec<BenchRow>, CliError> {
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
-    let mut runner = Runner::new(model, tests)?;
+    let mut runner = BenchRunner::new(model, tests)?;
     let bar = ui.count_bar("bench");
     bar.set_length(u64::from(args.repetitions + 1) * tests.len() as u64);
     bar.set_message("warming up");
@@ -221,8 +221,8 @@ fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Ro
     let reading = on_cpu.then(|| reading(model.threads())).transpose()?;
     // Of a GPU, whose clocks are its own, once.
     let gpu = match model.copy_bandwidth()? {
-        Some(copies) => Machine { read_bandwidth: copies, ..Machine::UNKNOWN },
-        None => Machine::UNKNOWN,
+        Some(copies) => MachineProbe { read_bandwidth: copies, ..MachineProbe::UNKNOWN },
+        None => MachineProbe::UNKNOWN,
     };
     let machine = || reading.as_ref().map_or(gpu, |reading| machine(model, &metadata, reading));
     let mut rows = Vec::new();
@@ -237,7 +237,7 @@ fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Ro
             runner.prepare(*test)?;
             let before = machine();
             let speed = runner.time(*test)?;
-            runs.push(Repetition { speed, steps: runner.steps.clone(), machine: [before, machine()] });
+            runs.push(TestRepetition { speed, steps: runner.steps.clone(), machine: [before, machine()] });
             bar.inc(1);
         }
         rows.push(report::row(model, &metadata, *test, &runs));
@@ -274,20 +274,20 @@ pub(super) fn prompt(n: usize, model: &Model) -> Vec<i32> {
     prompt
 }
 
-fn machine(model: &Model, metadata: &Value, reading: &probe::Reading) -> Machine {
+fn machine(model: &Model, metadata: &Value, reading: &probe::BandwidthProbe) -> MachineProbe {
     let threads = model.threads();
-    let floats = || probe::peak(Arithmetic::F32, threads).unwrap_or(f64::INFINITY);
+    let floats = || probe::peak(ComputeType::F32, threads).unwrap_or(f64::INFINITY);
     let used = operations(metadata, "ops_per_token");
     let peaks = std::array::from_fn(|i| match used[i] > 0.0 {
-        true => probe::peak(Arithmetic::ALL[i], threads).unwrap_or_else(floats),
+        true => probe::peak(ComputeType::ALL[i], threads).unwrap_or_else(floats),
         false => f64::INFINITY,
     });
     let ping_pong = (threads > 1).then(probe::ping_pong);
-    Machine { read_bandwidth: reading.bandwidth(), peaks, ping_pong }
+    MachineProbe { read_bandwidth: reading.bandwidth(), peaks, ping_pong }
 }
 
-fn reading(threads: usize) -> Result<probe::Reading, CliError> {
-    probe::Reading::new(threads).map_err(CliError::io("allocate memory for", "the bandwidth probe"))
+fn reading(threads: usize) -> Result<probe::BandwidthProbe, CliError> {
+    probe::BandwidthProbe::new(threads).map_err(CliError::io("allocate memory for", "the bandwidth probe"))
 }
 
 #[cfg(test)]

@@ -15,8 +15,8 @@ use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::Ui;
 use mlcc_driver::build::keep::{BASE, KEEP};
-use mlcc_driver::build::{BuildOptions, Source};
-use mlcc_driver::layers::bisect::{Trial, Verdict, search};
+use mlcc_driver::build::{BuildOptions, BuildSource};
+use mlcc_driver::layers::bisect::{BisectVerdict, PassTrial, search};
 use mlcc_driver::layers::calls;
 
 #[derive(Debug, clap::Args)]
@@ -25,7 +25,7 @@ use mlcc_driver::layers::calls;
     one departs, builds it again without each optional pass. Exit code 0 if nothing is wrong. Example: mlcc bisect \
     ./rwkv-4-169m --quant q4f16"
 )]
-pub struct Args {
+pub struct BisectArgs {
     /// Folder or file of a checkpoint, hf:org/repo, or a preset name
     model: String,
     /// Folder or file with the weights, in place of those that the model leads to
@@ -62,10 +62,10 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &BisectArgs, ui: &Ui) -> Result<(), CliError> {
     let options = options(args)?;
     let target = mlcc_target::resolve(&args.target)?;
-    let source = Source::open(&options)?;
+    let source = BuildSource::open(&options)?;
     let options = options.for_source(&source);
     let vocab = source.model.config.architecture.vocab();
     let tokenizer = || {
@@ -76,7 +76,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let folder = mlcc_codegen::folder::temporary("mlcc-bisect-")
         .map_err(CliError::io("create", std::env::temp_dir()))?;
     let calls = calls(&tokens, args.chunk as usize);
-    let progress = |trial: &Trial| ui.note(trial_text(trial).trim_end());
+    let progress = |trial: &PassTrial| ui.note(trial_text(trial).trim_end());
     let cancel = crate::interrupt::flag();
     let verdict = search(&source, &target, &options, &calls, folder.path(), cancel, progress).map_err(
         |e| match cancel.load(Ordering::Relaxed) {
@@ -91,7 +91,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     if verdict.whole.ok() { Ok(()) } else { Err(CliError::Reported) }
 }
 
-fn options(args: &Args) -> Result<BuildOptions, CliError> {
+fn options(args: &BisectArgs) -> Result<BuildOptions, CliError> {
     let usage = |e: &dyn std::fmt::Display| CliError::usage(e.to_string());
     let mut options = BuildOptions::new(&args.model);
     options.request = ModelRequest::new(&args.model);
@@ -110,7 +110,7 @@ fn options(args: &Args) -> Result<BuildOptions, CliError> {
     }
     options.disabled_passes = args.disable_pass.clone();
     if let Some(path) = &args.quant_policy {
-        let text = mlcc_files::read_to_string(path, mlcc_files::Kind::QuantPolicy)
+        let text = mlcc_files::read_to_string(path, mlcc_files::FileKind::QuantPolicy)
             .map_err(CliError::io("read", path))?;
         let policy = QuantPolicy::parse_file(path.display().to_string(), &text);
         options.policy = policy.map_err(|e| CliError::Failed(format!("{}: {e}", path.display())))?;
@@ -118,12 +118,12 @@ fn options(args: &Args) -> Result<BuildOptions, CliError> {
     Ok(options)
 }
 
-fn trial_text(trial: &Trial) -> String {
+fn trial_text(trial: &PassTrial) -> String {
     let verdict = if trial.ok { "right" } else { "still wrong" };
     format!("without {}: {verdict}, error {:.1e}\n", trial.without, trial.error)
 }
 
-fn text(verdict: &Verdict) -> String {
+fn text(verdict: &BisectVerdict) -> String {
     let mut out = String::new();
     if let Some(layers) = &verdict.whole.layers {
         out.push_str(&layers.text());

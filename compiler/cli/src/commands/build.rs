@@ -6,9 +6,9 @@ use std::sync::{Mutex, PoisonError};
 
 use clap::ValueEnum;
 use mlcc_codegen::cache::ObjectCache;
-use mlcc_codegen::ptxas::Assembler;
+use mlcc_codegen::ptxas::PtxAssembler;
 use mlcc_models::text_head::POOLINGS;
-use mlcc_models::{AdapterRequest, AdapterSlots, DownloadEvent, DownloadListener, ModelRequest, Pooling};
+use mlcc_models::{AdapterRequest, AdapterSlots, DownloadEvent, DownloadListener, ModelRequest, PoolingMode};
 use mlcc_passes::pipeline::{PIPELINE, find};
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
@@ -22,7 +22,8 @@ use crate::ui::Ui;
 use bar::BuildBar;
 use mlcc_driver::build::keep::{BASE, KEEP};
 use mlcc_driver::build::{
-    Backend, BuildOptions, BuildReport, Emit, Event, Hooks, ModuleText, ReportMode, ReportOptions, TuningFile,
+    Backend, BuildEvent, BuildHooks, BuildOptions, BuildReport, EmitKind, ModuleText, ReportMode,
+    ReportOptions, TuningFile,
 };
 
 mod bar;
@@ -34,7 +35,7 @@ pub(super) const MOST_POSITIONS: u64 = i32::MAX as u64;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc build --model ./rwkv-4-430m --target cpu --quant q4f16 -o rwkv.so")]
-pub struct Args {
+pub struct BuildArgs {
     /// Folder or file of a checkpoint, hf:org/repo, a preset name (see `mlcc models`), or a module in text form (.mlc, with --weights)
     #[arg(short, long, env = "MLCC_MODEL")]
     model: String,
@@ -62,7 +63,7 @@ pub struct Args {
     /// Make vectors of texts (embeddings), and pool the rows of a text like this: that of the first token (cls), of the last one
     /// (lasttoken), or their mean [default: what modules.json beside the weights says]
     #[arg(long, value_name = "HOW", value_parser = parse_pooling)]
-    pooling: Option<Pooling>,
+    pooling: Option<PoolingMode>,
     /// Make a reranker of a model that answers with one of two tokens: the score is the logit of the first less that of the second
     /// [default: yes,no for Qwen3-Reranker, what modules.json says for others]
     #[arg(long, value_name = "YES,NO", value_parser = parse_answers, conflicts_with = "pooling")]
@@ -205,12 +206,12 @@ enum EmitArg {
     Ptx,
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &BuildArgs, ui: &Ui) -> Result<(), CliError> {
     report(&built(args, ui)?, args, ui)
 }
 
 /// The same without a word on standard output.
-pub(super) fn quietly(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub(super) fn quietly(args: &BuildArgs, ui: &Ui) -> Result<(), CliError> {
     let report = built(args, ui)?;
     report.warnings.iter().for_each(|warning| ui.warn(warning));
     tell(&report, ui);
@@ -223,27 +224,27 @@ fn tell(report: &BuildReport, ui: &Ui) {
     ui.note(show::line(report));
 }
 
-fn built(args: &Args, ui: &Ui) -> Result<BuildReport, CliError> {
+fn built(args: &BuildArgs, ui: &Ui) -> Result<BuildReport, CliError> {
     let mut options = options(args, ui)?;
-    let mut dumps = dump::Dumps::new(&args.print_after, args.debug_dump.as_deref())?;
+    let mut dumps = dump::ModuleDumps::new(&args.print_after, args.debug_dump.as_deref())?;
     let bar = BuildBar::new(ui);
     options.code_listener = Some(bar.code_listener());
-    let mut event = |event: Event<'_>| {
+    let mut event = |event: BuildEvent<'_>| {
         match event {
-            Event::Phase(name) => ui.detail(format_args!("{name} ...")),
-            Event::Pass { pass, program } => dumps.after(pass.name, program),
-            Event::Weights { .. } | Event::Report { .. } => {}
+            BuildEvent::Phase(name) => ui.detail(format_args!("{name} ...")),
+            BuildEvent::Pass { pass, program } => dumps.after(pass.name, program),
+            BuildEvent::Weights { .. } | BuildEvent::Report { .. } => {}
         }
         bar.event(&event);
     };
     let result =
-        mlcc_driver::build::build(&options, &mut Hooks { event: &mut event, cancel: interrupt::flag() });
+        mlcc_driver::build::build(&options, &mut BuildHooks { event: &mut event, cancel: interrupt::flag() });
     bar.clear();
     dumps.finish()?;
     Ok(result?)
 }
 
-fn report(report: &BuildReport, args: &Args, ui: &Ui) -> Result<(), CliError> {
+fn report(report: &BuildReport, args: &BuildArgs, ui: &Ui) -> Result<(), CliError> {
     report.warnings.iter().for_each(|warning| ui.warn(warning));
     if args.explain_passes {
         report.notes.iter().for_each(|(pass, line)| ui.note(format_args!("{pass}: {line}")));
@@ -257,7 +258,7 @@ fn report(report: &BuildReport, args: &Args, ui: &Ui) -> Result<(), CliError> {
     print(&list)
 }
 
-fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
+fn options(args: &BuildArgs, ui: &Ui) -> Result<BuildOptions, CliError> {
     // Mistakes in names are told before anything is read.
     let target = mlcc_target::resolve(&args.target).map_err(|e| CliError::usage(e.to_string()))?;
     if args.emit == Some(EmitArg::Ptx) && target.arch != Arch::Nvptx {
@@ -319,7 +320,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         backend,
         assembler: args
             .cubin
-            .then(Assembler::find)
+            .then(PtxAssembler::find)
             .transpose()
             .map_err(|e| CliError::Failed(format!("--cubin: {e}")))?,
         split_weights: args.split_weights,
@@ -328,8 +329,8 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         disabled_passes: args.disable_pass.clone(),
         stop_after: args.stop_after.clone(),
         emit: args.emit.map(|e| match e {
-            EmitArg::Llvm => Emit::Llvm,
-            EmitArg::Asm | EmitArg::Ptx => Emit::Assembly,
+            EmitArg::Llvm => EmitKind::Llvm,
+            EmitArg::Asm | EmitArg::Ptx => EmitKind::Assembly,
         }),
         pipeline: PIPELINE,
         debug_taps: args.debug_taps,
@@ -386,9 +387,10 @@ fn parse_tp_mode(name: &str) -> Result<TpMode, String> {
     found.ok_or_else(|| format!("unknown mode; known are {}", known.join(", ")))
 }
 
-fn parse_pooling(name: &str) -> Result<Pooling, String> {
+fn parse_pooling(name: &str) -> Result<PoolingMode, String> {
     let known = POOLINGS.map(|(name, _)| name).join(", ");
-    Pooling::find(&name.to_lowercase()).ok_or_else(|| format!("unknown way of pooling; known are {known}"))
+    PoolingMode::find(&name.to_lowercase())
+        .ok_or_else(|| format!("unknown way of pooling; known are {known}"))
 }
 
 fn parse_answers(text: &str) -> Result<[String; 2], String> {
@@ -400,7 +402,7 @@ fn parse_answers(text: &str) -> Result<[String; 2], String> {
 
 fn policy(path: Option<&Path>) -> Result<QuantPolicy, CliError> {
     let Some(path) = path else { return Ok(QuantPolicy::default()) };
-    let text = mlcc_files::read_to_string(path, mlcc_files::Kind::QuantPolicy)
+    let text = mlcc_files::read_to_string(path, mlcc_files::FileKind::QuantPolicy)
         .map_err(CliError::io("read", path))?;
     QuantPolicy::parse_file(path.display().to_string(), &text)
         .map_err(|e| CliError::Failed(format!("{}: {e}", path.display())))

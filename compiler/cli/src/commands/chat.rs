@@ -6,19 +6,21 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use clap::builder::NonEmptyStringValueParser;
-use mlcc_engine::conversation::{ChatFormat, Conversation, ConversationError, Restored, Settings, Turn};
+use mlcc_engine::conversation::{
+    AnswerSettings, ChatFormat, Conversation, ConversationError, RestoredContext, TurnResult,
+};
 use mlcc_engine::{FinishReason, TokenId, Tokenizer};
 use mlcc_runtime::{Model, Session};
 use serde_json::Value;
 
 use crate::commands::form::{KnownForm, TextForm};
-use crate::commands::speculation::Speculation;
+use crate::commands::speculation::SpeculationArgs;
 use crate::commands::{print, run};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::{self, Ui};
-use command::Command;
-use input::{Event, Input};
+use command::ChatCommand;
+use input::{ChatInput, InputEvent};
 use settings::ChatSettings;
 
 mod command;
@@ -31,7 +33,7 @@ const PLAIN: &str = "plain";
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc chat model.so --system \"Answer in one sentence.\" --temp 0.7\n\
     Inside: /help lists the commands; Ctrl-C stops an answer; at the prompt it clears what is typed, and at an empty one it leaves.")]
-pub struct Args {
+pub struct ChatArgs {
     /// A compiled model, or a checkpoint, which is built first and kept in the cache
     #[arg(env = "MLCC_ARTIFACT")]
     artifact: PathBuf,
@@ -49,11 +51,11 @@ pub struct Args {
     #[arg(short = 'n', long, visible_alias = "n-predict", default_value_t = -1, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     predict: i64,
     #[command(flatten)]
-    threads: super::Threads,
+    threads: super::ThreadArgs,
     #[command(flatten)]
-    sampling: run::Sampling,
+    sampling: run::SamplingArgs,
     #[command(flatten)]
-    speculation: Speculation,
+    speculation: SpeculationArgs,
     /// End an answer before this string (repeatable)
     #[arg(short = 'r', long, visible_alias = "reverse-prompt", value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
@@ -70,7 +72,7 @@ pub struct Args {
     load: Option<PathBuf>,
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &ChatArgs, ui: &Ui) -> Result<(), CliError> {
     let artifact = super::checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
     let model = super::load_to_run(&artifact, &args.threads, ui)?;
     let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
@@ -90,7 +92,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     }
     let eos = mlcc_engine::carried::eos_ids(&metadata);
     let form = args.form.read(&tokenizer, model.vocab())?;
-    let mut chat = Chat { conversation, tokenizer, settings, form, eos, last: None, failed: false, ui: *ui };
+    let mut chat =
+        ChatLoop { conversation, tokenizer, settings, form, eos, last: None, failed: false, ui: *ui };
     if let Some(path) = &args.load {
         chat.load(path)?;
     }
@@ -147,25 +150,25 @@ fn format(model: &Model, name: Option<&str>, ui: &Ui) -> Result<ChatFormat, CliE
     }))
 }
 
-struct Chat {
+struct ChatLoop {
     conversation: Conversation<Session>,
     tokenizer: Tokenizer,
     settings: ChatSettings,
     form: Option<KnownForm>,
     /// Tokens that end texts, as the model's files say.
     eos: Vec<TokenId>,
-    last: Option<Turn>,
+    last: Option<TurnResult>,
     /// Something was refused; told by the exit code where nobody looks at the messages.
     failed: bool,
     ui: Ui,
 }
 
 /// Whether the conversation goes on.
-type Flow = Result<ControlFlow<()>, CliError>;
+type ChatFlow = Result<ControlFlow<()>, CliError>;
 
-impl Chat {
+impl ChatLoop {
     fn run(&mut self) -> Result<(), CliError> {
-        let mut input = Input::open()?;
+        let mut input = ChatInput::open()?;
         // From here on Ctrl-C stops answers.
         interrupt::flag();
         loop {
@@ -173,9 +176,9 @@ impl Chat {
             let event = input.read();
             interrupt::wait_at_prompt(false);
             let flow = match event? {
-                Event::End => ControlFlow::Break(()),
-                Event::Interrupted => return Err(CliError::Interrupted),
-                Event::Message(text) => self.line(&text)?,
+                InputEvent::End => ControlFlow::Break(()),
+                InputEvent::Interrupted => return Err(CliError::Interrupted),
+                InputEvent::Message(text) => self.line(&text)?,
             };
             if flow.is_break() {
                 break;
@@ -184,8 +187,8 @@ impl Chat {
         if self.failed && !input.is_terminal() { Err(CliError::Reported) } else { Ok(()) }
     }
 
-    fn line(&mut self, text: &str) -> Flow {
-        match Command::parse(text) {
+    fn line(&mut self, text: &str) -> ChatFlow {
+        match ChatCommand::parse(text) {
             None if text.trim().is_empty() => Ok(ControlFlow::Continue(())),
             None => self.say(Some(command::message(text))),
             Some(Ok(command)) => self.command(command),
@@ -194,35 +197,35 @@ impl Chat {
     }
 
     /// A mistake ends nothing.
-    fn refuse(&mut self, message: impl std::fmt::Display) -> Flow {
+    fn refuse(&mut self, message: impl std::fmt::Display) -> ChatFlow {
         self.failed = true;
         let _ = writeln!(std::io::stderr(), "error: {message}");
         Ok(ControlFlow::Continue(()))
     }
 
-    fn command(&mut self, command: Command) -> Flow {
+    fn command(&mut self, command: ChatCommand) -> ChatFlow {
         match command {
-            Command::Help => print(command::HELP)?,
-            Command::Exit => return Ok(ControlFlow::Break(())),
-            Command::Stats => print(&self.stats())?,
-            Command::Regenerate => return self.say(None),
-            Command::Reset => {
+            ChatCommand::Help => print(command::HELP)?,
+            ChatCommand::Exit => return Ok(ControlFlow::Break(())),
+            ChatCommand::Stats => print(&self.stats())?,
+            ChatCommand::Regenerate => return self.say(None),
+            ChatCommand::Reset => {
                 self.last = None;
                 match self.conversation.reset() {
                     Ok(()) => self.ui.note("(a new conversation)"),
                     Err(e) => return self.refuse(e),
                 }
             }
-            Command::Set(None) => print(&self.settings.list())?,
-            Command::Set(Some(text)) => match self.settings.set(&text) {
+            ChatCommand::Set(None) => print(&self.settings.list())?,
+            ChatCommand::Set(Some(text)) => match self.settings.set(&text) {
                 Ok(said) => self.ui.note(format_args!("({said})")),
                 Err(message) => return self.refuse(message),
             },
-            Command::Save(path) => match self.conversation.save(&path) {
+            ChatCommand::Save(path) => match self.conversation.save(&path) {
                 Ok(()) => self.ui.note(format_args!("(saved as {})", path.display())),
                 Err(e) => return self.refuse(e),
             },
-            Command::Load(path) => {
+            ChatCommand::Load(path) => {
                 if let Err(e) = self.load(&path) {
                     return self.refuse(e);
                 }
@@ -236,15 +239,15 @@ impl Chat {
         self.last = None;
         let count = self.conversation.messages().len();
         self.ui.note(format_args!("({} from {})", ui::counted(count, "message"), path.display()));
-        if let Restored::MessagesOnly(reason) = restored {
+        if let RestoredContext::MessagesOnly(reason) = restored {
             self.ui.warn(format_args!("the conversation will be read again: {reason}"));
         }
         Ok(())
     }
 
     /// Answers `text`, or the last message again.
-    fn say(&mut self, text: Option<&str>) -> Flow {
-        let settings = Settings {
+    fn say(&mut self, text: Option<&str>) -> ChatFlow {
+        let settings = AnswerSettings {
             sampling: &self.settings.sampling,
             max_tokens: self.settings.max_tokens,
             eos: &self.eos,
@@ -252,7 +255,7 @@ impl Chat {
             form: self.form.as_ref().map(KnownForm::answers),
             cancel: Some(interrupt::flag()),
         };
-        let mut out = run::TextOut::new(None);
+        let mut out = run::StdoutText::new(None);
         let show = |piece: &str| out.piece(piece);
         let turn = match text {
             Some(text) => self.conversation.send(&self.tokenizer, text, &settings, show),
@@ -278,7 +281,7 @@ impl Chat {
         }
     }
 
-    fn tell_end(&self, turn: &Turn) {
+    fn tell_end(&self, turn: &TurnResult) {
         match turn.generation.finish {
             FinishReason::Cancelled | FinishReason::Deadline => self.ui.note("(stopped)"),
             FinishReason::Length => self.ui.note("(the answer was cut off: -n allows no more tokens)"),

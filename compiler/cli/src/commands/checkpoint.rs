@@ -49,8 +49,9 @@ pub(crate) fn artifact(path: &Path, quant: Option<&str>, ui: &Ui) -> Result<Path
     let mut flags: Vec<OsString> =
         vec!["build".into(), "-m".into(), whole.into(), "-o".into(), artifact.clone().into()];
     flags.extend(quant.into_iter().flat_map(|quant| ["--quant".into(), quant.into()]));
-    let command = build::Args::augment_args(clap::Command::new("build"));
-    let parsed = command.try_get_matches_from(flags).and_then(|found| build::Args::from_arg_matches(&found));
+    let command = build::BuildArgs::augment_args(clap::Command::new("build"));
+    let parsed =
+        command.try_get_matches_from(flags).and_then(|found| build::BuildArgs::from_arg_matches(&found));
     build::quietly(&parsed.map_err(|error| CliError::usage(error.to_string()))?, ui)?;
     forget_others(&folder, &place, &artifact);
     Ok(artifact)

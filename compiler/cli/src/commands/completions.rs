@@ -11,12 +11,12 @@ use crate::ui::Ui;
 #[command(
     after_help = "Example, for bash: mlcc completions bash > ~/.local/share/bash-completion/completions/mlcc"
 )]
-pub struct Args {
+pub struct CompletionsArgs {
     #[arg(value_enum)]
     shell: Shell,
 }
 
-pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
+pub fn run(args: &CompletionsArgs, _: &Ui) -> Result<(), CliError> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut crate::cli::Cli::command(), "mlcc", &mut script);
     print(&String::from_utf8_lossy(&script))

@@ -15,7 +15,7 @@ use crate::ui::{self, Ui};
 use mlcc_driver::build::Backend;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -26,7 +26,7 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Status {
+enum CheckStatus {
     Ok,
     /// Something works less well, or not at all that most do not need.
     Absent,
@@ -35,35 +35,35 @@ enum Status {
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct Check {
+struct DoctorCheck {
     name: &'static str,
-    status: Status,
+    status: CheckStatus,
     found: String,
     /// What to do if it is needed.
     advice: Option<String>,
 }
 
-impl Check {
-    fn ok(name: &'static str, found: impl Into<String>) -> Check {
-        Check { name, status: Status::Ok, found: found.into(), advice: None }
+impl DoctorCheck {
+    fn ok(name: &'static str, found: impl Into<String>) -> DoctorCheck {
+        DoctorCheck { name, status: CheckStatus::Ok, found: found.into(), advice: None }
     }
 
     fn lacking(
         name: &'static str,
-        status: Status,
+        status: CheckStatus,
         found: impl Into<String>,
         advice: impl Into<String>,
-    ) -> Check {
-        Check { name, status, found: found.into(), advice: Some(advice.into()) }
+    ) -> DoctorCheck {
+        DoctorCheck { name, status, found: found.into(), advice: Some(advice.into()) }
     }
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &DoctorArgs, ui: &Ui) -> Result<(), CliError> {
     if args.clear_cache {
         return clear_cache(ui);
     }
     let mut checks = vec![
-        Check::ok("mlcc", format!("{}, ABI {}", env!("CARGO_PKG_VERSION"), mlcc_abi::ABI_VERSION)),
+        DoctorCheck::ok("mlcc", format!("{}, ABI {}", env!("CARGO_PKG_VERSION"), mlcc_abi::ABI_VERSION)),
         llvm(),
         cranelift(),
         linker(),
@@ -79,9 +79,9 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     ];
     if !Backend::Llvm.is_built_in() && !Backend::Cranelift.is_built_in() {
         let advice = "build mlcc with the cargo feature `llvm19` or `cranelift`";
-        checks.push(Check::lacking("back end", Status::Missing, "none", advice));
+        checks.push(DoctorCheck::lacking("back end", CheckStatus::Missing, "none", advice));
     }
-    let usable = checks.iter().all(|c| c.status != Status::Missing);
+    let usable = checks.iter().all(|c| c.status != CheckStatus::Missing);
     if args.json {
         print_json(&checks)?;
     } else {
@@ -90,14 +90,14 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     if usable { Ok(()) } else { Err(CliError::Reported) }
 }
 
-fn text(checks: &[Check]) -> String {
+fn text(checks: &[DoctorCheck]) -> String {
     let width = checks.iter().map(|c| c.name.len()).max().unwrap_or(0);
     let mut out = String::new();
     for c in checks {
         let mark = match c.status {
-            Status::Ok => "ok     ",
-            Status::Absent => "absent ",
-            Status::Missing => "MISSING",
+            CheckStatus::Ok => "ok     ",
+            CheckStatus::Absent => "absent ",
+            CheckStatus::Missing => "MISSING",
         };
         out.push_str(&format!("{mark}  {:<width$}  {}\n", c.name, c.found));
         if let Some(advice) = &c.advice {
@@ -107,73 +107,79 @@ fn text(checks: &[Check]) -> String {
     out
 }
 
-fn llvm() -> Check {
+fn llvm() -> DoctorCheck {
     match (cfg!(feature = "llvm22"), Backend::Llvm.is_built_in()) {
-        (true, _) => Check::ok("LLVM", "22.1, linked in"),
-        (false, true) => Check::ok("LLVM", "19.1, linked in"),
-        (false, false) => Check::lacking(
+        (true, _) => DoctorCheck::ok("LLVM", "22.1, linked in"),
+        (false, true) => DoctorCheck::ok("LLVM", "19.1, linked in"),
+        (false, false) => DoctorCheck::lacking(
             "LLVM",
-            Status::Absent,
+            CheckStatus::Absent,
             "not part of this mlcc",
             "for the fastest code and for GPUs install LLVM 19 (apt install llvm-19-dev) and build mlcc with --features llvm19",
         ),
     }
 }
 
-fn cranelift() -> Check {
+fn cranelift() -> DoctorCheck {
     match Backend::Cranelift.is_built_in() {
-        true => Check::ok("Cranelift", "part of this mlcc"),
+        true => DoctorCheck::ok("Cranelift", "part of this mlcc"),
         false => {
             let advice = "for --backend cranelift build mlcc with --features cranelift";
-            Check::lacking("Cranelift", Status::Absent, "not part of this mlcc", advice)
+            DoctorCheck::lacking("Cranelift", CheckStatus::Absent, "not part of this mlcc", advice)
         }
     }
 }
 
-fn linker() -> Check {
+fn linker() -> DoctorCheck {
     let arch = Arch::of_host().unwrap_or(Arch::X86_64);
     match find_linker(arch) {
-        Ok(linker) => Check::ok("linker", linker.program.display().to_string()),
-        Err(e) => Check::lacking("linker", Status::Missing, "none", e.to_string()),
+        Ok(linker) => DoctorCheck::ok("linker", linker.program.display().to_string()),
+        Err(e) => DoctorCheck::lacking("linker", CheckStatus::Missing, "none", e.to_string()),
     }
 }
 
-fn cross_linker() -> Check {
+fn cross_linker() -> DoctorCheck {
     let other = if Arch::of_host() == Some(Arch::Aarch64) { Arch::X86_64 } else { Arch::Aarch64 };
     match find_linker(other) {
-        Ok(linker) => Check::ok("cross linker", format!("{} for {other}", linker.program.display())),
+        Ok(linker) => DoctorCheck::ok("cross linker", format!("{} for {other}", linker.program.display())),
         Err(_) => {
             let advice = format!("only needed for --target {other} machines: apt install lld");
-            Check::lacking("cross linker", Status::Absent, format!("none for {other}"), advice)
+            DoctorCheck::lacking("cross linker", CheckStatus::Absent, format!("none for {other}"), advice)
         }
     }
 }
 
-fn cpu() -> Check {
+fn cpu() -> DoctorCheck {
     let model = proc_value("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.into());
     match mlcc_target::resolve("cpu") {
-        Ok(target) => {
-            Check::ok("CPU", format!("{model}; level {}: {}", target.name, detected_features().join(" ")))
-        }
-        Err(e) => Check::lacking("CPU", Status::Absent, model, e.to_string()),
+        Ok(target) => DoctorCheck::ok(
+            "CPU",
+            format!("{model}; level {}: {}", target.name, detected_features().join(" ")),
+        ),
+        Err(e) => DoctorCheck::lacking("CPU", CheckStatus::Absent, model, e.to_string()),
     }
 }
 
-fn cores() -> Check {
-    let (topology, threads) = (mlcc_runtime::Topology::of_host(), mlcc_runtime::physical_cores());
-    Check::ok("cores", format!("{topology}; runs use {} (-t changes it)", ui::counted(threads, "thread")))
+fn cores() -> DoctorCheck {
+    let (topology, threads) = (mlcc_runtime::CpuTopology::of_host(), mlcc_runtime::physical_cores());
+    DoctorCheck::ok(
+        "cores",
+        format!("{topology}; runs use {} (-t changes it)", ui::counted(threads, "thread")),
+    )
 }
 
-fn memory() -> Check {
+fn memory() -> DoctorCheck {
     let bytes = |key| {
         let text = proc_value("/proc/meminfo", key)?;
         Some(text.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
     };
     match (bytes("MemTotal"), bytes("MemAvailable")) {
         (Some(total), Some(free)) => {
-            Check::ok("memory", format!("{}, {} of it available", ui::bytes(total), ui::bytes(free)))
+            DoctorCheck::ok("memory", format!("{}, {} of it available", ui::bytes(total), ui::bytes(free)))
         }
-        _ => Check::lacking("memory", Status::Absent, "unknown", "/proc/meminfo tells nothing here"),
+        _ => {
+            DoctorCheck::lacking("memory", CheckStatus::Absent, "unknown", "/proc/meminfo tells nothing here")
+        }
     }
 }
 
@@ -185,33 +191,38 @@ pub(super) fn proc_value(file: &str, key: &str) -> Option<String> {
 }
 
 /// Objects are linked there.
-fn temporary_folder() -> Check {
+fn temporary_folder() -> DoctorCheck {
     let folder = std::env::temp_dir();
     let probe = folder.join(format!("mlcc-doctor-{}", std::process::id()));
     let written = std::fs::write(&probe, b"mlcc");
     let _ = std::fs::remove_file(&probe);
     match written {
-        Ok(()) => Check::ok("temporary folder", folder.display().to_string()),
+        Ok(()) => DoctorCheck::ok("temporary folder", folder.display().to_string()),
         Err(e) => {
             let found = format!("cannot write to {}: {e}", folder.display());
-            Check::lacking("temporary folder", Status::Missing, found, "name another one in TMPDIR")
+            DoctorCheck::lacking(
+                "temporary folder",
+                CheckStatus::Missing,
+                found,
+                "name another one in TMPDIR",
+            )
         }
     }
 }
 
-fn ptxas() -> Check {
+fn ptxas() -> DoctorCheck {
     match find_ptxas() {
-        Some(path) => Check::ok("ptxas", path.display().to_string()),
+        Some(path) => DoctorCheck::ok("ptxas", path.display().to_string()),
         None => {
             let advice = "not needed: GPU code is assembled by the driver when it is loaded. To have it checked at build \
                           time: pip install nvidia-cuda-nvcc-cu12, or name it in MLCC_PTXAS";
-            Check::lacking("ptxas", Status::Absent, "none", advice)
+            DoctorCheck::lacking("ptxas", CheckStatus::Absent, "none", advice)
         }
     }
 }
 
 /// Looks for the driver's library without loading it.
-fn cuda() -> Check {
+fn cuda() -> DoctorCheck {
     // As the runtime chooses.
     let name = std::env::var("MLCC_CUDA_DRIVER").ok().filter(|name| !name.is_empty());
     let name = name.unwrap_or_else(|| "libcuda.so.1".into());
@@ -227,24 +238,24 @@ fn cuda() -> Check {
     // An absolute name is that file alone, which `join` gives as well.
     let found = folders.map(|f| f.join(&name)).find(|p| p.exists());
     match found {
-        Some(path) => Check::ok("CUDA driver", path.display().to_string()),
+        Some(path) => DoctorCheck::ok("CUDA driver", path.display().to_string()),
         None => {
             let advice = "only needed to run --target cuda artifacts: install the NVIDIA driver";
-            Check::lacking("CUDA driver", Status::Absent, format!("no {name}"), advice)
+            DoctorCheck::lacking("CUDA driver", CheckStatus::Absent, format!("no {name}"), advice)
         }
     }
 }
 
-fn cache() -> Check {
+fn cache() -> DoctorCheck {
     let folder = HubCache::from_environment().directory;
     let models = models_in(&folder);
     match models {
-        Some(n) => Check::ok("Hugging Face cache", format!("{}, {n} models", folder.display())),
+        Some(n) => DoctorCheck::ok("Hugging Face cache", format!("{}, {n} models", folder.display())),
         None => {
             let advice = "only needed for --model org/name; HF_HOME or --hf-cache name another place";
-            Check::lacking(
+            DoctorCheck::lacking(
                 "Hugging Face cache",
-                Status::Absent,
+                CheckStatus::Absent,
                 format!("no folder {}", folder.display()),
                 advice,
             )
@@ -253,21 +264,21 @@ fn cache() -> Check {
 }
 
 /// Code of earlier builds.
-fn object_cache() -> Check {
+fn object_cache() -> DoctorCheck {
     let name = "code cache";
     let Some(cache) = ObjectCache::from_environment() else {
         let advice = format!("builds make all code anew; {CACHE_VARIABLE} names a folder to keep it in");
-        return Check::lacking(name, Status::Absent, "none", advice);
+        return DoctorCheck::lacking(name, CheckStatus::Absent, "none", advice);
     };
     let folder = cache.folder().display();
     match cache.usage() {
         Ok(usage) => {
             let (used, limit) = (ui::bytes(usage.bytes), ui::bytes(cache.limit()));
-            Check::ok(name, format!("{folder}, {} objects, {used} of at most {limit}", usage.entries))
+            DoctorCheck::ok(name, format!("{folder}, {} objects, {used} of at most {limit}", usage.entries))
         }
         Err(e) => {
             let advice = format!("builds make all code anew; {CACHE_VARIABLE} names another folder");
-            Check::lacking(name, Status::Absent, format!("cannot read {folder}: {e}"), advice)
+            DoctorCheck::lacking(name, CheckStatus::Absent, format!("cannot read {folder}: {e}"), advice)
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use mlcc_engine::texts::{Embed, TextModel, Vectors};
-use mlcc_files::Kind;
+use mlcc_engine::texts::{EmbedOptions, EmbeddingModel, EmbeddingVectors};
+use mlcc_files::FileKind;
 use serde_json::json;
 
 use crate::commands::{load, print, print_json, read_stdin, run};
@@ -14,7 +14,7 @@ use crate::ui::{self, Ui};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc embed bge-m3.so \"What is a monad?\" --json\n\
     The way of pooling is part of the artifact: `mlcc build --pooling` overrides that of the checkpoint's files.")]
-pub struct Args {
+pub struct EmbedArgs {
     /// A compiled model of embeddings, or a checkpoint, which is built first and kept in the cache
     artifact: PathBuf,
     /// The texts [default: each line of standard input]
@@ -32,12 +32,12 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE.npy", conflicts_with = "json")]
     output: Option<PathBuf>,
     #[command(flatten)]
-    common: Common,
+    common: EmbeddingModelArgs,
 }
 
 /// What the commands over models of texts share.
 #[derive(Debug, clap::Args)]
-pub(super) struct Common {
+pub(super) struct EmbeddingModelArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -52,8 +52,8 @@ pub(super) struct Common {
     tokenizer: Option<PathBuf>,
 }
 
-impl Common {
-    pub fn load(&self, artifact: &Path, ui: &Ui) -> Result<TextModel, CliError> {
+impl EmbeddingModelArgs {
+    pub fn load(&self, artifact: &Path, ui: &Ui) -> Result<EmbeddingModel, CliError> {
         let artifact = super::checkpoint::artifact(artifact, self.quant.as_deref(), ui)?;
         text_model(&artifact, self.threads, self.tokenizer.as_deref())
     }
@@ -63,7 +63,7 @@ impl Common {
 pub(super) fn texts_or_lines(given: &[String], what: &str) -> Result<Vec<String>, CliError> {
     let texts: Vec<String> = match given.is_empty() {
         false => given.to_vec(),
-        true => read_stdin(Kind::Prompt)?.lines().map(str::to_string).collect(),
+        true => read_stdin(FileKind::Prompt)?.lines().map(str::to_string).collect(),
     };
     if texts.is_empty() {
         let message = format!("no {what}: give some as arguments, or one per line on standard input");
@@ -72,12 +72,15 @@ pub(super) fn texts_or_lines(given: &[String], what: &str) -> Result<Vec<String>
     Ok(texts)
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &EmbedArgs, ui: &Ui) -> Result<(), CliError> {
     let mut model = args.common.load(&args.artifact, ui)?;
     let texts = texts_or_lines(&args.texts, "texts")?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let how =
-        Embed { prompt: args.prompt.as_deref(), prompt_text: args.prompt_text.as_deref(), dim: args.dim };
+    let how = EmbedOptions {
+        prompt: args.prompt.as_deref(),
+        prompt_text: args.prompt_text.as_deref(),
+        dim: args.dim,
+    };
     let vectors = model.embed(&texts, &how)?;
     if let Some(path) = &args.output {
         mlcc_runtime::replace_file(path, |file| file.write_all(&npy(&vectors)))
@@ -99,17 +102,17 @@ pub(crate) fn text_model(
     artifact: &Path,
     threads: Option<u16>,
     tokenizer: Option<&Path>,
-) -> Result<TextModel, CliError> {
+) -> Result<EmbeddingModel, CliError> {
     let model = load(artifact, threads.map(usize::from), false)?;
     if model.text_width() == 0 {
         return Err(mlcc_runtime::Error::NoTexts { path: artifact.to_path_buf() }.into());
     }
     let tokenizer = run::tokenizer(&model, tokenizer)?;
-    Ok(TextModel::new(&model, tokenizer)?)
+    Ok(EmbeddingModel::new(&model, tokenizer)?)
 }
 
 /// NumPy's format, version 1.0: magic, length of the header, a Python dictionary filled up to 64 bytes, the elements.
-fn npy(vectors: &Vectors) -> Vec<u8> {
+fn npy(vectors: &EmbeddingVectors) -> Vec<u8> {
     let shape = format!("({}, {})", vectors.rows().len(), vectors.dim);
     let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
     const BEFORE: usize = 10;
@@ -129,7 +132,7 @@ mod tests {
 
     #[test]
     fn arrays_of_numpy() {
-        let bytes = npy(&Vectors { dim: 2, values: vec![1.0, -2.0, 0.5, 0.25], tokens: 3 });
+        let bytes = npy(&EmbeddingVectors { dim: 2, values: vec![1.0, -2.0, 0.5, 0.25], tokens: 3 });
         assert_eq!(bytes[..10], *b"\x93NUMPY\x01\x00\x76\x00");
         let header = std::str::from_utf8(&bytes[10..128]).unwrap();
         assert!(header.starts_with("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 2), }  "));

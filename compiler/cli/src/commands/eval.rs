@@ -3,13 +3,15 @@
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use mlcc_engine::eval::{self, Perplexity, Protocol, WindowModel, Windows};
+use mlcc_engine::eval::{self, EvalProtocol, EvalWindows, Perplexity, WindowModel};
 use mlcc_engine::{TokenId, Tokenizer};
 use mlcc_models::AdapterRequest;
 use mlcc_runtime::{Model, Session};
 use serde_json::json;
 
-use crate::commands::{Limits, checkpoint, load, name_of_artifact, print, print_json, read_text, run};
+use crate::commands::{
+    SequenceLimits, checkpoint, load, name_of_artifact, print, print_json, read_text, run,
+};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::{self, Ui};
@@ -20,7 +22,7 @@ use crate::ui::{self, Ui};
     --context tokens, --stride apart, each from the empty state; the first token of a window is context only, and an \
     incomplete last window is dropped."
 )]
-pub struct Args {
+pub struct EvalArgs {
     /// A compiled model, or a checkpoint, which is built first and kept in the cache
     artifact: PathBuf,
     /// Weight format, where a checkpoint is built [default: as `mlcc build`]
@@ -55,8 +57,8 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
-    let text = read_text(&args.text, mlcc_files::Kind::EvalText)?;
+pub fn run(args: &EvalArgs, ui: &Ui) -> Result<(), CliError> {
+    let text = read_text(&args.text, mlcc_files::FileKind::EvalText)?;
     let threads = args.threads.map(usize::from);
     // Both are built before one of them is loaded.
     let artifact = checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
@@ -73,7 +75,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let reference = against.as_deref().map(|path| load(path, threads, false)).transpose()?;
     let protocol = protocol(args, &model, reference.as_ref(), ui)?;
     let tokens = tokens(&tokenizer, &text, args.windows, protocol)?;
-    let windows = Windows::new(&tokens, protocol, model.vocab())?;
+    let windows = EvalWindows::new(&tokens, protocol, model.vocab())?;
 
     let bar = ui.count_bar("eval");
     bar.set_length(windows.count() as u64);
@@ -81,12 +83,12 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         bar.set_position(so_far.windows as u64);
         bar.set_message(format!("perplexity {:.3}", so_far.perplexity()));
     };
-    let mut this = Cancellable(run::adapted_session(&model, args.lora.as_ref())?);
+    let mut this = InterruptibleSession(run::adapted_session(&model, args.lora.as_ref())?);
     let result = match &reference {
         None => eval::perplexity(&windows, &mut this, progress).map(|p| (p, None)),
         Some(reference) => {
             same_vocabulary(&model, reference)?;
-            let mut reference = Cancellable(reference.session()?);
+            let mut reference = InterruptibleSession(reference.session()?);
             eval::compare(&windows, &mut reference, &mut this, progress).map(|c| (c.this, Some(c)))
         }
     };
@@ -99,9 +101,15 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
 }
 
 /// The windows that are asked for, else some that every model in use can see.
-fn protocol(args: &Args, model: &Model, reference: Option<&Model>, ui: &Ui) -> Result<Protocol, CliError> {
-    let usual = Protocol::default();
-    let limits = reference.map_or_else(Limits::default, Limits::of).and(Limits::of(model));
+fn protocol(
+    args: &EvalArgs,
+    model: &Model,
+    reference: Option<&Model>,
+    ui: &Ui,
+) -> Result<EvalProtocol, CliError> {
+    let usual = EvalProtocol::default();
+    let limits =
+        reference.map_or_else(SequenceLimits::default, SequenceLimits::of).and(SequenceLimits::of(model));
     let context = match (args.context, limits.prompt) {
         (Some(asked), Some(most)) if asked > most => {
             return Err(CliError::usage(format!(
@@ -118,18 +126,18 @@ fn protocol(args: &Args, model: &Model, reference: Option<&Model>, ui: &Ui) -> R
         (None, _) => usual.context,
     };
     let stride = args.stride.unwrap_or(usual.stride.min(context));
-    Ok(Protocol { context, stride })
+    Ok(EvalProtocol { context, stride })
 }
 
 fn tokens(
     tokenizer: &Tokenizer,
     text: &str,
     windows: Option<usize>,
-    protocol: Protocol,
+    protocol: EvalProtocol,
 ) -> Result<Vec<TokenId>, CliError> {
     let mut tokens = tokenizer.encode(text)?;
     if let Some(windows) = windows {
-        let Protocol { context, stride } = protocol;
+        let EvalProtocol { context, stride } = protocol;
         let most = windows.saturating_sub(1).saturating_mul(stride).saturating_add(context);
         tokens.truncate(most);
     }
@@ -150,9 +158,9 @@ fn same_vocabulary(this: &Model, reference: &Model) -> Result<(), CliError> {
 }
 
 /// A session that fails once Ctrl-C was pressed.
-struct Cancellable(Session);
+struct InterruptibleSession(Session);
 
-impl WindowModel for Cancellable {
+impl WindowModel for InterruptibleSession {
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
     fn window_logits(&mut self, tokens: &[TokenId]) -> Result<&[f32], Self::Error> {
@@ -164,10 +172,10 @@ impl WindowModel for Cancellable {
 }
 
 fn report(
-    args: &Args,
-    protocol: Protocol,
+    args: &EvalArgs,
+    protocol: EvalProtocol,
     this: &Perplexity,
-    comparison: Option<&eval::Comparison>,
+    comparison: Option<&eval::ModelComparison>,
     tokens: usize,
 ) -> Result<(), CliError> {
     if args.json {

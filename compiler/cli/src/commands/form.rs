@@ -36,7 +36,7 @@ impl TextForm {
     pub fn read(&self, tokenizer: &Tokenizer, vocab: usize) -> Result<Option<KnownForm>, CliError> {
         let (path, spec) = match (&self.json_schema, &self.grammar) {
             (Some(path), _) => (path, GrammarSpec::JsonSchema(json_schema(path)?)),
-            (None, Some(path)) => (path, GrammarSpec::Lark(read_text(path, mlcc_files::Kind::Grammar)?)),
+            (None, Some(path)) => (path, GrammarSpec::Lark(read_text(path, mlcc_files::FileKind::Grammar)?)),
             (None, None) => return Ok(None),
         };
         let wrong = |source: GrammarError| CliError::Grammar { path: path.clone(), source };
@@ -47,7 +47,7 @@ impl TextForm {
 }
 
 fn json_schema(path: &Path) -> Result<serde_json::Value, CliError> {
-    let text = read_text(path, mlcc_files::Kind::Grammar)?;
+    let text = read_text(path, mlcc_files::FileKind::Grammar)?;
     let reason =
         |error: serde_json::Error| GrammarError::Invalid { reason: format!("the file is no JSON: {error}") };
     serde_json::from_str(&text)

@@ -6,16 +6,16 @@ use crate::commands::{drawing, print, print_json, resources};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
 use mlcc_abi::section;
-use mlcc_driver::build::Quality;
+use mlcc_driver::build::QualityReport;
 use mlcc_driver::build::graph::from_section;
 use mlcc_files::did_you_mean;
 use mlcc_ir::module::Module;
 use mlcc_runtime::Artifact;
-use mlcc_target::Tuning;
+use mlcc_target::LevelTuning;
 use serde_json::{Value, json};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct InspectArgs {
     /// A compiled model, or a checkpoint, which is built first and kept in the cache
     artifact: PathBuf,
     /// Weight format, where a checkpoint is built [default: as `mlcc build`]
@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "asm", "metadata"])]
     graph: Option<PathBuf>,
     #[command(flatten)]
-    resources: resources::Flags,
+    resources: resources::ResourceArgs,
     /// Check the hash of every section, the weights included
     #[arg(long)]
     hashes: bool,
@@ -43,7 +43,7 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &InspectArgs, ui: &Ui) -> Result<(), CliError> {
     let path = super::checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
     let artifact = Artifact::open(&path)?;
     if args.hashes {
@@ -165,7 +165,7 @@ fn hash(artifact: &Artifact, section: &str) -> Option<String> {
 /// The parameter table; it is in the code, so it is there only for artifacts of this machine.
 fn params(artifact: &Artifact) -> Result<Value, CliError> {
     let model = crate::commands::load(artifact.path(), Some(1), false)?;
-    let row = |p: &mlcc_runtime::Param| {
+    let row = |p: &mlcc_runtime::ParamInfo| {
         json!({
             "name": p.name, "format": p.format, "packing": p.packing, "dims": p.dims,
             "offset": p.offset, "bytes": p.bytes,
@@ -238,12 +238,14 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
             ["adapter".into(), format!("{name} (scale {})", adapter["scale"].as_f64().unwrap_or(1.0))],
         );
     }
-    let tuning =
-        metadata.pointer("/tuning/content").and_then(|t| serde_json::from_value::<Tuning>(t.clone()).ok());
+    let tuning = metadata
+        .pointer("/tuning/content")
+        .and_then(|t| serde_json::from_value::<LevelTuning>(t.clone()).ok());
     if let Some(tuning) = tuning {
         rows.push(["tuning".into(), format!("{tuning} ({})", get("/tuning/xxh3_128"))]);
     }
-    let quality = metadata.get("report").and_then(|r| serde_json::from_value::<Quality>(r.clone()).ok());
+    let quality =
+        metadata.get("report").and_then(|r| serde_json::from_value::<QualityReport>(r.clone()).ok());
     if let Some(quality) = quality {
         rows.push(["quality".into(), quality.text()]);
         rows.push(["reference".into(), quality.reference.clone()]);

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use mlcc_files::did_you_mean;
 use mlcc_interp::equivalence::random_tensor;
-use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
-use mlcc_interp::kernel::{Buffer, Options, run_with};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor, param_value};
+use mlcc_interp::kernel::{ExecutionOptions, KernelBuffer, run_with};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::graph::Function;
-use mlcc_ir::kernel::{Access, Kernel};
+use mlcc_ir::kernel::{Kernel, ParamAccess};
 use mlcc_ir::module::Module;
 use mlcc_ir::types::DType;
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ const MOST_ELEMENTS: i64 = 1 << 28;
     reference results, through the graph as the model defines it, or with --target through the kernels of a target. DIR may be a module in text form: --weights says where its weights \
     are, and the steps of a lowered one run as they stand there."
 )]
-pub struct Args {
+pub struct InterpArgs {
     /// A module in text form; `-` is standard input
     #[arg(required_unless_present = "model")]
     file: Option<PathBuf>,
@@ -70,7 +70,7 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &InterpArgs, ui: &Ui) -> Result<(), CliError> {
     let Some(file) = &args.file else {
         return golden::run(&args.golden, usize::from(args.workers), args.json, ui);
     };
@@ -134,20 +134,20 @@ fn unknown_name(name: &str, module: &Module) -> String {
 }
 
 /// One argument of the command line.
-enum Argument {
+enum InterpArgument {
     Values(Vec<f64>),
     Random(u64),
     Out,
 }
 
-fn argument(text: &str) -> Result<Argument, String> {
+fn argument(text: &str) -> Result<InterpArgument, String> {
     let text = text.trim();
     if text == "out" {
-        return Ok(Argument::Out);
+        return Ok(InterpArgument::Out);
     }
     if let Some(seed) = text.strip_prefix("random") {
         let seed = seed.trim().parse().map_err(|_| format!("`{text}`: expected `random` and a number"));
-        return seed.map(Argument::Random);
+        return seed.map(InterpArgument::Random);
     }
     let list = text.trim_start_matches('[').trim_end_matches(']');
     let number = |x: &str| x.trim().parse::<f64>().map_err(|_| format!("`{x}` in an argument is no number"));
@@ -155,13 +155,13 @@ fn argument(text: &str) -> Result<Argument, String> {
         .filter(|x| !x.trim().is_empty())
         .map(number)
         .collect::<Result<_, _>>()
-        .map(Argument::Values)
+        .map(InterpArgument::Values)
 }
 
 fn run_function(
     module: &Module,
     f: &Function,
-    args: &Args,
+    args: &InterpArgs,
     syms: &SymValues,
 ) -> Result<Vec<(String, Tensor)>, String> {
     let mut inputs = Vec::new();
@@ -169,12 +169,12 @@ fn run_function(
         let ty = f.ty(v);
         let dims: Vec<usize> = ty.dims.iter().map(|d| d.eval(syms).max(0) as usize).collect();
         let given = args.arguments.get(i).map(|a| argument(a)).transpose()?;
-        inputs.push(match given.unwrap_or(Argument::Random(args.seed.wrapping_add(i as u64))) {
-            Argument::Values(values) => {
+        inputs.push(match given.unwrap_or(InterpArgument::Random(args.seed.wrapping_add(i as u64))) {
+            InterpArgument::Values(values) => {
                 tensor(ty.dtype, &dims, values).map_err(|e| format!("input {i}: {e}"))?
             }
-            Argument::Random(seed) => random_tensor(ty.dtype, &dims, seed),
-            Argument::Out => return Err(format!("input {i}: `out` is for kernels")),
+            InterpArgument::Random(seed) => random_tensor(ty.dtype, &dims, seed),
+            InterpArgument::Out => return Err(format!("input {i}: `out` is for kernels")),
         });
     }
     let mut params = Vec::new();
@@ -189,7 +189,7 @@ fn run_function(
         params.push(value.map_err(|e| e.to_string())?);
     }
     let interpreter = Interpreter::new(module, |id| params[id.0 as usize].clone());
-    let mut states = States::new(module).map_err(|e| e.to_string())?;
+    let mut states = StateValues::new(module).map_err(|e| e.to_string())?;
     let outputs = interpreter.run_named(&f.name, &inputs, &mut states, *syms).map_err(|e| e.to_string())?;
     let mut results: Vec<(String, Tensor)> =
         outputs.into_iter().enumerate().map(|(i, t)| (format!("output {i}"), t)).collect();
@@ -209,41 +209,42 @@ fn tensor(dtype: DType, dims: &[usize], values: Vec<f64>) -> Result<Tensor, Stri
     }
 }
 
-fn run_kernel(kernel: &Kernel, args: &Args, syms: &SymValues) -> Result<Vec<(String, Tensor)>, String> {
+fn run_kernel(kernel: &Kernel, args: &InterpArgs, syms: &SymValues) -> Result<Vec<(String, Tensor)>, String> {
     let mut buffers = Vec::new();
     for (i, &id) in kernel.params.iter().enumerate() {
         let decl = &kernel.bufs[id];
         let len = decl.len.eval(syms).max(0) as usize;
-        let default = if decl.access == Access::Out {
-            Argument::Out
+        let default = if decl.access == ParamAccess::Out {
+            InterpArgument::Out
         } else {
-            Argument::Random(args.seed.wrapping_add(i as u64))
+            InterpArgument::Random(args.seed.wrapping_add(i as u64))
         };
         let given = args.arguments.get(i).map(|a| argument(a)).transpose()?.unwrap_or(default);
         let values = match given {
-            Argument::Values(values) => values,
-            Argument::Random(seed) => random_tensor(decl.dtype, &[len], seed).data,
-            Argument::Out => vec![0.0; len],
+            InterpArgument::Values(values) => values,
+            InterpArgument::Random(seed) => random_tensor(decl.dtype, &[len], seed).data,
+            InterpArgument::Out => vec![0.0; len],
         };
         if values.len() != len {
             return Err(format!("buffer %{} has {len} elements, {} given", decl.name, values.len()));
         }
         buffers.push(buffer(decl.dtype, &values));
     }
-    run_with(kernel, &mut buffers, syms, &Options::workers(usize::from(args.workers)))
+    run_with(kernel, &mut buffers, syms, &ExecutionOptions::workers(usize::from(args.workers)))
         .map_err(|e| e.to_string())?;
-    let written = kernel.params.iter().zip(&buffers).filter(|(id, _)| kernel.bufs[**id].access != Access::In);
+    let written =
+        kernel.params.iter().zip(&buffers).filter(|(id, _)| kernel.bufs[**id].access != ParamAccess::In);
     Ok(written.map(|(id, b)| (format!("%{}", kernel.bufs[*id].name), buffer_tensor(b))).collect())
 }
 
-fn buffer(dtype: DType, values: &[f64]) -> Buffer {
+fn buffer(dtype: DType, values: &[f64]) -> KernelBuffer {
     match dtype.is_float() {
-        true => Buffer::from_floats(dtype, &values.iter().map(|&v| v as f32).collect::<Vec<_>>()),
-        false => Buffer::from_ints(dtype, &values.iter().map(|&v| v as i64).collect::<Vec<_>>()),
+        true => KernelBuffer::from_floats(dtype, &values.iter().map(|&v| v as f32).collect::<Vec<_>>()),
+        false => KernelBuffer::from_ints(dtype, &values.iter().map(|&v| v as i64).collect::<Vec<_>>()),
     }
 }
 
-fn buffer_tensor(buffer: &Buffer) -> Tensor {
+fn buffer_tensor(buffer: &KernelBuffer) -> Tensor {
     let data = match buffer.dtype.is_float() {
         true => buffer.to_f32().into_iter().map(f64::from).collect(),
         false => buffer.to_i64().into_iter().map(|v| v as f64).collect(),
@@ -275,10 +276,10 @@ mod tests {
 
     #[test]
     fn arguments() {
-        assert!(matches!(argument("[1, -2.5]"), Ok(Argument::Values(v)) if v == [1.0, -2.5]));
-        assert!(matches!(argument("1"), Ok(Argument::Values(v)) if v == [1.0]));
-        assert!(matches!(argument("random 7"), Ok(Argument::Random(7))));
-        assert!(matches!(argument("out"), Ok(Argument::Out)));
+        assert!(matches!(argument("[1, -2.5]"), Ok(InterpArgument::Values(v)) if v == [1.0, -2.5]));
+        assert!(matches!(argument("1"), Ok(InterpArgument::Values(v)) if v == [1.0]));
+        assert!(matches!(argument("random 7"), Ok(InterpArgument::Random(7))));
+        assert!(matches!(argument("out"), Ok(InterpArgument::Out)));
         assert!(argument("random").is_err() && argument("1,x").is_err());
     }
 }

@@ -31,7 +31,7 @@ use std::io::Write;
 use std::path::Path;
 
 use mlcc_engine::{ChatSource, ChatTemplate};
-use mlcc_files::Kind;
+use mlcc_files::FileKind;
 use serde::Serialize;
 
 use crate::error::CliError;
@@ -53,7 +53,7 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
 }
 
 /// A text file, `-` for standard input.
-pub(crate) fn read_text(path: &Path, kind: Kind) -> Result<String, CliError> {
+pub(crate) fn read_text(path: &Path, kind: FileKind) -> Result<String, CliError> {
     if path == Path::new("-") {
         return read_stdin(kind);
     }
@@ -61,7 +61,7 @@ pub(crate) fn read_text(path: &Path, kind: Kind) -> Result<String, CliError> {
     Ok(mlcc_engine::text::utf8(&path.display().to_string(), bytes)?)
 }
 
-pub(crate) fn read_stdin(kind: Kind) -> Result<String, CliError> {
+pub(crate) fn read_stdin(kind: FileKind) -> Result<String, CliError> {
     let bytes = mlcc_files::read_from(std::io::stdin().lock(), kind);
     let bytes = bytes.map_err(CliError::io("read", "standard input"))?;
     Ok(mlcc_engine::text::utf8("standard input", bytes)?)
@@ -76,7 +76,7 @@ pub(crate) fn warn_of(session: &mlcc_runtime::Session, ui: &Ui) {
 
 /// `--huge-pages`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum HugePages {
+pub(crate) enum HugePagesArg {
     /// Weights move into huge pages little by little between tokens, once some were generated
     Auto,
     /// All weights are copied into huge pages at the start
@@ -85,12 +85,12 @@ pub(crate) enum HugePages {
     Off,
 }
 
-impl From<HugePages> for mlcc_runtime::HugePages {
-    fn from(wanted: HugePages) -> Self {
+impl From<HugePagesArg> for mlcc_runtime::HugePages {
+    fn from(wanted: HugePagesArg) -> Self {
         match wanted {
-            HugePages::Auto => Self::Auto,
-            HugePages::On => Self::On,
-            HugePages::Off => Self::Off,
+            HugePagesArg::Auto => Self::Auto,
+            HugePagesArg::On => Self::On,
+            HugePagesArg::Off => Self::Off,
         }
     }
 }
@@ -119,7 +119,7 @@ pub(crate) fn chat_template(name: &str, more: &str) -> Result<ChatSource, CliErr
     let names = ChatTemplate::names();
     match Path::new(name) {
         _ if names.contains(&name) => Ok(ChatSource::named(name)?),
-        file if file.exists() => Ok(ChatSource::jinja(&read_text(file, Kind::ChatTemplate)?)),
+        file if file.exists() => Ok(ChatSource::jinja(&read_text(file, FileKind::ChatTemplate)?)),
         _ => Err(CliError::usage(format!(
             "there is no chat template and no file `{name}`; templates are {}{more}",
             names.join(", ")
@@ -129,31 +129,31 @@ pub(crate) fn chat_template(name: &str, more: &str) -> Result<ChatSource, CliErr
 
 /// Worker threads and the weights that they read.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub(crate) struct Threads {
+pub(crate) struct ThreadArgs {
     /// Worker threads [default: physical cores]
     #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     #[command(flatten)]
-    placing: Placing,
+    placing: PlacementArgs,
     /// Weights in huge pages, which are read faster
     #[arg(long, value_enum, default_value = "auto", value_name = "WHEN")]
-    huge_pages: HugePages,
+    huge_pages: HugePagesArg,
 }
 
 /// Where workers and weights are.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub(crate) struct Placing {
+pub(crate) struct PlacementArgs {
     /// Each worker thread stays on a core of its own
     #[arg(long)]
     pin: bool,
     /// On machines with several NUMA nodes: where weights in huge pages lie
     #[arg(long, value_enum, default_value = "off", value_name = "WHERE")]
-    numa: Numa,
+    numa: NumaArg,
 }
 
 /// `--numa`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Numa {
+pub(crate) enum NumaArg {
     /// Wherever they happen to be
     Off,
     /// On the node whose workers read them; these stay on their nodes
@@ -162,25 +162,29 @@ pub(crate) enum Numa {
     Interleave,
 }
 
-impl From<Numa> for mlcc_runtime::Numa {
-    fn from(wanted: Numa) -> Self {
+impl From<NumaArg> for mlcc_runtime::NumaPolicy {
+    fn from(wanted: NumaArg) -> Self {
         match wanted {
-            Numa::Off => Self::Off,
-            Numa::Local => Self::Local,
-            Numa::Interleave => Self::Interleave,
+            NumaArg::Off => Self::Off,
+            NumaArg::Local => Self::Local,
+            NumaArg::Interleave => Self::Interleave,
         }
     }
 }
 
 /// A model to generate with.
-pub(crate) fn load_to_run(path: &Path, threads: &Threads, ui: &Ui) -> Result<mlcc_runtime::Model, CliError> {
+pub(crate) fn load_to_run(
+    path: &Path,
+    threads: &ThreadArgs,
+    ui: &Ui,
+) -> Result<mlcc_runtime::Model, CliError> {
     load_to_serve(path, threads, None, ui)
 }
 
 /// The same, whose sequences have caches of so many tokens together.
 pub(crate) fn load_to_serve(
     path: &Path,
-    threads: &Threads,
+    threads: &ThreadArgs,
     cache_tokens: Option<u64>,
     ui: &Ui,
 ) -> Result<mlcc_runtime::Model, CliError> {
@@ -196,9 +200,9 @@ fn pages(tokens: u64) -> u64 {
 
 /// A model that shares the worker threads of another one; `cache_tokens` as of [`load_to_serve`].
 pub(crate) fn load_beside(
-    workers: Option<mlcc_runtime::Workers>,
+    workers: Option<mlcc_runtime::WorkerThreads>,
     path: &Path,
-    threads: &Threads,
+    threads: &ThreadArgs,
     cache_tokens: Option<u64>,
 ) -> Result<mlcc_runtime::Model, CliError> {
     let options = mlcc_runtime::LoadOptions {
@@ -216,8 +220,8 @@ pub(crate) fn load_beside(
 pub(crate) fn load_placed(
     path: &Path,
     threads: Option<usize>,
-    placing: Placing,
-    huge_pages: HugePages,
+    placing: PlacementArgs,
+    huge_pages: HugePagesArg,
     ui: &Ui,
 ) -> Result<mlcc_runtime::Model, CliError> {
     load_with(path, threads, placing, huge_pages, None, ui)
@@ -226,12 +230,12 @@ pub(crate) fn load_placed(
 fn load_with(
     path: &Path,
     threads: Option<usize>,
-    placing: Placing,
-    huge_pages: HugePages,
+    placing: PlacementArgs,
+    huge_pages: HugePagesArg,
     cache_pages: Option<u64>,
     ui: &Ui,
 ) -> Result<mlcc_runtime::Model, CliError> {
-    if placing.numa != Numa::Off && huge_pages == HugePages::Off {
+    if placing.numa != NumaArg::Off && huge_pages == HugePagesArg::Off {
         return Err(CliError::usage(
             "--numa places weights while they move into huge pages: it has nothing to place with --huge-pages off",
         ));
@@ -247,7 +251,7 @@ fn load_with(
             "runs with {most} threads instead of {wanted}: the artifact plans memory for no more"
         ));
     }
-    if placing.numa != Numa::Off && model.placement().is_none() {
+    if placing.numa != NumaArg::Off && model.placement().is_none() {
         ui.warn(format_args!(
             "--numa places nothing: the workers are on one NUMA node, or the weights stay mapped from the file \
              (less than 64 MiB, too little free memory, no huge pages, or a GPU's)"
@@ -276,31 +280,34 @@ pub(crate) fn load(
 
 /// How long the sequences of a model may become; `None`: as long as one likes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct SequenceLimits {
     /// Tokens of one sequence.
     pub context: Option<usize>,
     /// Tokens of one prompt.
     pub prompt: Option<usize>,
 }
 
-impl Limits {
-    pub(crate) fn of(model: &mlcc_runtime::Model) -> Limits {
-        Limits::of_table(model.table())
+impl SequenceLimits {
+    pub(crate) fn of(model: &mlcc_runtime::Model) -> SequenceLimits {
+        SequenceLimits::of_table(model.table())
     }
 
-    pub(crate) fn of_table(table: &mlcc_runtime::Table) -> Limits {
+    pub(crate) fn of_table(table: &mlcc_runtime::ArtifactTable) -> SequenceLimits {
         let plan = &table.plan;
         // A window drops what is oldest.
         let endless = plan.context == 0 || table.window().is_some();
         let context = (!endless).then_some(plan.context as usize);
         let whole = table.whole_prompts.then_some(plan.chunk as usize);
-        Limits { context, prompt: Limits::least(context, whole) }
+        SequenceLimits { context, prompt: SequenceLimits::least(context, whole) }
     }
 
     /// What holds for both.
-    pub(crate) fn and(self, other: Limits) -> Limits {
-        let least = Limits::least;
-        Limits { context: least(self.context, other.context), prompt: least(self.prompt, other.prompt) }
+    pub(crate) fn and(self, other: SequenceLimits) -> SequenceLimits {
+        let least = SequenceLimits::least;
+        SequenceLimits {
+            context: least(self.context, other.context),
+            prompt: least(self.prompt, other.prompt),
+        }
     }
 
     fn least(a: Option<usize>, b: Option<usize>) -> Option<usize> {

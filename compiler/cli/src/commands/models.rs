@@ -10,13 +10,13 @@ use crate::error::CliError;
 use crate::ui::{self, Ui};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ModelsArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
+pub fn run(args: &ModelsArgs, _: &Ui) -> Result<(), CliError> {
     let elements = |preset: &mlcc_models::presets::Preset| -> u64 {
         let tensors = preset.config().architecture.tensors();
         tensors.iter().map(|(_, shape)| shape.iter().product::<usize>() as u64).sum()

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use mlcc_files::write_file;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_passes::pipeline::{Control, find, passes_done};
+use mlcc_passes::pipeline::{PipelineControl, find, passes_done};
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_passes::text::{parse_program, print_program};
 use mlcc_passes::verify::verify_program;
-use mlcc_passes::{Context, Options, PIPELINE, Program, run_pass, run_pipeline};
+use mlcc_passes::{LoweredProgram, PIPELINE, PassContext, PassOptions, run_pass, run_pipeline};
 
 use crate::commands::{drawing, print, read_text};
 use crate::error::CliError;
@@ -19,7 +19,7 @@ use crate::ui::Ui;
     after_help = "Without --passes the module is read, verified and printed. Example: mlcc opt model.mlc --passes \
     decompose,fuse"
 )]
-pub struct Args {
+pub struct OptArgs {
     /// A module in text form; `-` is standard input
     #[arg(required_unless_present = "list")]
     file: Option<PathBuf>,
@@ -55,21 +55,21 @@ pub struct Args {
     list: bool,
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &OptArgs, ui: &Ui) -> Result<(), CliError> {
     let file = match &args.file {
         Some(file) if !args.list => file,
         _ => return print(&pass_table()),
     };
     let mut program = read_program(file)?;
-    let mut context = Context::new(options(args)?);
+    let mut context = PassContext::new(options(args)?);
     let failed = |e: mlcc_passes::PassError| CliError::Failed(format!("{}: {e}", file.display()));
     if args.passes.iter().any(|p| p == "all") {
-        let control = Control {
+        let control = PipelineControl {
             disabled: args.disable_pass.clone(),
             stop_after: args.stop_after.clone(),
             verify: true,
             resume: true,
-            ..Control::default()
+            ..PipelineControl::default()
         };
         run_pipeline(&mut program, &mut context, control).map_err(failed)?;
     } else {
@@ -102,23 +102,23 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     }
 }
 
-fn options(args: &Args) -> Result<Options, CliError> {
+fn options(args: &OptArgs) -> Result<PassOptions, CliError> {
     let target = mlcc_target::resolve(&args.target)?;
-    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
-    let mut options = Options::new(target.levels.iter().map(level).collect(), i64::from(args.chunk));
+    let level = |l: &mlcc_target::FeatureLevel| (l.name.clone(), KernelTarget::new(target.arch, l));
+    let mut options = PassOptions::new(target.levels.iter().map(level).collect(), i64::from(args.chunk));
     options.quant = QuantScheme::find(&args.quant).map_err(|e| CliError::usage(e.to_string()))?.0;
     Ok(options)
 }
 
 /// Reads and verifies a program: a module, or one with what passes have made of it.
-pub(crate) fn read_program(path: &Path) -> Result<Program, CliError> {
-    let text = read_text(path, mlcc_files::Kind::Module)?;
+pub(crate) fn read_program(path: &Path) -> Result<LoweredProgram, CliError> {
+    let text = read_text(path, mlcc_files::FileKind::Module)?;
     let program = parse_program(&text).map_err(|e| CliError::Failed(format!("{}:{e}", path.display())))?;
     verify(path, &program)?;
     Ok(program)
 }
 
-fn verify(path: &Path, program: &Program) -> Result<(), CliError> {
+fn verify(path: &Path, program: &LoweredProgram) -> Result<(), CliError> {
     verify_program(program)
         .map_err(|e| CliError::Failed(format!("{}: the module is not well-formed: {e}", path.display())))
 }

@@ -1,7 +1,7 @@
 //! `mlcc quants`: the weight formats.
 
-use mlcc_ir::format::{GroupSize, Zero};
-use mlcc_ir::types::{DType, Format};
+use mlcc_ir::format::{GroupSize, ZeroPoint};
+use mlcc_ir::types::{DType, QuantFormat};
 use mlcc_passes::scheme::{ActivationType, Q4F16, QuantScheme, SCHEMES};
 use serde_json::json;
 
@@ -11,7 +11,7 @@ use crate::ui::{self, Ui};
 use mlcc_driver::build::keep::KEEP;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct QuantsArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -51,14 +51,14 @@ fn group(dtype: DType) -> (String, String) {
         GroupSize::Row => "row".into(),
     };
     let zero = match format.zero {
-        Zero::Constant(_) => "",
-        Zero::PerGroup => " and zero point",
-        Zero::Minimum => " and minimum",
+        ZeroPoint::Constant(_) => "",
+        ZeroPoint::PerGroup => " and zero point",
+        ZeroPoint::Minimum => " and minimum",
     };
     (group, format!("{}{zero}", format.scale.name()))
 }
 
-pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
+pub fn run(args: &QuantsArgs, _: &Ui) -> Result<(), CliError> {
     if args.json {
         let activation = |a: ActivationType| match a {
             ActivationType::F32 => "f32",
@@ -84,7 +84,7 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
     let names = format!("q4f16 stands for {Q4F16}; names are taken in any case");
     let keep = format!("--quant {KEEP}, the default, leaves weights in the types that they are stored in");
     let plain = [DType::F32, DType::F16, DType::BF16];
-    let single = plain.into_iter().chain(Format::ALL.iter().map(|&format| DType::Packed(format)));
+    let single = plain.into_iter().chain(QuantFormat::ALL.iter().map(|&format| DType::Packed(format)));
     let single: Vec<&str> = single.map(|dtype| dtype.name()).collect();
     let single = format!("formats of single tensors, for --quant-policy: {}", single.join(", "));
     print(&format!("{}\n{about}\n{names}\n{keep}\n{single}\n", ui::table(&rows)))

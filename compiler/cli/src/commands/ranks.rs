@@ -4,25 +4,25 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use mlcc_runtime::{LoadOptions, Model, Processes};
+use mlcc_runtime::{LoadOptions, Model, ProcessGroup};
 
 use crate::error::CliError;
 
 /// Those that were started together with this one, once they were asked for.
-static TOGETHER: Mutex<Option<Option<Processes>>> = Mutex::new(None);
+static TOGETHER: Mutex<Option<Option<ProcessGroup>>> = Mutex::new(None);
 
-fn together() -> Result<Option<Processes>, CliError> {
+fn together() -> Result<Option<ProcessGroup>, CliError> {
     let mut known = TOGETHER.lock().unwrap_or_else(PoisonError::into_inner);
     match &*known {
         Some(known) => Ok(known.clone()),
-        None => Ok(known.insert(Processes::launched()?).clone()),
+        None => Ok(known.insert(ProcessGroup::launched()?).clone()),
     }
 }
 
 /// Loads the model of a command. The first process goes on with it; the others take part in its steps from here on, and end with it.
 pub(crate) fn load(path: &Path, options: LoadOptions) -> Result<Model, CliError> {
     let processes = together()?;
-    let rank = processes.as_ref().map_or(0, Processes::rank);
+    let rank = processes.as_ref().map_or(0, ProcessGroup::rank);
     let model = Model::load(path, &LoadOptions { processes, ..options })?;
     if rank == 0 {
         return Ok(model);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use crate::commands::embed::{Common, texts_or_lines};
+use crate::commands::embed::{EmbeddingModelArgs, texts_or_lines};
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::Ui;
@@ -12,7 +12,7 @@ use crate::ui::Ui;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc rerank bge-reranker-v2-m3.so \"What is a monad?\" < documents.txt\n\
     Prints `score`, number of the document from 0 on, and the document, with tabs between, the best one first.")]
-pub struct Args {
+pub struct RerankArgs {
     /// A compiled reranker, or a checkpoint, which is built first and kept in the cache
     artifact: PathBuf,
     /// What the documents are to answer
@@ -26,10 +26,10 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     top: Option<usize>,
     #[command(flatten)]
-    common: Common,
+    common: EmbeddingModelArgs,
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &RerankArgs, ui: &Ui) -> Result<(), CliError> {
     let mut model = args.common.load(&args.artifact, ui)?;
     let documents = texts_or_lines(&args.documents, "documents")?;
     let documents: Vec<&str> = documents.iter().map(String::as_str).collect();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mlcc_runtime::{Outline, physical_cores};
+use mlcc_runtime::{ModelRequirements, physical_cores};
 use serde_json::{Value, json};
 
 use crate::commands::{pages, print, print_json};
@@ -10,7 +10,7 @@ use crate::error::CliError;
 
 /// Flags of `mlcc inspect --resources`; they mean what they do for `mlcc serve`.
 #[derive(Debug, clap::Args)]
-pub struct Flags {
+pub struct ResourceArgs {
     /// Print what `mlcc serve` of it needs, as requests and limits of Kubernetes: the memory that a server adds up at its start (loads the code)
     #[arg(long, conflicts_with_all = ["params", "metadata", "asm", "graph"])]
     pub resources: bool,
@@ -32,8 +32,8 @@ pub struct Flags {
 }
 
 /// Prints them for one artifact.
-pub fn run(artifact: &Path, flags: &Flags, as_json: bool) -> Result<(), CliError> {
-    let model = Outline::open(artifact, flags.cache_tokens.map(pages))?;
+pub fn run(artifact: &Path, flags: &ResourceArgs, as_json: bool) -> Result<(), CliError> {
+    let model = ModelRequirements::open(artifact, flags.cache_tokens.map(pages))?;
     let memory =
         mlcc_serve::container_memory(&model, usize::from(flags.sequences), flags.cache_dir, flags.each_rank);
     let threads = flags.threads.map_or_else(physical_cores, usize::from);

@@ -7,19 +7,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use mlcc_engine::chat::{Extra, Message};
+use mlcc_engine::chat::{ChatMessage, TemplateInputs};
 use mlcc_engine::conversation::ChatFormat;
-use mlcc_engine::generate::{FinishReason, Generation, Generator, Request};
+use mlcc_engine::generate::{FinishReason, GenerationRequest, GenerationResult, TextGenerator};
 use mlcc_engine::{
     GenerateError, Grammar, SamplingOverrides, SamplingParams, TokenId, Tokenizer, TokenizerFile, carried,
 };
 use mlcc_models::AdapterRequest;
-use mlcc_runtime::{Adapter, Factors, Model, Session, Topology};
+use mlcc_runtime::{CpuTopology, LoadedAdapter, LoraFactors, Model, Session};
 use serde_json::Value;
 
 use crate::commands::form::TextForm;
-use crate::commands::samplers::SamplerFlags;
-use crate::commands::speculation::Speculation;
+use crate::commands::samplers::SamplerArgs;
+use crate::commands::speculation::SpeculationArgs;
 use crate::commands::{chat, read_stdin, read_text};
 use crate::error::CliError;
 use crate::interrupt;
@@ -27,7 +27,7 @@ use crate::ui::{self, Ui, Verbosity};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc run model.so -p \"The sea was\" -n 100 --temp 0.7")]
-pub struct Args {
+pub struct RunArgs {
     /// A compiled model; or a checkpoint (a folder, or a GGUF file), which is built first and kept in the cache
     #[arg(env = "MLCC_ARTIFACT")]
     artifact: PathBuf,
@@ -54,11 +54,11 @@ pub struct Args {
     )]
     predict: i64,
     #[command(flatten)]
-    threads: super::Threads,
+    threads: super::ThreadArgs,
     #[command(flatten)]
-    sampling: Sampling,
+    sampling: SamplingArgs,
     #[command(flatten)]
-    speculation: Speculation,
+    speculation: SpeculationArgs,
     /// End the text before this string (repeatable)
     #[arg(short = 'r', long, visible_alias = "reverse-prompt", value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
@@ -88,7 +88,7 @@ pub struct Args {
 #[command(
     next_help_heading = "Sampling (defaults: temp 0.8, top-k 40, top-p 0.95, min-p 0.05; the model's own values win over these)"
 )]
-pub(crate) struct Sampling {
+pub(crate) struct SamplingArgs {
     /// 0 is greedy
     #[arg(long, visible_alias = "temperature", allow_negative_numbers = true)]
     temp: Option<f32>,
@@ -114,32 +114,32 @@ pub(crate) struct Sampling {
     #[arg(long, allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
     /// Equal seeds give equal texts, -1 = another one each time
-    #[arg(short, long, allow_negative_numbers = true, env = "MLCC_SEED", value_parser = Seed::parse)]
-    seed: Option<Seed>,
+    #[arg(short, long, allow_negative_numbers = true, env = "MLCC_SEED", value_parser = SeedArg::parse)]
+    seed: Option<SeedArg>,
     /// Always the likeliest token
     #[arg(long, conflicts_with = "temp")]
     greedy: bool,
     #[command(flatten)]
-    samplers: SamplerFlags,
+    samplers: SamplerArgs,
 }
 
 /// A seed as users write it: a number, or -1 for another one each time (`None`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seed(pub Option<u64>);
+pub(crate) struct SeedArg(pub Option<u64>);
 
-impl Seed {
-    pub(crate) fn parse(text: &str) -> Result<Seed, String> {
+impl SeedArg {
+    pub(crate) fn parse(text: &str) -> Result<SeedArg, String> {
         match text.trim() {
-            "-1" => Ok(Seed(None)),
+            "-1" => Ok(SeedArg(None)),
             number => match number.parse() {
-                Ok(seed) => Ok(Seed(Some(seed))),
+                Ok(seed) => Ok(SeedArg(Some(seed))),
                 Err(_) => Err(format!("`{text}` is no seed, which is -1 or a number from 0 to {}", u64::MAX)),
             },
         }
     }
 }
 
-impl Sampling {
+impl SamplingArgs {
     fn overrides(&self, tokenizer: &Tokenizer) -> SamplingOverrides {
         SamplingOverrides {
             temperature: if self.greedy { Some(0.0) } else { self.temp },
@@ -156,7 +156,7 @@ impl Sampling {
     }
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &RunArgs, ui: &Ui) -> Result<(), CliError> {
     let prompt = prompt(args)?;
     if let Some(path) = &args.save_state
         && path.canonicalize().is_ok_and(|path| args.artifact.canonicalize().is_ok_and(|model| model == path))
@@ -179,13 +179,13 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     };
     let (eos, stop) = ends(args, &metadata, format.as_ref(), &tokenizer);
     let grammar = grammar(args, &model, &tokenizer, format.as_ref(), &prompt)?;
-    let request = Request {
+    let request = GenerationRequest {
         max_tokens: usize::try_from(args.predict).ok(),
         eos: &eos,
         stop: &stop,
         grammar,
         cancel: Some(interrupt::flag()),
-        ..Request::new(&ids, sampling(&metadata, &args.sampling, &tokenizer)?)
+        ..GenerationRequest::new(&ids, sampling(&metadata, &args.sampling, &tokenizer)?)
     };
     ui.detail(format_args!(
         "{} on {} with {}",
@@ -194,15 +194,15 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         ui::counted(model.threads(), "thread")
     ));
     ui.detail(format_args!("memory: {}", memory(&model)));
-    ui.detail(format_args!("cores: {}", Topology::of_host()));
-    let mut generator = Generator::new(session);
+    ui.detail(format_args!("cores: {}", CpuTopology::of_host()));
+    let mut generator = TextGenerator::new(session);
     if let Some(drafts) = args.speculation.drafter(&model, &tokenizer, &args.threads)? {
         generator.draft_with((drafts.make)());
     }
     // The prompt is repeated when it has been accepted: with the first text, or at the end.
     // Neither a source text nor a message is what the text goes on from.
     let echo = !args.no_echo && format.is_none() && model.plan().decoder_start().is_none();
-    let mut text = TextOut::new(echo.then_some(prompt));
+    let mut text = StdoutText::new(echo.then_some(prompt));
     let mut first = None;
     let out = generator.generate(&tokenizer, &request, |piece| {
         first.get_or_insert_with(|| ui.started.elapsed());
@@ -227,15 +227,15 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
 }
 
 /// Standard output, which may go away in the middle of the text.
-pub(crate) struct TextOut {
+pub(crate) struct StdoutText {
     /// What comes before the first piece.
     echo: Option<String>,
     error: Option<std::io::Error>,
 }
 
-impl TextOut {
+impl StdoutText {
     pub(crate) fn new(echo: Option<String>) -> Self {
-        TextOut { echo, error: None }
+        StdoutText { echo, error: None }
     }
 
     pub(crate) fn piece(&mut self, piece: &str) -> ControlFlow<()> {
@@ -267,11 +267,11 @@ impl TextOut {
     }
 }
 
-fn prompt(args: &Args) -> Result<String, CliError> {
+fn prompt(args: &RunArgs) -> Result<String, CliError> {
     let text = match (&args.prompt, &args.file) {
-        (Some(prompt), _) if prompt == "-" => read_stdin(mlcc_files::Kind::Prompt)?,
+        (Some(prompt), _) if prompt == "-" => read_stdin(mlcc_files::FileKind::Prompt)?,
         (Some(prompt), _) => prompt.clone(),
-        (None, Some(path)) => read_text(path, mlcc_files::Kind::Prompt)?,
+        (None, Some(path)) => read_text(path, mlcc_files::FileKind::Prompt)?,
         (None, None) => {
             return Err(CliError::usage("no prompt: give -p TEXT, -f FILE, or -p - for standard input"));
         }
@@ -283,7 +283,7 @@ fn prompt(args: &Args) -> Result<String, CliError> {
 }
 
 /// The model's chat template, if there is one that the prompt goes into.
-fn template(args: &Args, model: &Model, ui: &Ui) -> Result<Option<ChatFormat>, CliError> {
+fn template(args: &RunArgs, model: &Model, ui: &Ui) -> Result<Option<ChatFormat>, CliError> {
     if args.raw || model.chat().is_none() {
         return Ok(None);
     }
@@ -301,13 +301,13 @@ fn template(args: &Args, model: &Model, ui: &Ui) -> Result<Option<ChatFormat>, C
 
 /// One message, up to where its answer begins.
 fn message(format: &ChatFormat, text: &str) -> Result<String, CliError> {
-    let messages = [Message::new("user", text)];
-    format.render(&messages, true, &Extra::default()).map_err(|error| or_raw(error.into()))
+    let messages = [ChatMessage::new("user", text)];
+    format.render(&messages, true, &TemplateInputs::default()).map_err(|error| or_raw(error.into()))
 }
 
 /// What the text may be, behind the reasoning that a template knows.
 fn grammar(
-    args: &Args,
+    args: &RunArgs,
     model: &Model,
     tokenizer: &Tokenizer,
     format: Option<&ChatFormat>,
@@ -328,7 +328,7 @@ fn or_raw(error: CliError) -> CliError {
 
 /// The tokens and texts that end the text: the model's, those of the template, and those that the user named.
 fn ends(
-    args: &Args,
+    args: &RunArgs,
     metadata: &Value,
     format: Option<&ChatFormat>,
     tokenizer: &Tokenizer,
@@ -364,15 +364,15 @@ pub(crate) fn adapted_session(model: &Model, adapter: Option<&AdapterRequest>) -
 }
 
 /// Puts an adapter into a slot of the model.
-pub(crate) fn load_adapter(model: &Model, request: &AdapterRequest) -> Result<Adapter, CliError> {
+pub(crate) fn load_adapter(model: &Model, request: &AdapterRequest) -> Result<LoadedAdapter, CliError> {
     // Before its tensors are looked for in slots that are not there.
     if model.adapter_slots() == 0 {
         return Ok(model.load_adapter(&request.name(), &[])?);
     }
     let slots: BTreeSet<&str> = model.adapter_tensors().collect();
     let found = mlcc_models::adapter_factors(request, |tensor| slots.contains(tensor))?;
-    let factors: Vec<Factors> =
-        found.iter().map(|f| Factors { tensor: &f.tensor, rank: f.rank, a: &f.a, b: &f.b }).collect();
+    let factors: Vec<LoraFactors> =
+        found.iter().map(|f| LoraFactors { tensor: &f.tensor, rank: f.rank, a: &f.a, b: &f.b }).collect();
     Ok(model.load_adapter(&request.name(), &factors)?)
 }
 
@@ -391,7 +391,7 @@ fn session(
 /// Tool defaults, then the model's generation_config.json or what its family is used with, then flags.
 pub(crate) fn sampling(
     metadata: &Value,
-    flags: &Sampling,
+    flags: &SamplingArgs,
     tokenizer: &Tokenizer,
 ) -> Result<SamplingParams, CliError> {
     let flags = flags.overrides(tokenizer);
@@ -417,7 +417,7 @@ fn memory(model: &Model) -> String {
 }
 
 /// `loaded` and `first`: from the program's start to the loaded model, and to the first text.
-fn statistics(out: &Generation, loaded: Duration, first: Duration, ui: &Ui) {
+fn statistics(out: &GenerationResult, loaded: Duration, first: Duration, ui: &Ui) {
     let more = match ui.verbosity {
         Verbosity::Verbose => format!(
             " | loaded in {:.3} s | sampling {:.3} s",

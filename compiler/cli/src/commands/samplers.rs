@@ -5,7 +5,7 @@ use mlcc_engine::sampler::{DryParams, ExtraSamplers, MirostatParams};
 
 /// What is not given stays off.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct SamplerFlags {
+pub(crate) struct SamplerArgs {
     /// Keep the tokens whose surprise is nearest to the expected one, up to this share, 1 = off
     #[arg(long, visible_alias = "typical", value_name = "P")]
     typical_p: Option<f32>,
@@ -41,7 +41,7 @@ pub(crate) struct SamplerFlags {
     mirostat_eta: Option<f32>,
 }
 
-impl SamplerFlags {
+impl SamplerArgs {
     /// `None` if no flag is given.
     pub(crate) fn samplers(&self, tokenizer: &Tokenizer) -> Option<ExtraSamplers> {
         let usual = ExtraSamplers::default();

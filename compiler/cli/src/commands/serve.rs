@@ -9,18 +9,21 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use mlcc_engine::carried::CarriedError;
-use mlcc_engine::serving::{PrefixFiles, TextAdapter};
-use mlcc_engine::texts::TextModel;
+use mlcc_engine::carried::ArtifactTokenizerError;
+use mlcc_engine::serving::{DiskCacheOptions, TextAdapter};
+use mlcc_engine::texts::EmbeddingModel;
 use mlcc_models::AdapterRequest;
-use mlcc_runtime::{Model, Workers};
-use mlcc_serve::{Library, LoadError, ReadAdapter, Ready, ServeOptions, Served, Stopped, Traces};
+use mlcc_runtime::{Model, WorkerThreads};
+use mlcc_serve::{
+    LoadError, ModelLibrary, ModelSetup, ReadAdapter, ReadyModel, ServeOptions, ShutdownOutcome,
+    TraceExporter,
+};
 use serde_json::{Value, json};
 
 use crate::allocator;
 use crate::commands::build::parse_bytes;
 use crate::commands::checkpoint::name_of;
-use crate::commands::speculation::Speculation;
+use crate::commands::speculation::SpeculationArgs;
 use crate::commands::{chat, run};
 use crate::error::CliError;
 use crate::interrupt;
@@ -29,7 +32,7 @@ use crate::ui::{self, Ui};
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Example: mlcc serve model.so --port 8080\n\
     Then: curl http://127.0.0.1:8080/v1/completions --json '{\"prompt\": \"The sea was\", \"max_tokens\": 50}'")]
-pub struct Args {
+pub struct ServeArgs {
     /// Compiled models, or checkpoints, which are built first and kept in the cache; requests choose one by its name, and
     /// get the first without
     #[arg(value_name = "ARTIFACT", env = "MLCC_ARTIFACT", required_unless_present = "models")]
@@ -66,7 +69,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
     cache_tokens: Option<u64>,
     #[command(flatten)]
-    threads: super::Threads,
+    threads: super::ThreadArgs,
     /// Name of the model for clients, once for each artifact in their order [default: the file's name without .so]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     alias: Vec<String>,
@@ -118,9 +121,9 @@ pub struct Args {
     #[arg(long, value_name = "FOLDER")]
     lora_dir: Option<PathBuf>,
     #[command(flatten)]
-    sampling: run::Sampling,
+    sampling: run::SamplingArgs,
     #[command(flatten)]
-    speculation: Speculation,
+    speculation: SpeculationArgs,
 }
 
 /// An adapter with the name that clients call it by.
@@ -144,25 +147,25 @@ impl FromStr for NamedAdapter {
 }
 
 /// The artifacts of the command line by their names, and those of `--models`.
-struct Shelf {
-    args: Args,
+struct ArtifactLibrary {
+    args: ServeArgs,
     options: ServeOptions,
     named: Vec<(String, PathBuf)>,
     /// Of the first model; the others have the same workers.
-    workers: Mutex<Option<Workers>>,
+    workers: Mutex<Option<WorkerThreads>>,
     ui: Ui,
 }
 
 /// What an artifact is served as.
-enum Shelved {
-    Ready(Box<Ready>),
+enum ServedArtifact {
+    Ready(Box<ReadyModel>),
     /// Makes vectors of texts.
-    Texts(Box<TextModel>),
+    Texts(Box<EmbeddingModel>),
 }
 
-impl Shelf {
+impl ArtifactLibrary {
     /// The artifact that is called `name`.
-    fn read(&self, name: &str, path: &Path, committed: u64) -> Result<Shelved, CliError> {
+    fn read(&self, name: &str, path: &Path, committed: u64) -> Result<ServedArtifact, CliError> {
         let args = &self.args;
         let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let model = match workers {
@@ -176,7 +179,7 @@ impl Shelf {
         tokenizer.check_vocab(model.vocab())?;
         let adapters = self.adapters(name, &model)?;
         if model.text_width() > 0 {
-            return Ok(Shelved::Texts(Box::new(TextModel::new(&model, tokenizer)?)));
+            return Ok(ServedArtifact::Texts(Box::new(EmbeddingModel::new(&model, tokenizer)?)));
         }
         let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
         let format = chat::known_format(&model, args.template.as_deref())?;
@@ -189,7 +192,7 @@ impl Shelf {
         }
         let drafts = args.speculation.drafter(&model, &tokenizer, &args.threads)?;
         let (drafter, draft) = drafts.map_or((None, None), |drafts| (Some(drafts.make), drafts.model));
-        let served = Served {
+        let served = ModelSetup {
             drafter,
             draft,
             sampling: run::sampling(&metadata, &args.sampling, &tokenizer)?,
@@ -200,7 +203,7 @@ impl Shelf {
             reads_adapters: Some(reader(&model)),
             tokenizer,
         };
-        Ok(Shelved::Ready(Box::new(Ready::model(&model, served, &self.options, committed)?)))
+        Ok(ServedArtifact::Ready(Box::new(ReadyModel::model(&model, served, &self.options, committed)?)))
     }
 
     /// Those of the command line, if it is the artifact that they are for.
@@ -227,7 +230,7 @@ impl Shelf {
     }
 }
 
-impl Library for Shelf {
+impl ModelLibrary for ArtifactLibrary {
     fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = self.named.iter().map(|(name, _)| name.clone()).collect();
         for (name, _) in self.in_folder() {
@@ -238,7 +241,7 @@ impl Library for Shelf {
         names
     }
 
-    fn load(&self, name: &str, committed: u64) -> Result<Ready, LoadError> {
+    fn load(&self, name: &str, committed: u64) -> Result<ReadyModel, LoadError> {
         let is_it = |(known, _): &&(String, PathBuf)| known == name;
         let read = match self.named.iter().find(is_it) {
             // What was built at the start may be built anew.
@@ -253,8 +256,8 @@ impl Library for Shelf {
             },
         };
         match read.map_err(|error| refused(name, &error))? {
-            Shelved::Ready(ready) => Ok(*ready),
-            Shelved::Texts(_) => {
+            ServedArtifact::Ready(ready) => Ok(*ready),
+            ServedArtifact::Texts(_) => {
                 let why = "it makes vectors of texts: name it when the server is started";
                 Err(LoadError::Refused(why.into()))
             }
@@ -272,9 +275,9 @@ fn refused(name: &str, error: &CliError) -> LoadError {
 const REST: Duration = Duration::from_secs(2);
 
 /// The folder of `--cache-dir`, which only its owner can read, as the files in it: they have what clients have asked.
-fn prefixes(args: &Args) -> Result<Option<PrefixFiles>, CliError> {
+fn prefixes(args: &ServeArgs) -> Result<Option<DiskCacheOptions>, CliError> {
     let Some(folder) = args.cache_dir.clone() else { return Ok(None) };
-    let files = PrefixFiles { folder, most_bytes: args.cache_dir_size, rest: REST, warn };
+    let files = DiskCacheOptions { folder, most_bytes: args.cache_dir_size, rest: REST, warn };
     files.make_folder().map_err(CliError::io("create", &files.folder))?;
     Ok(Some(files))
 }
@@ -289,7 +292,7 @@ fn log_line(line: &str) {
 }
 
 /// The artifacts with the names that clients call them by.
-fn names(args: &Args) -> Result<Vec<(String, PathBuf)>, CliError> {
+fn names(args: &ServeArgs) -> Result<Vec<(String, PathBuf)>, CliError> {
     if args.alias.len() > args.artifacts.len() {
         let (aliases, artifacts) = (args.alias.len(), args.artifacts.len());
         return Err(CliError::usage(format!("{aliases} times --alias, but {artifacts} artifacts")));
@@ -333,7 +336,7 @@ fn folder(flag: &str, folder: Option<&PathBuf>) -> Result<Option<PathBuf>, CliEr
 }
 
 /// The keys of `--api-key` and of the file, of which at least one is there if one of the flags is.
-fn api_keys(args: &Args) -> Result<Vec<String>, CliError> {
+fn api_keys(args: &ServeArgs) -> Result<Vec<String>, CliError> {
     let mut keys = args.api_key.clone();
     let Some(path) = &args.api_key_file else { return Ok(keys) };
     let text = std::fs::read_to_string(path).map_err(CliError::io("read", path))?;
@@ -348,7 +351,7 @@ fn api_keys(args: &Args) -> Result<Vec<String>, CliError> {
 }
 
 /// Names of adapters are names of models.
-fn check_adapters(args: &Args, named: &[(String, PathBuf)]) -> Result<(), CliError> {
+fn check_adapters(args: &ServeArgs, named: &[(String, PathBuf)]) -> Result<(), CliError> {
     if !args.lora.is_empty() && named.is_empty() {
         return Err(CliError::usage(
             "--lora is for the first artifact of the command line, and there is none",
@@ -366,7 +369,7 @@ fn check_adapters(args: &Args, named: &[(String, PathBuf)]) -> Result<(), CliErr
     Ok(())
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &ServeArgs, ui: &Ui) -> Result<(), CliError> {
     let stop = interrupt::flag();
     let options = ServeOptions {
         host: args.host,
@@ -386,31 +389,36 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         read_timeout: Duration::from_secs(args.read_timeout),
         timeout: args.timeout.map(Duration::from_secs),
         drain_timeout: Duration::from_secs(u64::from(args.drain_timeout)),
-        traces: Traces::from_environment(Some(warn))?,
+        traces: TraceExporter::from_environment(Some(warn))?,
     };
     let named = names(args)?;
     folder("--models", args.models.as_ref())?;
     let beside = mlcc_serve::server_memory(&options);
-    let shelf =
-        Shelf { args: args.clone(), options, named: named.clone(), workers: Mutex::new(None), ui: *ui };
+    let shelf = ArtifactLibrary {
+        args: args.clone(),
+        options,
+        named: named.clone(),
+        workers: Mutex::new(None),
+        ui: *ui,
+    };
     let (mut models, mut texts, mut committed) = (Vec::new(), Vec::new(), beside);
     // One that has no texts is no reason to serve none of the others.
     let several = named.len() > 1 || args.models.is_some();
     for (name, path) in named {
         let path = super::checkpoint::artifact(&path, args.quant.as_deref(), ui)?;
         let read = match shelf.read(&name, &path, committed) {
-            Err(CliError::Carried(error @ CarriedError::NoTokenizer { .. })) if several => {
+            Err(CliError::Carried(error @ ArtifactTokenizerError::NoTokenizer { .. })) if several => {
                 ui.warn(format_args!("{name} is not served: {error}"));
                 continue;
             }
             read => read?,
         };
         match read {
-            Shelved::Ready(ready) => {
+            ServedArtifact::Ready(ready) => {
                 committed += ready.need();
                 models.push((name, *ready));
             }
-            Shelved::Texts(model) => {
+            ServedArtifact::Texts(model) => {
                 committed += mlcc_serve::need_of_texts(&name, &model, &shelf.options, committed)?;
                 texts.push((name, *model));
             }
@@ -446,8 +454,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         ui.note(format_args!("A page to chat is at {url}/. Ctrl-C ends in order."));
     };
     match mlcc_serve::serve_with(models, texts, Box::new(shelf), &options, stop, ready)? {
-        Stopped::Drained => {}
-        Stopped::Cut => ui.warn("some texts were ended before their time (--drain-timeout)"),
+        ShutdownOutcome::Drained => {}
+        ShutdownOutcome::Cut => ui.warn("some texts were ended before their time (--drain-timeout)"),
     }
     Ok(())
 }

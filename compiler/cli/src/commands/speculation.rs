@@ -2,62 +2,62 @@
 
 use std::path::{Path, PathBuf};
 
-use mlcc_engine::serving::ModelStep;
-use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, Ngrams};
+use mlcc_engine::serving::CompiledModelRunner;
+use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, NgramDrafter};
 use mlcc_engine::{TokenId, Tokenizer, can_draft, is_batch_invariant, takes_drafts};
 use mlcc_runtime::Model;
 
-use crate::commands::{Threads, load_beside, run};
+use crate::commands::{ThreadArgs, load_beside, run};
 use crate::error::CliError;
 
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Drafts, which change no text but its speed")]
-pub(crate) struct Speculation {
+pub(crate) struct SpeculationArgs {
     /// Draft what followed the last tokens where they came before
     #[arg(long, value_enum, value_name = "HOW", conflicts_with = "draft")]
-    speculate: Option<Speculate>,
+    speculate: Option<SpeculateArg>,
     /// Draft with this smaller compiled model, which has the same vocabulary
     #[arg(long, value_name = "FILE")]
     draft: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Speculate {
+enum SpeculateArg {
     Ngram,
 }
 
 /// Who drafts.
-pub(crate) struct Drafts {
+pub(crate) struct DraftSource {
     pub make: MakeDrafter,
     /// The model that does.
     pub model: Option<Model>,
 }
 
-impl Speculation {
+impl SpeculationArgs {
     /// Who drafts for `model`, if anybody shall.
     pub(crate) fn drafter(
         &self,
         model: &Model,
         tokenizer: &Tokenizer,
-        threads: &Threads,
-    ) -> Result<Option<Drafts>, CliError> {
+        threads: &ThreadArgs,
+    ) -> Result<Option<DraftSource>, CliError> {
         let flag = match (self.speculate, &self.draft) {
             (None, None) => return Ok(None),
-            (Some(Speculate::Ngram), _) => "--speculate ngram",
+            (Some(SpeculateArg::Ngram), _) => "--speculate ngram",
             (None, Some(_)) => "--draft",
         };
         needs_rewinding(flag, model)?;
         needs_equal_bits(flag, model)?;
         let Some(path) = &self.draft else {
-            let make: MakeDrafter = Box::new(|| Box::new(Ngrams) as Box<dyn Drafter>);
-            return Ok(Some(Drafts { make, model: None }));
+            let make: MakeDrafter = Box::new(|| Box::new(NgramDrafter) as Box<dyn Drafter>);
+            return Ok(Some(DraftSource { make, model: None }));
         };
         let small = load_beside(model.workers(), path, threads, None)?;
         needs_pieces(&small)?;
         same_vocabulary(path, &small, model, tokenizer)?;
-        let step = ModelStep::new(&small)?;
+        let step = CompiledModelRunner::new(&small)?;
         let make: MakeDrafter = Box::new(|| Box::new(DraftModel::new(step)) as Box<dyn Drafter>);
-        Ok(Some(Drafts { make, model: Some(small) }))
+        Ok(Some(DraftSource { make, model: Some(small) }))
     }
 }
 

@@ -1,6 +1,6 @@
 //! `mlcc targets`: the machines that can be compiled for.
 
-use mlcc_target::{Arch, Level, detected_features};
+use mlcc_target::{Arch, FeatureLevel, detected_features};
 use serde_json::{Value, json};
 
 use crate::commands::{print, print_json};
@@ -8,13 +8,13 @@ use crate::error::CliError;
 use crate::ui::{self, Ui};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct TargetsArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
+pub fn run(args: &TargetsArgs, _: &Ui) -> Result<(), CliError> {
     let specs = mlcc_target::specs().map_err(mlcc_target::TargetError::from)?;
     let host = mlcc_target::resolve("cpu").ok();
     let mut list: Vec<Value> = Vec::new();
@@ -69,7 +69,7 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
     print(&ui::table(&rows))
 }
 
-fn runs_here(arch: Arch, level: &Level) -> bool {
+fn runs_here(arch: Arch, level: &FeatureLevel) -> bool {
     let have = detected_features();
     Arch::of_host() == Some(arch) && level.features.iter().all(|f| have.contains(&f.as_str()))
 }

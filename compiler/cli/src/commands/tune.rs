@@ -4,21 +4,21 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mlcc_driver::tune::{Comparison, confirm, search};
+use mlcc_driver::tune::{SpeedComparison, confirm, search};
 use mlcc_files::write_file;
 use mlcc_passes::CacheType;
-use mlcc_target::{Level, Tuning, detected_features};
+use mlcc_target::{FeatureLevel, LevelTuning, detected_features};
 
-use crate::commands::bench::predict::{Tools, gpu_of};
+use crate::commands::bench::predict::{NvidiaTools, gpu_of};
 use crate::commands::bench::probe;
 use crate::commands::build::{MOST_POSITIONS, parse_cache};
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::Ui;
-use builder::Builder;
-use machine::Bench;
-use predicted::{MANY, Predictions};
-use report::{Limits, Outcome, Report};
+use builder::TrialBuilder;
+use machine::TimingBench;
+use predicted::{MANY, PredictionBench};
+use report::{ProbedLimits, SearchOutcome, TuneReport};
 
 mod builder;
 mod machine;
@@ -30,7 +30,7 @@ mod report;
 #[command(after_help = "Example: mlcc tune tinyllama-1.1b --quant q4i8 --budget 600 -o zen.toml
          mlcc build -m ./TinyLlama --quant q4i8 --tuning zen.toml
          mlcc tune llama-3-8b --quant q4f16_2 --target sm_90 --predict h200 -o hopper.toml")]
-pub struct Args {
+pub struct TuneArgs {
     /// What `mlcc build --model` takes, or a compiled model: its configuration and formats. No weights are read
     #[arg(value_name = "MODEL|ARTIFACT", env = "MLCC_MODEL")]
     model: String,
@@ -82,7 +82,7 @@ fn budget(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| format!("`{text}` is no number of seconds from 0 to {LONGEST}"))
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &TuneArgs, ui: &Ui) -> Result<(), CliError> {
     let level = level(&args.target)?;
     if level.tables().is_none() {
         return Err(CliError::usage(format!(
@@ -105,18 +105,18 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     }
 }
 
-fn by_timing(args: &Args, level: &Level, ui: &Ui) -> Result<(), CliError> {
+fn by_timing(args: &TuneArgs, level: &FeatureLevel, ui: &Ui) -> Result<(), CliError> {
     let begin = Instant::now();
     let origin = origin::find(args, ui)?;
     let threads = args.threads.map_or_else(mlcc_runtime::physical_cores, usize::from);
     let bar = ui.count_bar("tune");
-    let mut bench = Bench::new(Builder::open(origin, level)?, threads, ui, &bar);
+    let mut bench = TimingBench::new(TrialBuilder::open(origin, level)?, threads, ui, &bar);
     let output = output(args, bench.builder(), level);
 
     bar.set_length(args.budget as u64);
     bar.set_message("probing the machine");
     probe::keep_busy(threads, WARM_UP);
-    let before = Limits::probe(threads)?;
+    let before = ProbedLimits::probe(threads)?;
     bench.end = Some(begin + Duration::from_secs_f64(args.budget));
     let mut found = search(&mut bench, level)?;
     let interrupted = bench.builder().is_interrupted();
@@ -126,16 +126,16 @@ fn by_timing(args: &Args, level: &Level, ui: &Ui) -> Result<(), CliError> {
         bar.set_message("what was found against the start");
         bench.end = None;
         last = unless_interrupted(confirm(&mut bench, level, &mut found.artifact))?;
-        limits = before.and(&Limits::probe(threads)?);
+        limits = before.and(&ProbedLimits::probe(threads)?);
     }
     bar.finish_and_clear();
     let interrupted = bench.builder().is_interrupted();
-    let outcome = Outcome { level, found: &found, last: &last, interrupted };
+    let outcome = SearchOutcome { level, found: &found, last: &last, interrupted };
     let tuning = outcome.measured(&bench, &limits, threads);
     finish(args, ui, (&output, tuning), &outcome, begin)
 }
 
-fn by_predictions(args: &Args, level: &Level, gpu: &str, ui: &Ui) -> Result<(), CliError> {
+fn by_predictions(args: &TuneArgs, level: &FeatureLevel, gpu: &str, ui: &Ui) -> Result<(), CliError> {
     let begin = Instant::now();
     let gpu = gpu_of(gpu)?;
     if let Some(needed) = level.gpu.as_ref().filter(|needed| needed.sm > gpu.sm) {
@@ -144,12 +144,12 @@ fn by_predictions(args: &Args, level: &Level, gpu: &str, ui: &Ui) -> Result<(), 
             gpu.name, gpu.sm, level.name, needed.sm
         )));
     }
-    let tools = Tools::find()?;
+    let tools = NvidiaTools::find()?;
     let versions = tools.versions()?;
     let mut origin = origin::find(args, ui)?;
     origin.options.batch = Some(MANY as u32);
     let bar = ui.count_bar("tune");
-    let mut predictions = Predictions::new(Builder::open(origin, level)?, (gpu, tools), ui, &bar);
+    let mut predictions = PredictionBench::new(TrialBuilder::open(origin, level)?, (gpu, tools), ui, &bar);
     let output = output(args, predictions.builder(), level);
 
     bar.set_length(args.budget as u64);
@@ -163,13 +163,15 @@ fn by_predictions(args: &Args, level: &Level, gpu: &str, ui: &Ui) -> Result<(), 
     }
     bar.finish_and_clear();
     let interrupted = predictions.builder().is_interrupted();
-    let outcome = Outcome { level, found: &found, last: &last, interrupted };
+    let outcome = SearchOutcome { level, found: &found, last: &last, interrupted };
     let tuning = outcome.predicted(&predictions, versions);
     finish(args, ui, (&output, tuning), &outcome, begin)
 }
 
 /// What was found so far is written without its last comparison, if the user ends that.
-fn unless_interrupted(last: Result<Vec<Comparison>, CliError>) -> Result<Vec<Comparison>, CliError> {
+fn unless_interrupted(
+    last: Result<Vec<SpeedComparison>, CliError>,
+) -> Result<Vec<SpeedComparison>, CliError> {
     match last {
         Err(CliError::Interrupted) => Ok(Vec::new()),
         other => other,
@@ -178,10 +180,10 @@ fn unless_interrupted(last: Result<Vec<Comparison>, CliError>) -> Result<Vec<Com
 
 /// Writes the file and tells what is in it.
 fn finish<A>(
-    args: &Args,
+    args: &TuneArgs,
     ui: &Ui,
-    (output, tuning): (&Path, Tuning),
-    outcome: &Outcome<'_, A>,
+    (output, tuning): (&Path, LevelTuning),
+    outcome: &SearchOutcome<'_, A>,
     begin: Instant,
 ) -> Result<(), CliError> {
     if outcome.interrupted && outcome.found.level == *outcome.level {
@@ -190,7 +192,7 @@ fn finish<A>(
     }
     write_file(output, tuning.to_text(&comment(&tuning, output)).as_bytes())
         .map_err(CliError::io("write", output))?;
-    let report = Report::new(output, tuning, outcome, begin.elapsed());
+    let report = TuneReport::new(output, tuning, outcome, begin.elapsed());
     if args.json {
         print_json(&report)?
     } else {
@@ -199,12 +201,12 @@ fn finish<A>(
     if outcome.interrupted { Err(CliError::Interrupted) } else { Ok(()) }
 }
 
-fn output(args: &Args, builder: &Builder, level: &Level) -> PathBuf {
+fn output(args: &TuneArgs, builder: &TrialBuilder, level: &FeatureLevel) -> PathBuf {
     args.output.clone().unwrap_or_else(|| builder.output_path(&level.name))
 }
 
 /// The first lines of a tuning file.
-fn comment(tuning: &Tuning, output: &Path) -> String {
+fn comment(tuning: &LevelTuning, output: &Path) -> String {
     let (version, level) = (env!("CARGO_PKG_VERSION"), &tuning.level);
     let how = match &tuning.predicted {
         Some(predicted) => format!("predicted for {} by mlcc {version} tune, not measured", predicted.device),
@@ -218,7 +220,7 @@ fn comment(tuning: &Tuning, output: &Path) -> String {
 }
 
 /// The one level that is tuned.
-fn level(target: &str) -> Result<Level, CliError> {
+fn level(target: &str) -> Result<FeatureLevel, CliError> {
     let target = mlcc_target::resolve(target).map_err(|e| CliError::usage(e.to_string()))?;
     match target.levels.as_slice() {
         [level] => match level.features.iter().find(|f| !detected_features().contains(&f.as_str())) {

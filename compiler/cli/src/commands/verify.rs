@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use mlcc_ir::types::DType;
-use mlcc_models::golden::{Golden, TextGolden};
-use mlcc_runtime::{Artifact, Model, Param};
+use mlcc_models::golden::{GoldenFile, PoolingGoldenFile};
+use mlcc_runtime::{Artifact, Model, ParamInfo};
 use serde_json::Value;
 
 use crate::commands::{print, print_json};
@@ -12,7 +12,7 @@ use crate::error::CliError;
 use crate::ui::{self, Ui};
 use mlcc_driver::replay::{self, judge};
 use mlcc_driver::stored::StoredGraph;
-use mlcc_driver::text_replay::{self, Bar};
+use mlcc_driver::text_replay::{self, ErrorBar};
 
 mod layers;
 pub(crate) mod prompt;
@@ -26,7 +26,7 @@ pub(crate) mod prompt;
     the format. Of models of texts the numbers of vectors are what is compared, and each text has \
     to get the same bits alone. With --layers, exit code 0 if every layer's output is, relative to its largest value."
 )]
-pub struct Args {
+pub struct VerifyArgs {
     /// A compiled model, or a checkpoint, which is built first and kept in the cache
     artifact: PathBuf,
     /// Weight format, where a checkpoint is built [default: as `mlcc build`]
@@ -52,9 +52,9 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &VerifyArgs, ui: &Ui) -> Result<(), CliError> {
     let artifact = super::checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
-    let args = &Args { artifact, ..args.clone() };
+    let args = &VerifyArgs { artifact, ..args.clone() };
     match &args.golden {
         Some(golden) => run_golden(args, golden, ui),
         None if args.layers => layers::run(args, ui),
@@ -66,7 +66,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
 }
 
 /// Reference results of another model are told before anything is computed.
-pub(crate) fn belongs(golden: &Golden, path: &Path, model: &str, vocab: usize) -> Result<(), CliError> {
+pub(crate) fn belongs(golden: &GoldenFile, path: &Path, model: &str, vocab: usize) -> Result<(), CliError> {
     let found = golden.prompts.first().map_or(0, |p| p.logits_last.len());
     if found == vocab {
         return Ok(());
@@ -77,13 +77,13 @@ pub(crate) fn belongs(golden: &Golden, path: &Path, model: &str, vocab: usize) -
     )))
 }
 
-fn run_golden(args: &Args, golden_path: &Path, ui: &Ui) -> Result<(), CliError> {
+fn run_golden(args: &VerifyArgs, golden_path: &Path, ui: &Ui) -> Result<(), CliError> {
     let artifact = Artifact::open(&args.artifact)?;
     let about = artifact.metadata().and_then(|text| serde_json::from_str(text).ok()).unwrap_or(Value::Null);
     if about["texts"].is_object() {
         return run_texts(args, golden_path, ui);
     }
-    let golden = Golden::read(golden_path)?;
+    let golden = GoldenFile::read(golden_path)?;
     if let Some(recipe) = artifact.recipe() {
         return Err(CliError::Failed(format!(
             "{}: its weights are random, made on load from seed {} (`mlcc build --weights-on-load`), so no reference results \
@@ -118,8 +118,8 @@ fn run_golden(args: &Args, golden_path: &Path, ui: &Ui) -> Result<(), CliError> 
 }
 
 /// The same of a model of texts.
-fn run_texts(args: &Args, golden_path: &Path, ui: &Ui) -> Result<(), CliError> {
-    let golden = TextGolden::read(golden_path)?;
+fn run_texts(args: &VerifyArgs, golden_path: &Path, ui: &Ui) -> Result<(), CliError> {
+    let golden = PoolingGoldenFile::read(golden_path)?;
     let model = super::load(&args.artifact, args.threads.map(usize::from), true)?;
     let mut texts = model.texts()?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
@@ -134,7 +134,7 @@ fn run_texts(args: &Args, golden_path: &Path, ui: &Ui) -> Result<(), CliError> {
     let own = if has_own_error(&model, scheme) { None } else { replay::tolerance(scheme) };
     ui.detail(format_args!("{artifact} on {} with {} threads", model.executor(), model.threads()));
     let format = super::scheme_name(&metadata);
-    let bar = Bar { format: &format, own, asked: args.tolerance };
+    let bar = ErrorBar { format: &format, own, asked: args.tolerance };
     let outcome = text_replay::judge(&mut texts, &golden, &ids, &bar, || StoredGraph::open(&model))
         .map_err(|e| CliError::Failed(format!("{artifact}: {e}")))?;
     match args.json {
@@ -147,7 +147,7 @@ fn run_texts(args: &Args, golden_path: &Path, ui: &Ui) -> Result<(), CliError> {
 /// True where weights are packed, or caches hold less than the tolerance of the scheme allows for: then the distance from a
 /// reference says little about the kernels.
 fn has_own_error(model: &Model, scheme: &str) -> bool {
-    let packed = |p: &Param| DType::parse(&p.format).is_none_or(DType::is_packed);
+    let packed = |p: &ParamInfo| DType::parse(&p.format).is_none_or(DType::is_packed);
     let small = |format: &str| format == DType::I8.name() || (scheme == "f32" && format != DType::F32.name());
     let table = model.table();
     table.params.iter().any(packed) || table.states.iter().any(|s| s.cache.is_some() && small(&s.format))

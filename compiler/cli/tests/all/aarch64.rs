@@ -14,14 +14,14 @@ use tempfile::TempDir;
 /// f32 sums in another order than the reference's.
 const F32: f32 = 2e-5;
 
-struct Machine {
+struct EmulatedMachine {
     program: PathBuf,
     folder: TempDir,
 }
 
-impl Machine {
+impl EmulatedMachine {
     /// Says what is missing if there is none.
-    fn find() -> Option<Machine> {
+    fn find() -> Option<EmulatedMachine> {
         let runs = |program: &&str| {
             Command::new(program).arg("--version").output().is_ok_and(|out| out.status.success())
         };
@@ -41,7 +41,7 @@ impl Machine {
             .output()
             .unwrap();
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        Some(Machine { program, folder })
+        Some(EmulatedMachine { program, folder })
     }
 
     /// Logits after a prompt that enters in calls of `piece` tokens.
@@ -95,7 +95,7 @@ fn for_aarch64(case: &str, quant: &str) -> BuildOptions {
 
 #[test]
 fn models_equal_their_references() {
-    let Some(machine) = Machine::find() else { return };
+    let Some(machine) = EmulatedMachine::find() else { return };
     for case in ["llama3-gqa-tied", "gemma2", "qwen3-moe", "bloom-alibi", "rwkv4-hf-odd", "rwkv7-hf"] {
         let expected: Vec<_> =
             golden(case).prompts.iter().map(|prompt| (ids(prompt), prompt.logits_last.clone())).collect();
@@ -105,7 +105,7 @@ fn models_equal_their_references() {
 
 #[test]
 fn formats_equal_their_own_meaning() {
-    let Some(machine) = Machine::find() else { return };
+    let Some(machine) = EmulatedMachine::find() else { return };
     // Activations of 8 bits fall on the other side of a rounding edge here and there.
     let cases = [
         ("rwkv4-hf-odd", "q4i8", CacheType::F16, 2e-2),
@@ -127,7 +127,7 @@ fn formats_equal_their_own_meaning() {
 /// Integer sums are exact, whichever instruction makes them; all else is the same.
 #[test]
 fn levels_give_the_same_bits_with_integer_products() {
-    let Some(machine) = Machine::find() else { return };
+    let Some(machine) = EmulatedMachine::find() else { return };
     let prompt: Vec<i32> = golden("llama3-gqa-tied").prompts.iter().flat_map(ids).collect();
     for quant in ["q4i8", "q8i8", "q4f16"] {
         let (path, _) = artifact(&for_aarch64("llama3-gqa-tied", quant), machine.folder.path(), "levels.so");

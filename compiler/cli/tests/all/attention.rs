@@ -6,14 +6,14 @@ use std::collections::HashMap;
 use crate::attention_case::*;
 use crate::cases::objects::cache;
 use crate::cases::{assert_close, host_levels};
-use mlcc_codegen::executor::Executor;
+use mlcc_codegen::executor::KernelExecutor;
 use mlcc_interp::graph::Tensor;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
-use mlcc_ir::ops::{Attention, Span};
+use mlcc_ir::ops::{AttentionOp, KeySpan};
 use mlcc_ir::types::DType;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_target::Level;
+use mlcc_target::FeatureLevel;
 
 /// (queries, past) that fit an interpreter: within and across blocks of keys, ragged ends, fewer keys than sinks.
 const SMALL: [(usize, usize); 7] = [(1, 0), (1, 5), (1, 25), (1, 77), (3, 0), (19, 0), (9, 30)];
@@ -24,15 +24,15 @@ const LEVELS: [(&str, usize); 5] =
 
 #[test]
 fn interpreted_kernels_equal_the_definition() {
-    let mut all: Vec<Case> = vec![
-        Case::new(2, 2, 32),
-        Case { value_size: 16, ..Case::new(1, 3, 24) },
-        Case { cache: DType::F16, ..Case::new(1, 1, 6) },
-        Case { cache: DType::I8, value_size: 16, ..Case::new(2, 5, 8) },
+    let mut all: Vec<AttentionCase> = vec![
+        AttentionCase::new(2, 2, 32),
+        AttentionCase { value_size: 16, ..AttentionCase::new(1, 3, 24) },
+        AttentionCase { cache: DType::F16, ..AttentionCase::new(1, 1, 6) },
+        AttentionCase { cache: DType::I8, value_size: 16, ..AttentionCase::new(2, 5, 8) },
         // More than the shared memory of a GPU's block holds of the usual number of rows.
-        Case::new(1, 8, 512),
+        AttentionCase::new(1, 8, 512),
     ];
-    all.extend(kinds().into_iter().map(|op| Case { op, ..Case::new(1, 2, 16) }));
+    all.extend(kinds().into_iter().map(|op| AttentionCase { op, ..AttentionCase::new(1, 2, 16) }));
     for case in all {
         for (n, past) in SMALL {
             let inputs = case.inputs(n, past);
@@ -56,7 +56,11 @@ fn interpreted_kernels_equal_the_definition() {
 #[test]
 fn tensor_cores_interpreted() {
     let target = target_of("sm_80").0;
-    let sized = |cache, kv, group, size, value_size| Case { cache, value_size, ..Case::new(kv, group, size) };
+    let sized = |cache, kv, group, size, value_size| AttentionCase {
+        cache,
+        value_size,
+        ..AttentionCase::new(kv, group, size)
+    };
     let mut all = vec![
         sized(DType::F32, 2, 2, 32, 32),
         sized(DType::F16, 1, 3, 48, 32),
@@ -67,7 +71,7 @@ fn tensor_cores_interpreted() {
         sized(DType::F16, 1, 20, 128, 128),
         sized(DType::F16, 1, 2, 256, 256),
     ];
-    all.extend(kinds().into_iter().map(|op| Case { op, ..sized(DType::F16, 1, 2, 16, 32) }));
+    all.extend(kinds().into_iter().map(|op| AttentionCase { op, ..sized(DType::F16, 1, 2, 16, 32) }));
     for (c, case) in all.into_iter().enumerate() {
         let lengths: &[(usize, usize)] =
             if case.size > 64 { &[(1, 70), (5, 66)] } else { &[(1, 0), (1, 150), (70, 0), (9, 130)] };
@@ -88,13 +92,13 @@ fn tensor_cores_interpreted() {
 #[test]
 fn tensor_cores_of_one_warp_interpreted() {
     let target = target_of("sm_80").0;
-    let plain = Case::new(1, 2, 256);
+    let plain = AttentionCase::new(1, 2, 256);
     let kinds = [
         plain.op.clone(),
-        Attention { window: 66, null_logits: true, ..plain.op.clone() },
-        Attention { span: Span::First, ahead: Attention::ALL, ..plain.op.clone() },
+        AttentionOp { window: 66, null_logits: true, ..plain.op.clone() },
+        AttentionOp { span: KeySpan::First, ahead: AttentionOp::ALL, ..plain.op.clone() },
     ];
-    for case in kinds.map(|op| Case { op, ..plain.clone() }) {
+    for case in kinds.map(|op| AttentionCase { op, ..plain.clone() }) {
         let kernels = case.kernels(true, &target);
         assert!(has_one_of(&kernels[0], &FRAGMENTS), "{case:?}");
         assert_eq!(kernels.len(), 2, "slices are merged: {case:?}");
@@ -111,7 +115,7 @@ fn blocks_that_tuning_tries_interpreted() {
     let field = level.fields().iter().find(|field| field.key == "attention").unwrap();
     let mut changes: Vec<_> = field.candidates(&level).into_iter().map(|(_, change)| change).collect();
     changes.push(toml::from_str("attention = { warps = 1, keys = 16, shared_bytes = 1024 }").unwrap());
-    let case = Case { cache: DType::F16, value_size: 32, ..Case::new(1, 3, 48) };
+    let case = AttentionCase { cache: DType::F16, value_size: 32, ..AttentionCase::new(1, 3, 48) };
     for change in changes {
         let target = KernelTarget::new(mlcc_target::Arch::Nvptx, &level.tuned(&change).unwrap());
         for (n, past) in [(1, 150), (70, 9)] {
@@ -125,13 +129,13 @@ fn blocks_that_tuning_tries_interpreted() {
 #[test]
 fn integer_products_interpreted() {
     let sized = |kv, group, size, value_size| {
-        let case = Case::new(kv, group, size);
-        Case { cache: DType::I8, value_size, ..case }
+        let case = AttentionCase::new(kv, group, size);
+        AttentionCase { cache: DType::I8, value_size, ..case }
     };
     let cases = [
         sized(2, 2, 32, 64),
-        Case { negative: true, ..sized(1, 3, 32, 64) },
-        Case { op: kinds().swap_remove(6), ..sized(1, 6, 16, 64) },
+        AttentionCase { negative: true, ..sized(1, 3, 32, 64) },
+        AttentionCase { op: kinds().swap_remove(6), ..sized(1, 6, 16, 64) },
         sized(1, 9, 16, 64),
         sized(1, 1, 64, 64),
     ];
@@ -158,7 +162,12 @@ fn integer_products_interpreted() {
 fn words_of_512_bits_interpreted() {
     let target = target_of("x86-64-v4-vnni").0;
     for group in [1, 2, 6, 16] {
-        let case = Case { cache: DType::I8, negative: group == 6, value_size: 32, ..Case::new(2, group, 32) };
+        let case = AttentionCase {
+            cache: DType::I8,
+            negative: group == 6,
+            value_size: 32,
+            ..AttentionCase::new(2, group, 32)
+        };
         let kernels = case.kernels(true, &target);
         assert!(has_one_of(&kernels[0], &["vpdpwssd_512"]), "{group} heads");
         for past in [0, 2, 77] {
@@ -171,13 +180,13 @@ fn words_of_512_bits_interpreted() {
 #[test]
 fn products_of_pairs_interpreted() {
     let mut all = vec![
-        Case::new(2, 2, 32),
-        Case { value_size: 16, ..Case::new(1, 3, 24) },
-        Case { cache: DType::I8, negative: true, value_size: 16, ..Case::new(2, 5, 8) },
-        Case { cache: DType::F16, ..Case::new(1, 1, 16) },
+        AttentionCase::new(2, 2, 32),
+        AttentionCase { value_size: 16, ..AttentionCase::new(1, 3, 24) },
+        AttentionCase { cache: DType::I8, negative: true, value_size: 16, ..AttentionCase::new(2, 5, 8) },
+        AttentionCase { cache: DType::F16, ..AttentionCase::new(1, 1, 16) },
     ];
-    all.extend(kinds().into_iter().map(|op| Case { op, ..Case::new(1, 2, 16) }));
-    for case in all.into_iter().map(Case::on_codes) {
+    all.extend(kinds().into_iter().map(|op| AttentionCase { op, ..AttentionCase::new(1, 2, 16) }));
+    for case in all.into_iter().map(AttentionCase::on_codes) {
         for (n, past) in SMALL {
             let inputs = case.inputs(n, past);
             let expected = case.reference(&inputs, n, past);
@@ -195,21 +204,21 @@ fn products_of_pairs_interpreted() {
         }
     }
     let target = target_of("x86-64-v4-vnni").0;
-    let odd = Case { value_size: 24, ..Case::new(1, 2, 32) }.on_codes();
+    let odd = AttentionCase { value_size: 24, ..AttentionCase::new(1, 2, 32) }.on_codes();
     assert!(!has_pairs(&odd.kernels(false, &target)[0]), "no whole vectors of values");
-    assert!(!has_pairs(&Case::new(1, 2, 32).on_codes().kernels(true, &target)[0]), "one query");
-    assert!(!has_pairs(&Case::new(1, 2, 32).kernels(false, &target)[0]), "not permitted");
+    assert!(!has_pairs(&AttentionCase::new(1, 2, 32).on_codes().kernels(true, &target)[0]), "one query");
+    assert!(!has_pairs(&AttentionCase::new(1, 2, 32).kernels(false, &target)[0]), "not permitted");
 }
 
 /// With batch invariance a query alone has the bits of the same query among several: in floats and codes, on every kind of machine.
 #[test]
 fn a_query_alone_has_the_bits_of_several() {
     let mut all = vec![
-        Case { value_size: 64, ..Case::new(2, 2, 32) },
-        Case { cache: DType::F16, ..Case::new(1, 9, 16) },
-        Case { cache: DType::I8, negative: true, value_size: 16, ..Case::new(2, 5, 8) },
+        AttentionCase { value_size: 64, ..AttentionCase::new(2, 2, 32) },
+        AttentionCase { cache: DType::F16, ..AttentionCase::new(1, 9, 16) },
+        AttentionCase { cache: DType::I8, negative: true, value_size: 16, ..AttentionCase::new(2, 5, 8) },
     ];
-    all.extend(kinds().into_iter().map(|op| Case { op, ..Case::new(1, 2, 16) }));
+    all.extend(kinds().into_iter().map(|op| AttentionCase { op, ..AttentionCase::new(1, 2, 16) }));
     for case in all.into_iter().flat_map(|case| [case.clone(), case.on_codes()]) {
         for (n, past) in [(3, 0), (19, 77), (2, 66)] {
             let inputs = case.inputs(n, past);
@@ -239,7 +248,7 @@ fn a_query_alone_has_the_bits_of_several() {
 }
 
 /// The operand of the attention that input `i` of a case begins.
-fn operand(case: &Case, i: usize) -> usize {
+fn operand(case: &AttentionCase, i: usize) -> usize {
     if case.cache == DType::I8 && i > 2 { i - 2 } else { i }
 }
 
@@ -247,7 +256,7 @@ fn operand(case: &Case, i: usize) -> usize {
 /// all of the weight, as the first of a text often does, those of the others keep their precision.
 #[test]
 fn codes_of_extreme_rows() {
-    let case = Case::new(1, 2, 32).on_codes();
+    let case = AttentionCase::new(1, 2, 32).on_codes();
     let (n, past) = (9, 120);
     let sizes = SymValues { n: n as i64, b: 1, past: past as i64 };
     for target in ["x86-64-v4-vnni", "x86-64-v3"] {
@@ -275,7 +284,7 @@ fn codes_of_extreme_rows() {
 /// The same for one token and a cache of 8-bit codes, whose rows are as long as they may be.
 #[test]
 fn codes_of_extreme_cached_rows() {
-    let case = Case { cache: DType::I8, value_size: 64, ..Case::new(1, 2, 512) };
+    let case = AttentionCase { cache: DType::I8, value_size: 64, ..AttentionCase::new(1, 2, 512) };
     let past = 120;
     let sizes = SymValues { n: 1, b: 1, past };
     for target in ["x86-64-v4-vnni", "x86-64-v3", "x86-64-v2"] {
@@ -298,7 +307,7 @@ fn codes_of_extreme_cached_rows() {
 /// Slices with all key heads.
 #[test]
 fn a_long_cache_interpreted() {
-    let case = Case { cache: DType::F16, ..Case::new(2, 3, 16) };
+    let case = AttentionCase { cache: DType::F16, ..AttentionCase::new(2, 3, 16) };
     let (n, past) = (1, 1100);
     let inputs = case.inputs(n, past);
     let sizes = SymValues { n: 1, b: 1, past: past as i64 };
@@ -309,20 +318,20 @@ fn a_long_cache_interpreted() {
     assert_eq!(found, alone, "the number of workers changes nothing");
 }
 
-type Compile = fn(&[Kernel], &Level) -> Executor;
+type CompileFn = fn(&[Kernel], &FeatureLevel) -> KernelExecutor;
 
-fn back_ends() -> Vec<(&'static str, Compile)> {
+fn back_ends() -> Vec<(&'static str, CompileFn)> {
     vec![
         #[cfg(feature = "llvm")]
-        ("llvm", |kernels, level| Executor::cached(kernels, level, &cache()).unwrap()),
+        ("llvm", |kernels, level| KernelExecutor::cached(kernels, level, &cache()).unwrap()),
         #[cfg(feature = "cranelift")]
-        ("cranelift", |kernels, level| Executor::with_cranelift(kernels, level).unwrap()),
+        ("cranelift", |kernels, level| KernelExecutor::with_cranelift(kernels, level).unwrap()),
     ]
 }
 
 #[test]
 fn compiled_kernels_equal_the_definition() {
-    let sized = |kv, group, size, cache| Case { cache, ..Case::new(kv, group, size) };
+    let sized = |kv, group, size, cache| AttentionCase { cache, ..AttentionCase::new(kv, group, size) };
     let mut all = vec![
         sized(1, 1, 32, DType::F32),
         sized(2, 3, 40, DType::F16),
@@ -331,20 +340,20 @@ fn compiled_kernels_equal_the_definition() {
         sized(2, 7, 96, DType::F16),
         sized(1, 8, 128, DType::F16),
         sized(1, 2, 256, DType::F32),
-        Case { value_size: 72, ..sized(1, 16, 48, DType::F16) },
+        AttentionCase { value_size: 72, ..sized(1, 16, 48, DType::F16) },
         sized(2, 20, 16, DType::BF16),
         sized(2, 8, 64, DType::I8),
         // Integer products: fewer heads than lanes have room for, other sizes of rows, several sets, kinds of attention.
         sized(1, 7, 128, DType::I8),
         sized(2, 4, 64, DType::I8),
-        Case { value_size: 128, ..sized(2, 2, 64, DType::I8) },
+        AttentionCase { value_size: 128, ..sized(2, 2, 64, DType::I8) },
         sized(2, 1, 128, DType::I8),
-        Case { value_size: 64, ..sized(1, 20, 24, DType::I8) },
-        Case { cache: DType::I8, op: kinds().swap_remove(7), ..Case::new(2, 3, 64) },
-        Case { negative: true, ..sized(1, 5, 64, DType::I8) },
-        Case { value_size: 24, ..sized(2, 1, 40, DType::I8) },
+        AttentionCase { value_size: 64, ..sized(1, 20, 24, DType::I8) },
+        AttentionCase { cache: DType::I8, op: kinds().swap_remove(7), ..AttentionCase::new(2, 3, 64) },
+        AttentionCase { negative: true, ..sized(1, 5, 64, DType::I8) },
+        AttentionCase { value_size: 24, ..sized(2, 1, 40, DType::I8) },
     ];
-    all.extend(kinds().into_iter().map(|op| Case { op, ..Case::new(1, 2, 32) }));
+    all.extend(kinds().into_iter().map(|op| AttentionCase { op, ..AttentionCase::new(1, 2, 32) }));
     let on_codes = [
         sized(1, 2, 64, DType::F32),
         sized(2, 3, 80, DType::F16),
@@ -352,10 +361,10 @@ fn compiled_kernels_equal_the_definition() {
         sized(1, 8, 128, DType::F16),
         sized(1, 2, 256, DType::F32),
         sized(2, 4, 64, DType::I8),
-        Case { negative: true, value_size: 32, ..sized(1, 7, 48, DType::I8) },
+        AttentionCase { negative: true, value_size: 32, ..sized(1, 7, 48, DType::I8) },
     ];
-    all.extend(on_codes.map(Case::on_codes));
-    all.extend(kinds().into_iter().map(|op| Case { op, ..Case::new(1, 2, 32) }.on_codes()));
+    all.extend(on_codes.map(AttentionCase::on_codes));
+    all.extend(kinds().into_iter().map(|op| AttentionCase { op, ..AttentionCase::new(1, 2, 32) }.on_codes()));
     let lengths = [(1, 0), (1, 1), (1, 63), (1, 200), (2, 0), (33, 0), (70, 41), (5, 333)];
     let big = [(1, 2000), (300, 0), (120, 900)];
     // Inputs and the expected result by case, tokens and past.

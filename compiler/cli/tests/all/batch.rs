@@ -4,13 +4,13 @@
 use std::path::Path;
 
 use crate::cases::{FAMILIES, artifact, assert_close, backends, find, program, recurrent};
-use crate::together::{BATCH, Comparison, F32, Twins, options};
-use mlcc_driver::build::{Backend, Source};
-use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
+use crate::together::{BATCH, BatchComparison, F32, PairedSessions, options};
+use mlcc_driver::build::{Backend, BuildSource};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor, param_value};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::module::Module;
 use mlcc_ir::text::{parse_module, print_module};
-use mlcc_models::golden::Golden;
+use mlcc_models::golden::GoldenFile;
 use mlcc_runtime::{Error, LoadOptions, Model, Session};
 
 /// Cases whose definition treats positions and attention as another one does.
@@ -33,7 +33,7 @@ fn transformers() -> impl Iterator<Item = &'static str> {
 
 /// Three prompts of different lengths, and as many tokens as each continues with.
 fn prompts(dir: &Path) -> [Vec<i32>; 3] {
-    let golden = Golden::read(&dir.join("golden.json")).unwrap();
+    let golden = GoldenFile::read(&dir.join("golden.json")).unwrap();
     let longest = golden.prompts.iter().map(|p| &p.input_ids).max_by_key(|ids| ids.len()).unwrap();
     let ids: Vec<i32> = longest.iter().map(|&id| id as i32).collect();
     [1, 4, 7].map(|n| ids.iter().copied().cycle().skip(n / 2).take(n).collect())
@@ -45,7 +45,7 @@ fn token(prompt: &[i32], step: usize) -> i32 {
 }
 
 /// The graph function of a batch gives what `decode` gives for each sequence, bit for bit.
-fn check_graph(what: &str, module: &Module, source: &Source, prompts: &[Vec<i32>]) {
+fn check_graph(what: &str, module: &Module, source: &BuildSource, prompts: &[Vec<i32>]) {
     let tensor = |name: &str| {
         let data = source.checkpoint.read(name).ok()?;
         Some(Tensor::f32(data.shape(), &data.to_f32().ok()?))
@@ -53,7 +53,7 @@ fn check_graph(what: &str, module: &Module, source: &Source, prompts: &[Vec<i32>
     let interpreter = Interpreter::new(module, |id| param_value(&module.params[id], &tensor).unwrap());
     let (mut alone, mut pasts) = (Vec::new(), Vec::new());
     for ids in prompts {
-        let mut states = States::new(module).unwrap();
+        let mut states = StateValues::new(module).unwrap();
         let sizes = SymValues::tokens(ids.len() as i64);
         interpreter.run_named("prefill", &[Tensor::ids(ids)], &mut states, sizes).unwrap();
         alone.push(states);
@@ -78,7 +78,7 @@ fn check_graph(what: &str, module: &Module, source: &Source, prompts: &[Vec<i32>
 fn every_definition_decodes_a_batch() {
     for case in recurrent().chain(transformers()) {
         let Some(dir) = find(case) else { continue };
-        let source = Source::open(&options(&dir, "f32", Backend::default())).unwrap();
+        let source = BuildSource::open(&options(&dir, "f32", Backend::default())).unwrap();
         let architecture = &source.model.config.architecture;
         let module = mlcc_driver::model::build_module(case, architecture, source.context, BATCH).unwrap();
         mlcc_ir::verify::verify_module(&module).unwrap();
@@ -106,13 +106,13 @@ fn session(model: &Model, prompt: &[i32]) -> Session {
 }
 
 /// Steps with all three, with two (one has left), with another one that has joined; each against a twin that decodes alone.
-pub fn feed(what: &Comparison, dir: &Path, model: &Model) -> Twins {
+pub fn feed(what: &BatchComparison, dir: &Path, model: &Model) -> PairedSessions {
     let prompts = prompts(dir);
     assert_eq!(model.max_batch(), u64::from(BATCH));
     let together: Vec<Session> = prompts.iter().map(|p| session(model, p)).collect();
     let alone = together.iter().map(|s| s.fork().unwrap()).collect();
-    let mut twins = Twins { together, alone };
-    let Twins { together, alone } = &mut twins;
+    let mut twins = PairedSessions { together, alone };
+    let PairedSessions { together, alone } = &mut twins;
     let mut batch = model.batch(BATCH as usize).unwrap();
     let members: [&[usize]; 6] = [&[0, 1, 2], &[2, 0], &[1], &[0, 1, 2], &[1, 2], &[2, 1, 0]];
     for (step, members) in members.into_iter().enumerate() {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::program::{case, mlcc};
-use mlcc_abi::elf::{Elf, HEADER_BYTES, PROGRAM_HEADER_BYTES};
+use mlcc_abi::elf::{ElfFile, HEADER_BYTES, PROGRAM_HEADER_BYTES};
 use mlcc_abi::section;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
@@ -26,9 +26,9 @@ const MEMORY_KIB: u64 = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Steele, Lea and Flood's SplitMix64.
-struct Random(u64);
+struct TableRandom(u64);
 
-impl Random {
+impl TableRandom {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -42,7 +42,7 @@ impl Random {
 }
 
 /// Where the parts of an artifact lie in its file.
-struct Parts {
+struct ArtifactParts {
     /// The model table and what it points to.
     table: Range<usize>,
     /// Addresses that the loader writes into the table.
@@ -53,20 +53,20 @@ struct Parts {
 
 /// The place of a section of the linker's, by its header.
 fn place(file: &[u8], name: &str) -> Range<usize> {
-    let elf = Elf::parse(file).unwrap();
+    let elf = ElfFile::parse(file).unwrap();
     let found = elf.sections().find(|s| s.name == name.as_bytes()).unwrap_or_else(|| panic!("no {name}"));
     found.offset as usize..(found.offset + found.bytes) as usize
 }
 
-fn parts(file: &[u8]) -> Parts {
-    let headers = Elf::parse(file).unwrap().segments().count() * PROGRAM_HEADER_BYTES;
+fn parts(file: &[u8]) -> ArtifactParts {
+    let headers = ElfFile::parse(file).unwrap().segments().count() * PROGRAM_HEADER_BYTES;
     let mut loader = vec![0..HEADER_BYTES, HEADER_BYTES..HEADER_BYTES + headers];
     loader.extend([".dynamic", ".dynsym", ".dynstr", ".gnu.hash"].map(|name| place(file, name)));
-    Parts { table: place(file, ".data"), relocations: place(file, ".rela.dyn"), loader }
+    ArtifactParts { table: place(file, ".data"), relocations: place(file, ".rela.dyn"), loader }
 }
 
 /// Damages 1 to 3 places of one part, and says where.
-fn damage(file: &mut [u8], parts: &Parts, random: &mut Random) -> String {
+fn damage(file: &mut [u8], parts: &ArtifactParts, random: &mut TableRandom) -> String {
     let part = match random.below(10) {
         0..6 => &parts.table,
         6..8 => &parts.relocations,
@@ -103,7 +103,7 @@ fn damage(file: &mut [u8], parts: &Parts, random: &mut Random) -> String {
 /// Writes the hashes that the file has now. `None` where it is no ELF file any more.
 fn seal(file: &mut [u8], hashes: &Range<usize>) -> Option<()> {
     let mut code = Xxh3::new();
-    Elf::parse(file).ok()?.code_bytes(|bytes| code.update(bytes));
+    ElfFile::parse(file).ok()?.code_bytes(|bytes| code.update(bytes));
     let text = String::from_utf8(file[hashes.clone()].to_vec()).unwrap();
     let body = &text[..text.trim_end().rfind('\n').unwrap() + 1];
     let (head, rest) = body.split_once("\ncode ").unwrap();
@@ -131,21 +131,21 @@ fn run(args: &[&str]) -> Result<Output, String> {
     Ok(child.wait_with_output().unwrap())
 }
 
-struct Model {
+struct DamagedModel {
     good: Vec<u8>,
     golden: PathBuf,
 }
 
-fn model(name: &str, folder: &Path) -> Model {
+fn model(name: &str, folder: &Path) -> DamagedModel {
     let path = folder.join(format!("{name}.so"));
     mlcc().arg("build").arg("-m").arg(case(name)).arg("-o").arg(&path).assert().success();
-    Model { good: std::fs::read(&path).unwrap(), golden: case(name).join("golden.json") }
+    DamagedModel { good: std::fs::read(&path).unwrap(), golden: case(name).join("golden.json") }
 }
 
 /// What went wrong with a case.
-fn check(number: u64, models: &[Model], folder: &Path) -> Result<(), String> {
+fn check(number: u64, models: &[DamagedModel], folder: &Path) -> Result<(), String> {
     let model = &models[number as usize % models.len()];
-    let mut random = Random(number);
+    let mut random = TableRandom(number);
     let mut file = model.good.clone();
     let hashes = place(&file, section::HASHES);
     let said = damage(&mut file, &parts(&model.good), &mut random);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cases::assert_close;
 use crate::program::{json, mlcc};
-use crate::step::Random;
+use crate::step::StepRandom;
 use mlcc_runtime::{LoadOptions, Model, Session};
 
 const CONTEXT: usize = 131_072;
@@ -22,22 +22,22 @@ const ORIGINAL: f64 = 16_384.0;
 const WINDOW: usize = 2048;
 
 /// How queries and keys are turned, and how far a query sees.
-struct Turns {
+struct RotationTables {
     frequencies: Vec<f64>,
     scale: f64,
     window: Option<usize>,
 }
 
 /// A row-major matrix, as files have it: outputs by inputs.
-struct Matrix {
+struct ReferenceMatrix {
     columns: usize,
     values: Vec<f32>,
 }
 
-impl Matrix {
-    fn random(random: &mut Random, rows: usize, columns: usize, size: f32) -> Matrix {
+impl ReferenceMatrix {
+    fn random(random: &mut StepRandom, rows: usize, columns: usize, size: f32) -> ReferenceMatrix {
         let value = |_| size * (random.below(20_001) as f32 / 10_000.0 - 1.0);
-        Matrix { columns, values: (0..rows * columns).map(value).collect() }
+        ReferenceMatrix { columns, values: (0..rows * columns).map(value).collect() }
     }
 
     fn row(&self, i: usize) -> Vec<f64> {
@@ -51,20 +51,20 @@ impl Matrix {
 }
 
 /// The weights; norms have ones.
-struct Weights {
-    embedding: Matrix,
+struct ReferenceWeights {
+    embedding: ReferenceMatrix,
     /// Of queries, keys, values and the output.
-    attention: [Matrix; 4],
+    attention: [ReferenceMatrix; 4],
     /// Gate, up, down.
-    mlp: [Matrix; 3],
+    mlp: [ReferenceMatrix; 3],
 }
 
-impl Weights {
+impl ReferenceWeights {
     /// Scores spread by some units, so that a few of all keys count.
-    fn new() -> Weights {
-        let r = &mut Random(11);
-        let mut random = |rows, columns, size| Matrix::random(r, rows, columns, size);
-        Weights {
+    fn new() -> ReferenceWeights {
+        let r = &mut StepRandom(11);
+        let mut random = |rows, columns, size| ReferenceMatrix::random(r, rows, columns, size);
+        ReferenceWeights {
             embedding: random(VOCAB, HIDDEN, 1.0),
             attention: [
                 random(SIZE, HIDDEN, 0.6),
@@ -78,7 +78,7 @@ impl Weights {
 
     /// A file with a header of names, shapes and places, then the values (safetensors).
     fn write(&self, path: &Path) {
-        let ones = |n| Matrix { columns: n, values: vec![1.0; n] };
+        let ones = |n| ReferenceMatrix { columns: n, values: vec![1.0; n] };
         let norms =
             ["model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm", "model.norm"];
         let norms = norms.map(|name| (name.to_string(), ones(HIDDEN)));
@@ -105,7 +105,11 @@ impl Weights {
 
     /// Logits of the last of some tokens, of which it sees those of its window; angles are products of f32, as implementations have
     /// them.
-    fn logits(&self, tokens: &[i32], Turns { frequencies, scale, window }: &Turns) -> Vec<f64> {
+    fn logits(
+        &self,
+        tokens: &[i32],
+        RotationTables { frequencies, scale, window }: &RotationTables,
+    ) -> Vec<f64> {
         let [q, k, v, o] = &self.attention;
         let (scale, unseen) = (*scale, window.map_or(0, |window| tokens.len().saturating_sub(window)));
         let turned = |x: Vec<f64>, position: usize| turn(&x, position, frequencies, scale);
@@ -191,9 +195,9 @@ fn close(what: &str, expected: &[f64], session: &Session) {
 }
 
 /// The first 200 tokens, and `count` of a context of 131072, whose memory the plan tells.
-fn check(rope: Value, turns: &Turns, count: usize) {
+fn check(rope: Value, turns: &RotationTables, count: usize) {
     let folder = tempfile::tempdir().unwrap();
-    let weights = Weights::new();
+    let weights = ReferenceWeights::new();
     weights.write(&folder.path().join("model.safetensors"));
     let (class, family) = match turns.window {
         None => ("LlamaForCausalLM", "llama"),
@@ -221,7 +225,7 @@ fn check(rope: Value, turns: &Turns, count: usize) {
 
     let model = Model::load(&path, &LoadOptions { threads: Some(2), ..LoadOptions::default() }).unwrap();
     let mut session = model.session().unwrap();
-    let random = &mut Random(5);
+    let random = &mut StepRandom(5);
     let tokens: Vec<i32> = (0..count).map(|_| random.below(VOCAB) as i32).collect();
     session.prefill(&tokens[..200]).unwrap();
     close("position 199", &weights.logits(&tokens[..200], turns), &session);
@@ -229,7 +233,7 @@ fn check(rope: Value, turns: &Turns, count: usize) {
     session.decode(tokens[count - 1]).unwrap();
     let expected = weights.logits(&tokens, turns);
     close(&format!("position {}", count - 1), &expected, &session);
-    let plain = Turns { frequencies: plain(), scale: 1.0, window: turns.window };
+    let plain = RotationTables { frequencies: plain(), scale: 1.0, window: turns.window };
     let unscaled = weights.logits(&tokens, &plain);
     let far = expected.iter().zip(&unscaled).any(|(a, b)| (a - b).abs() > 0.1);
     assert!(far, "without scaling the logits are others");
@@ -245,7 +249,7 @@ fn llama3_scaling_to_the_last_position() {
         "rope_type": "llama3", "factor": FACTOR, "original_max_position_embeddings": ORIGINAL as u64,
         "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     });
-    check(rope, &Turns { frequencies: llama3(), scale: 1.0, window: None }, CONTEXT);
+    check(rope, &RotationTables { frequencies: llama3(), scale: 1.0, window: None }, CONTEXT);
 }
 
 fn yarn_to(count: usize, window: Option<usize>) {
@@ -253,7 +257,7 @@ fn yarn_to(count: usize, window: Option<usize>) {
         "rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": ORIGINAL as u64,
     });
     let scale = 0.1 * FACTOR.ln() + 1.0;
-    check(rope, &Turns { frequencies: yarn(), scale, window }, count);
+    check(rope, &RotationTables { frequencies: yarn(), scale, window }, count);
 }
 
 /// Keys that are further away than the original length. Attention takes the square of the length.

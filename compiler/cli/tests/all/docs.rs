@@ -10,7 +10,7 @@ use mlcc_models::registry::REGISTRY;
 use mlcc_passes::PIPELINE;
 use mlcc_passes::scheme::{Q4F16, SCHEMES};
 
-use crate::same_bits::{PROMISES, Promise};
+use crate::same_bits::{BitsPromise, PROMISES};
 
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
@@ -183,7 +183,7 @@ fn gpu_fields() -> String {
     keys(mlcc_target::GPU_FIELDS, "predicted by")
 }
 
-fn keys(fields: &[mlcc_target::Field], by: &str) -> String {
+fn keys(fields: &[mlcc_target::TuneField], by: &str) -> String {
     let rows = fields.iter().map(|field| {
         let kinds: Vec<&str> = field.kinds.iter().map(|kind| kind.name()).collect();
         vec![code(field.key), field.about.into(), kinds.join(", "), field.describe()]
@@ -220,9 +220,9 @@ fn gated_square() -> String {
 }
 
 /// Page, table and what writes it.
-type Table = (&'static str, &'static str, fn() -> String);
+type DocTable = (&'static str, &'static str, fn() -> String);
 
-const TABLES: [Table; 13] = [
+const TABLES: [DocTable; 13] = [
     ("in-your-program.md", "text to text", text_to_text),
     ("in-your-program.md", "ids to logits", ids_to_logits),
     ("add-a-model.md", "granite", granite),
@@ -241,7 +241,7 @@ const TABLES: [Table; 13] = [
 fn promises() -> String {
     let head = ["schemes", "pieces and steps", "token by token", "with `--batch-invariant`"];
     let word = |same: bool| if same { "same" } else { "not" }.to_string();
-    let line = |p: &Promise| {
+    let line = |p: &BitsPromise| {
         let [several, single] = p.usual;
         vec![p.schemes.join(", "), word(several), word(single), word(p.batch_invariant)]
     };

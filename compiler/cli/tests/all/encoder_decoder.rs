@@ -5,15 +5,15 @@ use std::path::Path;
 
 use crate::cases::{argmax, artifact, backends, directory, golden, ids, load, options, program};
 use crate::program::{case, mlcc};
-use mlcc_driver::build::{BuildOptions, Source};
+use mlcc_driver::build::{BuildOptions, BuildSource};
 use mlcc_driver::interpret::{GraphModel, StepModel};
 use mlcc_driver::model::build_module;
-use mlcc_driver::replay::{Outcome, judge, replay, tolerance};
+use mlcc_driver::replay::{ReplayOutcome, judge, replay, tolerance};
 use mlcc_driver::stored::StoredGraph;
 use mlcc_ir::ops::Op;
-use mlcc_models::golden::Golden;
+use mlcc_models::golden::GoldenFile;
 use mlcc_passes::{CacheType, PIPELINE, TpMode};
-use mlcc_runtime::{Error, Model, Rows, Session};
+use mlcc_runtime::{Error, Model, Session, SessionInput};
 use serde_json::json;
 
 /// T5 1.1 (gated, a head of its own), T5 1.0 (not gated, tied, scaled) and UMT5 (distances in every layer); sizes of heads, and
@@ -33,7 +33,7 @@ fn built(name: &str, quant: &str, folder: &Path) -> Model {
     load(&artifact(&options, folder, &format!("{name}-{quant}.so")).0, None, 2)
 }
 
-fn right(what: &str, outcome: &Outcome) {
+fn right(what: &str, outcome: &ReplayOutcome) {
     assert!(outcome.ok && outcome.worst_relative_error < F32, "{what}:\n{}", outcome.text("the reference"));
     assert!(outcome.greedy_equal == outcome.greedy_expected && outcome.greedy_expected > 20, "{what}");
 }
@@ -41,7 +41,7 @@ fn right(what: &str, outcome: &Outcome) {
 #[test]
 fn the_graph_gives_the_reference() {
     for name in CASES {
-        let source = Source::open(&options_of(name, "f32")).unwrap();
+        let source = BuildSource::open(&options_of(name, "f32")).unwrap();
         let architecture = &source.model.config.architecture;
         let module = build_module(name, architecture, source.context, 1).unwrap();
         let mut model = GraphModel::new(&module, &source.checkpoint, architecture).unwrap();
@@ -50,13 +50,13 @@ fn the_graph_gives_the_reference() {
 }
 
 /// The shorter prompts, for kernels by interpretation.
-fn short(name: &str) -> Golden {
+fn short(name: &str) -> GoldenFile {
     let mut golden = golden(name);
     golden.prompts.truncate(2);
     golden
 }
 
-fn kernels(name: &str, options: &BuildOptions) -> Outcome {
+fn kernels(name: &str, options: &BuildOptions) -> ReplayOutcome {
     let (program, source) = program(options, None);
     let architecture = &source.model.config.architecture;
     let mut model = StepModel::new(&program, 0, &source.checkpoint, architecture, 64, 2).unwrap();
@@ -223,9 +223,9 @@ fn sequences_go_together_as_alone() {
     // The first goes on while the others begin.
     sessions[0].prefill(&prompts[0]).unwrap();
     let mut tokens = vec![argmax(sessions[0].logits()) as i32];
-    let mut rows: Vec<Rows> = Vec::new();
+    let mut rows: Vec<SessionInput> = Vec::new();
     for (number, session) in sessions.iter_mut().enumerate() {
-        rows.push(Rows::of(session, if number == 0 { &tokens[..] } else { &prompts[number][..] }));
+        rows.push(SessionInput::of(session, if number == 0 { &tokens[..] } else { &prompts[number][..] }));
     }
     let made = batch.step(&mut rows).unwrap().to_vec();
     let mut written: Vec<Vec<i32>> = vec![vec![tokens[0]], vec![], vec![]];
@@ -333,7 +333,7 @@ fn commands_write_a_text_for_a_text_and_refuse_the_rest() {
     };
     // So does the server, which has no chats for it.
     {
-        let server = crate::server::Server::of(&[&path], &["-t", "1"]);
+        let server = crate::server::ServerProcess::of(&[&path], &["-t", "1"]);
         let request = json!({"prompt": "w86 w8 w75", "max_tokens": 5, "temperature": 0, "ignore_eos": true});
         let answer = server.ask("/v1/completions", &request);
         assert_eq!(answer["choices"][0]["text"].as_str().unwrap().trim(), text.trim());
@@ -385,7 +385,7 @@ fn other_stacks_and_divisions_are_refused() {
             std::fs::copy(directory("t5").join(file), folder.path().join(file)).unwrap();
         }
         std::fs::write(folder.path().join("config.json"), text.replace(from, to)).unwrap();
-        let error = Source::open(&crate::cases::build_options(folder.path())).err().expect(to);
+        let error = BuildSource::open(&crate::cases::build_options(folder.path())).err().expect(to);
         let all = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source());
         let all: Vec<String> = all.map(ToString::to_string).collect();
         assert!(all.join(": ").contains(part), "{to}: {}", all.join(": "));

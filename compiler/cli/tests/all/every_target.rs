@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use mlcc_driver::build::{BuildError, BuildOptions, Event, Hooks, build};
+use mlcc_driver::build::{BuildError, BuildEvent, BuildHooks, BuildOptions, build};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_models::presets;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_passes::verify::verify_program;
-use mlcc_target::{Arch, Target};
+use mlcc_target::{Arch, CompileTarget};
 use serde_json::{Map, Value};
 
 /// Layers of a preset: attention stands at the sixth place in some, and a half of these shares keys with the others.
@@ -19,35 +19,35 @@ const LAYERS: usize = 10;
 /// Formats of weights, of which models take turns.
 const FORMATS: [&str; 5] = ["q4f16_2", "q8i8", "f32", "f16", "q4i8"];
 
-struct Case {
+struct TargetCase {
     name: String,
     options: BuildOptions,
     /// Models of texts are built for CPUs.
     texts: bool,
 }
 
-impl Case {
-    fn of(name: &str, directory: &Path, format: &str) -> Case {
+impl TargetCase {
+    fn of(name: &str, directory: &Path, format: &str) -> TargetCase {
         let mut options = BuildOptions::new(directory.to_str().unwrap());
         options.quant = QuantScheme::find(format).unwrap().0;
         options.quant_name = format.into();
         options.stop_after = Some("plan_barriers".into());
         // With the entry points for several sequences, also on GPUs.
         options.batch = Some(4);
-        Case { name: format!("{name} in {format}"), options, texts: false }
+        TargetCase { name: format!("{name} in {format}"), options, texts: false }
     }
 
     /// Why it cannot be built for a target.
-    fn error(&self, target: &Target) -> Option<String> {
+    fn error(&self, target: &CompileTarget) -> Option<String> {
         let options = BuildOptions { target: target.name.clone(), ..self.options.clone() };
         let mut wrong = None;
-        let mut event = |event: Event<'_>| match event {
-            Event::Pass { pass, program } if pass.name == "plan_barriers" => {
+        let mut event = |event: BuildEvent<'_>| match event {
+            BuildEvent::Pass { pass, program } if pass.name == "plan_barriers" => {
                 wrong = verify_program(program).err().map(|e| e.to_string());
             }
             _ => {}
         };
-        let built = build(&options, &mut Hooks { event: &mut event, cancel: &AtomicBool::new(false) });
+        let built = build(&options, &mut BuildHooks { event: &mut event, cancel: &AtomicBool::new(false) });
         match (built, self.texts && target.arch == Arch::Nvptx) {
             (Err(BuildError::Unsupported(what)), true) if what.contains("built for CPUs only") => None,
             (Ok(_), true) => Some("models of texts are built for GPUs now: this test has to know".into()),
@@ -87,7 +87,7 @@ fn shorten(raw: &mut Map<String, Value>) {
     }
 }
 
-fn of_presets(folder: &Path) -> Vec<Case> {
+fn of_presets(folder: &Path) -> Vec<TargetCase> {
     let case = |(number, preset): (usize, &presets::Preset)| {
         let config = preset.config();
         let mut raw = config.raw;
@@ -95,7 +95,7 @@ fn of_presets(folder: &Path) -> Vec<Case> {
         let directory = folder.join(preset.name);
         std::fs::create_dir(&directory).unwrap();
         std::fs::write(directory.join("config.json"), serde_json::to_vec(&raw).unwrap()).unwrap();
-        let mut case = Case::of(preset.name, &directory, FORMATS[number % FORMATS.len()]);
+        let mut case = TargetCase::of(preset.name, &directory, FORMATS[number % FORMATS.len()]);
         case.options.request.random_weights = Some(0);
         if let Some(head) = config.architecture.texts() {
             case.options.request.pooling = Some(head.pooling);
@@ -106,7 +106,7 @@ fn of_presets(folder: &Path) -> Vec<Case> {
     presets::all().enumerate().map(case).collect()
 }
 
-fn of_families() -> Vec<Case> {
+fn of_families() -> Vec<TargetCase> {
     let goldens = crate::cases::workspace().join("tests/goldens");
     let folders = std::fs::read_dir(goldens).unwrap().map(|entry| entry.unwrap().path());
     let mut folders: Vec<PathBuf> = folders.filter(|f| f.join("config.json").is_file()).collect();
@@ -114,18 +114,19 @@ fn of_families() -> Vec<Case> {
     let case = |(number, directory): (usize, &PathBuf)| {
         let name = directory.file_name().unwrap().to_str().unwrap();
         let texts = ["embed-", "rerank-"].iter().any(|begin| name.starts_with(begin));
-        Case { texts, ..Case::of(name, directory, FORMATS[number % FORMATS.len()]) }
+        TargetCase { texts, ..TargetCase::of(name, directory, FORMATS[number % FORMATS.len()]) }
     };
     folders.iter().enumerate().map(case).collect()
 }
 
 /// Targets with several levels, and those with one that differ in what generators know of them.
-fn targets() -> (Vec<Target>, Vec<Target>) {
+fn targets() -> (Vec<CompileTarget>, Vec<CompileTarget>) {
     let all = mlcc_target::names().unwrap();
     let all = all.iter().map(|name| mlcc_target::resolve(name).unwrap());
-    let (mixed, single): (Vec<Target>, Vec<Target>) = all.partition(|target| target.levels.len() > 1);
+    let (mixed, single): (Vec<CompileTarget>, Vec<CompileTarget>) =
+        all.partition(|target| target.levels.len() > 1);
     let mut seen: Vec<KernelTarget> = Vec::new();
-    let mut is_new = |target: &Target| {
+    let mut is_new = |target: &CompileTarget| {
         let known = KernelTarget::new(target.arch, &target.levels[0]);
         let new = !seen.contains(&known);
         if new {
@@ -137,7 +138,7 @@ fn targets() -> (Vec<Target>, Vec<Target>) {
 }
 
 /// All pairs on all cores.
-fn errors(pairs: &[(&Case, &Target)]) -> Vec<String> {
+fn errors(pairs: &[(&TargetCase, &CompileTarget)]) -> Vec<String> {
     let (next, errors) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some((case, target)) = pairs.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -167,7 +168,7 @@ fn every_model_is_planned_for_every_target() {
     for (number, case) in families.iter().chain(&presets).enumerate() {
         // All in every pair would take minutes more. What presets add to the cases of families is sizes, by which GPU kernels are
         // chosen; a single level does what it does beside others but for packings.
-        let whole = |target: &Target| number < families.len() || target.arch == Arch::Nvptx;
+        let whole = |target: &CompileTarget| number < families.len() || target.arch == Arch::Nvptx;
         let turn = |at: usize| at % TURNS == number % TURNS;
         let of_mixed = mixed.iter().enumerate().filter(|(at, target)| whole(target) || turn(*at));
         let of_single = single.iter().enumerate().filter(|(at, _)| turn(*at));

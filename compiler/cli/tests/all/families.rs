@@ -11,7 +11,7 @@ use crate::cases::{
 };
 use mlcc_driver::build::{Backend, BuildOptions};
 use mlcc_ir::ops::Op;
-use mlcc_models::golden::{Golden, GoldenPrompt};
+use mlcc_models::golden::{GoldenFile, GoldenPrompt};
 use mlcc_passes::{CacheType, PIPELINE};
 
 /// f32 arithmetic in another order than the reference's; measured are up to 4e-6.
@@ -23,8 +23,8 @@ const F16: f32 = 2e-2;
 /// bounds by tanh; experts; ALiBi with odd heads.
 const SAMPLE: [&str; 4] = ["llama3-gqa-tied", "gemma2", "qwen3-moe", "bloom-alibi"];
 
-fn golden(dir: &Path) -> Golden {
-    Golden::read(&dir.join("golden.json")).unwrap()
+fn golden(dir: &Path) -> GoldenFile {
+    GoldenFile::read(&dir.join("golden.json")).unwrap()
 }
 
 fn options(dir: &Path, quant: &str, backend: Backend) -> BuildOptions {
@@ -72,7 +72,7 @@ fn check_greedy(what: &str, path: &Path, prompt: &GoldenPrompt, tolerance: f32) 
     }
 }
 
-fn references(golden: &Golden) -> (Vec<Vec<i32>>, Vec<Vec<f32>>) {
+fn references(golden: &GoldenFile) -> (Vec<Vec<i32>>, Vec<Vec<f32>>) {
     (golden.prompts.iter().map(ids).collect(), golden.prompts.iter().map(|p| p.logits_last.clone()).collect())
 }
 

@@ -53,9 +53,9 @@ const TYPES: [BlockType; 7] = [
 ];
 
 /// SplitMix64.
-struct Random(u64);
+struct BlockRandom(u64);
 
-impl Random {
+impl BlockRandom {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
@@ -66,7 +66,7 @@ impl Random {
 }
 
 impl BlockType {
-    fn random(&self, random: &mut Random) -> Vec<u8> {
+    fn random(&self, random: &mut BlockRandom) -> Vec<u8> {
         let mut bytes: Vec<u8> = (0..self.bytes).map(|_| random.next() as u8).collect();
         for &(at, size) in self.halves {
             let size = size * (0.75 + random.next() as f32 / u64::MAX as f32 / 2.0);
@@ -90,7 +90,7 @@ impl BlockType {
         bytes
     }
 
-    fn matrix(&self, rows: usize, random: &mut Random) -> Vec<u8> {
+    fn matrix(&self, rows: usize, random: &mut BlockRandom) -> Vec<u8> {
         (0..rows * WIDTH / self.elements).flat_map(|_| self.random(random)).collect()
     }
 }
@@ -101,7 +101,7 @@ fn text(text: &str) -> Vec<u8> {
 
 /// Writes a Llama whose matrices are all of one type; `edit` may change the bytes of each.
 fn write(path: &Path, kind: &BlockType, edit: impl Fn(&mut [u8])) {
-    let random = &mut Random(7);
+    let random = &mut BlockRandom(7);
     let number = |key: &str, value: u32| [&text(key)[..], &4u32.to_le_bytes(), &value.to_le_bytes()].concat();
     let pairs = [
         [&text("general.architecture")[..], &8u32.to_le_bytes(), &text("llama")].concat(),

@@ -6,11 +6,11 @@ use std::path::Path;
 use crate::cases::{artifact, assert_close, build_options, feed, load, scheme};
 use crate::program::case;
 use half::f16;
-use mlcc_driver::build::{BuildOptions, Source};
+use mlcc_driver::build::{BuildOptions, BuildSource};
 use mlcc_models::{Checkpoint, StoredType};
 use serde_json::{Map, Value, json};
 
-struct Gptq {
+struct GptqLayer {
     bits: usize,
     group: usize,
     symmetric: bool,
@@ -20,20 +20,20 @@ struct Gptq {
 }
 
 /// A weight in codes: `values` are what they stand for, `[rows, columns]`.
-struct Codes {
+struct GptqCodes {
     words: Vec<u32>,
     zeros: Vec<u32>,
     scales: Vec<f16>,
     values: Vec<f32>,
 }
 
-impl Gptq {
+impl GptqLayer {
     /// Rounds a matrix of `rows` outputs to the nearest codes.
-    fn quantize(&self, weights: &[f32], rows: usize) -> Codes {
+    fn quantize(&self, weights: &[f32], rows: usize) -> GptqCodes {
         let columns = weights.len() / rows;
         let (most, per_word) = ((1u32 << self.bits) - 1, 32 / self.bits);
         let groups = columns / self.group;
-        let mut codes = Codes {
+        let mut codes = GptqCodes {
             words: vec![0; columns / per_word * rows],
             zeros: vec![0; groups * rows / per_word],
             scales: vec![f16::ZERO; groups * rows],
@@ -73,12 +73,12 @@ impl Gptq {
 }
 
 #[derive(Default)]
-struct File {
+struct CheckpointFile {
     header: Map<String, Value>,
     data: Vec<u8>,
 }
 
-impl File {
+impl CheckpointFile {
     fn add(&mut self, name: &str, dtype: &str, shape: &[usize], bytes: impl IntoIterator<Item = u8>) {
         let begin = self.data.len();
         self.data.extend(bytes);
@@ -96,8 +96,8 @@ impl File {
 }
 
 /// The matrices of a reference case in these codes, and what they stand for, in folders of their own.
-fn write(gptq: &Gptq, original: &Checkpoint, [packed, plain]: [&Path; 2]) {
-    let (mut codes_file, mut plain_file) = (File::default(), File::default());
+fn write(gptq: &GptqLayer, original: &Checkpoint, [packed, plain]: [&Path; 2]) {
+    let (mut codes_file, mut plain_file) = (CheckpointFile::default(), CheckpointFile::default());
     for info in original.tensors() {
         let values = original.read(&info.name).unwrap().to_f32().unwrap();
         let StoredType::Packed(_) = info.dtype else {
@@ -135,12 +135,12 @@ fn write(gptq: &Gptq, original: &Checkpoint, [packed, plain]: [&Path; 2]) {
 }
 
 fn checkpoint(folder: &Path) -> Checkpoint {
-    Source::open(&build_options(folder)).unwrap_or_else(|e| panic!("{e}")).checkpoint
+    BuildSource::open(&build_options(folder)).unwrap_or_else(|e| panic!("{e}")).checkpoint
 }
 
 #[test]
 fn two_and_eight_bits_are_kept() {
-    let of = |bits, group, symmetric, stored_minus_one, format| Gptq {
+    let of = |bits, group, symmetric, stored_minus_one, format| GptqLayer {
         bits,
         group,
         symmetric,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use mlcc_driver::build::BuildOptions;
-use mlcc_runtime::{Adapter, LoadOptions, Model, Session};
+use mlcc_runtime::{LoadOptions, LoadedAdapter, Model, Session};
 
 use crate::cases::{artifact, assert_close, feed};
 use crate::lora_slots::{loaded, of_lora, peft, session, with_slots};
@@ -40,7 +40,7 @@ fn texts(model: &Model) -> Vec<Vec<f32>> {
     results
 }
 
-fn with(model: &Model, adapter: &Adapter) -> Session {
+fn with(model: &Model, adapter: &LoadedAdapter) -> Session {
     session(model, Some(adapter))
 }
 

@@ -3,16 +3,16 @@
 
 use std::path::PathBuf;
 
-use mlcc_runtime::{LoadOptions, Model, Rows, Session, Want};
+use mlcc_runtime::{LoadOptions, Model, OutputRows, Session, SessionInput};
 
 use crate::cases::assert_close;
 use crate::program::case;
 use crate::software_gpu::{build, driver, in_child};
-use crate::together::Twins;
+use crate::together::PairedSessions;
 use crate::{batch, step, together};
 
 /// A reference case, flags of its build, the order of warps, how far a row among several may be off from one alone.
-type Together = (&'static str, &'static [&'static str], &'static str, &'static str);
+type BatchFn = (&'static str, &'static [&'static str], &'static str, &'static str);
 
 /// Sums of a row alone and of one among several are made in another order.
 const F32: &str = "2e-5";
@@ -49,7 +49,7 @@ fn child_with_batches() {
 const SUMS: [&str; 2] = ["--disable-pass", "halve_activations"];
 
 /// Random steps of pieces and single tokens of three sequences, and batches of one token of each.
-fn together(cases: &[Together]) {
+fn together(cases: &[BatchFn]) {
     let Some(driver) = driver() else { return };
     for (name, flags, order, tolerance) in cases {
         let folder = tempfile::tempdir().unwrap();
@@ -173,7 +173,7 @@ fn child_with_graphs() {
     let refused = std::env::var_os("SOFTCUDA_REFUSE_CAPTURES").is_some();
     let model = Model::load(folder.join("gpu.so"), &LoadOptions::default()).unwrap();
     let mut batch = model.batch(8).unwrap();
-    let Twins { mut together, mut alone } = Twins::new(&model, 8);
+    let PairedSessions { mut together, mut alone } = PairedSessions::new(&model, 8);
     for (session, twin) in together.iter_mut().zip(&mut alone) {
         session.prefill(&[1, 2]).unwrap();
         twin.prefill(&[1, 2]).unwrap();
@@ -190,8 +190,11 @@ fn child_with_graphs() {
     // Pieces of other lengths of the same bucket, of more rows of logits than there were before.
     for piece in [&[4, 5, 6][..], &[7, 8, 9, 1], &[2, 3, 4]] {
         let [a, b, ..] = &mut together[..] else { unreachable!() };
-        let rows =
-            [(a, piece), (b, &piece[1..])].map(|(session, tokens)| Rows { session, tokens, want: Want::All });
+        let rows = [(a, piece), (b, &piece[1..])].map(|(session, tokens)| SessionInput {
+            session,
+            tokens,
+            want: OutputRows::All,
+        });
         let found = batch.step(&mut { rows }).unwrap().to_vec();
         let mut expected = alone[0].prefill_logits(piece).unwrap().to_vec();
         expected.extend_from_slice(alone[1].prefill_logits(&piece[1..]).unwrap());

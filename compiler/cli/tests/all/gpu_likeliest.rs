@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use mlcc_engine::sampler::{Sampler, SamplingParams};
-use mlcc_runtime::{Likely, LoadOptions, Model, Rows, Session};
+use mlcc_runtime::{LoadOptions, Model, Session, SessionInput, TokenCandidate};
 
 use crate::program::{books, case, text};
 use crate::software_gpu::{build, driver, in_child, on_gpu};
@@ -25,10 +25,11 @@ fn child_with_lists() {
         let expected = b.decode(token).unwrap().to_vec();
         let mut chosen = None;
         // Now and then the list does not suffice.
-        let mut enough = |list: &[Likely]| {
+        let mut enough = |list: &[TokenCandidate]| {
             let mut sorted: Vec<usize> = (0..vocab).collect();
             sorted.sort_by(|&x, &y| expected[y].total_cmp(&expected[x]).then(x.cmp(&y)));
-            let same = |(l, id): (&Likely, &usize)| l.token as usize == *id && l.logit == expected[*id];
+            let same =
+                |(l, id): (&TokenCandidate, &usize)| l.token as usize == *id && l.logit == expected[*id];
             assert!(list.len() == 64 && list.iter().zip(&sorted).all(same), "{list:?}");
             chosen = among.sample_among(list);
             assert!(chosen.is_some());
@@ -50,8 +51,12 @@ fn child_with_lists() {
 }
 
 /// A token of each session.
-fn rows<'a>(sessions: &'a mut [Session], tokens: &'a [i32]) -> Vec<Rows<'a>> {
-    sessions.iter_mut().zip(tokens.chunks(1)).map(|(session, token)| Rows::of(session, token)).collect()
+fn rows<'a>(sessions: &'a mut [Session], tokens: &'a [i32]) -> Vec<SessionInput<'a>> {
+    sessions
+        .iter_mut()
+        .zip(tokens.chunks(1))
+        .map(|(session, token)| SessionInput::of(session, token))
+        .collect()
 }
 
 /// The rest of [`batches_are_those_of_all_logits`].
@@ -72,7 +77,7 @@ fn child_with_batches() {
     for step in 0..5 {
         let expected = of_all.step(&mut rows(all, &tokens)).unwrap();
         let mut asked = vec![];
-        let mut enough = |row: usize, list: &[Likely]| {
+        let mut enough = |row: usize, list: &[TokenCandidate]| {
             let expected = &expected[row * vocab..][..vocab];
             assert!(list.len() == 64 && list.iter().all(|l| expected[l.token as usize] == l.logit));
             assert!(list.is_sorted_by(|a, b| a.logit > b.logit || a.logit == b.logit && a.token < b.token));

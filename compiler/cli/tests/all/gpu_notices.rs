@@ -7,7 +7,7 @@ use assert_cmd::Command;
 use serde_json::json;
 
 use crate::program::{books, case};
-use crate::server::Server;
+use crate::server::ServerProcess;
 use crate::software_gpu::{build, driver, on_gpu};
 
 /// Every recording of launches is refused.
@@ -56,7 +56,7 @@ fn serve_tells(driver: &Path, artifact: &Path, folder: &Path) {
     let (switch, value) = REFUSED;
     let switch = format!("SOFTCUDA_{switch}");
     let variables = [("MLCC_CUDA_DRIVER", driver.to_str().unwrap()), (switch.as_str(), value)];
-    let server = Server::with(&[artifact], &["--alias", "sea"], &variables, errors);
+    let server = ServerProcess::with(&[artifact], &["--alias", "sea"], &variables, errors);
     for _ in 0..2 {
         let request = json!({"prompt": "The sea was", "max_tokens": 8, "temperature": 0});
         server.ask("/v1/completions", &request);

@@ -3,12 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
-use mlcc_runtime::{Error, LoadOptions, Model, Rows, Session};
+use mlcc_runtime::{Error, LoadOptions, Model, Session, SessionInput};
 
 use crate::cases::assert_close;
 use crate::program::case;
 use crate::software_gpu::{build, driver, in_child};
-use crate::step::Random;
+use crate::step::StepRandom;
 
 const TOLERANCE: f32 = 2e-5;
 
@@ -22,23 +22,23 @@ fn used(model: &Model) -> usize {
 }
 
 /// The same sequence on the GPU and on the CPU.
-struct Pair {
+struct SessionPair {
     gpu: Session,
     cpu: Session,
 }
 
-struct History {
+struct TokenHistory {
     gpu: Model,
     cpu: Model,
-    pairs: Vec<Pair>,
-    random: Random,
+    pairs: Vec<SessionPair>,
+    random: StepRandom,
     /// Most tokens of a sequence.
     most: usize,
     file: PathBuf,
     tolerance: f32,
 }
 
-impl History {
+impl TokenHistory {
     fn tokens(&mut self, n: usize) -> Vec<i32> {
         (0..n).map(|_| 1 + self.random.below(90) as i32).collect()
     }
@@ -52,7 +52,7 @@ impl History {
 
     fn feed(&mut self, at: usize) {
         let tokens = self.piece(at);
-        let Pair { gpu, cpu } = &mut self.pairs[at];
+        let SessionPair { gpu, cpu } = &mut self.pairs[at];
         if !tokens.is_empty() {
             let (found, expected) = (gpu.prefill(&tokens).unwrap(), cpu.prefill(&tokens).unwrap());
             assert_close("fed", expected, found, self.tolerance);
@@ -72,7 +72,8 @@ impl History {
         if fed().any(|(pair, piece)| pair.cpu.past() as usize + piece.len() > self.most) {
             return;
         }
-        let rows = self.pairs.iter_mut().zip(&pieces).map(|(pair, piece)| Rows::of(&mut pair.gpu, piece));
+        let rows =
+            self.pairs.iter_mut().zip(&pieces).map(|(pair, piece)| SessionInput::of(&mut pair.gpu, piece));
         let mut batch = self.gpu.batch(most).unwrap();
         let found = batch.step(&mut rows.collect::<Vec<_>>()).unwrap();
         let found = found.chunks_exact(self.gpu.vocab());
@@ -82,8 +83,8 @@ impl History {
     }
 
     fn fork(&mut self, at: usize) {
-        let Pair { gpu, cpu } = &self.pairs[at];
-        let pair = Pair { gpu: gpu.fork().unwrap(), cpu: cpu.fork().unwrap() };
+        let SessionPair { gpu, cpu } = &self.pairs[at];
+        let pair = SessionPair { gpu: gpu.fork().unwrap(), cpu: cpu.fork().unwrap() };
         match self.pairs.len() {
             0..5 => self.pairs.push(pair),
             n => {
@@ -94,7 +95,7 @@ impl History {
     }
 
     fn truncate(&mut self, at: usize) {
-        let Pair { gpu, cpu } = &mut self.pairs[at];
+        let SessionPair { gpu, cpu } = &mut self.pairs[at];
         let past = self.random.below(cpu.past() as usize + 1) as u64;
         assert_eq!(gpu.can_truncate_to(past), cpu.can_truncate_to(past));
         if cpu.can_truncate_to(past) {
@@ -130,7 +131,7 @@ impl History {
             _ if count > 1 => drop(self.pairs.swap_remove(at)),
             _ => {}
         }
-        for Pair { gpu, cpu } in &self.pairs {
+        for SessionPair { gpu, cpu } in &self.pairs {
             assert_eq!(gpu.past(), cpu.past());
         }
         assert_eq!(used(&self.gpu), used(&self.cpu), "pages are counted alike");
@@ -144,11 +145,11 @@ fn child_with_histories() {
     println!("child ran");
     let number = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
     let (gpu, cpu) = (load(&folder, "gpu.so", Some(32)), load(&folder, "cpu.so", Some(32)));
-    let pairs = vec![Pair { gpu: gpu.session().unwrap(), cpu: cpu.session().unwrap() }];
-    let random = Random(number("MLCC_TEST_SEED") as u64);
+    let pairs = vec![SessionPair { gpu: gpu.session().unwrap(), cpu: cpu.session().unwrap() }];
+    let random = StepRandom(number("MLCC_TEST_SEED") as u64);
     let most = number("MLCC_TEST_TOKENS");
     let tolerance = std::env::var("MLCC_TEST_TOLERANCE").unwrap().parse().unwrap();
-    let mut history = History { gpu, cpu, pairs, random, most, file: folder.join("s.state"), tolerance };
+    let mut history = TokenHistory { gpu, cpu, pairs, random, most, file: folder.join("s.state"), tolerance };
     for _ in 0..number("MLCC_TEST_EVENTS") {
         history.event();
     }
@@ -209,11 +210,12 @@ fn child_with_few_pages() {
     // In a step of both, the one that has room is not fed either.
     let [full, .., short, last] = &mut sessions[..] else { unreachable!() };
     let mut batch = model.batch(2).unwrap();
-    let error = batch.step(&mut [Rows::of(last, &[3]), Rows::of(short, &[7, 8])]).unwrap_err();
+    let error =
+        batch.step(&mut [SessionInput::of(last, &[3]), SessionInput::of(short, &[7, 8])]).unwrap_err();
     assert!(matches!(error, Error::NoPages { wanted: 1, free: 0, pages: 6 }), "{error:?}");
     assert_eq!((short.past(), last.past()), (64, 20));
     full.reset().unwrap();
-    batch.step(&mut [Rows::of(last, &[3]), Rows::of(short, &[7, 8])]).unwrap();
+    batch.step(&mut [SessionInput::of(last, &[3]), SessionInput::of(short, &[7, 8])]).unwrap();
     let mut alone = model.session().unwrap();
     alone.prefill(&tokens[..20]).unwrap();
     assert_close("after a refusal", alone.decode(3).unwrap(), last.logits(), TOLERANCE);

@@ -19,7 +19,7 @@ const HEAD: &str = "model\ttest\tkernel\tblocks\tlaunches\tus\tbound\tregisters"
 const SHARE: f64 = 0.03;
 
 /// What is built, and which predictions are made of it.
-struct Case {
+struct PredictedCase {
     preset: &'static str,
     quant: &'static str,
     build: &'static [&'static str],
@@ -28,22 +28,22 @@ struct Case {
     head: &'static str,
 }
 
-const CASES: [Case; 3] = [
-    Case {
+const CASES: [PredictedCase; 3] = [
+    PredictedCase {
         preset: "qwen3-0.6b",
         quant: "q4f16_2",
         build: &["--max-batch", "8"],
         tests: &["-p", "512", "-n", "64", "-b", "1,8"],
         head: "k_matmul_151936",
     },
-    Case {
+    PredictedCase {
         preset: "rwkv-430m",
         quant: "f16",
         build: &[],
         tests: &["-p", "512", "-n", "64"],
         head: "k_matmul_50277",
     },
-    Case {
+    PredictedCase {
         preset: "rwkv7-0.1b",
         quant: "q4f16_2",
         build: &[],
@@ -67,18 +67,18 @@ fn tool(path: Option<PathBuf>, name: &str, variable: &str, version: &str) -> Opt
 }
 
 /// The rows of one kernel with one number of blocks in one test.
-type Key = (String, String, String, u64);
+type PredictedKey = (String, String, String, u64);
 
 #[derive(Debug, Clone, PartialEq)]
-struct Row {
+struct PredictedKernel {
     launches: u64,
     us: f64,
     bound: String,
     registers: u64,
 }
 
-fn predicted(folder: &Path, tools: &[(&str, &Path); 2], rows: &mut BTreeMap<Key, Row>) {
-    for Case { preset, quant, build, tests, head } in CASES {
+fn predicted(folder: &Path, tools: &[(&str, &Path); 2], rows: &mut BTreeMap<PredictedKey, PredictedKernel>) {
+    for PredictedCase { preset, quant, build, tests, head } in CASES {
         let artifact = folder.join(format!("{preset}-{quant}.so"));
         let mut command = mlcc();
         command.args([
@@ -108,7 +108,13 @@ fn predicted(folder: &Path, tools: &[(&str, &Path); 2], rows: &mut BTreeMap<Key,
     }
 }
 
-fn add(model: &str, test: &str, kernel: &Value, head: &str, rows: &mut BTreeMap<Key, Row>) {
+fn add(
+    model: &str,
+    test: &str,
+    kernel: &Value,
+    head: &str,
+    rows: &mut BTreeMap<PredictedKey, PredictedKernel>,
+) {
     let name = kernel["kernel"].as_str().unwrap();
     let what = format!("{model} {test} {name}");
     let number = |key: &str| kernel[key].as_u64().unwrap();
@@ -121,7 +127,7 @@ fn add(model: &str, test: &str, kernel: &Value, head: &str, rows: &mut BTreeMap<
         !(product && of_rows) || kernel["tensor_cores"] == true,
         "{what} has no products on tensor cores"
     );
-    let row = Row {
+    let row = PredictedKernel {
         launches: number("launches"),
         us: 1e6 * kernel["one"].as_f64().unwrap(),
         bound: kernel["bound_by"].as_str().unwrap().into(),
@@ -130,15 +136,15 @@ fn add(model: &str, test: &str, kernel: &Value, head: &str, rows: &mut BTreeMap<
     rows.insert((model.into(), test.into(), name.into(), number("blocks")), row);
 }
 
-fn written(rows: &BTreeMap<Key, Row>) -> String {
-    let line = |((model, test, kernel, blocks), row): (&Key, &Row)| {
-        let Row { launches, us, bound, registers } = row;
+fn written(rows: &BTreeMap<PredictedKey, PredictedKernel>) -> String {
+    let line = |((model, test, kernel, blocks), row): (&PredictedKey, &PredictedKernel)| {
+        let PredictedKernel { launches, us, bound, registers } = row;
         format!("{model}\t{test}\t{kernel}\t{blocks}\t{launches}\t{us:.3}\t{bound}\t{registers}\n")
     };
     format!("{HEAD}\n") + &rows.iter().map(line).collect::<String>()
 }
 
-fn read(text: &str) -> BTreeMap<Key, Row> {
+fn read(text: &str) -> BTreeMap<PredictedKey, PredictedKernel> {
     let mut lines = text.lines();
     assert_eq!(lines.next(), Some(HEAD));
     let row = |line: &str| {
@@ -147,15 +153,19 @@ fn read(text: &str) -> BTreeMap<Key, Row> {
         let key = (model.into(), test.into(), kernel.into(), blocks.parse().unwrap());
         let (launches, us, registers) =
             (launches.parse().unwrap(), us.parse().unwrap(), registers.parse().unwrap());
-        (key, Row { launches, us, bound: bound.into(), registers })
+        (key, PredictedKernel { launches, us, bound: bound.into(), registers })
     };
     lines.map(row).collect()
 }
 
 /// What has changed, a line each: first what fails, and whether something does.
-fn compared(kept: &BTreeMap<Key, Row>, found: &BTreeMap<Key, Row>) -> Vec<String> {
+fn compared(
+    kept: &BTreeMap<PredictedKey, PredictedKernel>,
+    found: &BTreeMap<PredictedKey, PredictedKernel>,
+) -> Vec<String> {
     let mut out = Vec::new();
-    let show = |(model, test, kernel, blocks): &Key| format!("{model} {test} {kernel} of {blocks} blocks");
+    let show =
+        |(model, test, kernel, blocks): &PredictedKey| format!("{model} {test} {kernel} of {blocks} blocks");
     for (key, row) in found {
         let what = show(key);
         match kept.get(key) {
@@ -203,14 +213,15 @@ fn kernels_are_predicted_as_before() {
 #[test]
 fn changes_are_told() {
     let key = |kernel: &str| ("m".to_string(), "pp512".to_string(), kernel.to_string(), 3);
-    let row = |us| Row { launches: 2, us, bound: "memory".into(), registers: 40 };
-    let kept: BTreeMap<Key, Row> = [("a", 10.0), ("b", 10.0), ("c", 10.0), ("d", 10.0), ("e", 10.0)]
-        .map(|(k, us)| (key(k), row(us)))
-        .into();
+    let row = |us| PredictedKernel { launches: 2, us, bound: "memory".into(), registers: 40 };
+    let kept: BTreeMap<PredictedKey, PredictedKernel> =
+        [("a", 10.0), ("b", 10.0), ("c", 10.0), ("d", 10.0), ("e", 10.0)]
+            .map(|(k, us)| (key(k), row(us)))
+            .into();
     assert_eq!(read(&written(&kept)), kept);
     assert_eq!(compared(&kept, &kept), [""; 0]);
-    let more = Row { launches: 3, ..row(10.0) };
-    let found: BTreeMap<Key, Row> =
+    let more = PredictedKernel { launches: 3, ..row(10.0) };
+    let found: BTreeMap<PredictedKey, PredictedKernel> =
         [("a", row(10.2)), ("b", row(10.4)), ("c", row(9.6)), ("d", more), ("f", row(1.0))]
             .map(|(k, row)| (key(k), row))
             .into();

@@ -13,21 +13,21 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// One repository, `org/tiny`.
 #[derive(Clone, Default)]
-struct Hub {
+struct FakeHub {
     files: BTreeMap<String, Vec<u8>>,
     /// Requests need this token.
     token: Option<&'static str>,
     /// Answers end after so many bytes, the first time that a larger file is asked for as a whole.
     breaks_after: Option<usize>,
     /// What it says in place of the truth.
-    lies: Lies,
+    lies: HubLies,
     /// `GET path range` of each request.
     requests: Arc<Mutex<Vec<String>>>,
 }
 
 /// Answers of a hub that tries to write elsewhere; `None` is the truth.
 #[derive(Clone, Default)]
-struct Lies {
+struct HubLies {
     sha: Option<String>,
     commit: Option<String>,
     etag: Option<String>,
@@ -39,11 +39,11 @@ struct Lies {
     size: Option<usize>,
 }
 
-impl Hub {
-    fn of(folder: &Path) -> Hub {
+impl FakeHub {
+    fn of(folder: &Path) -> FakeHub {
         let files = ["config.json", "model.safetensors"]
             .map(|name| (name.to_string(), std::fs::read(folder.join(name)).expect("a file of the case")));
-        Hub { files: files.into(), ..Hub::default() }
+        FakeHub { files: files.into(), ..FakeHub::default() }
     }
 
     /// Serves for ever; gives the endpoint.
@@ -126,7 +126,7 @@ fn build(endpoint: &str, home: &Path) -> assert_cmd::Command {
 
 #[test]
 fn what_the_cache_has_not_is_downloaded_once_and_pinned() {
-    let hub = Hub::of(&program::case("rwkv4-hf-odd"));
+    let hub = FakeHub::of(&program::case("rwkv4-hf-odd"));
     let (requests, endpoint) = (hub.requests.clone(), hub.serve());
     let home = tempfile::tempdir().unwrap();
     build(&endpoint, home.path()).assert().success();
@@ -154,7 +154,7 @@ fn what_the_cache_has_not_is_downloaded_once_and_pinned() {
 
 #[test]
 fn a_transfer_that_breaks_off_goes_on_where_it_stopped() {
-    let hub = Hub { breaks_after: Some(5000), ..Hub::of(&program::case("rwkv4-hf-odd")) };
+    let hub = FakeHub { breaks_after: Some(5000), ..FakeHub::of(&program::case("rwkv4-hf-odd")) };
     let (requests, endpoint) = (hub.requests.clone(), hub.serve());
     let home = tempfile::tempdir().unwrap();
     build(&endpoint, home.path()).assert().success();
@@ -165,7 +165,7 @@ fn a_transfer_that_breaks_off_goes_on_where_it_stopped() {
 
 #[test]
 fn tokens_are_sent_and_their_absence_is_explained() {
-    let hub = Hub { token: Some("hf_secret"), ..Hub::of(&program::case("rwkv4-hf-odd")) };
+    let hub = FakeHub { token: Some("hf_secret"), ..FakeHub::of(&program::case("rwkv4-hf-odd")) };
     let endpoint = hub.serve();
     let home = tempfile::tempdir().unwrap();
     fails_with(&mut build(&endpoint, home.path()), &["cannot download org/tiny", "401", "HF_TOKEN"]);
@@ -175,7 +175,7 @@ fn tokens_are_sent_and_their_absence_is_explained() {
 
 #[test]
 fn nothing_is_asked_for_offline_or_for_a_path() {
-    let hub = Hub::of(&program::case("rwkv4-hf-odd"));
+    let hub = FakeHub::of(&program::case("rwkv4-hf-odd"));
     let (requests, endpoint) = (hub.requests.clone(), hub.serve());
     let home = tempfile::tempdir().unwrap();
     fails_with(
@@ -192,7 +192,7 @@ fn nothing_is_asked_for_offline_or_for_a_path() {
 
 #[test]
 fn a_repository_that_is_not_there_is_named() {
-    let endpoint = Hub::default().serve();
+    let endpoint = FakeHub::default().serve();
     let home = tempfile::tempdir().unwrap();
     let mut command = mlcc();
     command
@@ -224,10 +224,10 @@ fn nothing_that_a_hub_says_leads_out_of_the_cache() {
     let (cache, outside) =
         ("deep/er/hf/hub/models--org--tiny/", home.path().join("outside").display().to_string());
     let up = "../../../../../../../outside".to_string();
-    let sha = |text: &str| Lies { sha: Some(text.to_string()), ..Lies::default() };
-    let commit = |text: &str| Lies { commit: Some(text.to_string()), ..Lies::default() };
-    let etag = |text: &str| Lies { etag: Some(text.to_string()), ..Lies::default() };
-    let location = |text: &str| Lies { location: Some(text.to_string()), ..Lies::default() };
+    let sha = |text: &str| HubLies { sha: Some(text.to_string()), ..HubLies::default() };
+    let commit = |text: &str| HubLies { commit: Some(text.to_string()), ..HubLies::default() };
+    let etag = |text: &str| HubLies { etag: Some(text.to_string()), ..HubLies::default() };
+    let location = |text: &str| HubLies { location: Some(text.to_string()), ..HubLies::default() };
     let cases = [
         (sha(&up), "sha"),
         (sha(&outside), "sha"),
@@ -246,7 +246,7 @@ fn nothing_that_a_hub_says_leads_out_of_the_cache() {
         (location(&format!("/org/tiny/resolve/{COMMIT}/config.json")), "Location"),
     ];
     for (lies, field) in cases {
-        let endpoint = Hub { lies, ..Hub::of(&program::case("rwkv4-hf-odd")) }.serve();
+        let endpoint = FakeHub { lies, ..FakeHub::of(&program::case("rwkv4-hf-odd")) }.serve();
         let mut command = build(&endpoint, home.path());
         fails_with(
             command.env("HF_HOME", home.path().join("deep/er/hf")),
@@ -263,8 +263,8 @@ fn listed_files_of_other_folders_are_left_alone() {
     let outside = home.path().join("outside.safetensors").display().to_string();
     let names =
         [&outside, "../../../../../../../outside.json", "x/../../outside.safetensors", ".safetensors"];
-    let lies = Lies { names: names.map(str::to_string).into(), ..Lies::default() };
-    let endpoint = Hub { lies, ..Hub::of(&program::case("rwkv4-hf-odd")) }.serve();
+    let lies = HubLies { names: names.map(str::to_string).into(), ..HubLies::default() };
+    let endpoint = FakeHub { lies, ..FakeHub::of(&program::case("rwkv4-hf-odd")) }.serve();
     build(&endpoint, home.path()).args(["-o", "tiny.so"]).assert().success();
     let written = files_below(home.path());
     let expected = |path: &String| path == "tiny.so" || path.starts_with("hf/hub/models--org--tiny/");
@@ -273,8 +273,8 @@ fn listed_files_of_other_folders_are_left_alone() {
 
 #[test]
 fn no_more_is_written_than_the_size_told() {
-    let lies = Lies { size: Some(10), ..Lies::default() };
-    let endpoint = Hub { lies, ..Hub::of(&program::case("rwkv4-hf-odd")) }.serve();
+    let lies = HubLies { size: Some(10), ..HubLies::default() };
+    let endpoint = FakeHub { lies, ..FakeHub::of(&program::case("rwkv4-hf-odd")) }.serve();
     let home = tempfile::tempdir().unwrap();
     build(&endpoint, home.path()).assert().failure();
     let blobs = home.path().join("hf/hub/models--org--tiny/blobs");

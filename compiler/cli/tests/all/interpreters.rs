@@ -5,20 +5,20 @@
 use crate::cases::{
     self, FAMILIES, assert_close, find, golden, ids, interpreted, options, other_namings, program, recurrent,
 };
-use mlcc_driver::build::Source;
-use mlcc_driver::weights::{WeightError, pack_param, param_of_rank};
-use mlcc_interp::kernel::Options as RunOptions;
-use mlcc_interp::steps::{Memory, run_step};
+use mlcc_driver::build::BuildSource;
+use mlcc_driver::weights::{WeightWriteError, pack_param, param_of_rank};
+use mlcc_interp::kernel::ExecutionOptions as RunOptions;
+use mlcc_interp::steps::{StepMemory, run_step};
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::step::{Base, StepItem};
+use mlcc_ir::step::{MemoryBase, StepItem};
 use mlcc_passes::quantize_cache::CacheType;
 use mlcc_passes::scheme::ActivationType;
-use mlcc_passes::{PIPELINE, Program};
+use mlcc_passes::{LoweredProgram, PIPELINE};
 
 #[test]
 fn graph_interpreter_equals_references() {
     for case in recurrent().chain(other_namings()) {
-        let source = Source::open(&options(case, "f32")).unwrap();
+        let source = BuildSource::open(&options(case, "f32")).unwrap();
         let module =
             mlcc_driver::model::build_module(case, &source.model.config.architecture, source.context, 1)
                 .unwrap();
@@ -32,23 +32,28 @@ fn graph_interpreter_equals_references() {
 }
 
 /// The memory of a sequence: packed weights, fresh states, scratch.
-pub fn memory(program: &Program, source: &Source) -> Memory {
+pub fn memory(program: &LoweredProgram, source: &BuildSource) -> StepMemory {
     memory_of_rank(program, source, 0)
 }
 
 /// [`memory`] on a rank.
-pub fn memory_of_rank(program: &Program, source: &Source, rank: usize) -> Memory {
+pub fn memory_of_rank(program: &LoweredProgram, source: &BuildSource, rank: usize) -> StepMemory {
     let plan = program.memory.as_ref().unwrap();
-    let mut memory = Memory::default();
+    let mut memory = StepMemory::default();
     let mut weights = vec![0u8; plan.weights_bytes as usize];
     for (param, &(offset, _)) in program.module.params.values().zip(&plan.params) {
         let mut at = offset as usize;
         let param = &param_of_rank(param, rank).unwrap();
-        pack_param::<WeightError>(&source.checkpoint, param, program.pack_options(&param.name), |bytes| {
-            weights[at..at + bytes.len()].copy_from_slice(bytes);
-            at += bytes.len();
-            Ok(())
-        })
+        pack_param::<WeightWriteError>(
+            &source.checkpoint,
+            param,
+            program.pack_options(&param.name),
+            |bytes| {
+                weights[at..at + bytes.len()].copy_from_slice(bytes);
+                at += bytes.len();
+                Ok(())
+            },
+        )
         .unwrap();
     }
     let mut states = vec![0; plan.state_bytes as usize];
@@ -58,28 +63,28 @@ pub fn memory_of_rank(program: &Program, source: &Source, rank: usize) -> Memory
             value.copy_from_slice(&(state.init as f32).to_le_bytes());
         }
     }
-    *memory.block(Base::Weights) = weights;
-    *memory.block(Base::State) = states;
+    *memory.block(MemoryBase::Weights) = weights;
+    *memory.block(MemoryBase::State) = states;
     let (pages, table) = plan.example_pages();
-    *memory.block(Base::Pages) = pages;
-    *memory.block(Base::PageTable) = table;
-    *memory.block(Base::Arena) = vec![0; plan.arena_bytes() as usize];
+    *memory.block(MemoryBase::Pages) = pages;
+    *memory.block(MemoryBase::PageTable) = table;
+    *memory.block(MemoryBase::Arena) = vec![0; plan.arena_bytes() as usize];
     memory
 }
 
 /// Logits after a prompt: its first tokens as one prefill, the last one through decode.
-fn run_kernels(program: &Program, mut memory: Memory, ids: &[i32], vocab: usize) -> Vec<f32> {
+fn run_kernels(program: &LoweredProgram, mut memory: StepMemory, ids: &[i32], vocab: usize) -> Vec<f32> {
     let level = &program.levels[0];
     let (last, first) = ids.split_last().unwrap();
     for (entry, ids) in [("prefill", first), ("decode", &[*last][..])] {
         let step = level.steps.iter().find(|s| s.name == entry).unwrap();
-        *memory.block(Base::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        *memory.block(Base::Logits) = vec![0; 4 * vocab];
+        *memory.block(MemoryBase::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        *memory.block(MemoryBase::Logits) = vec![0; 4 * vocab];
         let sizes = SymValues::tokens(ids.len() as i64);
         run_step(step, &level.lowered.kernels, &mut memory, &sizes, &RunOptions::workers(2))
             .unwrap_or_else(|e| panic!("{entry}: {e}"));
     }
-    memory.block(Base::Logits).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    memory.block(MemoryBase::Logits).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
 /// Kernels of a case against the graph interpreter on the same stored weights.

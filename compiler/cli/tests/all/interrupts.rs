@@ -221,7 +221,7 @@ fn busy_programs_end_with_the_bench() {
         let mut bench = program();
         bench.arg("bench").arg(artifact()).args(["--busy", "2", "-p", "0", "-n", "8", "-r", "1000"]);
         bench.args(["--warm-up", "0"]).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut child = Ended(bench.spawn().unwrap());
+        let mut child = EndedProcess(bench.spawn().unwrap());
         let id = child.0.id();
         let mut busy = Vec::new();
         wait_for(&mut child.0, || {
@@ -261,11 +261,11 @@ fn a_closed_pipe_is_no_error() {
 
 /// What a program on a terminal has shown so far.
 #[derive(Clone, Default)]
-struct Screen(Arc<Mutex<Vec<u8>>>);
+struct TerminalScreen(Arc<Mutex<Vec<u8>>>);
 
-impl Screen {
-    fn of(mut output: impl Read + Send + 'static) -> Screen {
-        let screen = Screen::default();
+impl TerminalScreen {
+    fn of(mut output: impl Read + Send + 'static) -> TerminalScreen {
+        let screen = TerminalScreen::default();
         let shown = screen.clone();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
@@ -281,9 +281,9 @@ impl Screen {
 }
 
 /// A program that does not outlive a failed test.
-struct Ended(Child);
+struct EndedProcess(Child);
 
-impl Drop for Ended {
+impl Drop for EndedProcess {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.0.kill();
@@ -305,12 +305,12 @@ fn control_c_in_a_chat_on_a_terminal() {
     let mut script = Command::new("script");
     script.args(["-qec", &chat, "/dev/null"]).env("SHELL", "/bin/sh").env("TERM", "xterm");
     let mut child = match script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() {
-        Ok(child) => Ended(child),
+        Ok(child) => EndedProcess(child),
         Err(e) => return println!("skipped: script (util-linux) gives the program a terminal: {e}"),
     };
     let child = &mut child.0;
-    let (mut keys, screen) = (child.stdin.take().unwrap(), Screen::of(child.stdout.take().unwrap()));
-    let prompts = |screen: &Screen| screen.text().matches("> ").count();
+    let (mut keys, screen) = (child.stdin.take().unwrap(), TerminalScreen::of(child.stdout.take().unwrap()));
+    let prompts = |screen: &TerminalScreen| screen.text().matches("> ").count();
     let mut type_keys = |bytes: &[u8]| keys.write_all(bytes).and_then(|()| keys.flush()).unwrap();
 
     wait_for(child, || prompts(&screen) > 0);
@@ -358,7 +358,9 @@ fn an_interrupted_tuning_keeps_what_it_found() {
     assert_eq!(rest.lines().last(), Some("error: interrupted"), "{rest}");
     assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0);
     match std::fs::read_to_string(folder.path().join("t.toml")) {
-        Ok(text) => assert!(mlcc_target::Tuning::parse("t.toml", &text).is_ok_and(|t| !t.tune.is_empty())),
+        Ok(text) => {
+            assert!(mlcc_target::LevelTuning::parse("t.toml", &text).is_ok_and(|t| !t.tune.is_empty()))
+        }
         Err(_) => assert!(rest.contains("nothing was written"), "{rest}"),
     }
     assert_eq!(artifacts_in(folder.path()), [""; 0]);

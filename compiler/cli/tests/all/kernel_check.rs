@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use crate::cases::{CHUNK, artifact, backends, build_options, directory, golden, load, options, scheme};
 use mlcc_driver::build::BuildOptions;
 use mlcc_driver::kernel_check::SHARP;
-use mlcc_driver::replay::{Judged, Outcome, judge, tolerance};
+use mlcc_driver::replay::{ReplayOutcome, ReplaySubject, judge, tolerance};
 use mlcc_driver::stored::StoredGraph;
 use mlcc_ir::kernel::{Expr, Kernel};
 use mlcc_ir::rewrite::rewrite_exprs;
 use mlcc_ir::types::DType;
-use mlcc_passes::{CacheType, Context, PIPELINE, Pass, PassError, Program, lower};
+use mlcc_passes::{CacheType, LoweredProgram, PIPELINE, Pass, PassContext, PassError, lower};
 
 /// The verdict on an artifact that is built by the fastest compiler.
-fn verdict(case: &str, mut options: BuildOptions, folder: &Path) -> Outcome {
+fn verdict(case: &str, mut options: BuildOptions, folder: &Path) -> ReplayOutcome {
     options.backend = backends().last().expect("a back end is built in");
     let (path, _) = artifact(&options, folder, "model.so");
     let model = load(&path, None, 1);
@@ -43,7 +43,7 @@ fn right_artifacts_pass() {
         assert!(outcome.tolerance.is_none() && outcome.greedy_expected > 0);
         // The model as well, as far as the format's own error lets it be: said in words and as fields.
         let error = outcome.format_error.expect("the error of the format is measured");
-        assert!(error.spread > 0.0 && outcome.judged == Judged::Model, "{case} in {quant}");
+        assert!(error.spread > 0.0 && outcome.judged == ReplaySubject::Model, "{case} in {quant}");
         assert!(outcome.text("reference").contains("not told from that of the format"), "{case} in {quant}");
         let json = serde_json::to_value(&outcome).unwrap();
         assert_eq!(
@@ -67,7 +67,7 @@ fn wrong_scales(kernel: &Kernel) -> Kernel {
 }
 
 /// One kernel is wrong: the last one of each level that reads scales.
-fn wrong_lower(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+fn wrong_lower(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let kernels = lower::run(program, ctx)?;
     for level in &mut program.levels {
         let text = |kernel: &Kernel| format!("{:?}", kernel.body);
@@ -123,7 +123,7 @@ fn what_is_not_checked_is_told_and_not_right() {
     assert!(!outcome.ok && outcome.text("reference").contains("NOT CHECKED: too large"));
     // The user may judge by the distance from the reference instead.
     assert!(judged(Some(0.9)).ok && !judged(Some(1e-6)).ok);
-    assert_eq!((outcome.judged, judged(Some(0.9)).judged), (Judged::Nothing, Judged::Model));
+    assert_eq!((outcome.judged, judged(Some(0.9)).judged), (ReplaySubject::Nothing, ReplaySubject::Model));
 
     // A few positions only: the first ones.
     let mut graph = StoredGraph::open(&model).unwrap();
@@ -133,7 +133,7 @@ fn what_is_not_checked_is_told_and_not_right() {
     assert!(outcome.ok && kernels.checked() == 5);
     assert!(outcome.text("reference").contains("NOT CHECKED"), "{}", outcome.text("reference"));
     // Not all prompts, so the model itself is not judged.
-    assert!(outcome.format_error.is_none() && outcome.judged == Judged::Kernels);
+    assert!(outcome.format_error.is_none() && outcome.judged == ReplaySubject::Kernels);
     assert!(outcome.text("reference").contains("NOT judged"), "{}", outcome.text("reference"));
     assert_eq!(serde_json::to_value(&outcome).unwrap()["judged"], "kernels");
 }
@@ -170,7 +170,10 @@ fn a_model_of_another_configuration_fails() {
             let options = BuildOptions { quant: scheme(quant), quant_name: quant.into(), ..other.clone() };
             let wrong = verdict(case, options, folder.path());
             println!("{case} with another {field} in {quant}:\n{}", wrong.text("reference"));
-            assert!(!wrong.ok && wrong.judged == Judged::Model, "{case} with another {field} in {quant}");
+            assert!(
+                !wrong.ok && wrong.judged == ReplaySubject::Model,
+                "{case} with another {field} in {quant}"
+            );
             assert!(wrong.kernels.as_ref().is_none_or(|kernels| kernels.ok), "its kernels are right");
         }
     }

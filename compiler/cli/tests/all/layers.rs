@@ -5,15 +5,15 @@ use std::sync::atomic::AtomicBool;
 
 use crate::cases::{self, MATRIX_STATES, RWKV4, backends, options};
 use assert_cmd::Command;
-use mlcc_driver::build::{BuildOptions, OFF_WITH_TAPS, Source};
-use mlcc_driver::layers::bisect::{Verdict, search};
-use mlcc_driver::layers::diagnose::Stage;
+use mlcc_driver::build::{BuildOptions, BuildSource, OFF_WITH_TAPS};
+use mlcc_driver::layers::bisect::{BisectVerdict, search};
+use mlcc_driver::layers::diagnose::FaultStage;
 use mlcc_driver::layers::{calls, some_tokens};
 use mlcc_ir::graph::FunctionKind;
 use mlcc_ir::kernel::{BinOp, Expr, UnOp};
 use mlcc_ir::ops::Op;
 use mlcc_ir::rewrite::rewrite_exprs;
-use mlcc_passes::{Context, PIPELINE, Pass, PassError, Program, canonicalize, fuse, lower};
+use mlcc_passes::{LoweredProgram, PIPELINE, Pass, PassContext, PassError, canonicalize, fuse, lower};
 use serde_json::Value;
 
 fn mlcc() -> Command {
@@ -87,7 +87,10 @@ fn what_cannot_be_compared_is_refused() {
 }
 
 /// The pipeline with one pass replaced. Few passes count as optional, because the search builds once without each.
-fn with(name: &str, run: fn(&mut Program, &mut Context) -> Result<usize, PassError>) -> &'static [Pass] {
+fn with(
+    name: &str,
+    run: fn(&mut LoweredProgram, &mut PassContext) -> Result<usize, PassError>,
+) -> &'static [Pass] {
     let replace = |pass: &Pass| {
         let optional =
             pass.optional && [name, "cse", "merge_projections", OFF_WITH_TAPS].contains(&pass.name);
@@ -96,14 +99,14 @@ fn with(name: &str, run: fn(&mut Program, &mut Context) -> Result<usize, PassErr
     Vec::leak(PIPELINE.iter().map(replace).collect())
 }
 
-fn bisect(case: &str, quant: &str, pipeline: &'static [Pass]) -> Verdict {
+fn bisect(case: &str, quant: &str, pipeline: &'static [Pass]) -> BisectVerdict {
     bisect_for(BuildOptions { pipeline, ..options(case, quant) })
 }
 
-fn bisect_for(mut options: BuildOptions) -> Verdict {
+fn bisect_for(mut options: BuildOptions) -> BisectVerdict {
     options.backend = backends().last().expect("a back end is built in");
     let target = mlcc_target::resolve(&options.target).unwrap();
-    let source = Source::open(&options).unwrap();
+    let source = BuildSource::open(&options).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let calls = calls(&some_tokens(4, source.model.config.architecture.vocab()), 8);
     search(&source, &target, &options, &calls, folder.path(), &AtomicBool::new(false), |_| {}).unwrap()
@@ -125,7 +128,7 @@ fn nothing_is_found_where_nothing_is_wrong() {
 }
 
 /// Makes the gate of the second layer's mlp a tanh.
-fn wrong_canonicalize(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+fn wrong_canonicalize(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let changes = canonicalize::run(program, ctx)?;
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         let f = &mut program.module.functions[id];
@@ -143,7 +146,7 @@ fn a_wrong_pass_over_the_graph_is_found() {
     let verdict = bisect(RWKV4[1], "q4f16_1", with("canonicalize", wrong_canonicalize));
     let diagnosis = verdict.whole.diagnosis.as_ref().expect("a diagnosis");
     println!("{}", diagnosis.text());
-    assert_eq!((diagnosis.stage, diagnosis.pass.as_deref()), (Stage::Graph, Some("canonicalize")));
+    assert_eq!((diagnosis.stage, diagnosis.pass.as_deref()), (FaultStage::Graph, Some("canonicalize")));
     assert_eq!(diagnosis.layer.name, "layer.1.mlp");
     assert!(diagnosis.ops.contains("tanh") && diagnosis.ops.lines().count() <= 2, "{}", diagnosis.ops);
     assert_eq!(verdict.guilty, ["canonicalize"]);
@@ -151,7 +154,7 @@ fn a_wrong_pass_over_the_graph_is_found() {
 }
 
 /// Makes every maximum in the groups that it has made a minimum: RWKV-4's activation.
-fn wrong_fuse(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+fn wrong_fuse(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let changes = fuse::run(program, ctx)?;
     let module = &mut program.module;
     for id in module.functions.ids().collect::<Vec<_>>() {
@@ -179,7 +182,7 @@ fn a_wrong_fusion_is_found() {
 }
 
 /// Lowers, then makes every square root in a kernel a plain move: norms go wrong, the graph stays right.
-fn wrong_lower(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+fn wrong_lower(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let kernels = lower::run(program, ctx)?;
     for kernel in program.levels.iter_mut().flat_map(|l| &mut l.lowered.kernels) {
         *kernel = rewrite_exprs(kernel, |kb, expr, _| match expr {
@@ -195,7 +198,7 @@ fn a_wrong_kernel_is_found() {
     let verdict = bisect(RWKV4[1], "f32", with("lower", wrong_lower));
     let diagnosis = verdict.whole.diagnosis.as_ref().expect("a diagnosis");
     println!("{}", diagnosis.text());
-    assert_eq!(diagnosis.stage, Stage::Kernel);
+    assert_eq!(diagnosis.stage, FaultStage::Kernel);
     assert_eq!(diagnosis.layer.name, "layer.0.attention");
     assert_eq!(diagnosis.pass.as_deref(), Some("lower"));
     assert!(diagnosis.ops.contains("sqrt"), "{}", diagnosis.ops);

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::program::{case, failure, json, mlcc, text, workspace};
-use mlcc_driver::build::{BuildOptions, Source};
+use mlcc_driver::build::{BuildOptions, BuildSource};
 use mlcc_driver::interpret::GraphModel;
 use mlcc_engine::LanguageModel;
 use mlcc_runtime::{LoadOptions, Model};
@@ -46,7 +46,7 @@ fn load(path: &Path) -> Model {
 
 /// Logits after a prompt by the graph of the model definition, in one piece.
 fn interpreted(model: &Path, prompt: &[i32]) -> Vec<f32> {
-    let source = Source::open(&BuildOptions::new(model.to_str().unwrap())).unwrap();
+    let source = BuildSource::open(&BuildOptions::new(model.to_str().unwrap())).unwrap();
     let architecture = &source.model.config.architecture;
     let module = mlcc_driver::model::build_module("model", architecture, source.context, 1).unwrap();
     let mut graph = GraphModel::new(&module, &source.checkpoint, architecture).unwrap();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::program::{case, json, mlcc, text};
-use mlcc_models::golden::Golden;
+use mlcc_models::golden::GoldenFile;
 
 /// Builds the base of the case with an adapter.
 fn build(path: &Path, flags: &[&str]) {
@@ -31,7 +31,7 @@ fn the_merged_model_gives_what_peft_gives() {
     // Without it the results are others.
     build(&path, &["--quant", "f32"]);
     mlcc().arg("verify").arg(&path).arg("--golden").arg(&golden).assert().failure();
-    assert!(!Golden::read(&golden).unwrap().prompts.is_empty());
+    assert!(!GoldenFile::read(&golden).unwrap().prompts.is_empty());
 }
 
 #[test]

@@ -3,18 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use mlcc_driver::build::BuildOptions;
-use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor, param_value};
 use mlcc_ir::dim::SymValues;
-use mlcc_models::golden::Golden;
+use mlcc_models::golden::GoldenFile;
 use mlcc_models::{AdapterRequest, AdapterSlots, TensorFactors, adapter_factors};
-use mlcc_runtime::{Adapter, Error, Factors, Model, Rows, Session, Want};
+use mlcc_runtime::{Error, LoadedAdapter, LoraFactors, Model, OutputRows, Session, SessionInput};
 
 use crate::cases::{artifact, assert_close, backends, feed, ids, load, options};
 use crate::program::{case, fails_with, json, mlcc, text};
-use crate::rank_processes::{self, Group};
+use crate::rank_processes::{self, LaunchedGroup};
 use crate::rank_serving;
-use crate::server::Server;
-use crate::step::Random;
+use crate::server::ServerProcess;
+use crate::step::StepRandom;
 use serde_json::json;
 
 const SLOTS: AdapterSlots = AdapterSlots { slots: 2, rank: 16 };
@@ -40,17 +40,17 @@ pub fn peft(scale: f64) -> AdapterRequest {
     AdapterRequest { directory: case("lora").join("adapter"), scale }
 }
 
-fn given(found: &[TensorFactors]) -> Vec<Factors<'_>> {
-    found.iter().map(|f| Factors { tensor: &f.tensor, rank: f.rank, a: &f.a, b: &f.b }).collect()
+fn given(found: &[TensorFactors]) -> Vec<LoraFactors<'_>> {
+    found.iter().map(|f| LoraFactors { tensor: &f.tensor, rank: f.rank, a: &f.a, b: &f.b }).collect()
 }
 
-pub fn loaded(model: &Model, request: &AdapterRequest) -> Adapter {
+pub fn loaded(model: &Model, request: &AdapterRequest) -> LoadedAdapter {
     let known: Vec<&str> = model.adapter_tensors().collect();
     let found = adapter_factors(request, |tensor| known.contains(&tensor)).unwrap();
     model.load_adapter(&request.name(), &given(&found)).unwrap()
 }
 
-pub fn session(model: &Model, adapter: Option<&Adapter>) -> Session {
+pub fn session(model: &Model, adapter: Option<&LoadedAdapter>) -> Session {
     let mut session = model.session().unwrap();
     session.set_adapter(adapter).unwrap();
     session
@@ -61,7 +61,7 @@ fn adapter(folder: &Path, name: &str, tensors: &[(String, [usize; 2])], config: 
     let directory = folder.join(name);
     std::fs::create_dir(&directory).unwrap();
     std::fs::write(directory.join("adapter_config.json"), config).unwrap();
-    let (mut header, mut data, mut random) = (Vec::new(), Vec::new(), Random(7));
+    let (mut header, mut data, mut random) = (Vec::new(), Vec::new(), StepRandom(7));
     for (name, [rows, columns]) in tensors {
         let begin = data.len();
         for _ in 0..rows * columns {
@@ -95,7 +95,7 @@ fn of_all(folder: &Path, model: &Model, rank: usize) -> AdapterRequest {
 
 #[test]
 fn a_sequence_with_the_adapter_gives_what_peft_gives() {
-    let golden = Golden::read(&case("lora").join("golden.json")).unwrap();
+    let golden = GoldenFile::read(&case("lora").join("golden.json")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     for backend in backends() {
         let options = BuildOptions { backend, ..with_slots(&of_lora("f32")) };
@@ -127,7 +127,7 @@ fn a_sequence_with_the_adapter_gives_what_peft_gives() {
 #[test]
 fn the_graph_with_factors_gives_what_peft_gives() {
     let options = with_slots(&of_lora("f32"));
-    let source = mlcc_driver::build::Source::open(&options).unwrap();
+    let source = mlcc_driver::build::BuildSource::open(&options).unwrap();
     let architecture = &source.model.config.architecture;
     let module = mlcc_driver::model::build_module_with_slots("lora", architecture, 64, 1, SLOTS).unwrap();
     let found = adapter_factors(&peft(1.0), |_| true).unwrap();
@@ -149,9 +149,9 @@ fn the_graph_with_factors_gives_what_peft_gives() {
         Some(Tensor::f32(data.shape(), &data.to_f32().ok()?))
     };
     let interpreter = Interpreter::new(&module, |id| param_value(&module.params[id], &tensor).unwrap());
-    let golden = Golden::read(&case("lora").join("golden.json")).unwrap();
+    let golden = GoldenFile::read(&case("lora").join("golden.json")).unwrap();
     let prompt = golden.prompts.iter().min_by_key(|prompt| prompt.input_ids.len()).unwrap();
-    let (ids, mut states) = (ids(prompt), States::new(&module).unwrap());
+    let (ids, mut states) = (ids(prompt), StateValues::new(&module).unwrap());
     let sizes = SymValues::tokens(ids.len() as i64);
     let out = interpreter.run_named("adapted_prefill", &[Tensor::ids(&ids)], &mut states, sizes).unwrap();
     assert_close("the graph", &prompt.logits_last, &out[0].to_f32(), 1e-4);
@@ -169,13 +169,13 @@ fn sequences_of_a_batch_have_adapters_of_their_own() {
         let without = load(&path(&plain, &format!("{quant}-plain.so")), None, 2);
         let adapters = [loaded(&model, &peft(1.0)), loaded(&model, &peft(-2.0))];
         let chosen = [Some(&adapters[0]), None, Some(&adapters[1])];
-        let run = |model: &Model, chosen: [Option<&Adapter>; 3]| {
+        let run = |model: &Model, chosen: [Option<&LoadedAdapter>; 3]| {
             let mut sessions = chosen.map(|adapter| session(model, adapter));
             let mut batch = model.batch(3).unwrap();
-            let mut rows: Vec<Rows> = sessions
+            let mut rows: Vec<SessionInput> = sessions
                 .iter_mut()
                 .zip(texts)
-                .map(|(session, tokens)| Rows { session, tokens, want: Want::All })
+                .map(|(session, tokens)| SessionInput { session, tokens, want: OutputRows::All })
                 .collect();
             let mut logits = batch.step(&mut rows).unwrap().to_vec();
             drop(rows);
@@ -278,7 +278,7 @@ fn ranks_that_are_processes_have_adapters() {
     for flags in [&[][..], &["--lora", &plus], &["--lora", &minus]] {
         let threads = text(mlcc().args(run).args(flags).args(["-t", "2"]));
         let each = [&run[..], flags, &["-t", "1"]].concat();
-        let (outputs, _) = Group::start_with(&plugin, &[&each, &each], None, &|_| Vec::new()).wait();
+        let (outputs, _) = LaunchedGroup::start_with(&plugin, &[&each, &each], None, &|_| Vec::new()).wait();
         for output in &outputs {
             assert!(output.status.success(), "{flags:?}: {}", rank_processes::stderr(output));
         }
@@ -300,7 +300,7 @@ fn processes_that_serve_load_adapters() {
     let [path, tokenizer, adapters] = [&path, &tokenizer, &adapters].map(|path| path.to_str().unwrap());
     let serve = ["serve", path, "--tokenizer", tokenizer, "--port", "0", "--json", "-t", "1"];
     let serve = [&serve[..], &["--alias", "base", "--lora-dir", adapters]].concat();
-    let mut group = Group::start_with(&plugin, &[&serve, &serve], None, &|_| Vec::new());
+    let mut group = LaunchedGroup::start_with(&plugin, &[&serve, &serve], None, &|_| Vec::new());
     let client = rank_serving::ready(&mut group);
     let ask = |model: &str| {
         let body = json!({"model": model, "prompt": "text", "max_tokens": 12, "temperature": 0});
@@ -386,9 +386,9 @@ fn adapters_that_do_not_fit_are_told() {
     let tensor = format!("{q}.weight");
     let fit = |rank: usize, input: usize| {
         let (a, b) = (vec![0.5; rank * input], vec![0.5; 64 * rank]);
-        model.load_adapter("a", &[Factors { tensor: &tensor, rank, a: &a, b: &b }])
+        model.load_adapter("a", &[LoraFactors { tensor: &tensor, rank, a: &a, b: &b }])
     };
-    let error = |result: Result<Adapter, Error>| result.unwrap_err().to_string();
+    let error = |result: Result<LoadedAdapter, Error>| result.unwrap_err().to_string();
     assert!(error(fit(17, 64)).contains("--lora-rank 17"));
     assert!(error(fit(2, 65)).contains("another base"));
     let kept = [fit(16, 64).unwrap(), fit(1, 64).unwrap()];
@@ -466,7 +466,7 @@ fn serve_has_adapters_as_models() {
     let (tokenizer, adapter) = (tokenizer.to_str().unwrap(), adapter.to_str().unwrap());
     let (style, strong) = (format!("style={adapter}"), format!("strong={adapter}=-3"));
     let flags = ["--tokenizer", tokenizer, "-t", "2", "--alias", "base", "--lora", &style, "--lora", &strong];
-    let server = Server::of(&[&slots], &flags);
+    let server = ServerProcess::of(&[&slots], &flags);
     let prompt = "some text that is long enough to be kept";
     let run = |lora: &[&str]| {
         let mut command = mlcc();
@@ -504,8 +504,10 @@ fn clients_of_serve_load_adapters() {
     let slots = artifact(&with_slots(&of_lora("f32")), folder.path(), "slots.so").0;
     let (tokenizer, adapters) = (bytes(folder.path()), case("lora"));
     let (tokenizer, below) = (tokenizer.to_str().unwrap(), adapters.to_str().unwrap());
-    let server =
-        Server::of(&[&slots], &["--tokenizer", tokenizer, "-t", "2", "--alias", "base", "--lora-dir", below]);
+    let server = ServerProcess::of(
+        &[&slots],
+        &["--tokenizer", tokenizer, "-t", "2", "--alias", "base", "--lora-dir", below],
+    );
     let prompt = "some text that is long enough to be kept";
     let mut command = mlcc();
     command.arg("run").arg(&slots).args(["--tokenizer", tokenizer, "-p", prompt, "-n", "12", "--greedy"]);

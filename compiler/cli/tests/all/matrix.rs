@@ -12,7 +12,7 @@ use assert_cmd::Command;
 use mlcc_codegen::ptxas::{PTXAS_VARIABLE, assemble, find_ptxas};
 use mlcc_driver::build::Backend;
 #[cfg(feature = "llvm")]
-use mlcc_driver::build::Emit;
+use mlcc_driver::build::EmitKind;
 use mlcc_ir::module::ParamRole;
 use mlcc_ir::types::DType;
 use mlcc_passes::PIPELINE;
@@ -203,7 +203,7 @@ fn device_code_of_matrix_states_assembles_without_spills() {
     for (case, quant) in [("rwkv6-hf", "f32"), ("rwkv7-hf", "q4f16_1")] {
         let mut options = options(case, quant);
         options.target = "sm_80".into();
-        options.emit = Some(Emit::Assembly);
+        options.emit = Some(EmitKind::Assembly);
         let (_, report) = artifact(&options, folder.path(), "gpu.ptx");
         let text = std::fs::read(&report.emitted[0]).unwrap();
         let done = assemble(&ptxas, &text, 80).unwrap_or_else(|e| panic!("{case}: {e}"));

@@ -20,14 +20,14 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mlcc_driver::build::{Backend, BuildOptions, BuildReport, Hooks, Source, compile};
+use mlcc_driver::build::{Backend, BuildHooks, BuildOptions, BuildReport, BuildSource, compile};
 use mlcc_driver::interpret::StepModel;
 use mlcc_driver::kernel_check;
 use mlcc_driver::layers::bisect::check_kernels;
 use mlcc_driver::layers::calls;
 use mlcc_driver::replay::{replay, tolerance};
 use mlcc_driver::stored::StoredGraph;
-use mlcc_models::golden::Golden;
+use mlcc_models::golden::GoldenFile;
 use mlcc_runtime::{LoadOptions, Model};
 
 const FORMATS: [&str; 5] = ["f32", "f16", "q8f16_1", "q4f16_1", "q4i8"];
@@ -69,9 +69,9 @@ fn folders() -> BTreeMap<String, PathBuf> {
 }
 
 /// Columns of the rows by case and format.
-type Rows = BTreeMap<(String, String), Vec<String>>;
+type TableRows = BTreeMap<(String, String), Vec<String>>;
 
-fn read_rows(text: &str) -> Rows {
+fn read_rows(text: &str) -> TableRows {
     let from = text.find(BEGIN).expect("the page has a table") + BEGIN.len();
     let table = &text[from..from + text[from..].find(END).expect("the table has an end")];
     let cells =
@@ -80,7 +80,7 @@ fn read_rows(text: &str) -> Rows {
     rows.skip(2).map(|row| ((row[0].clone(), row[2].clone()), row)).collect()
 }
 
-fn write_rows(text: &str, rows: &Rows) -> String {
+fn write_rows(text: &str, rows: &TableRows) -> String {
     let from = text.find(BEGIN).expect("the page has a table") + BEGIN.len();
     let to = from + text[from..].find(END).expect("the table has an end");
     let mut table = format!("\n| {} |\n|{}\n", HEAD.join(" | "), " --- |".repeat(HEAD.len()));
@@ -116,11 +116,11 @@ fn options(folder: &Path, format: &str) -> BuildOptions {
 /// Plain formats: the reference's logits and greedy tokens, through the runtime.
 fn against_golden(folder: &Path, options: &BuildOptions) -> Result<(bool, f64), String> {
     let place = tempfile::tempdir().map_err(|e| e.to_string())?;
-    let golden = Golden::read(&folder.join("golden.json")).map_err(|e| e.to_string())?;
+    let golden = GoldenFile::read(&folder.join("golden.json")).map_err(|e| e.to_string())?;
     let output = place.path().join("model.so");
     let options = BuildOptions { output: Some(output.clone()), ..options.clone() };
     let cancel = std::sync::atomic::AtomicBool::new(false);
-    let mut hooks = mlcc_driver::build::Hooks { event: &mut |_| {}, cancel: &cancel };
+    let mut hooks = mlcc_driver::build::BuildHooks { event: &mut |_| {}, cancel: &cancel };
     mlcc_driver::build::build(&options, &mut hooks).map_err(|e| e.to_string())?;
     let model = Model::load(&output, &LoadOptions::default()).map_err(|e| e.to_string())?;
     let mut session = model.session().map_err(|e| e.to_string())?;
@@ -133,8 +133,8 @@ fn against_golden(folder: &Path, options: &BuildOptions) -> Result<(bool, f64), 
 fn against_graph(folder: &Path, options: &BuildOptions, count: usize) -> Result<(bool, f64), String> {
     let options = BuildOptions { debug_taps: true, ..options.clone() };
     let target = mlcc_target::resolve(&options.target).map_err(|e| e.to_string())?;
-    let source = Source::open(&options).map_err(|e| e.to_string())?;
-    let golden = Golden::read(&folder.join("golden.json")).map_err(|e| e.to_string())?;
+    let source = BuildSource::open(&options).map_err(|e| e.to_string())?;
+    let golden = GoldenFile::read(&folder.join("golden.json")).map_err(|e| e.to_string())?;
     if source.model.config.architecture.decoder_start().is_some() {
         return whole_model(&source, &target, &BuildOptions { debug_taps: false, ..options }, golden);
     }
@@ -152,14 +152,14 @@ fn against_graph(folder: &Path, options: &BuildOptions, count: usize) -> Result<
 
 /// Logits alone, of an encoder-decoder model: the kernels by interpretation.
 fn whole_model(
-    source: &Source,
-    target: &mlcc_target::Target,
+    source: &BuildSource,
+    target: &mlcc_target::CompileTarget,
     options: &BuildOptions,
-    mut golden: Golden,
+    mut golden: GoldenFile,
 ) -> Result<(bool, f64), String> {
     golden.prompts.truncate(2);
     let (mut report, cancel) = (BuildReport::default(), AtomicBool::new(false));
-    let mut hooks = Hooks { event: &mut |_| {}, cancel: &cancel };
+    let mut hooks = BuildHooks { event: &mut |_| {}, cancel: &cancel };
     let (program, _) =
         compile(source, target, options, &mut report, &mut hooks).map_err(|e| e.to_string())?;
     let architecture = &source.model.config.architecture;
@@ -172,9 +172,9 @@ fn whole_model(
 }
 
 /// The rows of a case; none for a file that is no model.
-fn run(name: &str, folder: &Path) -> Rows {
-    let mut rows = Rows::new();
-    let family = match Source::open(&options(folder, "f32")) {
+fn run(name: &str, folder: &Path) -> TableRows {
+    let mut rows = TableRows::new();
+    let family = match BuildSource::open(&options(folder, "f32")) {
         Ok(source) => source.model.config.model_type.clone(),
         Err(e) => {
             println!("{name}: left out: {e}");
@@ -200,7 +200,7 @@ fn run(name: &str, folder: &Path) -> Rows {
 }
 
 /// Runs cases side by side. Every case that ends replaces its rows, and the page is written.
-fn run_all(cases: &[(&String, &PathBuf)], text: &str, rows: &mut Rows) {
+fn run_all(cases: &[(&String, &PathBuf)], text: &str, rows: &mut TableRows) {
     let next = AtomicUsize::new(0);
     let shared = Mutex::new(std::mem::take(rows));
     let work = || {
@@ -276,7 +276,7 @@ fn rows_survive_writing_and_reading() {
         let cells = [case, "rwkv", format, "pass 1.0e-7", "-", "FAIL why"].map(String::from).to_vec();
         ((case.to_string(), format.to_string()), cells)
     };
-    let rows: Rows = [row("b", "f32"), row("a", "q4i8"), row("a", "f32")].into();
+    let rows: TableRows = [row("b", "f32"), row("a", "q4i8"), row("a", "f32")].into();
     let written = write_rows(&text, &rows);
     assert_eq!(read_rows(&written), rows);
     assert!(written.find("| a | rwkv | f32").unwrap() < written.find("| a | rwkv | q4i8").unwrap());

@@ -6,7 +6,7 @@
 use crate::cases;
 use std::path::{Path, PathBuf};
 
-use mlcc_engine::eval::{Protocol, Windows, perplexity};
+use mlcc_engine::eval::{EvalProtocol, EvalWindows, perplexity};
 use mlcc_engine::{TokenId, TokenizerFile};
 use mlcc_ir::types::DType;
 use mlcc_passes::scheme::{ActivationType, QuantScheme, SCHEMES};
@@ -48,13 +48,13 @@ fn reference(evaluation: &Value, windows: usize) -> f64 {
     (means[..windows].iter().map(number).sum::<f64>() / windows as f64).exp()
 }
 
-fn measure(assets: &Path, scheme: &str, tokens: &[TokenId], protocol: Protocol) -> f64 {
+fn measure(assets: &Path, scheme: &str, tokens: &[TokenId], protocol: EvalProtocol) -> f64 {
     let folder = tempfile::tempdir().unwrap();
     let mut options = cases::build_options(assets);
     options.quant = cases::scheme(scheme);
     let (path, _) = cases::artifact(&options, folder.path(), "model.so");
     let model = Model::load(path, &LoadOptions::default()).unwrap();
-    let windows = Windows::new(tokens, protocol, model.vocab()).unwrap();
+    let windows = EvalWindows::new(tokens, protocol, model.vocab()).unwrap();
     perplexity(&windows, &mut model.session().unwrap(), |_| {}).unwrap().perplexity()
 }
 
@@ -80,12 +80,12 @@ fn check(model: &str, windows: usize) {
     let evaluation: Value =
         serde_json::from_slice(&std::fs::read(folder.join("eval.json")).unwrap()).unwrap();
     let size = |key: &str| evaluation[key].as_u64().expect("a size") as usize;
-    let protocol = Protocol { context: size("context_length"), stride: size("stride") };
+    let protocol = EvalProtocol { context: size("context_length"), stride: size("stride") };
     let tokenizer = TokenizerFile::read(&folder.join("tokenizer.json")).unwrap().load().unwrap();
     let mut tokens = tokenizer.encode(&text).unwrap();
     assert_eq!(tokens.len(), size("valid_tokens"));
 
-    let all = Windows::new(&tokens, protocol, tokenizer.vocab_size()).unwrap().count();
+    let all = EvalWindows::new(&tokens, protocol, tokenizer.vocab_size()).unwrap().count();
     let windows = if std::env::var_os("MLCC_ALL_WINDOWS").is_some() { all } else { windows };
     tokens.truncate((windows - 1) * protocol.stride + protocol.context);
     let expected = reference(&evaluation, windows);

@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::http::Client;
+use crate::http::TestClient;
 use crate::program::{program, workspace};
 use crate::rank_processes::plugin;
 use crate::rank_serving::{begin, split};
@@ -28,13 +28,13 @@ for id in $ids; do wait "$id" || code=1; done
 exit $code
 "#;
 
-struct Container {
+struct RankContainer {
     process: Child,
     stdout: BufReader<ChildStdout>,
-    client: Client,
+    client: TestClient,
 }
 
-fn start(folder: &Path, plugin: &Path, ranks: usize) -> Container {
+fn start(folder: &Path, plugin: &Path, ranks: usize) -> RankContainer {
     let launcher = folder.join("mpirun");
     std::fs::write(&launcher, MPIRUN).unwrap();
     std::fs::set_permissions(&launcher, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -56,7 +56,7 @@ fn start(folder: &Path, plugin: &Path, ranks: usize) -> Container {
     stdout.read_line(&mut line).unwrap();
     let ready: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line:?}"));
     let address = ready["url"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
-    Container { process, stdout, client: Client { address } }
+    RankContainer { process, stdout, client: TestClient { address } }
 }
 
 /// What starts ranks is a script of bash.

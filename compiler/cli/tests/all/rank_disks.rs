@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use serde_json::json;
 
 use crate::program::{books, program};
-use crate::rank_processes::{Group, plugin, stderr, stdout};
+use crate::rank_processes::{LaunchedGroup, plugin, stderr, stdout};
 use crate::rank_serving::{ready, signal, split};
 
 /// The program, whose files have at most so many blocks of 512 or 1024 bytes.
@@ -21,9 +21,9 @@ fn limited(blocks: Option<usize>, arguments: &[&str]) -> Command {
 }
 
 /// Two processes with this command line. Rank `full` has room for a block.
-fn start(plugin: &Path, arguments: &[&str], full: Option<usize>) -> Group {
+fn start(plugin: &Path, arguments: &[&str], full: Option<usize>) -> LaunchedGroup {
     let commands = (0..2).map(|rank| limited((full == Some(rank)).then_some(1), arguments));
-    Group::start_commands(plugin, commands.collect(), None)
+    LaunchedGroup::start_commands(plugin, commands.collect(), None)
 }
 
 fn run(plugin: &Path, arguments: &[&str], full: Option<usize>) -> Vec<Output> {

@@ -9,23 +9,23 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::program::{books, case, json, text};
-use crate::rank_processes::{Group, library, plugin, stderr, stdout};
+use crate::rank_processes::{LaunchedGroup, library, plugin, stderr, stdout};
 use crate::software_gpu::{build, driver, on_gpu};
 
 /// What two processes need to be ranks.
-struct Libraries {
+struct RankLibraries {
     folder: TempDir,
     driver: PathBuf,
     plugin: PathBuf,
     nccl: PathBuf,
 }
 
-impl Libraries {
-    fn new() -> Option<Libraries> {
+impl RankLibraries {
+    fn new() -> Option<RankLibraries> {
         let driver = driver()?;
         let folder = tempfile::tempdir().unwrap();
         let (plugin, nccl) = (plugin(folder.path(), 1)?, library(folder.path(), "nccl", 1)?);
-        Some(Libraries { folder, driver, plugin, nccl })
+        Some(RankLibraries { folder, driver, plugin, nccl })
     }
 
     fn build(&self, model: &Path, name: &str, flags: &[&str]) -> PathBuf {
@@ -33,7 +33,7 @@ impl Libraries {
     }
 
     /// Two processes with this command line and these variables.
-    fn start(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Group {
+    fn start(&self, arguments: &[&str], variables: &[(&str, &str)]) -> LaunchedGroup {
         let of_rank = |rank: usize| {
             let path = |path: &Path| path.to_str().unwrap().to_owned();
             let own = [
@@ -44,7 +44,7 @@ impl Libraries {
             let more = variables.iter().map(|(name, value)| (*name, (*value).to_owned()));
             own.into_iter().chain(more).map(|(name, value)| (name.to_owned(), value)).collect()
         };
-        Group::start_with(&self.plugin, &[arguments; 2], None, &of_rank)
+        LaunchedGroup::start_with(&self.plugin, &[arguments; 2], None, &of_rank)
     }
 
     /// What the first one says when both have ended well, and what went through NCCL.
@@ -89,7 +89,7 @@ fn count(log: &[String], begin: &str) -> usize {
 /// Grouped heads, recurrent states, caches in pages: two GPUs have the bits of one.
 #[test]
 fn two_gpus_have_the_bits_of_one() {
-    let Some(with) = Libraries::new() else { return };
+    let Some(with) = RankLibraries::new() else { return };
     for (name, quant) in [("llama3-gqa-tied", "f32"), ("rwkv4-hf", "q8f16_1")] {
         let golden = case(name).join("golden.json");
         let flags = ["--quant", quant, "--chunk", "16"];
@@ -125,7 +125,7 @@ fn two_gpus_have_the_bits_of_one() {
 /// A token is one graph, exchanges included, which runs again and again.
 #[test]
 fn a_token_of_two_gpus_is_one_graph() {
-    let Some(with) = Libraries::new() else { return };
+    let Some(with) = RankLibraries::new() else { return };
     let flags = ["--quant", "q4f16"];
     let one = with.build(&books(), "one.so", &flags);
     let two = with.build(&books(), "two.so", &[&flags[..], &["--tensor-parallel", "2"]].concat());
@@ -142,7 +142,7 @@ fn a_token_of_two_gpus_is_one_graph() {
 /// Several sequences in a step, whose graphs are recorded by all.
 #[test]
 fn sequences_of_two_gpus_are_decoded_together() {
-    let Some(with) = Libraries::new() else { return };
+    let Some(with) = RankLibraries::new() else { return };
     let flags = ["--quant", "f32", "--chunk", "16", "--max-batch", "3", "--tensor-parallel", "2"];
     let two = with.build(&case("llama3-gqa-tied"), "two.so", &flags);
     let arguments =
@@ -154,7 +154,7 @@ fn sequences_of_two_gpus_are_decoded_together() {
 
 #[test]
 fn what_ranks_on_gpus_lack_is_named() {
-    let Some(with) = Libraries::new() else { return };
+    let Some(with) = RankLibraries::new() else { return };
     let two = with.build(&case("rwkv4-hf"), "two.so", &["--quant", "f32", "--tensor-parallel", "2"]);
     let told = |outputs: &[Output], parts: &[&str]| {
         let all: Vec<String> = outputs.iter().map(stderr).collect();
@@ -182,7 +182,7 @@ fn what_ranks_on_gpus_lack_is_named() {
 /// NCCL waits for a lost process forever; the others do not.
 #[test]
 fn a_gpu_that_is_lost_ends_all() {
-    let Some(with) = Libraries::new() else { return };
+    let Some(with) = RankLibraries::new() else { return };
     let two = with.build(&case("rwkv4-hf"), "two.so", &["--quant", "f32", "--tensor-parallel", "2"]);
     let golden = case("rwkv4-hf").join("golden.json");
     let arguments = ["verify", two.to_str().unwrap(), "--golden", golden.to_str().unwrap()];
@@ -202,7 +202,7 @@ fn a_gpu_that_is_lost_ends_all() {
 
 #[test]
 fn ranks_on_gpus_are_in_the_report() {
-    let Some(with) = Libraries::new() else { return };
+    let Some(with) = RankLibraries::new() else { return };
     let flags = ["--quant", "f32", "--tensor-parallel", "2"];
     let two = with.build(&case("llama3-gqa-tied"), "two.so", &flags);
     let one = with.build(&case("llama3-gqa-tied"), "one.so", &flags[..2]);

@@ -35,19 +35,19 @@ pub fn library(folder: &Path, name: &str, version: u32) -> Option<PathBuf> {
 }
 
 /// Processes that were started together, each with this command line.
-pub struct Group {
+pub struct LaunchedGroup {
     pub folder: TempDir,
     pub children: Vec<Child>,
 }
 
-impl Group {
-    fn start(count: usize, plugin: &Path, arguments: &[&str], fault: Option<&str>) -> Group {
-        Group::start_each(plugin, &vec![arguments; count], fault)
+impl LaunchedGroup {
+    fn start(count: usize, plugin: &Path, arguments: &[&str], fault: Option<&str>) -> LaunchedGroup {
+        LaunchedGroup::start_each(plugin, &vec![arguments; count], fault)
     }
 
     /// Each with a command line of its own.
-    fn start_each(plugin: &Path, arguments: &[&[&str]], fault: Option<&str>) -> Group {
-        Group::start_with(plugin, arguments, fault, &|_| Vec::new())
+    fn start_each(plugin: &Path, arguments: &[&[&str]], fault: Option<&str>) -> LaunchedGroup {
+        LaunchedGroup::start_with(plugin, arguments, fault, &|_| Vec::new())
     }
 
     /// And with more variables.
@@ -56,16 +56,16 @@ impl Group {
         arguments: &[&[&str]],
         fault: Option<&str>,
         variables: &dyn Fn(usize) -> Vec<(String, String)>,
-    ) -> Group {
+    ) -> LaunchedGroup {
         let command = |rank: usize| {
             let mut command = program();
             command.args(arguments[rank]).envs(variables(rank));
             command
         };
-        Group::start_commands(plugin, (0..arguments.len()).map(command).collect(), fault)
+        LaunchedGroup::start_commands(plugin, (0..arguments.len()).map(command).collect(), fault)
     }
 
-    pub fn start_commands(plugin: &Path, mut commands: Vec<Command>, fault: Option<&str>) -> Group {
+    pub fn start_commands(plugin: &Path, mut commands: Vec<Command>, fault: Option<&str>) -> LaunchedGroup {
         let (folder, count) = (tempfile::tempdir().unwrap(), commands.len());
         let start = |(rank, command): (usize, &mut Command)| {
             command.env("MLCC_MPI", plugin);
@@ -80,7 +80,7 @@ impl Group {
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         };
         let children = commands.iter_mut().enumerate().map(start).collect();
-        Group { folder, children }
+        LaunchedGroup { folder, children }
     }
 
     pub fn log(&self, rank: usize) -> String {
@@ -146,7 +146,7 @@ fn processes_write_the_text_of_one() {
     let flags = ["-q", "-p", "The sea was", "-n", "12", "--greedy", "-t", "1"];
     let one = text(mlcc().arg("run").arg(artifact()).args(flags));
     let arguments: Vec<&str> = ["run", split.to_str().unwrap()].into_iter().chain(flags).collect();
-    let (outputs, logs) = Group::start(2, &plugin, &arguments, None).wait();
+    let (outputs, logs) = LaunchedGroup::start(2, &plugin, &arguments, None).wait();
     for (rank, output) in outputs.iter().enumerate() {
         assert!(output.status.success(), "rank {rank}: {}\n{:#?}", stderr(output), logs[rank]);
     }
@@ -188,7 +188,7 @@ fn processes_replay_a_golden() {
         build(&model, &split, &["--quant", "f32", "--tensor-parallel", "2", "--tp-mode", mode]);
         let [file, golden] = [&split, &golden].map(|path| path.to_str().unwrap());
         let arguments = ["verify", file, "--golden", golden, "-t", "1"];
-        let (outputs, logs) = Group::start(2, &plugin, &arguments, None).wait();
+        let (outputs, logs) = LaunchedGroup::start(2, &plugin, &arguments, None).wait();
         assert!(outputs[0].status.success(), "{mode}: {}{}", stdout(&outputs[0]), stderr(&outputs[0]));
         assert!(outputs[1].status.success(), "{mode}: {}", stderr(&outputs[1]));
         // No ping comes between those of a step.
@@ -214,7 +214,7 @@ fn processes_that_go_wrong_end_together() {
         ("short:1:9", "the library that carries messages has failed"),
         ("stale:1:9", "the library that carries messages has failed"),
     ] {
-        let mut group = Group::start(2, &plugin, &arguments, Some(fault));
+        let mut group = LaunchedGroup::start(2, &plugin, &arguments, Some(fault));
         let first = group.children.remove(0).wait_with_output().unwrap();
         let other = group.children.pop().unwrap();
         let other_id = other.id();
@@ -249,7 +249,7 @@ fn a_rank_that_is_killed_ends_all() {
     let arguments = ["verify", file, "--golden", golden, "-t", "1"];
     for number in [0, 1, 5, 40, 90] {
         // It stands still in this exchange until it is killed.
-        let mut group = Group::start(2, &plugin, &arguments, Some(&format!("drop:1:{number}")));
+        let mut group = LaunchedGroup::start(2, &plugin, &arguments, Some(&format!("drop:1:{number}")));
         group.wait_for(1, number + 1);
         let mut other = group.children.pop().unwrap();
         other.kill().unwrap();
@@ -276,7 +276,7 @@ fn ranks_of_other_artifacts_are_named() {
         (file("2.so", &["2"]), file("o.so", &["2", "--chunk", "8"]), file("3.so", &["3"]));
     let run = |files: [&str; 2]| {
         let arguments = files.map(|file| ["run", file, "-q", "-p", "x", "-n", "1", "-t", "1"]);
-        let (outputs, _) = Group::start_each(&plugin, &[&arguments[0], &arguments[1]], None).wait();
+        let (outputs, _) = LaunchedGroup::start_each(&plugin, &[&arguments[0], &arguments[1]], None).wait();
         for output in &outputs {
             assert_eq!(output.status.code(), Some(1), "{}", stderr(output));
         }
@@ -313,7 +313,8 @@ fn ranks_of_other_versions_are_named() {
             1 => vec![("TEST_GREETING".to_owned(), greeting.to_owned())],
             _ => Vec::new(),
         };
-        let (outputs, logs) = Group::start_with(&plugin, &[&arguments[..]; 2], None, &variables).wait();
+        let (outputs, logs) =
+            LaunchedGroup::start_with(&plugin, &[&arguments[..]; 2], None, &variables).wait();
         for (output, log) in outputs.iter().zip(&logs) {
             let told = stderr(output);
             assert_eq!((output.status.code(), stdout(output).as_str()), (Some(1), ""), "{told}");

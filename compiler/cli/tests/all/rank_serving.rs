@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::http::Client;
+use crate::http::TestClient;
 use crate::program::{books, failure, json, mlcc};
-use crate::rank_processes::{Group, plugin, stderr};
+use crate::rank_processes::{LaunchedGroup, plugin, stderr};
 
 pub fn split() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
@@ -24,31 +24,31 @@ pub fn split() -> &'static Path {
     })
 }
 
-fn start(plugin: &Path, flags: &[&str]) -> Group {
+fn start(plugin: &Path, flags: &[&str]) -> LaunchedGroup {
     let first = ["serve", split().to_str().unwrap(), "--port", "0", "--json", "-t", "1"];
     let arguments = [&first[..], flags].concat();
-    Group::start_with(plugin, &[&arguments[..]; 2], None, &|_| Vec::new())
+    LaunchedGroup::start_with(plugin, &[&arguments[..]; 2], None, &|_| Vec::new())
 }
 
 /// Two processes that serve, and where.
-fn serve(plugin: &Path, flags: &[&str]) -> (Group, Client) {
+fn serve(plugin: &Path, flags: &[&str]) -> (LaunchedGroup, TestClient) {
     let mut group = start(plugin, flags);
     let client = ready(&mut group);
     (group, client)
 }
 
 /// Where they serve, once they do.
-pub fn ready(group: &mut Group) -> Client {
+pub fn ready(group: &mut LaunchedGroup) -> TestClient {
     let mut line = String::new();
     let mut stdout = BufReader::new(group.children[0].stdout.take().unwrap());
     stdout.read_line(&mut line).unwrap();
     group.children[0].stdout = Some(stdout.into_inner());
     let ready: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line:?}"));
     let address = ready["url"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
-    Client { address }
+    TestClient { address }
 }
 
-pub fn signal(group: &Group, name: &str, ranks: &[usize]) {
+pub fn signal(group: &LaunchedGroup, name: &str, ranks: &[usize]) {
     for &rank in ranks {
         let id = group.children[rank].id().to_string();
         assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
@@ -56,7 +56,7 @@ pub fn signal(group: &Group, name: &str, ranks: &[usize]) {
 }
 
 /// A text that goes on, of which there is a piece.
-pub fn begin(client: &Client, tokens: u64) -> (impl BufRead + use<>, String) {
+pub fn begin(client: &TestClient, tokens: u64) -> (impl BufRead + use<>, String) {
     let body =
         serde_json::json!({"prompt": "The sea", "max_tokens": tokens, "stream": true, "ignore_eos": true});
     let mut stream = client.open("POST", "/v1/completions", "", &body.to_string());

@@ -6,16 +6,18 @@ use std::path::{Path, PathBuf};
 use crate::cases::{artifact, assert_close, backends, find, golden, ids, load, program, scheme};
 use crate::interpreters::memory_of_rank;
 use crate::together::{self, F32};
-use mlcc_driver::build::{Backend, BuildOptions, Source};
-use mlcc_driver::stored::{MovedWeights, StoredGraph};
-use mlcc_interp::kernel::Options as RunOptions;
-use mlcc_interp::steps::{Call, Rank, Schedule, StepError, run_ranks, run_ranks_interleaved};
+use mlcc_driver::build::{Backend, BuildOptions, BuildSource};
+use mlcc_driver::stored::{PerturbedWeights, StoredGraph};
+use mlcc_interp::kernel::ExecutionOptions as RunOptions;
+use mlcc_interp::steps::{
+    RankCall, RankMemory, StepRunError, WorkerSchedule, run_ranks, run_ranks_interleaved,
+};
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::step::{Base, Step, StepItem};
+use mlcc_ir::step::{MemoryBase, StepItem, StepProgram};
 use mlcc_ir::text::{parse_module, print_module};
 use mlcc_passes::text::{parse_program, print_program};
-use mlcc_passes::{Program, TpMode};
-use mlcc_runtime::{Error, LoadOptions, Model, Workers};
+use mlcc_passes::{LoweredProgram, TpMode};
+use mlcc_runtime::{Error, LoadOptions, Model, WorkerThreads};
 use serde_json::json;
 
 /// Key heads that are fewer than ranks, experts, states that are matrices, heads that share what writes to the state, convolutions, a
@@ -42,21 +44,21 @@ fn first_backend() -> Backend {
 }
 
 /// Memory of each rank: its own weights, fresh states, scratch.
-fn fresh(program: &Program, source: &Source) -> Vec<Rank> {
-    let memory = |rank| Rank { memory: memory_of_rank(program, source, rank), sequences: Vec::new() };
+fn fresh(program: &LoweredProgram, source: &BuildSource) -> Vec<RankMemory> {
+    let memory = |rank| RankMemory { memory: memory_of_rank(program, source, rank), sequences: Vec::new() };
     (0..program.module.ranks()).map(memory).collect()
 }
 
-fn step<'p>(program: &'p Program, name: &str) -> &'p Step {
+fn step<'p>(program: &'p LoweredProgram, name: &str) -> &'p StepProgram {
     program.levels[0].steps.iter().find(|s| s.name == name).unwrap()
 }
 
 /// Logits of every rank after a prompt and a token.
 fn logits(
-    program: &Program,
-    source: &Source,
+    program: &LoweredProgram,
+    source: &BuildSource,
     ids: &[i32],
-    run: impl Fn(&Step, &mut [Rank], Call) -> Result<(), StepError>,
+    run: impl Fn(&StepProgram, &mut [RankMemory], RankCall) -> Result<(), StepRunError>,
 ) -> Vec<Vec<u8>> {
     let mut ranks = fresh(program, source);
     let vocab = source.model.config.architecture.vocab();
@@ -64,17 +66,18 @@ fn logits(
     let mut past = 0;
     for (entry, ids) in [("prefill", first), ("decode", &[*last][..])] {
         for rank in &mut ranks {
-            *rank.memory.block(Base::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-            *rank.memory.block(Base::Logits) = vec![0; 4 * vocab];
+            *rank.memory.block(MemoryBase::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+            *rank.memory.block(MemoryBase::Logits) = vec![0; 4 * vocab];
         }
         let sizes = SymValues { past, ..SymValues::tokens(ids.len() as i64) };
-        run(step(program, entry), &mut ranks, Call::One(sizes)).unwrap_or_else(|e| panic!("{entry}: {e}"));
+        run(step(program, entry), &mut ranks, RankCall::One(sizes))
+            .unwrap_or_else(|e| panic!("{entry}: {e}"));
         past += ids.len() as i64;
     }
-    ranks.iter_mut().map(|rank| rank.memory.block(Base::Logits).clone()).collect()
+    ranks.iter_mut().map(|rank| rank.memory.block(MemoryBase::Logits).clone()).collect()
 }
 
-fn lowered(case: &str, quant: &str, ranks: usize) -> Option<(Program, Source)> {
+fn lowered(case: &str, quant: &str, ranks: usize) -> Option<(LoweredProgram, BuildSource)> {
     let mut options = options(&find(case)?, quant, Backend::default(), ranks);
     options.target = "x86-64-v3".into();
     Some(program(&options, None))
@@ -87,7 +90,7 @@ fn kernels_of_ranks_give_what_one_gives() {
     {
         let Some((one, source)) = lowered(case, quant, 1) else { continue };
         let prompt = ids(&golden(case).prompts[1])[..3].to_vec();
-        let in_order = |program: &Program| {
+        let in_order = |program: &LoweredProgram| {
             let kernels = &program.levels[0].lowered.kernels;
             logits(program, &source, &prompt, |step, ranks, call| {
                 run_ranks(&vec![step; ranks.len()], kernels, ranks, call, &RunOptions::workers(2))
@@ -99,7 +102,7 @@ fn kernels_of_ranks_give_what_one_gives() {
         assert!(found[0] == found[1], "{case} in {quant}: the ranks have different logits");
         same(&format!("kernels of {case} in {quant}"), case, &floats(&wanted), &floats(&found[0]));
         let kernels = &split.levels[0].lowered.kernels;
-        for schedule in Schedule::all(3).into_iter().step_by(3) {
+        for schedule in WorkerSchedule::all(3).into_iter().step_by(3) {
             let apart = logits(&split, &source, &prompt, |step, ranks, call| {
                 run_ranks_interleaved(step, kernels, ranks, call, &schedule)
             });
@@ -125,7 +128,7 @@ fn exchanges_need_their_barriers() {
     let Some((split, source)) = lowered("llama3-gqa-tied", "f32", 2) else { return };
     let prompt = ids(&golden("llama3-gqa-tied").prompts[1])[..3].to_vec();
     let kernels = &split.levels[0].lowered.kernels;
-    let schedule = Schedule::all(2)[0];
+    let schedule = WorkerSchedule::all(2)[0];
     let run = |missing: Option<isize>| {
         logits(&split, &source, &prompt, |step, ranks, call| {
             let mut step = step.clone();
@@ -148,18 +151,18 @@ fn ranks_that_differ_are_named() {
     let Some((split, source)) = lowered("rwkv4-hf", "f32", 2) else { return };
     let kernels = &split.levels[0].lowered.kernels;
     let decode = step(&split, "decode");
-    let run = |other: &Step, count: usize| {
+    let run = |other: &StepProgram, count: usize| {
         let mut ranks = fresh(&split, &source);
         for rank in &mut ranks {
-            *rank.memory.block(Base::Tokens) = 1_i32.to_le_bytes().to_vec();
-            *rank.memory.block(Base::Logits) = vec![0; 4 * source.model.config.architecture.vocab()];
+            *rank.memory.block(MemoryBase::Tokens) = 1_i32.to_le_bytes().to_vec();
+            *rank.memory.block(MemoryBase::Logits) = vec![0; 4 * source.model.config.architecture.vocab()];
         }
-        let call = Call::One(SymValues::tokens(1));
+        let call = RankCall::One(SymValues::tokens(1));
         let steps = [decode, other];
         run_ranks(&steps[..count], kernels, &mut ranks[..count], call, &RunOptions::workers(1))
     };
     run(decode, 2).unwrap();
-    assert!(matches!(run(decode, 1), Err(StepError::Alone { ranks: 2 })));
+    assert!(matches!(run(decode, 1), Err(StepRunError::Alone { ranks: 2 })));
     let mut short = decode.clone();
     let last = short.items.iter().rposition(|i| matches!(i, StepItem::Exchange(_))).unwrap();
     short.items.truncate(last);
@@ -200,13 +203,13 @@ fn sums_over_ranks_are_close_to_one() {
         };
         let prompt = ids(&golden(case).prompts[1])[..3].to_vec();
         let ((one, source), (split, _)) = (program(&of(1), None), program(&of(2), None));
-        let apart = |program: &Program, schedule: &Schedule| {
+        let apart = |program: &LoweredProgram, schedule: &WorkerSchedule| {
             let kernels = &program.levels[0].lowered.kernels;
             logits(program, &source, &prompt, |step, ranks, call| {
                 run_ranks_interleaved(step, kernels, ranks, call, schedule)
             })
         };
-        let schedules = Schedule::all(2);
+        let schedules = WorkerSchedule::all(2);
         let (first, last) = (schedules[0], schedules[schedules.len() - 1]);
         let found = apart(&split, &first);
         assert!(found[0] == found[1] && apart(&split, &last) == found, "{case}: ranks or schedules differ");
@@ -252,12 +255,12 @@ fn codes_of_ranks_give_what_floats_give() {
         let exchanges = |item: &&StepItem| matches!(item, StepItem::Exchange(_));
         let count = step(&program, "prefill").items.iter().filter(exchanges).count();
         let kernels = &program.levels[0].lowered.kernels;
-        let apart = |schedule: &Schedule| {
+        let apart = |schedule: &WorkerSchedule| {
             logits(&program, &source, &prompt[..6], |step, ranks, call| {
                 run_ranks_interleaved(step, kernels, ranks, call, schedule)
             })
         };
-        let schedules = Schedule::all(2);
+        let schedules = WorkerSchedule::all(2);
         let (found, last) = (apart(&schedules[0]), apart(&schedules[schedules.len() - 1]));
         assert!(found == last && found[0] == found[1], "{mode:?}: ranks or schedules differ");
         (count, found)
@@ -361,7 +364,7 @@ fn an_artifact_has_the_weights_of_each_rank() {
     assert_eq!(split.plan().ranks, 2);
     let prompt = ids(&golden(case).prompts[1])[..5].to_vec();
     let of =
-        |model: &Model| StoredGraph::open(model).unwrap().logits(&prompt, MovedWeights::Unmoved).unwrap();
+        |model: &Model| StoredGraph::open(model).unwrap().logits(&prompt, PerturbedWeights::Unmoved).unwrap();
     assert!(bits(&[of(&one)]) == bits(&[of(&split)]), "the graphs have other bits");
 }
 
@@ -386,29 +389,29 @@ fn states_of_ranks_are_saved_and_loaded() {
 fn too_few_workers_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let Some(split) = built("rwkv4-hf", "f32", first_backend(), 2, folder.path()) else { return };
-    let workers = Workers::new(&LoadOptions { threads: Some(1), ..LoadOptions::default() }).unwrap();
+    let workers = WorkerThreads::new(&LoadOptions { threads: Some(1), ..LoadOptions::default() }).unwrap();
     let options = LoadOptions { workers: Some(workers), ..LoadOptions::default() };
     let error = Model::load(&split, &options).err().unwrap();
     assert!(matches!(error, Error::RankWorkers { ranks: 2, workers: 1, .. }), "{error}");
 }
 
 /// Something that is asked for beside ranks.
-type Change = dyn Fn(&mut BuildOptions);
+type ModelChange = dyn Fn(&mut BuildOptions);
 
 /// What does not go with ranks is refused by name, and what does not divide with the numbers that do.
 #[test]
 fn what_does_not_go_with_ranks_is_named() {
     let Some(dir) = find("llama3-gqa-tied") else { return };
-    let refused = |change: &Change| {
+    let refused = |change: &ModelChange| {
         let mut options = options(&dir, "f32", first_backend(), 2);
         change(&mut options);
-        let mut hooks = mlcc_driver::build::Hooks {
+        let mut hooks = mlcc_driver::build::BuildHooks {
             event: &mut |_| {},
             cancel: &std::sync::atomic::AtomicBool::new(false),
         };
         mlcc_driver::build::build(&options, &mut hooks).err().map(|e| e.to_string()).unwrap_or_default()
     };
-    let changes: [(&Change, &str); 3] = [
+    let changes: [(&ModelChange, &str); 3] = [
         (&|o| o.split_weights = true, "--split-weights"),
         (&|o| o.debug_taps = true, "--debug-taps"),
         (&|o| o.disabled_passes = vec!["shard".into()], "--disable-pass shard"),

@@ -7,7 +7,7 @@ use crate::cases::{
     argmax, artifact, backends, build_options, distance, feed, find, golden, ids, load, scheme,
 };
 use mlcc_driver::build::BuildOptions;
-use mlcc_runtime::{Model, Rows, Want};
+use mlcc_runtime::{Model, OutputRows, SessionInput};
 
 const BATCH: u32 = 4;
 /// Several blocks of keys, and no multiple of anything.
@@ -36,7 +36,7 @@ fn text(case: &str) -> Vec<i32> {
 }
 
 /// Gives the logits of the last token of a text.
-type Feeding = fn(&Model, &[i32]) -> Vec<f32>;
+type FeedingOrder = fn(&Model, &[i32]) -> Vec<f32>;
 
 fn pieces(model: &Model, text: &[i32], size: usize) -> Vec<f32> {
     feed(&mut model.session().unwrap(), text, size)
@@ -67,9 +67,9 @@ fn in_ragged_steps(model: &Model, text: &[i32], pieces: [usize; 6]) -> Vec<f32> 
         let piece = pieces[number % 6].min(text.len() - done);
         let [a, b, c] = &mut sessions[..] else { unreachable!() };
         let mut rows = vec![
-            Rows { session: a, tokens: &text[..1 + number % 4], want: Want::Nothing },
-            Rows::of(b, &text[done..done + piece]),
-            Rows::of(c, &text[number..number + 1]),
+            SessionInput { session: a, tokens: &text[..1 + number % 4], want: OutputRows::Nothing },
+            SessionInput::of(b, &text[done..done + piece]),
+            SessionInput::of(c, &text[number..number + 1]),
         ];
         rows.rotate_left(number % 3);
         batch.step(&mut rows).unwrap();
@@ -79,7 +79,7 @@ fn in_ragged_steps(model: &Model, text: &[i32], pieces: [usize; 6]) -> Vec<f32> 
     sessions[1].logits().to_vec()
 }
 
-const FEEDINGS: [(&str, Feeding); 9] = [
+const FEEDINGS: [(&str, FeedingOrder); 9] = [
     ("at once", |model, text| pieces(model, text, text.len())),
     ("pieces of 1", |model, text| pieces(model, text, 1)),
     ("pieces of 3", |model, text| pieces(model, text, 3)),
@@ -129,7 +129,7 @@ fn differing_in(case: &str, quant: &str, batch_invariant: bool) -> Option<Vec<(&
 }
 
 /// A line of the table: whether the bits are those of the text at once, for models of attention and dense products.
-pub struct Promise {
+pub struct BitsPromise {
     pub schemes: &'static [&'static str],
     /// In pieces of several tokens and in steps, then token by token, where nothing is asked of the build.
     pub usual: [bool; 2],
@@ -137,13 +137,13 @@ pub struct Promise {
     pub batch_invariant: bool,
 }
 
-pub const PROMISES: [Promise; 2] = [
-    Promise { schemes: &["q4i8", "q8i8"], usual: [true, false], batch_invariant: true },
-    Promise { schemes: &["f16", "f32"], usual: [false, false], batch_invariant: true },
+pub const PROMISES: [BitsPromise; 2] = [
+    BitsPromise { schemes: &["q4i8", "q8i8"], usual: [true, false], batch_invariant: true },
+    BitsPromise { schemes: &["f16", "f32"], usual: [false, false], batch_invariant: true },
 ];
 
 /// Every cell of a line, for every scheme of it.
-fn is_as_promised(promise: &Promise) {
+fn is_as_promised(promise: &BitsPromise) {
     for quant in promise.schemes {
         let Some(found) = differing_in("llama3-gqa-tied", quant, false) else { return };
         let same = [true, false].map(|several| found.iter().all(|(name, _)| of_several(name) != several));

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::program::{fails_with, failure, json, mlcc, text};
-use crate::server::{Answer, Server, artifact};
+use crate::server::{ServerProcess, TestResponse, artifact};
 use serde_json::{Value, json};
 
 const PROMPT: &str = "It was a dark and";
@@ -31,7 +31,7 @@ fn text_of(choice: &Value) -> String {
 
 #[test]
 fn texts_are_those_of_run_whatever_runs_beside_them() {
-    let server = Server::start(&["--sequences", "3"]);
+    let server = ServerProcess::start(&["--sequences", "3"]);
     assert_eq!((&server.ready["sequences"], &server.ready["model"]), (&json!(3), &json!("books")));
     let prompts = [PROMPT, "The old man said that", "She", "It was a dark and"];
     let found: Vec<String> = std::thread::scope(|scope| {
@@ -68,7 +68,7 @@ fn texts_are_those_of_run_whatever_runs_beside_them() {
 
 #[test]
 fn chats_stream_and_go_on_where_they_were() {
-    let server = Server::start(&["--template", "chatml"]);
+    let server = ServerProcess::start(&["--template", "chatml"]);
     let mut messages = vec![json!({"role": "user", "content": "Who goes there?"})];
     let request = json!({"model": "books", "messages": messages, "max_tokens": 12, "user": "u",
         "stream": true, "stream_options": {"include_usage": true}});
@@ -107,7 +107,7 @@ fn chats_stream_and_go_on_where_they_were() {
 
 #[test]
 fn logprobs_echo_biases_and_stops() {
-    let server = Server::start(&["--template", "plain"]);
+    let server = ServerProcess::start(&["--template", "plain"]);
     let ids = server.ask("/tokenize", &json!({"content": PROMPT}))["tokens"].clone();
     assert_eq!(server.ask("/v1/detokenize", &json!({"tokens": ids}))["content"], PROMPT);
     let count = ids.as_array().unwrap().len();
@@ -156,7 +156,7 @@ fn logprobs_echo_biases_and_stops() {
 
 #[test]
 fn the_server_tells_of_itself() {
-    let server = Server::start(&["--sequences", "2"]);
+    let server = ServerProcess::start(&["--sequences", "2"]);
     server.ask("/v1/completions", &completion(PROMPT, 4, 1));
     let get = |path: &str| {
         let answer = server.get(path);
@@ -187,7 +187,7 @@ fn the_server_tells_of_itself() {
 
 #[test]
 fn mistakes_are_named() {
-    let server = Server::start(&[
+    let server = ServerProcess::start(&[
         "--template",
         "chatml",
         "--body-limit",
@@ -272,7 +272,7 @@ fn mistakes_are_named() {
     let image = server.post(chat, &message(json!([{"type": "image_url"}])));
     assert!(image.body.contains("image_url"), "{}", image.body);
     for raw in ["{\"prompt\": \"a\"", "", "\u{0}", "{\"prompt\": \"\\ud800\"}"] {
-        let answer = Answer::read(server.open("POST", text, "", raw));
+        let answer = TestResponse::read(server.open("POST", text, "", raw));
         assert_eq!(answer.error().1, "invalid_json", "{raw}");
     }
     // Accepted though it means nothing here.
@@ -283,7 +283,7 @@ fn mistakes_are_named() {
 }
 
 /// A request that goes on for long; the connection after the first piece of its text.
-fn long_text(server: &Server) -> std::io::BufReader<TcpStream> {
+fn long_text(server: &ServerProcess) -> std::io::BufReader<TcpStream> {
     let body = json!({"prompt": PROMPT, "max_tokens": 1_000_000, "stream": true, "ignore_eos": true});
     let mut stream = server.open("POST", "/v1/completions", "", &body.to_string());
     let mut line = String::new();
@@ -305,7 +305,7 @@ fn until(mut done: impl FnMut() -> bool) {
 
 #[test]
 fn a_full_queue_says_so_and_a_reader_who_goes_makes_room() {
-    let server = Server::start(&["--sequences", "1", "--max-queue", "0"]);
+    let server = ServerProcess::start(&["--sequences", "1", "--max-queue", "0"]);
     let running = long_text(&server);
     let refused = server.post("/v1/completions", &completion(PROMPT, 1, 1));
     assert_eq!(refused.error(), (429, "queue_full".into(), "-".into()));
@@ -326,7 +326,7 @@ fn a_full_queue_says_so_and_a_reader_who_goes_makes_room() {
 
 #[test]
 fn sigterm_lets_texts_end() {
-    let mut server = Server::start(&["--drain-timeout", "600"]);
+    let mut server = ServerProcess::start(&["--drain-timeout", "600"]);
     let body = json!({"prompt": PROMPT, "max_tokens": 300, "stream": true, "ignore_eos": true});
     let mut stream = server.open("POST", "/v1/completions", "", &body.to_string());
     let mut text = String::new();
@@ -341,7 +341,7 @@ fn sigterm_lets_texts_end() {
 
 #[test]
 fn sigterm_ends_texts_when_there_is_no_more_time() {
-    let mut server = Server::start(&["--drain-timeout", "0"]);
+    let mut server = ServerProcess::start(&["--drain-timeout", "0"]);
     let mut stream = long_text(&server);
     server.signal("-TERM");
     let mut text = String::new();
@@ -357,13 +357,13 @@ fn a_second_server_knows_what_the_first_has_read() {
     let prompt =
         format!("{PROMPT} stormy night; the rain fell in torrents, and the wind swept up the streets. ")
             .repeat(2);
-    let start = || Server::start(&["--cache-dir", cache.to_str().unwrap(), "--sequences", "2"]);
-    let ask = |server: &Server| {
+    let start = || ServerProcess::start(&["--cache-dir", cache.to_str().unwrap(), "--sequences", "2"]);
+    let ask = |server: &ServerProcess| {
         let answer = server.ask("/v1/completions", &completion(&prompt, 12, 3));
         let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
         (text_of(&answer["choices"][0]), cached, answer["usage"]["prompt_tokens"].as_u64().unwrap())
     };
-    let stop = |mut server: Server| {
+    let stop = |mut server: ServerProcess| {
         server.signal("-TERM");
         assert_eq!(server.wait().code(), Some(0));
     };
@@ -402,8 +402,8 @@ fn a_second_server_knows_what_the_first_has_read() {
 
 #[test]
 fn keys_are_asked_for() {
-    let server = Server::start(&["--api-key", "s3cret"]);
-    let get = |headers: &str| Answer::read(server.open("GET", "/v1/models", headers, ""));
+    let server = ServerProcess::start(&["--api-key", "s3cret"]);
+    let get = |headers: &str| TestResponse::read(server.open("GET", "/v1/models", headers, ""));
     for wrong in
         ["", "Authorization: Bearer s3creT\r\n", "Authorization: s3cret\r\n", "Authorization: Bearer \r\n"]
     {
@@ -429,7 +429,7 @@ fn what_cannot_be_served_is_refused_at_the_start() {
         "--memory less 320.0 MiB for requests and other models is 2.0 MiB",
     ];
     fails_with(&mut serve(&["--memory", "322MiB", "--sequences", "8", "--port", "0"]), &sum);
-    let server = Server::start(&[]);
+    let server = ServerProcess::start(&[]);
     let port = server.address.rsplit(':').next().unwrap();
     fails_with(&mut serve(&["--port", port]), &["cannot listen on 127.0.0.1", "--port"]);
     let message = failure(&mut serve(&["--template", "no-such-template", "--port", "0"]), 2);
@@ -453,7 +453,7 @@ fn inspect_tells_the_memory_that_a_server_asks_for() {
             0 < number(&found, "weights_bytes") && number(&found, "weights_bytes") < need && need < limit
         );
         let (enough, less) = (need.to_string(), (need - 1).to_string());
-        Server::start(&[more, &["--memory", &enough]].concat());
+        ServerProcess::start(&[more, &["--memory", &enough]].concat());
         let mut serve = mlcc();
         serve.arg("serve").arg(artifact()).args(more).args(["--memory", &less, "--port", "0", "-t", "1"]);
         fails_with(&mut serve, &["--memory"]);
@@ -497,11 +497,11 @@ fn what_flags_name_is_there_when_the_server_starts() {
     let models = folder.path().join("models");
     let [keys, models] = [&keys, &models].map(|path| path.to_str().unwrap());
     let server =
-        Server::start(&["--api-key-file", keys, "--models", models, "--allowed-host", "chat.example"]);
+        ServerProcess::start(&["--api-key-file", keys, "--models", models, "--allowed-host", "chat.example"]);
     assert_eq!(server.get("/v1/models").status, 401);
     let ask = |path: &str, key: &str, body: &str| {
         let method = if body.is_empty() { "GET" } else { "POST" };
-        Answer::read(server.open(method, path, &format!("Authorization: Bearer {key}\r\n"), body))
+        TestResponse::read(server.open(method, path, &format!("Authorization: Bearer {key}\r\n"), body))
     };
     assert_eq!((ask("/v1/models", "one", "").status, ask("/v1/models", "two", "").status), (200, 200));
     assert_eq!(ask("/v1/models", "three", "").status, 401);

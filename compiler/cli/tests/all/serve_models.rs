@@ -5,7 +5,7 @@ use std::io::{BufRead, Read};
 use serde_json::{Value, json};
 
 use crate::program::{books, case, copy_of, failure, mlcc};
-use crate::server::{Server, artifact};
+use crate::server::{ServerProcess, artifact};
 
 fn completion(model: &str) -> Value {
     json!({"model": model, "prompt": "It was a dark and", "max_tokens": 8, "temperature": 0})
@@ -19,7 +19,7 @@ fn several_artifacts_share_workers_and_are_swapped() {
     std::fs::write(file("second.so"), &whole).unwrap();
     std::fs::write(file("broken.so"), &whole[..whole.len() / 2]).unwrap();
     let models = folder.path().to_str().unwrap();
-    let server = Server::of(
+    let server = ServerProcess::of(
         &[artifact(), &file("second.so")],
         &["--alias", "books", "-t", "2", "--models", models, "--sequences", "2"],
     );
@@ -74,7 +74,7 @@ fn an_artifact_without_a_tokenizer_stops_no_other() {
         .assert()
         .success();
     for order in [[&bare, artifact()], [artifact(), &bare]] {
-        let server = Server::of(&order, &["-t", "1"]);
+        let server = ServerProcess::of(&order, &["-t", "1"]);
         assert_eq!(server.ready["models"].as_array().unwrap().len(), 1);
         let answer = server.ask("/v1/completions", &json!({"prompt": "She", "max_tokens": 2}));
         assert_eq!(answer["usage"]["completion_tokens"], 2, "{answer}");

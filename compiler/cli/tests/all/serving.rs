@@ -11,14 +11,15 @@ use std::time::Duration;
 
 use crate::cases::{CHUNK, artifact, backends, find, load, options, workspace};
 use mlcc_engine::serving::{
-    Engine, EngineOptions, Event, Extras, Handle, ModelStep, PrefixFiles, TextRequest,
+    CompiledModelRunner, DiskCacheOptions, Engine, EngineExtras, EngineOptions, EngineRequest, RequestHandle,
+    SequenceEvent,
 };
-use mlcc_engine::speculate::{DraftModel, MakeDrafter, Ngrams};
+use mlcc_engine::speculate::{DraftModel, MakeDrafter, NgramDrafter};
 use mlcc_engine::{
-    Generator, LanguageModel, Request, SamplingParams, TokenId, Tokenizer, is_batch_invariant,
+    GenerationRequest, LanguageModel, SamplingParams, TextGenerator, TokenId, Tokenizer, is_batch_invariant,
 };
 use mlcc_runtime::{LoadOptions, Model};
-use mlcc_serve::{Ready, ServeOptions, Served};
+use mlcc_serve::{ModelSetup, ReadyModel, ServeOptions};
 
 /// Vectors as states, matrices as states, caches with few key heads.
 const CASES: [&str; 3] = [ALWAYS_EQUAL, "rwkv5-hf", "llama3-gqa-tied"];
@@ -27,9 +28,9 @@ const CASES: [&str; 3] = [ALWAYS_EQUAL, "rwkv5-hf", "llama3-gqa-tied"];
 const ALWAYS_EQUAL: &str = "rwkv4-hf-odd";
 
 /// Numbers without a pattern, the same in each run.
-struct Numbers(u64);
+struct LogitNumbers(u64);
 
-impl Numbers {
+impl LogitNumbers {
     fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % limit
@@ -37,36 +38,38 @@ impl Numbers {
 }
 
 /// Prompts of all lengths, of which some begin alike.
-fn request(numbers: &mut Numbers, vocab: usize, seed: u64) -> TextRequest {
-    let mut shared = Numbers(numbers.below(3) as u64);
+fn request(numbers: &mut LogitNumbers, vocab: usize, seed: u64) -> EngineRequest {
+    let mut shared = LogitNumbers(numbers.below(3) as u64);
     let begin: Vec<TokenId> = (0..numbers.below(20)).map(|_| shared.below(vocab) as TokenId).collect();
     let own = (0..1 + numbers.below(12)).map(|_| numbers.below(vocab) as TokenId);
     let prompt = begin.into_iter().chain(own).collect();
     let sampling = SamplingParams { temperature: 1.0, seed: Some(seed), ..SamplingParams::default() };
-    TextRequest { max_tokens: Some(1 + numbers.below(14)), ..TextRequest::new(prompt, sampling) }
+    EngineRequest { max_tokens: Some(1 + numbers.below(14)), ..EngineRequest::new(prompt, sampling) }
 }
 
-fn tokens(handle: Handle) -> Vec<TokenId> {
+fn tokens(handle: RequestHandle) -> Vec<TokenId> {
     let mut tokens = Vec::new();
     for event in handle {
         match event {
-            Event::Piece(piece) => tokens.extend(piece.token.map(|token| token.id)),
-            Event::Finished(_) => return tokens,
+            SequenceEvent::Piece(piece) => tokens.extend(piece.token.map(|token| token.id)),
+            SequenceEvent::Finished(_) => return tokens,
             other => panic!("{other:?}"),
         }
     }
     panic!("the engine is gone");
 }
 
-fn alone(model: &Model, tokenizer: &Tokenizer, request: &TextRequest) -> Vec<TokenId> {
-    let mut generator = Generator::new(model.session().unwrap());
-    let single =
-        Request { max_tokens: request.max_tokens, ..Request::new(&request.prompt, request.sampling.clone()) };
+fn alone(model: &Model, tokenizer: &Tokenizer, request: &EngineRequest) -> Vec<TokenId> {
+    let mut generator = TextGenerator::new(model.session().unwrap());
+    let single = GenerationRequest {
+        max_tokens: request.max_tokens,
+        ..GenerationRequest::new(&request.prompt, request.sampling.clone())
+    };
     generator.generate(tokenizer, &single, |_| ControlFlow::Continue(())).unwrap().tokens
 }
 
-fn greedy(prompt: Vec<TokenId>) -> TextRequest {
-    TextRequest::new(prompt, SamplingParams::greedy())
+fn greedy(prompt: Vec<TokenId>) -> EngineRequest {
+    EngineRequest::new(prompt, SamplingParams::greedy())
 }
 
 /// Any will do: tokens are compared, not their texts.
@@ -76,7 +79,7 @@ fn tokenizer() -> Arc<Tokenizer> {
 
 fn engine(model: &Model, tokenizer: &Arc<Tokenizer>, sequences: usize) -> Engine {
     let options = EngineOptions { sequences, max_queue: 100, ..EngineOptions::default() };
-    Engine::start(ModelStep::new(model).unwrap(), Arc::clone(tokenizer), options).unwrap()
+    Engine::start(CompiledModelRunner::new(model).unwrap(), Arc::clone(tokenizer), options).unwrap()
 }
 
 /// Launches, waits for some, and compares all.
@@ -85,16 +88,16 @@ fn check(case: &str, model: &Model, sequences: usize, seed: u64) {
     let reuse = case == ALWAYS_EQUAL || is_batch_invariant(model);
     let tokenizer = tokenizer();
     let engine = engine(model, &tokenizer, sequences);
-    let mut numbers = Numbers(seed);
-    let mut open: Vec<(TextRequest, Handle)> = Vec::new();
-    let mut done: Vec<(TextRequest, Vec<TokenId>)> = Vec::new();
+    let mut numbers = LogitNumbers(seed);
+    let mut open: Vec<(EngineRequest, RequestHandle)> = Vec::new();
+    let mut done: Vec<(EngineRequest, Vec<TokenId>)> = Vec::new();
     for index in 0..24 {
-        let first = TextRequest { reuse, ..request(&mut numbers, model.vocab(), index) };
+        let first = EngineRequest { reuse, ..request(&mut numbers, model.vocab(), index) };
         let mut requests = vec![first];
         if numbers.below(4) == 0 {
             let twin = requests[0].clone();
             let sampling = SamplingParams { seed: Some(1000 + index), ..twin.sampling.clone() };
-            requests.push(TextRequest { sampling, ..twin });
+            requests.push(EngineRequest { sampling, ..twin });
         }
         let handles = engine.launch_all(requests.clone()).unwrap();
         for (request, mut handle) in requests.into_iter().zip(handles) {
@@ -109,7 +112,7 @@ fn check(case: &str, model: &Model, sequences: usize, seed: u64) {
             // Some conversations go on.
             if reuse && numbers.below(3) == 0 && request.prompt.len() + found.len() < 40 {
                 let prompt = [request.prompt.clone(), found.clone(), vec![1]].concat();
-                let next = TextRequest { prompt, ..request.clone() };
+                let next = EngineRequest { prompt, ..request.clone() };
                 open.push((next.clone(), engine.launch(next).unwrap()));
             }
             done.push((request, found));
@@ -165,7 +168,7 @@ fn rows_do_not_depend_on_their_company() {
     for case in CASES {
         let folder = tempfile::tempdir().unwrap();
         let Some(model) = build(case, 3, folder.path()) else { continue };
-        let mut numbers = Numbers(1);
+        let mut numbers = LogitNumbers(1);
         for len in [8, 14] {
             let prompt: Vec<TokenId> = (0..len).map(|_| numbers.below(model.vocab()) as TokenId).collect();
             let mut whole = model.session().unwrap();
@@ -201,19 +204,19 @@ fn known_prefixes_change_no_text() {
         let Some(model) = build(case, 3, folder.path()) else { continue };
         let tokenizer = tokenizer();
         let engine = engine(&model, &tokenizer, 2);
-        let mut numbers = Numbers(9);
+        let mut numbers = LogitNumbers(9);
         let mut prompt: Vec<TokenId> = Vec::new();
         for seed in 0..4 {
             prompt.extend((0..7).map(|_| numbers.below(model.vocab()) as TokenId));
-            let begin = TextRequest { max_tokens: Some(0), ..greedy(prompt.clone()) };
+            let begin = EngineRequest { max_tokens: Some(0), ..greedy(prompt.clone()) };
             assert!(tokens(engine.launch(begin).unwrap()).is_empty());
-            let next = TextRequest { max_tokens: Some(8), ..greedy([&prompt[..], &[1, 2, 3]].concat()) };
+            let next = EngineRequest { max_tokens: Some(8), ..greedy([&prompt[..], &[1, 2, 3]].concat()) };
             let mut cached = 0;
             let mut found = Vec::new();
             for event in engine.launch(next.clone()).unwrap() {
                 match event {
-                    Event::Piece(piece) => found.extend(piece.token.map(|token| token.id)),
-                    Event::Finished(finished) => cached = finished.cached_tokens,
+                    SequenceEvent::Piece(piece) => found.extend(piece.token.map(|token| token.id)),
+                    SequenceEvent::Finished(finished) => cached = finished.cached_tokens,
                     other => panic!("{other:?}"),
                 }
             }
@@ -229,29 +232,32 @@ fn drafts_change_no_text() {
     let folder = tempfile::tempdir().unwrap();
     let Some(model) = build_with("llama3-gqa-tied", 3, true, folder.path()) else { return };
     let tokenizer = tokenizer();
-    let step = || ModelStep::new(&model).unwrap();
+    let step = || CompiledModelRunner::new(&model).unwrap();
     let small = step();
     let makers: [MakeDrafter; 2] =
-        [Box::new(|| Box::new(Ngrams)), Box::new(|| Box::new(DraftModel::new(small)))];
+        [Box::new(|| Box::new(NgramDrafter)), Box::new(|| Box::new(DraftModel::new(small)))];
     for (which, make) in makers.into_iter().enumerate() {
         let options = EngineOptions { sequences: 2, max_queue: 100, ..EngineOptions::default() };
         let engine = Engine::start_drafting(step(), Arc::clone(&tokenizer), options, Some(make)).unwrap();
-        let mut numbers = Numbers(4);
+        let mut numbers = LogitNumbers(4);
         let texts = (0..8).map(|seed| {
             let word: Vec<TokenId> = (0..5).map(|_| numbers.below(model.vocab()) as TokenId).collect();
             let sampling = SamplingParams { temperature: 0.4, seed: Some(seed), ..SamplingParams::default() };
             let sampling = if seed % 2 == 0 { SamplingParams::greedy() } else { sampling };
-            TextRequest { max_tokens: Some(24), ..TextRequest::new(word.repeat(3), sampling) }
+            EngineRequest { max_tokens: Some(24), ..EngineRequest::new(word.repeat(3), sampling) }
         });
-        let texts: Vec<TextRequest> = texts.collect();
-        let handles: Vec<Handle> = texts.iter().map(|text| engine.launch(text.clone()).unwrap()).collect();
+        let texts: Vec<EngineRequest> = texts.collect();
+        let handles: Vec<RequestHandle> =
+            texts.iter().map(|text| engine.launch(text.clone()).unwrap()).collect();
         for (index, (text, handle)) in texts.iter().zip(handles).enumerate() {
             let expected = alone(&model, &tokenizer, text);
             assert_eq!(tokens(handle), expected, "drafter {which}, text {index}");
-            let mut generator = Generator::new(model.session().unwrap());
-            generator.draft_with(Box::new(Ngrams));
-            let single =
-                Request { max_tokens: text.max_tokens, ..Request::new(&text.prompt, text.sampling.clone()) };
+            let mut generator = TextGenerator::new(model.session().unwrap());
+            generator.draft_with(Box::new(NgramDrafter));
+            let single = GenerationRequest {
+                max_tokens: text.max_tokens,
+                ..GenerationRequest::new(&text.prompt, text.sampling.clone())
+            };
             let found = generator.generate(&tokenizer, &single, |_| ControlFlow::Continue(())).unwrap();
             assert_eq!(found.tokens, expected, "drafter {which}, text {index} of its own");
         }
@@ -268,19 +274,19 @@ fn drafts_of_a_recurrent_model_change_no_text() {
     let Some(model) = build_with("smollm3", 3, true, folder.path()) else { return };
     let Some(small) = build("rwkv7-hf", 1, folder.path()) else { return };
     assert_eq!(model.vocab(), small.vocab());
-    let (tokenizer, small) = (tokenizer(), ModelStep::new(&small).unwrap());
+    let (tokenizer, small) = (tokenizer(), CompiledModelRunner::new(&small).unwrap());
     let make: MakeDrafter = Box::new(|| Box::new(DraftModel::new(small)));
     let options = EngineOptions { sequences: 2, max_queue: 100, ..EngineOptions::default() };
-    let step = ModelStep::new(&model).unwrap();
+    let step = CompiledModelRunner::new(&model).unwrap();
     let engine = Engine::start_drafting(step, Arc::clone(&tokenizer), options, Some(make)).unwrap();
-    let texts: Vec<TextRequest> = (0..4)
+    let texts: Vec<EngineRequest> = (0..4)
         .map(|seed| {
             let sampling = SamplingParams { seed: Some(seed), ..SamplingParams::default() };
             let prompt = vec![3 + seed as TokenId, 40, 9, 200];
-            TextRequest { max_tokens: Some(50), ..TextRequest::new(prompt, sampling) }
+            EngineRequest { max_tokens: Some(50), ..EngineRequest::new(prompt, sampling) }
         })
         .collect();
-    let handles: Vec<Handle> = texts.iter().map(|text| engine.launch(text.clone()).unwrap()).collect();
+    let handles: Vec<RequestHandle> = texts.iter().map(|text| engine.launch(text.clone()).unwrap()).collect();
     for (text, handle) in texts.iter().zip(handles) {
         assert_eq!(tokens(handle), alone(&model, &tokenizer, text));
     }
@@ -330,18 +336,19 @@ fn texts_give_way_when_pages_are_short() {
 pub fn give_way(case: &str, model: &Model, tokens: usize) {
     let tokenizer = tokenizer();
     let engine = engine(model, &tokenizer, 4);
-    let mut numbers = Numbers(3);
+    let mut numbers = LogitNumbers(3);
     let mut text = |seed: u64| {
         let prompt = (0..30 + numbers.below(60)).map(|_| numbers.below(model.vocab()) as TokenId);
         let sampling = SamplingParams { temperature: 1.0, seed: Some(seed), ..SamplingParams::default() };
-        TextRequest { max_tokens: Some(tokens), ..TextRequest::new(prompt.collect(), sampling) }
+        EngineRequest { max_tokens: Some(tokens), ..EngineRequest::new(prompt.collect(), sampling) }
     };
-    let mut texts: Vec<TextRequest> = (0..5).map(&mut text).collect();
+    let mut texts: Vec<EngineRequest> = (0..5).map(&mut text).collect();
     // A known begin, and one that is read once for two.
-    texts.push(TextRequest { max_tokens: Some(tokens + 20), ..texts[0].clone() });
-    let mut handles: Vec<Handle> = texts.iter().map(|text| engine.launch(text.clone()).unwrap()).collect();
+    texts.push(EngineRequest { max_tokens: Some(tokens + 20), ..texts[0].clone() });
+    let mut handles: Vec<RequestHandle> =
+        texts.iter().map(|text| engine.launch(text.clone()).unwrap()).collect();
     let twin = text(9);
-    let twins = vec![twin.clone(), TextRequest { max_tokens: Some(tokens - 10), ..twin }];
+    let twins = vec![twin.clone(), EngineRequest { max_tokens: Some(tokens - 10), ..twin }];
     handles.extend(engine.launch_all(twins.clone()).unwrap());
     texts.extend(twins);
     let found: Vec<Vec<TokenId>> = handles.into_iter().map(self::tokens).collect();
@@ -380,18 +387,18 @@ fn prompts_go_on_from_states_inside_of_others() {
         let tokenizer = tokenizer();
         // All states together have no more pages than full contexts of so many.
         let engine = engine(&model, &tokenizer, 4);
-        let mut numbers = Numbers(6);
+        let mut numbers = LogitNumbers(6);
         let mut some = |count: usize| -> Vec<TokenId> {
             (0..count).map(|_| numbers.below(model.vocab()) as TokenId).collect()
         };
         // Of what was read and written, the last token is chosen and not fed.
         let ask = |prompt: Vec<TokenId>, borders: Vec<usize>, cached: usize| {
-            let text = TextRequest { borders, max_tokens: Some(12), ..greedy(prompt.clone()) };
+            let text = EngineRequest { borders, max_tokens: Some(12), ..greedy(prompt.clone()) };
             let (mut found, mut known) = (Vec::new(), usize::MAX);
             for event in engine.launch(text.clone()).unwrap() {
                 match event {
-                    Event::Piece(piece) => found.extend(piece.token.map(|token| token.id)),
-                    Event::Finished(finished) => known = finished.cached_tokens,
+                    SequenceEvent::Piece(piece) => found.extend(piece.token.map(|token| token.id)),
+                    SequenceEvent::Finished(finished) => known = finished.cached_tokens,
                     other => panic!("{case}: {other:?}"),
                 }
             }
@@ -428,26 +435,27 @@ fn states_outlive_the_engine_in_files() {
         let folder = tempfile::tempdir().unwrap();
         let Some(model) = with_pages(case, context, 16, folder.path()) else { continue };
         let (tokenizer, cache) = (tokenizer(), tempfile::tempdir().unwrap());
-        let mut numbers = Numbers(5);
+        let mut numbers = LogitNumbers(5);
         let prompt: Vec<TokenId> = (0..90).map(|_| numbers.below(model.vocab()) as TokenId).collect();
-        let text = TextRequest { max_tokens: Some(20), ..TextRequest::new(prompt, SamplingParams::greedy()) };
+        let text =
+            EngineRequest { max_tokens: Some(20), ..EngineRequest::new(prompt, SamplingParams::greedy()) };
         let expected = alone(&model, &tokenizer, &text);
         for round in 0..2 {
-            let files = PrefixFiles {
+            let files = DiskCacheOptions {
                 folder: cache.path().into(),
                 most_bytes: 1 << 30,
                 rest: Duration::from_secs(2),
                 warn: |what| panic!("{what}"),
             };
-            let extras = Extras { files: Some(files), ..Extras::default() };
+            let extras = EngineExtras { files: Some(files), ..EngineExtras::default() };
             let options = EngineOptions { sequences: 2, ..EngineOptions::default() };
-            let step = ModelStep::new(&model).unwrap();
+            let step = CompiledModelRunner::new(&model).unwrap();
             let engine = Engine::start_with(step, Arc::clone(&tokenizer), options, extras).unwrap();
             let (mut found, mut cached) = (Vec::new(), 0);
             for event in engine.launch(text.clone()).unwrap() {
                 match event {
-                    Event::Piece(piece) => found.extend(piece.token.map(|token| token.id)),
-                    Event::Finished(finished) => cached = finished.cached_tokens,
+                    SequenceEvent::Piece(piece) => found.extend(piece.token.map(|token| token.id)),
+                    SequenceEvent::Finished(finished) => cached = finished.cached_tokens,
                     other => panic!("{case}: {other:?}"),
                 }
             }
@@ -465,7 +473,7 @@ fn a_server_counts_drafts_and_pages() {
     let folder = tempfile::tempdir().unwrap();
     let Some(model) = with_pages("llama3-gqa-tied", 256, 5, folder.path()) else { return };
     let ready = |draft: bool, memory: u64, sequences: usize| {
-        let served = Served {
+        let served = ModelSetup {
             executor: String::new(),
             tokenizer: Tokenizer::from_dir(&workspace().join("assets/rwkv4-tiny-books")).unwrap(),
             format: None,
@@ -482,7 +490,9 @@ fn a_server_counts_drafts_and_pages() {
             memory: Some(memory),
             ..ServeOptions::default()
         };
-        Ready::model(&model, served, &options, 0).map(|ready| ready.need()).map_err(|error| error.to_string())
+        ReadyModel::model(&model, served, &options, 0)
+            .map(|ready| ready.need())
+            .map_err(|error| error.to_string())
     };
     let (one, eight) = (ready(false, 1 << 30, 1).unwrap(), ready(false, 1 << 30, 8).unwrap());
     let plan = model.plan();

@@ -55,12 +55,12 @@ pub fn in_child(test: &str, driver: &Path, variables: &[(&str, &str)]) {
 }
 
 /// A reference case, flags of its build, switches of the driver.
-type Case = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
+type SoftwareCase = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
 
 /// States of vectors and of matrices, caches in three formats, windows, experts, positions that
 /// count from the end, every kind of weights, also those that stay as published; latent rows; prompts in pieces, so that `past` is not 0.
 #[rustfmt::skip]
-const GOLDENS: [Case; 14] = [
+const GOLDENS: [SoftwareCase; 14] = [
     ("rwkv4-hf", &["--target", "cuda", "--quant", "f32"], &[]),
     ("rwkv4-hf-odd", &["--target", "sm_70", "--quant", "q4f16_0", "--chunk", "16"], &[("SM", "75"), ("ORDER", "backwards")]),
     ("rwkv7-hf", &["--target", "sm_80", "--quant", "q8f16_1", "--chunk", "16"], &[("ORDER", "random:1")]),

@@ -6,22 +6,22 @@ use std::path::Path;
 
 use crate::cases::{FAMILIES, artifact, assert_close, backends, find, golden, ids, load, program, recurrent};
 use crate::interpreters::memory;
-use crate::together::{BATCH, Comparison, F32, Twins, options};
-use mlcc_driver::build::{Backend, Source};
-use mlcc_interp::graph::{Interpreter, Piece, States, Tensor, param_value};
-use mlcc_interp::kernel::Options as RunOptions;
-use mlcc_interp::steps::{Memory, Schedule, Sequence, run_batch, run_batch_interleaved};
+use crate::together::{BATCH, BatchComparison, F32, PairedSessions, options};
+use mlcc_driver::build::{Backend, BuildSource};
+use mlcc_interp::graph::{Interpreter, SequenceRows, StateValues, Tensor, param_value};
+use mlcc_interp::kernel::ExecutionOptions as RunOptions;
+use mlcc_interp::steps::{BatchSequence, StepMemory, WorkerSchedule, run_batch, run_batch_interleaved};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::module::Module;
-use mlcc_ir::step::Base;
+use mlcc_ir::step::MemoryBase;
 use mlcc_ir::text::{parse_module, print_module};
-use mlcc_passes::Program;
-use mlcc_runtime::{Error, LoadOptions, Model, Rows, Session, Want};
+use mlcc_passes::LoweredProgram;
+use mlcc_runtime::{Error, LoadOptions, Model, OutputRows, Session, SessionInput};
 
 /// Numbers that are the same on every machine (PCG, O'Neill 2014, without its permutation).
-pub struct Random(pub u64);
+pub struct StepRandom(pub u64);
 
-impl Random {
+impl StepRandom {
     pub fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 33) as usize % end
@@ -30,27 +30,27 @@ impl Random {
 
 /// Tokens of three sequences, of lengths that differ.
 fn texts(dir: &Path) -> [Vec<i32>; 3] {
-    let golden = mlcc_models::golden::Golden::read(&dir.join("golden.json")).unwrap();
+    let golden = mlcc_models::golden::GoldenFile::read(&dir.join("golden.json")).unwrap();
     let longest = golden.prompts.iter().map(ids).max_by_key(Vec::len).unwrap();
     [11, 14, 7].map(|n| longest.iter().copied().cycle().skip(n / 2).take(n).collect())
 }
 
 /// What a step feeds: the number of a sequence, its tokens, and what is wanted of it.
 #[derive(Clone, Debug)]
-struct Fed {
+struct FedSequence {
     sequence: usize,
     from: usize,
     to: usize,
-    want: Want,
+    want: OutputRows,
 }
 
 /// Steps that feed all of the texts: each has a random choice of sequences, in any order, with some of their tokens each. A
 /// prompt of a model that reads it as a whole is the first half of its text.
-fn steps(texts: &[Vec<i32>], whole_prompts: bool, random: &mut Random) -> Vec<Vec<Fed>> {
+fn steps(texts: &[Vec<i32>], whole_prompts: bool, random: &mut StepRandom) -> Vec<Vec<FedSequence>> {
     let mut done = vec![0; texts.len()];
     let mut steps = Vec::new();
     while done.iter().zip(texts).any(|(&done, text)| done < text.len()) {
-        let mut step: Vec<Fed> = Vec::new();
+        let mut step: Vec<FedSequence> = Vec::new();
         let mut room = 16;
         let first = random.below(texts.len());
         for sequence in (0..texts.len()).map(|i| (first + i) % texts.len()) {
@@ -66,8 +66,8 @@ fn steps(texts: &[Vec<i32>], whole_prompts: bool, random: &mut Random) -> Vec<Ve
             }
             room -= piece;
             done[sequence] += piece;
-            let want = [Want::Nothing, Want::Last, Want::All][random.below(3)];
-            step.push(Fed { sequence, from, to: from + piece, want });
+            let want = [OutputRows::Nothing, OutputRows::Last, OutputRows::All][random.below(3)];
+            step.push(FedSequence { sequence, from, to: from + piece, want });
         }
         if !step.is_empty() {
             steps.push(step);
@@ -77,7 +77,7 @@ fn steps(texts: &[Vec<i32>], whole_prompts: bool, random: &mut Random) -> Vec<Ve
 }
 
 /// Tokens and numbers of the wanted rows, as an entry point takes them: at least one row is wanted.
-fn inputs(texts: &[Vec<i32>], step: &[Fed]) -> (Vec<i32>, Vec<i32>, usize) {
+fn inputs(texts: &[Vec<i32>], step: &[FedSequence]) -> (Vec<i32>, Vec<i32>, usize) {
     let (mut tokens, mut wanted) = (Vec::new(), Vec::new());
     for fed in step {
         tokens.extend_from_slice(&texts[fed.sequence][fed.from..fed.to]);
@@ -90,29 +90,29 @@ fn inputs(texts: &[Vec<i32>], step: &[Fed]) -> (Vec<i32>, Vec<i32>, usize) {
 }
 
 /// How many rows are wanted.
-fn rows(fed: &Fed) -> usize {
+fn rows(fed: &FedSequence) -> usize {
     match fed.want {
-        Want::Nothing => 0,
-        Want::Last => 1,
-        Want::All => fed.to - fed.from,
+        OutputRows::Nothing => 0,
+        OutputRows::Last => 1,
+        OutputRows::All => fed.to - fed.from,
     }
 }
 
 /// The graph function gives what `prefill_logits` gives for each piece alone, bit for bit.
-fn check_graph(what: &str, module: &Module, source: &Source, texts: &[Vec<i32>], whole_prompts: bool) {
+fn check_graph(what: &str, module: &Module, source: &BuildSource, texts: &[Vec<i32>], whole_prompts: bool) {
     let tensor = |name: &str| {
         let data = source.checkpoint.read(name).ok()?;
         Some(Tensor::f32(data.shape(), &data.to_f32().ok()?))
     };
     let interpreter = Interpreter::new(module, |id| param_value(&module.params[id], &tensor).unwrap());
-    let mut alone = vec![States::new(module).unwrap(); texts.len()];
+    let mut alone = vec![StateValues::new(module).unwrap(); texts.len()];
     let mut together = alone.clone();
     let (function, _) = module.function("step").unwrap();
-    for step in steps(texts, whole_prompts, &mut Random(7)) {
+    for step in steps(texts, whole_prompts, &mut StepRandom(7)) {
         let (tokens, wanted, count) = inputs(texts, &step);
-        let pieces = step.iter().map(|f| Piece { past: f.from as i64, rows: (f.to - f.from) as i64 });
-        let pieces: Vec<Piece> = pieces.collect();
-        let mut states: Vec<States> = step.iter().map(|f| together[f.sequence].clone()).collect();
+        let pieces = step.iter().map(|f| SequenceRows { past: f.from as i64, rows: (f.to - f.from) as i64 });
+        let pieces: Vec<SequenceRows> = pieces.collect();
+        let mut states: Vec<StateValues> = step.iter().map(|f| together[f.sequence].clone()).collect();
         let fed = [Tensor::ids(&tokens), Tensor::ids(&wanted)];
         let found = interpreter.run_pieces(function, &fed, &mut states, &pieces, count).unwrap();
         let mut row = 0;
@@ -139,7 +139,7 @@ fn check_graph(what: &str, module: &Module, source: &Source, texts: &[Vec<i32>],
 fn every_definition_takes_pieces() {
     for case in recurrent().chain(FAMILIES) {
         let Some(dir) = find(case) else { continue };
-        let source = Source::open(&options(&dir, "f32", Backend::default())).unwrap();
+        let source = BuildSource::open(&options(&dir, "f32", Backend::default())).unwrap();
         let architecture = &source.model.config.architecture;
         let module = mlcc_driver::model::build_module(case, architecture, source.context, BATCH).unwrap();
         mlcc_ir::verify::verify_module(&module).unwrap();
@@ -162,43 +162,46 @@ fn lowered_steps_print_and_parse() {
 
 /// Runs the kernels of a case by the interpreter, which finds accesses out of bounds and races within a launch, and by workers
 /// that are apart as far as barriers allow, which finds missing barriers: both give the same bits.
-fn check_kernels(what: &str, program: &Program, source: &Source, texts: &[Vec<i32>]) {
+fn check_kernels(what: &str, program: &LoweredProgram, source: &BuildSource, texts: &[Vec<i32>]) {
     let level = &program.levels[0];
     let kernels = &level.lowered.kernels;
     let step = level.steps.iter().find(|s| s.name == "step").unwrap();
     let mut memory = memory(program, source);
     let vocab = source.model.config.architecture.vocab();
-    let fresh = memory.block(Base::State).clone();
+    let fresh = memory.block(MemoryBase::State).clone();
     let mut states = vec![fresh; texts.len()];
     // Fewer workers than sequences, and many more.
-    let schedules: Vec<Schedule> =
-        Schedule::all(2).into_iter().zip(Schedule::all(32)).flat_map(|(few, many)| [few, many]).collect();
+    let schedules: Vec<WorkerSchedule> = WorkerSchedule::all(2)
+        .into_iter()
+        .zip(WorkerSchedule::all(32))
+        .flat_map(|(few, many)| [few, many])
+        .collect();
     // The pages of the sequences by turns.
-    let count = memory.block(Base::PageTable).len() / 4;
-    let pages = memory.block(Base::Pages).len() * texts.len();
-    memory.block(Base::Pages).resize(pages, 0);
+    let count = memory.block(MemoryBase::PageTable).len() / 4;
+    let pages = memory.block(MemoryBase::Pages).len() * texts.len();
+    memory.block(MemoryBase::Pages).resize(pages, 0);
     let table = |sequence: usize| -> Vec<u8> {
         (0..count).flat_map(|i| ((i * texts.len() + sequence) as i32).to_le_bytes()).collect()
     };
-    for (number, fed) in steps(texts, false, &mut Random(3)).iter().take(4).enumerate() {
+    for (number, fed) in steps(texts, false, &mut StepRandom(3)).iter().take(4).enumerate() {
         let (tokens, wanted, count) = inputs(texts, fed);
         let bytes = |values: &[i32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-        *memory.block(Base::Tokens) = bytes(&tokens);
-        *memory.block(Base::Wanted) = bytes(&wanted);
-        *memory.block(Base::Logits) = vec![0; 4 * vocab * count];
-        let sequence = |f: &Fed| {
+        *memory.block(MemoryBase::Tokens) = bytes(&tokens);
+        *memory.block(MemoryBase::Wanted) = bytes(&wanted);
+        *memory.block(MemoryBase::Logits) = vec![0; 4 * vocab * count];
+        let sequence = |f: &FedSequence| {
             let (state, past, rows) = (states[f.sequence].clone(), f.from as i64, (f.to - f.from) as i64);
-            Sequence { state, page_table: table(f.sequence), past, rows }
+            BatchSequence { state, page_table: table(f.sequence), past, rows }
         };
-        let mut expected: Vec<Sequence> = fed.iter().map(sequence).collect();
-        let mut apart: (Memory, Vec<Sequence>) = (memory.clone(), expected.clone());
+        let mut expected: Vec<BatchSequence> = fed.iter().map(sequence).collect();
+        let mut apart: (StepMemory, Vec<BatchSequence>) = (memory.clone(), expected.clone());
         run_batch(step, kernels, &mut memory, &mut expected, count, &RunOptions::workers(3))
             .unwrap_or_else(|e| panic!("{what}: {e}"));
         let schedule = &schedules[number % schedules.len()];
         run_batch_interleaved(step, kernels, &mut apart.0, &mut apart.1, count, schedule)
             .unwrap_or_else(|e| panic!("{what}: {e}"));
-        let logits = memory.block(Base::Logits).clone();
-        assert!(logits == *apart.0.block(Base::Logits), "{what}: other logits by {schedule:?}");
+        let logits = memory.block(MemoryBase::Logits).clone();
+        assert!(logits == *apart.0.block(MemoryBase::Logits), "{what}: other logits by {schedule:?}");
         assert!(expected == apart.1, "{what}: other states by {schedule:?}");
         for (fed, sequence) in fed.iter().zip(expected) {
             states[fed.sequence] = sequence.state;
@@ -224,20 +227,21 @@ fn workers_of_a_step_meet_at_its_barriers() {
 }
 
 /// Random steps of an artifact, each piece against the same piece of a twin alone.
-pub fn feed(what: &Comparison, dir: &Path, model: &Model) -> Twins {
+pub fn feed(what: &BatchComparison, dir: &Path, model: &Model) -> PairedSessions {
     let texts = &texts(dir);
-    let mut twins = Twins::new(model, texts.len());
-    let Twins { together, alone } = &mut twins;
+    let mut twins = PairedSessions::new(model, texts.len());
+    let PairedSessions { together, alone } = &mut twins;
     let mut batch = model.batch(BATCH as usize).unwrap();
     let vocab = model.vocab();
     let whole_prompts = model.table().whole_prompts;
-    for (number, step) in steps(texts, whole_prompts, &mut Random(what.threads as u64)).iter().enumerate() {
+    for (number, step) in steps(texts, whole_prompts, &mut StepRandom(what.threads as u64)).iter().enumerate()
+    {
         let mut places: Vec<Option<&mut Session>> = together.iter_mut().map(Some).collect();
-        let rows_of = |f: &Fed| {
+        let rows_of = |f: &FedSequence| {
             let tokens = &texts[f.sequence][f.from..f.to];
-            Rows { session: places[f.sequence].take().unwrap(), tokens, want: f.want }
+            SessionInput { session: places[f.sequence].take().unwrap(), tokens, want: f.want }
         };
-        let mut pieces: Vec<Rows> = step.iter().map(rows_of).collect();
+        let mut pieces: Vec<SessionInput> = step.iter().map(rows_of).collect();
         let found =
             batch.step(&mut pieces).unwrap_or_else(|e| panic!("{}, step {number}: {e}", what.name)).to_vec();
         assert_eq!(found.len(), step.iter().map(rows).sum::<usize>() * vocab, "{}, step {number}", what.name);
@@ -255,7 +259,7 @@ pub fn feed(what: &Comparison, dir: &Path, model: &Model) -> Twins {
             }
             let session = &together[fed.sequence];
             assert_eq!(session.past(), twin.past(), "{}, step {number}", what.name);
-            if fed.want != Want::Nothing {
+            if fed.want != OutputRows::Nothing {
                 what.close(&format!("step {number}"), twin.logits(), session.logits());
             }
         }
@@ -279,12 +283,12 @@ fn reference_cases_in_random_cuts() {
         for seed in 0..3 {
             let mut sessions: Vec<Session> = texts.iter().map(|_| model.session().unwrap()).collect();
             let mut batch = model.batch(texts.len()).unwrap();
-            for step in steps(&texts, false, &mut Random(seed)) {
+            for step in steps(&texts, false, &mut StepRandom(seed)) {
                 let mut places: Vec<Option<&mut Session>> = sessions.iter_mut().map(Some).collect();
-                let mut pieces: Vec<Rows> = Vec::new();
+                let mut pieces: Vec<SessionInput> = Vec::new();
                 for f in &step {
                     let session = places[f.sequence].take().unwrap();
-                    pieces.push(Rows::of(session, &texts[f.sequence][f.from..f.to]));
+                    pieces.push(SessionInput::of(session, &texts[f.sequence][f.from..f.to]));
                 }
                 batch.step(&mut pieces).unwrap();
             }
@@ -320,7 +324,7 @@ pub fn windows(dir: &Path, model: &Model, tolerance: f32) {
         let pieces = if number % 2 == 0 { [3, 1] } else { [1, 3] };
         let fed = [0, 1].map(|i| &text[done[i]..done[i] + pieces[i]]);
         let [a, b] = &mut sessions;
-        batch.step(&mut [Rows::of(a, fed[0]), Rows::of(b, fed[1])]).unwrap();
+        batch.step(&mut [SessionInput::of(a, fed[0]), SessionInput::of(b, fed[1])]).unwrap();
         for i in [0, 1] {
             let want = alone[i].prefill(fed[i]).unwrap();
             assert_close(&format!("sequence {i} in step {number}"), want, sessions[i].logits(), tolerance);
@@ -348,28 +352,33 @@ fn what_does_not_fit_changes_no_sequence() {
     a.prefill(&[1, 2, 3]).unwrap();
     let before = a.fork().unwrap();
     let state = |s: &Session| (s.past(), s.logits().to_vec());
-    let mut refused = |rows: &mut [Rows]| batch.step(rows).unwrap_err();
+    let mut refused = |rows: &mut [SessionInput]| batch.step(rows).unwrap_err();
     assert!(matches!(refused(&mut []), Error::BatchTokens { sessions: 0, tokens: 0 }));
-    let too_many = refused(&mut [Rows::of(&mut a, &[1; 5]), Rows::of(&mut b, &[2; 4])]);
+    let too_many = refused(&mut [SessionInput::of(&mut a, &[1; 5]), SessionInput::of(&mut b, &[2; 4])]);
     assert!(matches!(too_many, Error::StepTokens { n: 9, most: 8 }), "{too_many}");
-    let three = refused(&mut [Rows::of(&mut a, &[1]), Rows::of(&mut b, &[2]), Rows::of(&mut d, &[2])]);
+    let three = refused(&mut [
+        SessionInput::of(&mut a, &[1]),
+        SessionInput::of(&mut b, &[2]),
+        SessionInput::of(&mut d, &[2]),
+    ]);
     assert!(matches!(three, Error::BatchSize { n: 3, most: 2, .. }), "{three}");
-    let foreign = refused(&mut [Rows::of(&mut a, &[1]), Rows::of(&mut c, &[2])]);
+    let foreign = refused(&mut [SessionInput::of(&mut a, &[1]), SessionInput::of(&mut c, &[2])]);
     assert!(matches!(foreign, Error::BatchModel { index: 1 }), "{foreign}");
     let text = |e: Error| e.to_string();
-    let empty = text(refused(&mut [Rows::of(&mut a, &[1]), Rows::of(&mut b, &[])]));
+    let empty = text(refused(&mut [SessionInput::of(&mut a, &[1]), SessionInput::of(&mut b, &[])]));
     assert!(empty.starts_with("sequence 1 of the batch: "), "{empty}");
-    let token = text(refused(&mut [Rows::of(&mut a, &[1, 2]), Rows::of(&mut b, &[1, -1])]));
+    let token = text(refused(&mut [SessionInput::of(&mut a, &[1, 2]), SessionInput::of(&mut b, &[1, -1])]));
     assert!(token.starts_with("sequence 1 of the batch: token -1 at position 1"), "{token}");
     b.prefill(&[1; 12]).unwrap();
-    let full = text(refused(&mut [Rows::of(&mut a, &[1, 2]), Rows::of(&mut b, &[1; 3])]));
+    let full = text(refused(&mut [SessionInput::of(&mut a, &[1, 2]), SessionInput::of(&mut b, &[1; 3])]));
     assert!(full.starts_with("sequence 1 of the batch: the context is full"), "{full}");
     assert_eq!(state(&a), state(&before), "nobody has moved");
     assert_eq!((b.past(), c.past(), d.past()), (12, 0, 0));
     // The same step without what was wrong with it.
     let mut twin = before.fork().unwrap();
     let want = twin.prefill(&[1, 2]).unwrap().to_vec();
-    let rows = batch.step(&mut [Rows::of(&mut a, &[1, 2]), Rows::of(&mut b, &[1; 2])]).unwrap();
+    let rows =
+        batch.step(&mut [SessionInput::of(&mut a, &[1, 2]), SessionInput::of(&mut b, &[1; 2])]).unwrap();
     assert_close("after refusals", &want, &rows[..model.vocab()], F32);
     // Without code for several sequences a step is of one.
     options.batch = Some(1);
@@ -377,7 +386,7 @@ fn what_does_not_fit_changes_no_sequence() {
     let model = Model::load(&path, &LoadOptions::default()).unwrap();
     let mut session = model.session().unwrap();
     let mut batch = model.batch(1).unwrap();
-    let rows = Rows { session: &mut session, tokens: &[1, 2, 3], want: Want::All };
+    let rows = SessionInput { session: &mut session, tokens: &[1, 2, 3], want: OutputRows::All };
     assert_eq!(batch.step(&mut [rows]).unwrap().len(), 3 * model.vocab());
     assert_close("alone", before.logits(), session.logits(), F32);
 }

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::cases::{artifact, backends, build_options, directory, load, scheme};
-use mlcc_driver::build::{Backend, BuildOptions, Source};
+use mlcc_driver::build::{Backend, BuildOptions, BuildSource};
 use mlcc_passes::PIPELINE;
 use mlcc_runtime::{Error, Model};
 use serde::Deserialize;
@@ -13,12 +13,12 @@ use serde::Deserialize;
 pub const F32: f32 = 1e-5;
 
 #[derive(Deserialize)]
-struct Golden {
-    inputs: Vec<Input>,
+struct EmbeddingGolden {
+    inputs: Vec<GoldenInput>,
 }
 
 #[derive(Deserialize)]
-pub struct Input {
+pub struct GoldenInput {
     input_ids: Vec<i32>,
     #[serde(default)]
     token_type_ids: Vec<i32>,
@@ -28,7 +28,7 @@ pub struct Input {
     score: Option<f32>,
 }
 
-impl Input {
+impl GoldenInput {
     fn expected(&self) -> Vec<f32> {
         self.score.map_or_else(|| self.embedding.clone(), |score| vec![score])
     }
@@ -56,9 +56,9 @@ pub const CASES: [&str; 10] = [
 /// Tokens of the reranker with token types.
 const TYPED_VOCAB: i32 = 128;
 
-pub fn inputs(case: &str) -> Vec<Input> {
+pub fn inputs(case: &str) -> Vec<GoldenInput> {
     let bytes = std::fs::read(directory(case).join("golden.json")).unwrap();
-    serde_json::from_slice::<Golden>(&bytes).unwrap().inputs
+    serde_json::from_slice::<EmbeddingGolden>(&bytes).unwrap().inputs
 }
 
 fn options(case: &str, quant: &str, backend: Backend) -> BuildOptions {
@@ -79,11 +79,11 @@ fn worst(found: &[f32], expected: &[f32]) -> f32 {
 }
 
 /// All texts together, in one call and in several.
-pub fn check(what: &str, model: &Model, inputs: &[Input], tolerance: f32) {
+pub fn check(what: &str, model: &Model, inputs: &[GoldenInput], tolerance: f32) {
     let mut texts = model.texts().unwrap();
     let ids: Vec<Vec<i32>> = inputs.iter().map(|input| input.ids(TYPED_VOCAB)).collect();
     let ids: Vec<&[i32]> = ids.iter().map(|ids| &ids[..]).collect();
-    let expected: Vec<f32> = inputs.iter().flat_map(Input::expected).collect();
+    let expected: Vec<f32> = inputs.iter().flat_map(GoldenInput::expected).collect();
     let off = worst(texts.run(&ids).unwrap(), &expected);
     println!("{what}: off by at most {off:.1e}");
     assert!(off <= tolerance, "{what}: off by {off}");
@@ -161,7 +161,7 @@ fn texts_that_cannot_be_read_are_refused() {
     options.context = Some(16);
     let model = build(&options, folder.path());
     let mut texts = model.texts().unwrap();
-    let error = |texts: &mut mlcc_runtime::Texts, text: &[i32]| match texts.run(&[&[1], text]) {
+    let error = |texts: &mut mlcc_runtime::TextEmbedder, text: &[i32]| match texts.run(&[&[1], text]) {
         Err(Error::Text { index: 1, source }) => *source,
         other => panic!("{:?}", other.map(<[f32]>::len)),
     };
@@ -384,9 +384,9 @@ fn embeddings_know_token_types() {
     assert!(worst(&typed, &plain) > 1e-3, "types change nothing");
     assert!(texts.run(&[&[second(second(0))]]).is_err());
     let tokenizer = mlcc_engine::carried::tokenizer(&model).unwrap();
-    let mut model = mlcc_engine::texts::TextModel::new(&model, tokenizer).unwrap();
+    let mut model = mlcc_engine::texts::EmbeddingModel::new(&model, tokenizer).unwrap();
     let error = model
-        .embed_ids(&[vec![2, vocab as mlcc_engine::TokenId]], &mlcc_engine::texts::Embed::default())
+        .embed_ids(&[vec![2, vocab as mlcc_engine::TokenId]], &mlcc_engine::texts::EmbedOptions::default())
         .unwrap_err();
     assert!(error.to_string().contains(&format!("token {vocab} is not one of the {vocab}")), "{error}");
 }
@@ -422,7 +422,7 @@ fn chat_models_become_rerankers() {
     let named = folder.path().join("Small-Reranker");
     copy_all(copy, &named);
     let refused = |options: &BuildOptions, what: &str| {
-        let error = Source::open(options).err().unwrap().to_string();
+        let error = BuildSource::open(options).err().unwrap().to_string();
         assert!(error.contains(what), "{error}");
     };
     options.answers = Some(["trees".into(), "winter".into()]);
@@ -466,7 +466,7 @@ fn the_server_gives_vectors_and_orders() {
     let sum =
         ["small does not fit", "MiB of weights + ", "MiB of scratch = ", "--memory less ", "for requests"];
     crate::program::fails_with(&mut small, &sum);
-    let server = crate::server::Server::of(&[&embedder, &reranker], &names);
+    let server = crate::server::ServerProcess::of(&[&embedder, &reranker], &names);
     assert_eq!(server.ready["models"], json!(["small", "judge"]));
     assert_eq!(server.get("/v1/models/judge").json()["id"], "judge");
     let listed = server.get("/v1/models").json();

@@ -41,13 +41,13 @@ pub fn options(dir: &Path, quant: &str, backend: Backend) -> BuildOptions {
 }
 
 /// What is compared, by how many threads, and how far it may be off.
-pub struct Comparison {
+pub struct BatchComparison {
     pub name: String,
     pub threads: usize,
     tolerance: f32,
 }
 
-impl Comparison {
+impl BatchComparison {
     #[track_caller]
     pub fn close(&self, what: &str, expected: &[f32], found: &[f32]) {
         assert_close(&format!("{}, {what}", self.name), expected, found, self.tolerance);
@@ -55,22 +55,22 @@ impl Comparison {
 }
 
 /// Sequences, and the same ones alone.
-pub struct Twins {
+pub struct PairedSessions {
     pub together: Vec<Session>,
     pub alone: Vec<Session>,
 }
 
-impl Twins {
-    pub fn new(model: &Model, count: usize) -> Twins {
+impl PairedSessions {
+    pub fn new(model: &Model, count: usize) -> PairedSessions {
         let sessions = || (0..count).map(|_| model.session().unwrap()).collect();
-        Twins { together: sessions(), alone: sessions() }
+        PairedSessions { together: sessions(), alone: sessions() }
     }
 }
 
 /// Feeds sequences together and alone, and compares what comes of it.
-type Feeding = fn(&Comparison, &Path, &Model) -> Twins;
+type FeedingFn = fn(&BatchComparison, &Path, &Model) -> PairedSessions;
 
-const FEEDINGS: [(&str, Feeding); 2] = [("batches", batch::feed), ("steps", step::feed)];
+const FEEDINGS: [(&str, FeedingFn); 2] = [("batches", batch::feed), ("steps", step::feed)];
 
 /// Batches and steps of a case, with the pass `disabled` off; a tolerance of 0 means a build with batch invariance.
 fn check(case: &str, quant: &str, backend: Backend, disabled: Option<&str>, tolerance: f32) {
@@ -90,9 +90,9 @@ fn check(case: &str, quant: &str, backend: Backend, disabled: Option<&str>, tole
 /// Batches and steps of a model.
 pub fn compare(name: &str, threads: usize, tolerance: f32, dir: &Path, model: &Model) {
     for (way, feeding) in FEEDINGS {
-        let what = Comparison { name: format!("{way} of {name}"), threads, tolerance };
+        let what = BatchComparison { name: format!("{way} of {name}"), threads, tolerance };
         // What this has left in a session is a state like any other.
-        let Twins { together, alone } = &mut feeding(&what, dir, model);
+        let PairedSessions { together, alone } = &mut feeding(&what, dir, model);
         for (a, b) in together.iter_mut().zip(alone) {
             let mut fork = a.fork().unwrap();
             let want = b.decode(1).unwrap();

@@ -3,11 +3,11 @@
 
 use crate::cases::{assert_close, backends, host_levels};
 use crate::transformer_model::{
-    CHUNK, Config, after, artifact, by_graph, by_steps, compiled, compiled_with, unfused,
+    CHUNK, TransformerConfig, after, artifact, by_graph, by_steps, compiled, compiled_with, unfused,
 };
 use mlcc_driver::build::Backend;
 use mlcc_interp::equivalence::RandomWeights;
-use mlcc_ir::ops::Attention;
+use mlcc_ir::ops::AttentionOp;
 use mlcc_passes::CacheType;
 use mlcc_runtime::{Error, LoadOptions, Model};
 
@@ -26,16 +26,16 @@ fn check(what: &str, expected: &[Vec<f32>], found: &[Vec<f32>], tolerance: f32) 
 }
 
 /// Rows of a cache that are multiples of 64 bytes are written by the kernel that makes them, others are copied.
-fn configs() -> Vec<(&'static str, Config)> {
-    let tiny = Config::tiny();
-    let bias = Attention { alibi: true, prefix: true, ..tiny.attention.clone() };
-    let capped = Attention { window: 4, softcap: 2.0, ..tiny.attention.clone() };
+fn configs() -> Vec<(&'static str, TransformerConfig)> {
+    let tiny = TransformerConfig::tiny();
+    let bias = AttentionOp { alibi: true, prefix: true, ..tiny.attention.clone() };
+    let capped = AttentionOp { window: 4, softcap: 2.0, ..tiny.attention.clone() };
     vec![
         ("rows of 128 bytes", tiny.clone()),
-        ("rows of 24 bytes", Config { heads: 3, kv_heads: 1, size: 6, layers: 1, ..tiny.clone() }),
-        ("experts", Config { experts: Some((5, 2)), layers: 1, ..tiny.clone() }),
-        ("alibi and a prefix", Config { attention: bias, layers: 1, ..tiny.clone() }),
-        ("window and soft cap", Config { attention: capped, layers: 1, ..tiny }),
+        ("rows of 24 bytes", TransformerConfig { heads: 3, kv_heads: 1, size: 6, layers: 1, ..tiny.clone() }),
+        ("experts", TransformerConfig { experts: Some((5, 2)), layers: 1, ..tiny.clone() }),
+        ("alibi and a prefix", TransformerConfig { attention: bias, layers: 1, ..tiny.clone() }),
+        ("window and soft cap", TransformerConfig { attention: capped, layers: 1, ..tiny }),
     ]
 }
 
@@ -96,9 +96,9 @@ fn artifacts_equal_the_graph() {
 /// Against the interpreter on the same stored weights and caches: what kernels add is rounding on another side of an edge.
 #[test]
 fn stored_types_keep_their_meaning() {
-    let tiny = Config::tiny();
-    let wide = Config { size: 32, layers: 1, ..tiny.clone() };
-    let experts = Config { experts: Some((4, 2)), hidden: 64, layers: 1, ..tiny };
+    let tiny = TransformerConfig::tiny();
+    let wide = TransformerConfig { size: 32, layers: 1, ..tiny.clone() };
+    let experts = TransformerConfig { experts: Some((4, 2)), hidden: 64, layers: 1, ..tiny };
     let cases = [
         (&wide, "f32", CacheType::F16, 2e-3),
         (&wide, "f32", CacheType::BF16, 1e-2),

@@ -6,10 +6,10 @@ use crate::program::{artifact, books, case, fails_with, failure, json, mlcc, tex
 use mlcc_codegen::nvdisasm::{NVDISASM_VARIABLE, find_nvdisasm};
 use mlcc_codegen::ptxas::{PTXAS_VARIABLE, find_ptxas};
 use mlcc_driver::build::Backend;
-use mlcc_target::{Arch, Level, Tuning};
+use mlcc_target::{Arch, FeatureLevel, LevelTuning};
 
 /// The best level of instructions of this machine; none where it has no spec.
-fn level() -> Option<Level> {
+fn level() -> Option<FeatureLevel> {
     let name = crate::cases::host_levels().pop()?;
     mlcc_target::level(&name).unwrap()
 }
@@ -225,7 +225,7 @@ fn a_tuning_is_written_and_read_back() {
     assert_eq!((&report["faster"], &report["complete"]), (&false.into(), &false.into()));
     assert_eq!(report["measured"]["tests"].as_array().unwrap().len(), 3);
     assert!(report["measured"]["read_gbytes_per_s"][0].as_f64() > Some(0.0));
-    let written = Tuning::parse("t.toml", &std::fs::read_to_string(&file).unwrap()).unwrap();
+    let written = LevelTuning::parse("t.toml", &std::fs::read_to_string(&file).unwrap()).unwrap();
     assert!(written.tune.is_empty() && written.cpu == mlcc_target::detected_model());
     let built = mlcc()
         .arg("build")
@@ -321,7 +321,7 @@ fn predicted_tunings_are_equal_and_say_what_they_are() {
     };
     let first = written();
     assert_eq!(first, written());
-    let tuning = Tuning::parse("t.toml", &first).unwrap();
+    let tuning = LevelTuning::parse("t.toml", &first).unwrap();
     let predicted = tuning.predicted.as_ref().unwrap();
     assert!(tuning.tune.is_empty() && tuning.measured.is_none() && tuning.cpu.is_none());
     assert_eq!((predicted.device.as_str(), predicted.quant.as_str()), ("h200", "f16"));

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use mlcc_files::unfinished::{self, Registration};
+use mlcc_files::unfinished::{self, CleanupRegistration};
 
 use super::ArtifactError;
 
@@ -19,7 +19,7 @@ pub(super) struct PendingFile {
     out: Option<BufWriter<File>>,
     at: u64,
     /// Dropped last: for a program that ends before.
-    _registration: Registration,
+    _registration: CleanupRegistration,
 }
 
 impl PendingFile {

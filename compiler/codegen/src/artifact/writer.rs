@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use mlcc_abi::elf::{self, Elf};
+use mlcc_abi::elf::{self, ElfFile};
 use mlcc_abi::{SECTION_ALIGN, section};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
@@ -13,7 +13,7 @@ use super::split::{SplitFile, SplitTensor};
 
 /// Where the weights go.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Weights {
+pub enum WeightDestination {
     /// Into the artifact.
     Inside,
     /// Into this safetensors file in the artifact's folder: all parameters and the payload's size.
@@ -22,7 +22,7 @@ pub enum Weights {
 
 /// What was written, for the build report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
+pub struct ArtifactSummary {
     /// Size of the artifact file.
     pub file_bytes: u64,
     /// Size of the linked object in it.
@@ -31,14 +31,14 @@ pub struct Summary {
     pub sections: Vec<(String, u64)>,
 }
 
-struct Written {
+struct WrittenSection {
     name: String,
     offset: u64,
     bytes: u64,
     hash: u128,
 }
 
-enum Open {
+enum OpenSection {
     None,
     Inside { name: String, offset: u64, hash: Box<Xxh3> },
     Split,
@@ -50,8 +50,8 @@ pub struct ArtifactWriter {
     split: Option<SplitFile>,
     linked: Vec<u8>,
     code_hash: u128,
-    written: Vec<Written>,
-    open: Open,
+    written: Vec<WrittenSection>,
+    open: OpenSection,
     /// Lines about sections that are made when the artifact is loaded.
     made: String,
     /// After a preview: where the next section goes.
@@ -61,13 +61,13 @@ pub struct ArtifactWriter {
 impl ArtifactWriter {
     /// Starts the artifact `path` with the linked object `linked_so`. The object is checked: it must be a shared
     /// object that imports nothing.
-    pub fn create(path: &Path, linked_so: &Path, weights: Weights) -> Result<Self, ArtifactError> {
+    pub fn create(path: &Path, linked_so: &Path, weights: WeightDestination) -> Result<Self, ArtifactError> {
         let linked = std::fs::read(linked_so).map_err(|e| ArtifactError::Io {
             action: "read",
             path: linked_so.to_path_buf(),
             source: e,
         })?;
-        let elf = Elf::parse(&linked)
+        let elf = ElfFile::parse(&linked)
             .map_err(|e| ArtifactError::Linked { path: linked_so.to_path_buf(), source: e })?;
         let names = imports(&elf);
         if !names.is_empty() {
@@ -78,8 +78,8 @@ impl ArtifactWriter {
         let mut out = PendingFile::create(path)?;
         out.write(&linked)?;
         let split = match weights {
-            Weights::Inside => None,
-            Weights::Split { path: beside, tensors, bytes } => {
+            WeightDestination::Inside => None,
+            WeightDestination::Split { path: beside, tensors, bytes } => {
                 if beside.parent() != path.parent() {
                     return Err(ArtifactError::Misuse("split weights must lie beside the artifact".into()));
                 }
@@ -93,7 +93,7 @@ impl ArtifactWriter {
             linked,
             code_hash,
             written,
-            open: Open::None,
+            open: OpenSection::None,
             made: String::new(),
             resume: None,
         })
@@ -101,7 +101,7 @@ impl ArtifactWriter {
 
     /// Begins a payload section; its name begins with [`section::PREFIX`].
     pub fn begin_section(&mut self, name: &str) -> Result<(), ArtifactError> {
-        if !matches!(self.open, Open::None) {
+        if !matches!(self.open, OpenSection::None) {
             return Err(ArtifactError::Misuse(format!("section {name} begins inside another one")));
         }
         let plain = name.bytes().all(|c| c.is_ascii_graphic());
@@ -113,11 +113,11 @@ impl ArtifactWriter {
         self.open = match &mut self.split {
             Some(split) if name == section::WEIGHTS => {
                 split.begin()?;
-                Open::Split
+                OpenSection::Split
             }
             _ => {
                 self.out.align(SECTION_ALIGN)?;
-                Open::Inside { name: name.to_string(), offset: self.out.at(), hash: Box::default() }
+                OpenSection::Inside { name: name.to_string(), offset: self.out.at(), hash: Box::default() }
             }
         };
         Ok(())
@@ -126,24 +126,24 @@ impl ArtifactWriter {
     /// Appends to the open section.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), ArtifactError> {
         match (&mut self.open, &mut self.split) {
-            (Open::Inside { hash, .. }, _) => {
+            (OpenSection::Inside { hash, .. }, _) => {
                 hash.update(bytes);
                 self.out.write(bytes)
             }
-            (Open::Split, Some(split)) => split.write(bytes),
+            (OpenSection::Split, Some(split)) => split.write(bytes),
             _ => Err(ArtifactError::Misuse("write outside of a section".into())),
         }
     }
 
     pub fn end_section(&mut self) -> Result<(), ArtifactError> {
-        match std::mem::replace(&mut self.open, Open::None) {
-            Open::Inside { name, offset, hash } => {
+        match std::mem::replace(&mut self.open, OpenSection::None) {
+            OpenSection::Inside { name, offset, hash } => {
                 let bytes = self.out.at() - offset;
-                self.written.push(Written { name, offset, bytes, hash: hash.digest128() });
+                self.written.push(WrittenSection { name, offset, bytes, hash: hash.digest128() });
                 Ok(())
             }
-            Open::Split => Ok(()),
-            Open::None => Err(ArtifactError::Misuse("no section is open".into())),
+            OpenSection::Split => Ok(()),
+            OpenSection::None => Err(ArtifactError::Misuse("no section is open".into())),
         }
     }
 
@@ -163,7 +163,7 @@ impl ArtifactWriter {
     /// final name. Whoever has it mapped must let go of it before the writer goes on. Not for split weights, which
     /// have no name yet.
     pub fn preview(&mut self) -> Result<PathBuf, ArtifactError> {
-        if !matches!(self.open, Open::None) || self.split.is_some() {
+        if !matches!(self.open, OpenSection::None) || self.split.is_some() {
             return Err(ArtifactError::Misuse("preview inside a section, or of split weights".into()));
         }
         self.end_preview()?;
@@ -183,8 +183,8 @@ impl ArtifactWriter {
     }
 
     /// Writes the hashes and the section table and gives the file its final name.
-    pub fn finish(mut self) -> Result<Summary, ArtifactError> {
-        if !matches!(self.open, Open::None) {
+    pub fn finish(mut self) -> Result<ArtifactSummary, ArtifactError> {
+        if !matches!(self.open, OpenSection::None) {
             return Err(ArtifactError::Misuse("finish inside a section".into()));
         }
         self.end_preview()?;
@@ -200,7 +200,7 @@ impl ArtifactWriter {
         self.section_unchecked(section::HASHES, hashes.as_bytes())?;
         let code_bytes = self.linked.len() as u64;
         self.section_table()?;
-        let summary = Summary {
+        let summary = ArtifactSummary {
             file_bytes: self.out.at(),
             code_bytes,
             sections: self.written.iter().map(|w| (w.name.clone(), w.bytes)).collect(),
@@ -213,7 +213,7 @@ impl ArtifactWriter {
         self.out.align(SECTION_ALIGN)?;
         let offset = self.out.at();
         self.out.write(bytes)?;
-        self.written.push(Written { name: name.into(), offset, bytes: bytes.len() as u64, hash: 0 });
+        self.written.push(WrittenSection { name: name.into(), offset, bytes: bytes.len() as u64, hash: 0 });
         Ok(())
     }
 
@@ -234,7 +234,7 @@ impl ArtifactWriter {
     /// linker's own table stays where it was, unused.)
     fn section_table(&mut self) -> Result<(), ArtifactError> {
         let linked = &self.linked;
-        let elf = Elf::parse(linked).map_err(|e| ArtifactError::Misuse(e.to_string()))?;
+        let elf = ElfFile::parse(linked).map_err(|e| ArtifactError::Misuse(e.to_string()))?;
         let mut names = elf.section_names().to_vec();
         let mut headers = elf.section_headers().to_vec();
         let names_index = usize::from(u16::from_le_bytes([linked[62], linked[63]]));
@@ -263,7 +263,7 @@ impl ArtifactWriter {
 }
 
 /// Needed libraries and undefined symbols.
-fn imports(elf: &Elf<'_>) -> Vec<String> {
+fn imports(elf: &ElfFile<'_>) -> Vec<String> {
     const DT_NEEDED: u64 = 1;
     let names = elf.section(".dynstr").unwrap_or(&[]);
     let text = |at: u64| {

@@ -1,18 +1,18 @@
 //! Elementwise arithmetic, comparisons and selection, on vectors where the machine has the operation and lane by lane
 //! elsewhere.
 
-use super::emit::Emit;
-use super::value::{Form, Val, mask_of, vector_of};
+use super::emit::ClifKernelEmitter;
+use super::value::{ClifValue, LaneForm, mask_of, vector_of};
 use crate::error::CodegenError;
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{BlockArg, InstBuilder, Type, Value, types};
-use mlcc_ir::kernel::{BinOp, Ty, UnOp};
+use mlcc_ir::kernel::{BinOp, ExprType, UnOp};
 use mlcc_ir::types::DType;
 
-impl Emit<'_, '_> {
+impl ClifKernelEmitter<'_, '_> {
     // ---- one operand
 
-    pub fn unary(&mut self, op: UnOp, a: &Val, ty: Ty) -> Result<Val, CodegenError> {
+    pub fn unary(&mut self, op: UnOp, a: &ClifValue, ty: ExprType) -> Result<ClifValue, CodegenError> {
         if matches!(ty.dtype, DType::F16 | DType::BF16) {
             return self.unsupported(format!("{} of {ty} (16-bit floats must be lowered first)", op.name()));
         }
@@ -35,7 +35,7 @@ impl Emit<'_, '_> {
             let name = op.name();
             return self.unsupported(format!("{name} of {ty} is not primitive and must be expanded first"));
         }
-        let scalar_bool = ty.dtype == DType::Bool && a.form == Form::Scalars;
+        let scalar_bool = ty.dtype == DType::Bool && a.form == LaneForm::Scalars;
         let parts = a.parts.iter().map(|&p| match op {
             UnOp::Neg if float => self.fb.ins().fneg(p),
             UnOp::Neg => self.fb.ins().ineg(p),
@@ -48,7 +48,7 @@ impl Emit<'_, '_> {
             UnOp::Floor => self.floor(p),
             _ => self.round(p),
         });
-        Ok(Val::new(a.form, parts.collect()))
+        Ok(ClifValue::new(a.form, parts.collect()))
     }
 
     fn floor(&mut self, x: Value) -> Value {
@@ -88,7 +88,13 @@ impl Emit<'_, '_> {
 
     // ---- three operands
 
-    pub fn fma(&mut self, a: &Val, b: &Val, c: &Val, ty: Ty) -> Result<Val, CodegenError> {
+    pub fn fma(
+        &mut self,
+        a: &ClifValue,
+        b: &ClifValue,
+        c: &ClifValue,
+        ty: ExprType,
+    ) -> Result<ClifValue, CodegenError> {
         if ty.dtype != DType::F32 {
             return self.unsupported(format!("fma of {ty} (16-bit floats must be lowered first)"));
         }
@@ -101,30 +107,30 @@ impl Emit<'_, '_> {
                 self.fb.ins().fadd(product, c)
             });
         }
-        Ok(Val::new(a.form, parts))
+        Ok(ClifValue::new(a.form, parts))
     }
 
-    pub fn select(&mut self, cond: &Val, a: &Val, b: &Val, ty: Ty) -> Val {
+    pub fn select(&mut self, cond: &ClifValue, a: &ClifValue, b: &ClifValue, ty: ExprType) -> ClifValue {
         if ty.dtype == DType::Bool {
             let (form, vals) = self.same_masks(&[cond, a, b]);
             let parts = (0..vals[0].parts.len())
                 .map(|i| self.select_part(form, vals[0].parts[i], vals[1].parts[i], vals[2].parts[i]));
-            return Val::new(form, parts.collect());
+            return ClifValue::new(form, parts.collect());
         }
         let mask_form = match a.form {
-            Form::Scalars => Form::Scalars,
-            Form::Vectors(vector) => Form::Vectors(mask_of(vector)),
+            LaneForm::Scalars => LaneForm::Scalars,
+            LaneForm::Vectors(vector) => LaneForm::Vectors(mask_of(vector)),
         };
         let cond = self.mask_to(cond, mask_form);
         let lanes = cond.parts.iter().zip(&a.parts).zip(&b.parts);
         let parts = lanes.map(|((&c, &x), &y)| self.select_part(a.form, c, x, y)).collect();
-        Val::new(a.form, parts)
+        ClifValue::new(a.form, parts)
     }
 
-    fn select_part(&mut self, form: Form, cond: Value, a: Value, b: Value) -> Value {
+    fn select_part(&mut self, form: LaneForm, cond: Value, a: Value, b: Value) -> Value {
         match form {
-            Form::Scalars => self.fb.ins().select(cond, a, b),
-            Form::Vectors(vector) => {
+            LaneForm::Scalars => self.fb.ins().select(cond, a, b),
+            LaneForm::Vectors(vector) => {
                 let cond = self.as_type(cond, vector);
                 self.fb.ins().bitselect(cond, a, b)
             }
@@ -134,7 +140,13 @@ impl Emit<'_, '_> {
     // ---- two operands
 
     /// `ty` is the type of the operands.
-    pub fn binary(&mut self, op: BinOp, a: &Val, b: &Val, ty: Ty) -> Result<Val, CodegenError> {
+    pub fn binary(
+        &mut self,
+        op: BinOp,
+        a: &ClifValue,
+        b: &ClifValue,
+        ty: ExprType,
+    ) -> Result<ClifValue, CodegenError> {
         let fits = match ty.dtype {
             DType::Bool => return self.binary_bool(op, a, b),
             DType::F32 => !matches!(op, BinOp::And | BinOp::Or | BinOp::Xor | BinOp::Shl | BinOp::Shr),
@@ -144,11 +156,11 @@ impl Emit<'_, '_> {
             return self.unsupported(format!("{} of {ty}", op.name()));
         }
         let vector = match a.form {
-            Form::Vectors(vector) => vector,
-            Form::Scalars => {
+            LaneForm::Vectors(vector) => vector,
+            LaneForm::Scalars => {
                 let lanes = a.parts.iter().zip(&b.parts);
-                return Ok(Val::new(
-                    Form::Scalars,
+                return Ok(ClifValue::new(
+                    LaneForm::Scalars,
                     lanes.map(|(&x, &y)| self.scalar_op(op, x, y, ty.dtype)).collect(),
                 ));
             }
@@ -166,8 +178,8 @@ impl Emit<'_, '_> {
         }
         let parts = a.parts.iter().zip(&b.parts).map(|(&x, &y)| self.vector_op(op, vector, x, y, ty.dtype));
         let parts = parts.collect();
-        let form = if op.is_comparison() { Form::Vectors(mask_of(vector)) } else { a.form };
-        Ok(Val::new(form, parts))
+        let form = if op.is_comparison() { LaneForm::Vectors(mask_of(vector)) } else { a.form };
+        Ok(ClifValue::new(form, parts))
     }
 
     fn scalar_op(&mut self, op: BinOp, a: Value, b: Value, dtype: DType) -> Value {
@@ -190,7 +202,7 @@ impl Emit<'_, '_> {
             BinOp::Min | BinOp::Max if dtype == DType::F32 => {
                 let (better, nan) = self.prefers_first(op, a, b);
                 let first = self.fb.ins().bor(better, nan);
-                self.select_part(Form::Vectors(vector), first, a, b)
+                self.select_part(LaneForm::Vectors(vector), first, a, b)
             }
             _ => self.plain_op(op, a, b, dtype),
         }
@@ -332,7 +344,7 @@ impl Emit<'_, '_> {
         self.fb.ins().select(valid, rest, nan)
     }
 
-    fn binary_bool(&mut self, op: BinOp, a: &Val, b: &Val) -> Result<Val, CodegenError> {
+    fn binary_bool(&mut self, op: BinOp, a: &ClifValue, b: &ClifValue) -> Result<ClifValue, CodegenError> {
         let (form, vals) = self.same_masks(&[a, b]);
         let pairs = vals[0].parts.iter().zip(&vals[1].parts);
         let mut parts = Vec::with_capacity(vals[0].parts.len());
@@ -360,13 +372,13 @@ impl Emit<'_, '_> {
                 }
             });
         }
-        Ok(Val::new(form, parts))
+        Ok(ClifValue::new(form, parts))
     }
 
-    fn complement(&mut self, form: Form, mask: Value) -> Value {
+    fn complement(&mut self, form: LaneForm, mask: Value) -> Value {
         match form {
-            Form::Scalars => self.fb.ins().bxor_imm_s(mask, 1),
-            Form::Vectors(_) => self.fb.ins().bnot(mask),
+            LaneForm::Scalars => self.fb.ins().bxor_imm_s(mask, 1),
+            LaneForm::Vectors(_) => self.fb.ins().bnot(mask),
         }
     }
 }

@@ -1,16 +1,21 @@
 //! Value conversions. Vectors go through the widths between source and target; everything else lane by lane.
 //! Float to integer truncates and saturates (NaN gives 0), integers wrap, and 16-bit floats are not seen here.
 
-use super::emit::Emit;
-use super::value::{Form, Val, mask_of, scalar_type, vector_of};
+use super::emit::ClifKernelEmitter;
+use super::value::{ClifValue, LaneForm, mask_of, scalar_type, vector_of};
 use crate::error::CodegenError;
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{InstBuilder, Type, Value, types};
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
 
-impl Emit<'_, '_> {
-    pub fn cast(&mut self, value: &Val, from: Ty, to: Ty) -> Result<Val, CodegenError> {
+impl ClifKernelEmitter<'_, '_> {
+    pub fn cast(
+        &mut self,
+        value: &ClifValue,
+        from: ExprType,
+        to: ExprType,
+    ) -> Result<ClifValue, CodegenError> {
         if from.dtype == to.dtype {
             return Ok(value.clone());
         }
@@ -20,10 +25,10 @@ impl Emit<'_, '_> {
         let form = self.form(to);
         let mut val = match (value.form, form) {
             _ if to.dtype == DType::Bool => self.is_nonzero(value, from),
-            (_, Form::Vectors(vector)) if from.dtype == DType::Bool => self.mask_to_number(value, vector),
-            (Form::Vectors(source), Form::Vectors(target)) => {
+            (_, LaneForm::Vectors(vector)) if from.dtype == DType::Bool => self.mask_to_number(value, vector),
+            (LaneForm::Vectors(source), LaneForm::Vectors(target)) => {
                 let parts = self.cast_vectors(&value.parts, source, target, from.dtype, to.dtype);
-                Val::new(form, parts)
+                ClifValue::new(form, parts)
             }
             _ => {
                 let lanes = self.scalars(value, from.dtype == DType::Bool);
@@ -36,11 +41,11 @@ impl Emit<'_, '_> {
         Ok(val)
     }
 
-    fn is_nonzero(&mut self, value: &Val, from: Ty) -> Val {
+    fn is_nonzero(&mut self, value: &ClifValue, from: ExprType) -> ClifValue {
         let float = from.dtype == DType::F32;
         let form = match value.form {
-            Form::Scalars => Form::Scalars,
-            Form::Vectors(vector) => Form::Vectors(mask_of(vector)),
+            LaneForm::Scalars => LaneForm::Scalars,
+            LaneForm::Vectors(vector) => LaneForm::Vectors(mask_of(vector)),
         };
         let parts = value.parts.iter().map(|&p| {
             let ty = self.fb.func.dfg.value_type(p);
@@ -50,19 +55,19 @@ impl Emit<'_, '_> {
                 false => self.fb.ins().icmp(IntCC::NotEqual, p, zero),
             }
         });
-        Val::new(form, parts.collect())
+        ClifValue::new(form, parts.collect())
     }
 
     /// Masks to 1 or 0 of a numeric vector type.
-    fn mask_to_number(&mut self, mask: &Val, vector: Type) -> Val {
-        let mask = self.mask_to(mask, Form::Vectors(mask_of(vector)));
+    fn mask_to_number(&mut self, mask: &ClifValue, vector: Type) -> ClifValue {
+        let mask = self.mask_to(mask, LaneForm::Vectors(mask_of(vector)));
         let one = if vector == types::F32X4 { i64::from(1f32.to_bits()) } else { 1 };
         let one = self.vector_splat_const(mask_of(vector), one);
         let parts = mask.parts.iter().map(|&p| {
             let bits = self.fb.ins().band(p, one);
             self.as_type(bits, vector)
         });
-        Val::new(Form::Vectors(vector), parts.collect())
+        ClifValue::new(LaneForm::Vectors(vector), parts.collect())
     }
 
     fn cast_vectors(

@@ -1,8 +1,8 @@
 //! Statements of one kernel, and what is known while they are emitted.
 
-use super::isa::Machine;
-use super::local::{self, Promotion};
-use super::value::Val;
+use super::isa::CraneliftIsa;
+use super::local::{self, RegisterPromotion};
+use super::value::ClifValue;
 use crate::error::CodegenError;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{
@@ -11,29 +11,29 @@ use cranelift_codegen::ir::{
 };
 use cranelift_codegen::isa::CallConv;
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext, Variable};
-use mlcc_ir::instr::Meaning;
-use mlcc_ir::kernel::{BufId, ExprId, ForKind, Kernel, Space, Stmt, VarId};
+use mlcc_ir::instr::InstrSemantics;
+use mlcc_ir::kernel::{BufId, ExprId, ForKind, Kernel, MemorySpace, Stmt, VarId};
 use rustc_hash::FxHashMap;
 
 /// Where the elements of a buffer are.
 #[derive(Clone)]
-pub(super) enum Storage {
+pub(super) enum ElementStorage {
     /// At the address in this argument.
     Pointer(Value),
     Slot(StackSlot, AliasRegion),
     /// In registers: one variable per vector or element.
-    Registers(Promotion, Vec<Variable>),
+    Registers(RegisterPromotion, Vec<Variable>),
 }
 
 /// One kernel on its way to a Cranelift function. The tables are looked up, never iterated.
-pub(super) struct Emit<'k, 'f> {
+pub(super) struct ClifKernelEmitter<'k, 'f> {
     pub kernel: &'k Kernel,
-    pub machine: &'k Machine,
+    pub machine: &'k CraneliftIsa,
     pub fb: FunctionBuilder<'f>,
-    pub storages: FxHashMap<BufId, Storage>,
-    pub vars: FxHashMap<VarId, Val>,
+    pub storages: FxHashMap<BufId, ElementStorage>,
+    pub vars: FxHashMap<VarId, ClifValue>,
     /// Values of the current statement; cleared at its end because loads see memory as it is then.
-    pub cache: FxHashMap<ExprId, Val>,
+    pub cache: FxHashMap<ExprId, ClifValue>,
     globals: AliasRegion,
     /// First part, end and number of parts of the share.
     share: [Value; 3],
@@ -51,7 +51,7 @@ pub(super) fn kernel_signature(kernel: &Kernel) -> Signature {
 /// Builds the function of a kernel in which only primitive expressions are left.
 pub(super) fn kernel_function(
     kernel: &Kernel,
-    machine: &Machine,
+    machine: &CraneliftIsa,
     context: &mut FunctionBuilderContext,
 ) -> Result<Function, CodegenError> {
     let mut func = Function::with_name_signature(UserFuncName::default(), kernel_signature(kernel));
@@ -64,7 +64,7 @@ pub(super) fn kernel_function(
     let globals = AliasRegionData { user_id: 0, description: "global buffers".into() };
     let globals = fb.func.dfg.alias_regions.insert(globals);
     let n = args.len();
-    let mut emit = Emit {
+    let mut emit = ClifKernelEmitter {
         kernel,
         machine,
         fb,
@@ -76,27 +76,27 @@ pub(super) fn kernel_function(
         n_regions: 1,
     };
     for (&buf, &arg) in kernel.params.iter().zip(&args) {
-        emit.storages.insert(buf, Storage::Pointer(arg));
+        emit.storages.insert(buf, ElementStorage::Pointer(arg));
     }
     for ((_, var), &arg) in kernel.dims.iter().zip(&args[kernel.params.len()..]) {
-        emit.vars.insert(*var, Val::scalar(arg));
+        emit.vars.insert(*var, ClifValue::scalar(arg));
     }
     emit.body()?;
     emit.fb.finalize(machine.isa.frontend_config());
     Ok(func)
 }
 
-impl Emit<'_, '_> {
+impl ClifKernelEmitter<'_, '_> {
     /// An error about this kernel.
     pub fn unsupported<T>(&self, what: impl Into<String>) -> Result<T, CodegenError> {
         Err(CodegenError::Internal { kernel: self.kernel.name.clone(), what: what.into() })
     }
 
     /// Accesses never trap; alignment is not claimed, because a 128-bit chunk may start at any element.
-    pub fn flags(&self, storage: &Storage) -> MemFlagsData {
+    pub fn flags(&self, storage: &ElementStorage) -> MemFlagsData {
         let region = match storage {
-            Storage::Pointer(_) | Storage::Registers(..) => self.globals,
-            Storage::Slot(_, region) => *region,
+            ElementStorage::Pointer(_) | ElementStorage::Registers(..) => self.globals,
+            ElementStorage::Slot(_, region) => *region,
         };
         MemFlagsData::new().with_notrap().with_alias_region(Some(region))
     }
@@ -105,9 +105,9 @@ impl Emit<'_, '_> {
         self.fb.ins().iconst(types::I64, value)
     }
 
-    fn known(&mut self, value: i64) -> Val {
+    fn known(&mut self, value: i64) -> ClifValue {
         let known = Some(value);
-        Val { known, ..Val::scalar(self.iconst(value)) }
+        ClifValue { known, ..ClifValue::scalar(self.iconst(value)) }
     }
 
     /// A kernel without a `par` loop is run by who has the first part.
@@ -146,12 +146,12 @@ impl Emit<'_, '_> {
             Stmt::Store { buf, index, value, mask } => self.store(*buf, *index, *value, *mask),
             Stmt::Alloc { buf } => self.alloc(*buf),
             Stmt::Instr { instr, .. } => match instr.def().meaning {
-                Meaning::Hint => Ok(()),
-                Meaning::Expr(_)
-                | Meaning::ShuffleXor
-                | Meaning::Mma(_)
-                | Meaning::LoadMatrix { .. }
-                | Meaning::Copy { .. } => self
+                InstrSemantics::Hint => Ok(()),
+                InstrSemantics::Expr(_)
+                | InstrSemantics::ShuffleXor
+                | InstrSemantics::Mma(_)
+                | InstrSemantics::LoadMatrix { .. }
+                | InstrSemantics::Copy { .. } => self
                     .unsupported(format!("{} cannot stand as a statement of a CPU kernel", instr.def().name)),
             },
             Stmt::Barrier | Stmt::Commit | Stmt::Wait { .. } => {
@@ -164,7 +164,7 @@ impl Emit<'_, '_> {
         let decl = &self.kernel.bufs[buf];
         match self.storages.get(&buf).cloned() {
             // The same statement again, in an unrolled loop.
-            Some(Storage::Registers(promotion, variables)) => {
+            Some(ElementStorage::Registers(promotion, variables)) => {
                 self.clear(promotion, &variables);
                 return Ok(());
             }
@@ -175,16 +175,16 @@ impl Emit<'_, '_> {
         let (Some(len), Some(bytes)) = (len, decl.dtype.bytes()) else {
             return self.unsupported(format!("buffer {} of {} {}", decl.name, decl.len, decl.dtype));
         };
-        if decl.space == Space::Shared {
+        if decl.space == MemorySpace::Shared {
             return self.unsupported(format!("buffer {}: shared memory belongs to GPU kernels", decl.name));
         }
-        if decl.space == Space::Local
+        if decl.space == MemorySpace::Local
             && let Some(promotion) = local::promotion(self.kernel, buf, self.machine)
         {
             let n = len / promotion.lanes as usize;
             let variables: Vec<Variable> = (0..n).map(|_| self.fb.declare_var(promotion.part)).collect();
             self.clear(promotion, &variables);
-            self.storages.insert(buf, Storage::Registers(promotion, variables));
+            self.storages.insert(buf, ElementStorage::Registers(promotion, variables));
             return Ok(());
         }
         let Some(size) = u32::try_from(len * bytes).ok().filter(|s| *s <= i32::MAX as u32) else {
@@ -194,12 +194,12 @@ impl Emit<'_, '_> {
         let slot = StackSlotData::new(StackSlotKind::ExplicitSlot, size, align);
         let slot = self.fb.create_sized_stack_slot(slot);
         let region = self.new_region();
-        self.storages.insert(buf, Storage::Slot(slot, region));
+        self.storages.insert(buf, ElementStorage::Slot(slot, region));
         Ok(())
     }
 
     /// Contents are undefined from here on; saying so by a constant keeps the old ones from living on in registers.
-    fn clear(&mut self, promotion: Promotion, variables: &[Variable]) {
+    fn clear(&mut self, promotion: RegisterPromotion, variables: &[Variable]) {
         let zero = self.zero(promotion.part);
         for &variable in variables {
             self.fb.def_var(variable, zero);
@@ -207,9 +207,9 @@ impl Emit<'_, '_> {
     }
 
     /// A stack slot that the code of one expression passes through.
-    pub fn scratch(&mut self, bytes: u32) -> Storage {
+    pub fn scratch(&mut self, bytes: u32) -> ElementStorage {
         let slot = self.fb.create_sized_stack_slot(StackSlotData::new(StackSlotKind::ExplicitSlot, bytes, 4));
-        Storage::Slot(slot, self.new_region())
+        ElementStorage::Slot(slot, self.new_region())
     }
 
     fn new_region(&mut self) -> AliasRegion {
@@ -270,7 +270,7 @@ impl Emit<'_, '_> {
         let more = self.fb.ins().icmp(IntCC::SignedLessThan, i, to);
         self.fb.ins().brif(more, inside, &[], exit, &[]);
         self.enter(inside);
-        self.vars.insert(var, Val::scalar(i));
+        self.vars.insert(var, ClifValue::scalar(i));
         self.stmts(body)?;
         let next = self.fb.ins().iadd_imm_s(i, 1);
         self.fb.ins().jump(header, &[BlockArg::from(next)]);

@@ -1,17 +1,17 @@
 //! Expressions: dispatch, constants, splats, ramps and bitcasts.
 
-use super::emit::Emit;
-use super::instr::Pattern;
+use super::emit::ClifKernelEmitter;
+use super::instr::LaneOperation;
 use super::local::fold;
-use super::value::{Form, Val, scalar_type};
+use super::value::{ClifValue, LaneForm, scalar_type};
 use crate::error::CodegenError;
 use cranelift_codegen::ir::{InstBuilder, Type, Value, types};
-use mlcc_ir::kernel::{BinOp, Expr, ExprId, Literal, Ty};
+use mlcc_ir::kernel::{BinOp, Expr, ExprId, ExprType, Literal};
 use mlcc_ir::types::DType;
 
-impl Emit<'_, '_> {
+impl ClifKernelEmitter<'_, '_> {
     /// The value of an expression, computed once per statement.
-    pub fn expr(&mut self, id: ExprId) -> Result<Val, CodegenError> {
+    pub fn expr(&mut self, id: ExprId) -> Result<ClifValue, CodegenError> {
         if let Some(val) = self.cache.get(&id) {
             return Ok(val.clone());
         }
@@ -20,7 +20,7 @@ impl Emit<'_, '_> {
         Ok(val)
     }
 
-    fn compute(&mut self, id: ExprId) -> Result<Val, CodegenError> {
+    fn compute(&mut self, id: ExprId) -> Result<ClifValue, CodegenError> {
         let kernel = self.kernel;
         let ty = kernel.ty(id);
         if ty.lanes == 0 || scalar_type(ty.dtype).is_none() {
@@ -74,9 +74,10 @@ impl Emit<'_, '_> {
                 let b = b.map(|b| self.expr(b)).transpose()?;
                 Ok(self.shuffle(&a, b.as_ref(), from, lanes))
             }
-            Expr::Instr(instr, args) => match Pattern::of(*instr, self.machine) {
+            Expr::Instr(instr, args) => match LaneOperation::of(*instr, self.machine) {
                 Some(pattern) => {
-                    let args: Vec<Val> = args.iter().map(|a| self.expr(*a)).collect::<Result<_, _>>()?;
+                    let args: Vec<ClifValue> =
+                        args.iter().map(|a| self.expr(*a)).collect::<Result<_, _>>()?;
                     let form = self.form(ty);
                     Ok(self.dot_product(pattern, instr.def(), &args, form))
                 }
@@ -103,7 +104,7 @@ impl Emit<'_, '_> {
         })
     }
 
-    fn literal(&mut self, literal: Literal, dtype: DType) -> Result<Val, CodegenError> {
+    fn literal(&mut self, literal: Literal, dtype: DType) -> Result<ClifValue, CodegenError> {
         let (Some(bits), Some(ty)) = (self.literal_bits(literal, dtype), scalar_type(dtype)) else {
             return self.unsupported(format!("a literal of {dtype}"));
         };
@@ -112,15 +113,15 @@ impl Emit<'_, '_> {
             _ => self.fb.ins().iconst(ty, bits as i64),
         };
         let known = (dtype == DType::I64).then_some(bits as i64);
-        Ok(Val { known, ..Val::scalar(value) })
+        Ok(ClifValue { known, ..ClifValue::scalar(value) })
     }
 
-    fn splat_literal(&mut self, literal: Literal, ty: Ty) -> Result<Val, CodegenError> {
+    fn splat_literal(&mut self, literal: Literal, ty: ExprType) -> Result<ClifValue, CodegenError> {
         match (self.form(ty), self.literal_bits(literal, ty.dtype)) {
-            (Form::Vectors(vector), Some(bits)) => {
+            (LaneForm::Vectors(vector), Some(bits)) => {
                 let part = self.vector_splat_const(vector, bits as i64);
                 let n = ty.lanes / vector.lane_count();
-                Ok(Val::new(Form::Vectors(vector), vec![part; n as usize]))
+                Ok(ClifValue::new(LaneForm::Vectors(vector), vec![part; n as usize]))
             }
             (form, _) => {
                 let scalar = self.literal(literal, ty.dtype)?.single();
@@ -129,20 +130,20 @@ impl Emit<'_, '_> {
         }
     }
 
-    fn binary_expr(&mut self, op: BinOp, a: ExprId, b: ExprId) -> Result<Val, CodegenError> {
+    fn binary_expr(&mut self, op: BinOp, a: ExprId, b: ExprId) -> Result<ClifValue, CodegenError> {
         let ty = self.kernel.ty(a);
         let left = self.expr(a)?;
         // Vector shifts take one amount for all lanes.
-        if let (BinOp::Shl | BinOp::Shr, Form::Vectors(_), &Expr::Splat(amount)) =
+        if let (BinOp::Shl | BinOp::Shr, LaneForm::Vectors(_), &Expr::Splat(amount)) =
             (op, left.form, self.kernel.exprs.expr(b))
         {
             let amount = self.expr(amount)?.single();
             let parts = left.parts.iter().map(|&p| self.shift(op, p, amount, ty.dtype)).collect();
-            return Ok(Val::new(left.form, parts));
+            return Ok(ClifValue::new(left.form, parts));
         }
         let right = self.expr(b)?;
         let mut val = self.binary(op, &left, &right, ty)?;
-        if ty == Ty::I64 {
+        if ty == ExprType::I64 {
             val.known = left.known.zip(right.known).and_then(|(a, b)| fold(op, a, b));
         }
         if let Some(known) = val.known {
@@ -151,10 +152,10 @@ impl Emit<'_, '_> {
         Ok(val)
     }
 
-    fn ramp(&mut self, base: Value, stride: Value, ty: Ty) -> Val {
+    fn ramp(&mut self, base: Value, stride: Value, ty: ExprType) -> ClifValue {
         let form = self.form(ty);
         match form {
-            Form::Vectors(vector @ (types::I32X4 | types::I16X8)) => {
+            LaneForm::Vectors(vector @ (types::I32X4 | types::I16X8)) => {
                 let (base, stride) = (self.fb.ins().splat(vector, base), self.fb.ins().splat(vector, stride));
                 let per_part = vector.lane_count();
                 let parts = (0..ty.lanes / per_part)
@@ -164,7 +165,7 @@ impl Emit<'_, '_> {
                         self.fb.ins().iadd(base, offsets)
                     })
                     .collect();
-                Val::new(form, parts)
+                ClifValue::new(form, parts)
             }
             _ => {
                 let lane_type = self.fb.func.dfg.value_type(base);
@@ -193,17 +194,17 @@ impl Emit<'_, '_> {
         self.vector_const(vector, bytes)
     }
 
-    fn bitcast(&mut self, value: &Val, from: Ty, to: Ty) -> Val {
+    fn bitcast(&mut self, value: &ClifValue, from: ExprType, to: ExprType) -> ClifValue {
         let is_bool = from.dtype == DType::Bool || to.dtype == DType::Bool;
         match (value.form, self.form(to)) {
-            (Form::Vectors(_), Form::Vectors(vector)) if !is_bool => {
+            (LaneForm::Vectors(_), LaneForm::Vectors(vector)) if !is_bool => {
                 let parts = value.parts.iter().map(|&p| self.as_type(p, vector)).collect();
-                Val::new(Form::Vectors(vector), parts)
+                ClifValue::new(LaneForm::Vectors(vector), parts)
             }
-            (Form::Scalars, Form::Scalars) if !is_bool && from.lanes == to.lanes => {
+            (LaneForm::Scalars, LaneForm::Scalars) if !is_bool && from.lanes == to.lanes => {
                 let ty = scalar_type(to.dtype).unwrap_or(types::I8);
                 let parts = value.parts.iter().map(|&p| self.as_type(p, ty)).collect();
-                Val::new(Form::Scalars, parts)
+                ClifValue::new(LaneForm::Scalars, parts)
             }
             _ => self.bitcast_through_memory(value, from, to),
         }

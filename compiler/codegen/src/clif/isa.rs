@@ -3,11 +3,11 @@
 use crate::error::CodegenError;
 use cranelift_codegen::isa::OwnedTargetIsa;
 use cranelift_codegen::settings::{self, Configurable};
-use mlcc_target::{Arch, Level, SpecError};
+use mlcc_target::{Arch, FeatureLevel, SpecError};
 
 /// What the code of one level may use.
 #[derive(Clone)]
-pub(super) struct Machine {
+pub(super) struct CraneliftIsa {
     pub arch: Arch,
     pub isa: OwnedTargetIsa,
     /// 128-bit integer and float vectors without holes (on x86 that means SSE4.1).
@@ -39,7 +39,7 @@ const X86_FLAGS: [(&str, &str); 12] = [
 
 /// The level as this back end sees it: without the features that it has no use for, with 128-bit vectors. Kernels should
 /// be chosen for it, and an artifact then demands no more than its code needs.
-pub fn usable_level(arch: Arch, level: &Level) -> Result<Level, SpecError> {
+pub fn usable_level(arch: Arch, level: &FeatureLevel) -> Result<FeatureLevel, SpecError> {
     let knows = |feature: &String| match arch {
         Arch::X86_64 => {
             feature == "sse" || feature == "sse2" || X86_FLAGS.iter().any(|(ours, _)| ours == feature)
@@ -60,8 +60,8 @@ const SHARED_FLAGS: [(&str, &str); 6] = [
     ("enable_verifier", if cfg!(debug_assertions) { "true" } else { "false" }),
 ];
 
-impl Machine {
-    pub fn new(arch: Arch, level: &Level) -> Result<Machine, CodegenError> {
+impl CraneliftIsa {
+    pub fn new(arch: Arch, level: &FeatureLevel) -> Result<CraneliftIsa, CodegenError> {
         let error = |message: String| CodegenError::Machine {
             triple: format!("{arch} by Cranelift"),
             cpu: level.name.clone(),
@@ -84,7 +84,7 @@ impl Machine {
             builder.set(flag, value).map_err(|e| error(e.to_string()))?;
         }
         let isa = builder.finish(settings::Flags::new(flags)).map_err(|e| error(e.to_string()))?;
-        Ok(Machine {
+        Ok(CraneliftIsa {
             arch,
             isa,
             simd: !x86 || level.has_all(&["sse3", "ssse3", "sse4.1"]),

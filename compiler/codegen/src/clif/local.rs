@@ -1,10 +1,10 @@
-//! Which `Local` buffers can live in registers, and in what pieces.
+//! Which `LocalMemory` buffers can live in registers, and in what pieces.
 //!
 //! A buffer qualifies if every index into it is a constant once the unrolled loops around are unrolled. Its pieces are
 //! 128-bit vectors if every access is a contiguous, aligned run of whole vectors, else single elements. The test is
 //! structural and errs towards the stack, which is always right.
 
-use super::isa::Machine;
+use super::isa::CraneliftIsa;
 use super::value::{scalar_type, vector_of};
 use cranelift_codegen::ir::{Type, types};
 use mlcc_ir::kernel::{BinOp, BufId, Expr, ExprId, ForKind, Kernel, Stmt, VarId};
@@ -16,7 +16,7 @@ const MAX_BYTES: usize = 4096;
 
 /// The pieces a buffer is cut into.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Promotion {
+pub(super) struct RegisterPromotion {
     /// Type of one piece.
     pub part: Type,
     /// Elements in one piece.
@@ -24,14 +24,14 @@ pub(super) struct Promotion {
 }
 
 /// Pieces for `buf`, or `None` if it needs memory.
-pub(super) fn promotion(kernel: &Kernel, buf: BufId, machine: &Machine) -> Option<Promotion> {
+pub(super) fn promotion(kernel: &Kernel, buf: BufId, machine: &CraneliftIsa) -> Option<RegisterPromotion> {
     let decl = &kernel.bufs[buf];
     let lane = scalar_type(decl.dtype)?;
     let len = usize::try_from(decl.len.as_const()?).ok()?;
     if len * lane.bytes() as usize > MAX_BYTES {
         return None;
     }
-    let mut scan = Scan {
+    let mut scan = AccessScan {
         kernel,
         buf,
         constants: FxHashSet::default(),
@@ -49,13 +49,13 @@ pub(super) fn promotion(kernel: &Kernel, buf: BufId, machine: &Machine) -> Optio
         lanes % wide == 0 && scan.run(index).is_some_and(|base| scan.multiple(base, wide))
     };
     if vectors && len as i64 % wide == 0 && scan.accesses.iter().all(whole) {
-        Some(Promotion { part: vector_of(lane), lanes: wide as u32 })
+        Some(RegisterPromotion { part: vector_of(lane), lanes: wide as u32 })
     } else {
-        Some(Promotion { part: lane, lanes: 1 })
+        Some(RegisterPromotion { part: lane, lanes: 1 })
     }
 }
 
-struct Scan<'k> {
+struct AccessScan<'k> {
     kernel: &'k Kernel,
     buf: BufId,
     /// Variables of unrolled loops.
@@ -65,7 +65,7 @@ struct Scan<'k> {
     accesses: Vec<ExprId>,
 }
 
-impl Scan<'_> {
+impl AccessScan<'_> {
     fn stmts(&mut self, body: &[Stmt]) {
         for stmt in body {
             match stmt {

@@ -1,32 +1,32 @@
 //! Loads and stores: contiguous runs, gathers and scatters, masks, and buffers kept in registers.
 
-use super::emit::{Emit, Storage};
-use super::local::Promotion;
-use super::value::{Form, Val, scalar_type};
+use super::emit::{ClifKernelEmitter, ElementStorage};
+use super::local::RegisterPromotion;
+use super::value::{ClifValue, LaneForm, scalar_type};
 use crate::error::CodegenError;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{BlockArg, InstBuilder, MemFlagsData, Type, Value, types};
 use cranelift_frontend::Variable;
-use mlcc_ir::kernel::{BinOp, BufId, Expr, ExprId, Ty};
+use mlcc_ir::kernel::{BinOp, BufId, Expr, ExprId, ExprType};
 use mlcc_ir::types::DType;
 
 /// Where an access starts: `address + offset` bytes.
 #[derive(Clone, Copy)]
-struct Start {
+struct AccessAddress {
     address: Value,
     offset: i32,
 }
 
 /// The bytes an access touches.
-enum Target {
+enum AccessTarget {
     /// Consecutive elements.
-    Run(Start),
+    Run(AccessAddress),
     /// One address per lane.
-    Lanes(Vec<Start>),
+    Lanes(Vec<AccessAddress>),
 }
 
-impl Emit<'_, '_> {
-    fn storage(&self, buf: BufId) -> Result<Storage, CodegenError> {
+impl ClifKernelEmitter<'_, '_> {
+    fn storage(&self, buf: BufId) -> Result<ElementStorage, CodegenError> {
         match self.storages.get(&buf) {
             Some(storage) => Ok(storage.clone()),
             None => self.unsupported(format!("buffer {} is used out of scope", self.kernel.bufs[buf].name)),
@@ -46,23 +46,23 @@ impl Emit<'_, '_> {
         buf: BufId,
         index: ExprId,
         mask: Option<ExprId>,
-        ty: Ty,
-    ) -> Result<Val, CodegenError> {
+        ty: ExprType,
+    ) -> Result<ClifValue, CodegenError> {
         let storage = self.storage(buf)?;
         let mask = mask.map(|m| self.expr(m)).transpose()?;
-        if let Storage::Registers(promotion, variables) = &storage {
+        if let ElementStorage::Registers(promotion, variables) = &storage {
             let lanes = self.register_lanes(buf, index, variables.len(), *promotion)?;
             return Ok(self.load_registers(*promotion, variables, &lanes, mask.as_ref(), ty));
         }
         let target = self.target(buf, &storage, index)?;
         Ok(match (target, mask) {
-            (Target::Run(start), None) => self.load_run(&storage, start, ty),
-            (Target::Run(start), Some(mask)) => self.load_masked_run(&storage, start, &mask, ty),
-            (Target::Lanes(starts), None) => {
+            (AccessTarget::Run(start), None) => self.load_run(&storage, start, ty),
+            (AccessTarget::Run(start), Some(mask)) => self.load_masked_run(&storage, start, &mask, ty),
+            (AccessTarget::Lanes(starts), None) => {
                 let lanes = starts.iter().map(|&s| self.load_lane(&storage, s, 0, ty.dtype)).collect();
                 self.assemble(self.form(ty), lanes)
             }
-            (Target::Lanes(starts), Some(mask)) => {
+            (AccessTarget::Lanes(starts), Some(mask)) => {
                 let mask = self.scalars(&mask, true);
                 let lanes = starts.iter().zip(mask);
                 let lanes = lanes.map(|(&s, m)| self.load_guarded(&storage, s, 0, m, ty.dtype)).collect();
@@ -82,7 +82,7 @@ impl Emit<'_, '_> {
         let ty = self.kernel.ty(value);
         let value = self.expr(value)?;
         let mask = mask.map(|m| self.expr(m)).transpose()?;
-        if let Storage::Registers(promotion, variables) = &storage {
+        if let ElementStorage::Registers(promotion, variables) = &storage {
             let lanes = self.register_lanes(buf, index, variables.len(), *promotion)?;
             self.store_registers(*promotion, variables, &lanes, &value, mask.as_ref(), ty);
             return Ok(());
@@ -90,11 +90,11 @@ impl Emit<'_, '_> {
         let target = self.target(buf, &storage, index)?;
         let width = self.element(buf)?.bytes() as i32;
         match (target, mask) {
-            (Target::Run(start), None) => self.store_run(&storage, start, &value, ty),
-            (Target::Run(start), Some(mask)) => {
+            (AccessTarget::Run(start), None) => self.store_run(&storage, start, &value, ty),
+            (AccessTarget::Run(start), Some(mask)) => {
                 self.store_masked_run(&storage, start, width, &value, &mask, ty)
             }
-            (Target::Lanes(starts), mask) => {
+            (AccessTarget::Lanes(starts), mask) => {
                 let mask = mask.map(|m| self.scalars(&m, true));
                 let values = self.scalars(&value, ty.dtype == DType::Bool);
                 for (lane, (start, value)) in starts.into_iter().zip(values).enumerate() {
@@ -110,7 +110,12 @@ impl Emit<'_, '_> {
 
     // ---- addresses
 
-    fn target(&mut self, buf: BufId, storage: &Storage, index: ExprId) -> Result<Target, CodegenError> {
+    fn target(
+        &mut self,
+        buf: BufId,
+        storage: &ElementStorage,
+        index: ExprId,
+    ) -> Result<AccessTarget, CodegenError> {
         let width = i64::from(self.element(buf)?.bytes());
         let mut addends = Vec::new();
         if self.run_addends(index, &mut addends) {
@@ -119,10 +124,12 @@ impl Emit<'_, '_> {
             for addend in addends {
                 self.split(addend, &mut known, &mut sum)?;
             }
-            return Ok(Target::Run(self.start(storage, sum, known.wrapping_mul(width), width)));
+            return Ok(AccessTarget::Run(self.start(storage, sum, known.wrapping_mul(width), width)));
         }
         let lanes = self.expr(index)?.parts;
-        Ok(Target::Lanes(lanes.into_iter().map(|lane| self.start(storage, Some(lane), 0, width)).collect()))
+        Ok(AccessTarget::Lanes(
+            lanes.into_iter().map(|lane| self.start(storage, Some(lane), 0, width)).collect(),
+        ))
     }
 
     /// If `index` is a run of consecutive elements, the terms whose sum is its start.
@@ -170,11 +177,17 @@ impl Emit<'_, '_> {
         Ok(())
     }
 
-    fn start(&mut self, storage: &Storage, index: Option<Value>, offset: i64, width: i64) -> Start {
+    fn start(
+        &mut self,
+        storage: &ElementStorage,
+        index: Option<Value>,
+        offset: i64,
+        width: i64,
+    ) -> AccessAddress {
         let base = match storage {
-            Storage::Slot(slot, _) => self.fb.ins().stack_addr(types::I64, *slot, 0),
-            Storage::Pointer(pointer) => *pointer,
-            Storage::Registers(..) => unreachable!("registers have no address"),
+            ElementStorage::Slot(slot, _) => self.fb.ins().stack_addr(types::I64, *slot, 0),
+            ElementStorage::Pointer(pointer) => *pointer,
+            ElementStorage::Registers(..) => unreachable!("registers have no address"),
         };
         let mut address = match index {
             None => base,
@@ -191,12 +204,18 @@ impl Emit<'_, '_> {
                 0
             }
         };
-        Start { address, offset }
+        AccessAddress { address, offset }
     }
 
     // ---- single lanes
 
-    fn load_lane(&mut self, storage: &Storage, start: Start, offset: i32, dtype: DType) -> Value {
+    fn load_lane(
+        &mut self,
+        storage: &ElementStorage,
+        start: AccessAddress,
+        offset: i32,
+        dtype: DType,
+    ) -> Value {
         let flags = self.flags(storage);
         let ty = scalar_type(dtype).unwrap_or(types::I8);
         let value = self.fb.ins().load(ty, flags, start.address, start.offset + offset);
@@ -206,15 +225,15 @@ impl Emit<'_, '_> {
         }
     }
 
-    fn store_lane(&mut self, storage: &Storage, start: Start, offset: i32, value: Value) {
+    fn store_lane(&mut self, storage: &ElementStorage, start: AccessAddress, offset: i32, value: Value) {
         let flags = self.flags(storage);
         self.fb.ins().store(flags, value, start.address, start.offset + offset);
     }
 
     fn load_guarded(
         &mut self,
-        storage: &Storage,
-        start: Start,
+        storage: &ElementStorage,
+        start: AccessAddress,
         offset: i32,
         mask: Value,
         dtype: DType,
@@ -231,7 +250,14 @@ impl Emit<'_, '_> {
         result
     }
 
-    fn store_guarded(&mut self, storage: &Storage, start: Start, offset: i32, mask: Value, value: Value) {
+    fn store_guarded(
+        &mut self,
+        storage: &ElementStorage,
+        start: AccessAddress,
+        offset: i32,
+        mask: Value,
+        value: Value,
+    ) {
         let (write, join) = (self.fb.create_block(), self.fb.create_block());
         self.fb.ins().brif(mask, write, &[], join, &[]);
         self.enter(write);
@@ -243,17 +269,17 @@ impl Emit<'_, '_> {
     // ---- runs
 
     /// The form in which a run is read and written: bytes of `bool` count as a vector type here.
-    fn run_form(&self, ty: Ty) -> Form {
+    fn run_form(&self, ty: ExprType) -> LaneForm {
         match ty.dtype {
-            DType::Bool => self.form(Ty::vector(DType::U8, ty.lanes)),
+            DType::Bool => self.form(ExprType::vector(DType::U8, ty.lanes)),
             _ => self.form(ty),
         }
     }
 
-    fn load_run(&mut self, storage: &Storage, start: Start, ty: Ty) -> Val {
+    fn load_run(&mut self, storage: &ElementStorage, start: AccessAddress, ty: ExprType) -> ClifValue {
         let flags = self.flags(storage);
         match self.run_form(ty) {
-            Form::Vectors(vector) => {
+            LaneForm::Vectors(vector) => {
                 let mut parts = Vec::new();
                 for i in 0..(ty.lanes / vector.lane_count()) as i32 {
                     let part = self.load_vector(vector, flags, start.address, start.offset + 16 * i);
@@ -264,13 +290,13 @@ impl Emit<'_, '_> {
                         part
                     });
                 }
-                Val::new(Form::Vectors(vector), parts)
+                ClifValue::new(LaneForm::Vectors(vector), parts)
             }
-            Form::Scalars => {
+            LaneForm::Scalars => {
                 let width = scalar_type(ty.dtype).map_or(1, Type::bytes) as i32;
                 let lanes = 0..ty.lanes as i32;
                 let parts = lanes.map(|i| self.load_lane(storage, start, width * i, ty.dtype)).collect();
-                Val::new(Form::Scalars, parts)
+                ClifValue::new(LaneForm::Scalars, parts)
             }
         }
     }
@@ -283,17 +309,17 @@ impl Emit<'_, '_> {
         self.as_type(bits, ty)
     }
 
-    fn store_run(&mut self, storage: &Storage, start: Start, value: &Val, ty: Ty) {
+    fn store_run(&mut self, storage: &ElementStorage, start: AccessAddress, value: &ClifValue, ty: ExprType) {
         let flags = self.flags(storage);
         let form = self.run_form(ty);
         let bytes = match (ty.dtype, form) {
-            (DType::Bool, Form::Vectors(vector)) => {
+            (DType::Bool, LaneForm::Vectors(vector)) => {
                 let mask = self.mask_to(value, form);
                 let one = self.vector_splat_const(vector, 1);
                 let parts = mask.parts.iter().map(|&p| self.fb.ins().band(p, one)).collect();
-                Val::new(form, parts)
+                ClifValue::new(form, parts)
             }
-            (DType::Bool, Form::Scalars) => self.mask_to(value, form),
+            (DType::Bool, LaneForm::Scalars) => self.mask_to(value, form),
             _ => value.clone(),
         };
         let mut offset = start.offset;
@@ -304,21 +330,27 @@ impl Emit<'_, '_> {
     }
 
     /// True if all lanes of the mask are set.
-    fn all(&mut self, mask: &Val) -> Value {
+    fn all(&mut self, mask: &ClifValue) -> Value {
         let both = mask.parts[1..].iter().fold(mask.parts[0], |a, &b| self.fb.ins().band(a, b));
         match mask.form {
-            Form::Scalars => both,
-            Form::Vectors(_) => self.fb.ins().vall_true(both),
+            LaneForm::Scalars => both,
+            LaneForm::Vectors(_) => self.fb.ins().vall_true(both),
         }
     }
 
     /// Whole vectors if all lanes are on, else lane by lane.
-    fn load_masked_run(&mut self, storage: &Storage, start: Start, mask: &Val, ty: Ty) -> Val {
+    fn load_masked_run(
+        &mut self,
+        storage: &ElementStorage,
+        start: AccessAddress,
+        mask: &ClifValue,
+        ty: ExprType,
+    ) -> ClifValue {
         let form = self.run_form(ty);
         let width = scalar_type(ty.dtype).map_or(1, Type::bytes) as i32;
         let join = match form {
-            Form::Scalars => None,
-            Form::Vectors(vector) => {
+            LaneForm::Scalars => None,
+            LaneForm::Vectors(vector) => {
                 let (whole, pieces, join) =
                     (self.fb.create_block(), self.fb.create_block(), self.fb.create_block());
                 let all = self.all(mask);
@@ -329,16 +361,16 @@ impl Emit<'_, '_> {
                 self.fb.ins().jump(join, &parts);
                 let results = parts.iter().map(|_| self.fb.append_block_param(join, vector)).collect();
                 self.enter(pieces);
-                Some((join, Val::new(form, results)))
+                Some((join, ClifValue::new(form, results)))
             }
         };
         let mut lanes = Vec::new();
         for (i, m) in self.scalars(mask, true).into_iter().enumerate() {
             lanes.push(self.load_guarded(storage, start, width * i as i32, m, ty.dtype));
         }
-        let Some((join, result)) = join else { return Val::new(Form::Scalars, lanes) };
+        let Some((join, result)) = join else { return ClifValue::new(LaneForm::Scalars, lanes) };
         let pieces = match ty.dtype {
-            DType::Bool => self.mask_to(&Val::new(Form::Scalars, lanes), form),
+            DType::Bool => self.mask_to(&ClifValue::new(LaneForm::Scalars, lanes), form),
             _ => self.assemble(form, lanes),
         };
         let parts: Vec<BlockArg> = pieces.parts.into_iter().map(BlockArg::from).collect();
@@ -349,12 +381,12 @@ impl Emit<'_, '_> {
 
     fn store_masked_run(
         &mut self,
-        storage: &Storage,
-        start: Start,
+        storage: &ElementStorage,
+        start: AccessAddress,
         width: i32,
-        value: &Val,
-        mask: &Val,
-        ty: Ty,
+        value: &ClifValue,
+        mask: &ClifValue,
+        ty: ExprType,
     ) {
         let (whole, pieces, join) = (self.fb.create_block(), self.fb.create_block(), self.fb.create_block());
         let all = self.all(mask);
@@ -373,7 +405,7 @@ impl Emit<'_, '_> {
     }
 
     /// The bits of a value as another type, through memory: for shapes that no bitcast instruction covers.
-    pub fn bitcast_through_memory(&mut self, value: &Val, from: Ty, to: Ty) -> Val {
+    pub fn bitcast_through_memory(&mut self, value: &ClifValue, from: ExprType, to: ExprType) -> ClifValue {
         let bytes = from.dtype.bytes().unwrap_or(1) as u32 * from.lanes;
         let storage = self.scratch(bytes);
         let start = self.start(&storage, None, 0, 1);
@@ -389,7 +421,7 @@ impl Emit<'_, '_> {
         buf: BufId,
         index: ExprId,
         variables: usize,
-        promotion: Promotion,
+        promotion: RegisterPromotion,
     ) -> Result<Vec<usize>, CodegenError> {
         let (base, stride) = match *self.kernel.exprs.expr(index) {
             Expr::Ramp { base, stride } => (self.expr(base)?.known, self.expr(stride)?.known),
@@ -412,19 +444,19 @@ impl Emit<'_, '_> {
 
     fn load_registers(
         &mut self,
-        promotion: Promotion,
+        promotion: RegisterPromotion,
         variables: &[Variable],
         lanes: &[usize],
-        mask: Option<&Val>,
-        ty: Ty,
-    ) -> Val {
+        mask: Option<&ClifValue>,
+        ty: ExprType,
+    ) -> ClifValue {
         let value = if promotion.lanes == 1 {
             let lanes = lanes.iter().map(|&l| self.fb.use_var(variables[l])).collect();
             self.assemble(self.form(ty), lanes)
         } else {
             let starts = lanes.iter().step_by(promotion.lanes as usize);
             let parts = starts.map(|&l| self.fb.use_var(variables[l / promotion.lanes as usize])).collect();
-            Val::new(Form::Vectors(promotion.part), parts)
+            ClifValue::new(LaneForm::Vectors(promotion.part), parts)
         };
         match mask {
             None => value,
@@ -437,12 +469,12 @@ impl Emit<'_, '_> {
 
     fn store_registers(
         &mut self,
-        promotion: Promotion,
+        promotion: RegisterPromotion,
         variables: &[Variable],
         lanes: &[usize],
-        value: &Val,
-        mask: Option<&Val>,
-        ty: Ty,
+        value: &ClifValue,
+        mask: Option<&ClifValue>,
+        ty: ExprType,
     ) {
         let value = match mask {
             None => value.clone(),
@@ -463,15 +495,18 @@ impl Emit<'_, '_> {
         }
     }
 
-    fn zero_of(&mut self, ty: Ty) -> Val {
+    fn zero_of(&mut self, ty: ExprType) -> ClifValue {
         match self.form(ty) {
-            Form::Vectors(vector) => {
+            LaneForm::Vectors(vector) => {
                 let zero = self.zero(vector);
-                Val::new(Form::Vectors(vector), vec![zero; (ty.lanes / vector.lane_count()) as usize])
+                ClifValue::new(
+                    LaneForm::Vectors(vector),
+                    vec![zero; (ty.lanes / vector.lane_count()) as usize],
+                )
             }
-            Form::Scalars => {
+            LaneForm::Scalars => {
                 let zero = self.zero(scalar_type(ty.dtype).unwrap_or(types::I8));
-                Val::new(Form::Scalars, vec![zero; ty.lanes as usize])
+                ClifValue::new(LaneForm::Scalars, vec![zero; ty.lanes as usize])
             }
         }
     }

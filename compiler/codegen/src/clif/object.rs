@@ -1,15 +1,15 @@
 //! Object files: one per kernel and step, one for the model table, and bare kernels for tests.
 
 use super::emit::{kernel_function, kernel_signature};
-use super::instr::Pattern;
-use super::isa::Machine;
-use super::step::{self, Callee, Callees};
+use super::instr::LaneOperation;
+use super::isa::CraneliftIsa;
+use super::step::{self, CalleeTable, KernelCallee};
 use crate::error::CodegenError;
 use crate::halfs::{HalfSupport, lower_halfs};
-use crate::model::{Limits, METADATA_FUNCTION, caller_symbol, entry_symbol, kernel_symbol};
-use crate::objects::{KERNEL_SYMBOL, Key, Objects};
+use crate::model::{EntryLimits, METADATA_FUNCTION, caller_symbol, entry_symbol, kernel_symbol};
+use crate::objects::{KERNEL_SYMBOL, ObjectKey, ObjectStore};
 use crate::table::{RelocTarget, TableImage};
-use crate::units::{Generator, Unit};
+use crate::units::{CodeGenerator, ObjectUnit};
 use cranelift_codegen::ir::{
     AbiParam, ExternalName, Function, GlobalValueData, InstBuilder, MemFlagsData, Signature, UserFuncName,
     types,
@@ -22,21 +22,21 @@ use cranelift_object::{ObjectBuilder, ObjectModule};
 use mlcc_abi::{MODEL_SYMBOL, ModelTable, Str};
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::rewrite::expand_instrs;
-use mlcc_ir::step::Step;
-use mlcc_target::{Arch, Level};
+use mlcc_ir::step::StepProgram;
+use mlcc_target::{Arch, FeatureLevel};
 use std::mem::offset_of;
 
 /// Cranelift for the CPUs of an artifact.
-pub struct Cranelift {
+pub struct CraneliftGenerator {
     pub arch: Arch,
-    pub limits: Limits,
+    pub limits: EntryLimits,
 }
 
-impl Generator for Cranelift {
-    fn object(&self, unit: &Unit<'_>, objects: &Objects<'_>) -> Result<Key, CodegenError> {
+impl CodeGenerator for CraneliftGenerator {
+    fn object(&self, unit: &ObjectUnit<'_>, objects: &ObjectStore<'_>) -> Result<ObjectKey, CodegenError> {
         match unit {
-            Unit::Kernel { level, kernel, .. } => {
-                let mut object = Object::new(self.arch, level)?;
+            ObjectUnit::Kernel { level, kernel, .. } => {
+                let mut object = ObjectEmitter::new(self.arch, level)?;
                 let function = object.kernel_function(kernel)?;
                 let key = object.key(&function);
                 objects.want(key, || {
@@ -44,21 +44,21 @@ impl Generator for Cranelift {
                     object.emit()
                 })
             }
-            Unit::Step { level, step, kernels } => {
-                let mut object = Object::new(self.arch, level)?;
-                let mut callees = Callees::new();
+            ObjectUnit::Step { level, step, kernels } => {
+                let mut object = ObjectEmitter::new(self.arch, level)?;
+                let mut callees = CalleeTable::new();
                 let mut names = String::new();
                 for (name, kernel) in kernels.launched_by(step) {
                     let symbol = kernel_symbol(name, &level.name);
                     let id = object.import(&symbol, kernel)?;
-                    callees.insert(name, Callee { kernel, id });
+                    callees.insert(name, KernelCallee { kernel, id });
                     names.push_str(&symbol);
                     names.push('\n');
                 }
                 let symbol = entry_symbol(&step.name, &level.name);
                 names.push_str(&symbol);
                 let function = object.step_function(step, self.limits, &callees)?;
-                let key = Key::of(&[names.as_bytes(), &object.key(&function).bytes()]);
+                let key = ObjectKey::of(&[names.as_bytes(), &object.key(&function).bytes()]);
                 objects.want(key, || {
                     object.define(&symbol, &step::step_signature(), function, Linkage::Hidden)?;
                     object.emit()
@@ -69,8 +69,8 @@ impl Generator for Cranelift {
 }
 
 /// Compiles the model table and `get_metadata`; `level` is the weakest one, as its code runs anywhere.
-pub fn table_object(arch: Arch, level: &Level, image: &TableImage) -> Result<Vec<u8>, CodegenError> {
-    let mut object = Object::new(arch, level)?;
+pub fn table_object(arch: Arch, level: &FeatureLevel, image: &TableImage) -> Result<Vec<u8>, CodegenError> {
+    let mut object = ObjectEmitter::new(arch, level)?;
     let error = |e| refused(MODEL_SYMBOL, &e);
     let id = object.module.declare_data(MODEL_SYMBOL, Linkage::Export, true, false).map_err(error)?;
     object.metadata(id)?;
@@ -94,8 +94,8 @@ pub fn table_object(arch: Arch, level: &Level, image: &TableImage) -> Result<Vec
 }
 
 /// An object that exports every kernel under its own name, for tests and measurements.
-pub fn kernels_object(arch: Arch, level: &Level, kernels: &[Kernel]) -> Result<Vec<u8>, CodegenError> {
-    let mut object = Object::new(arch, level)?;
+pub fn kernels_object(arch: Arch, level: &FeatureLevel, kernels: &[Kernel]) -> Result<Vec<u8>, CodegenError> {
+    let mut object = ObjectEmitter::new(arch, level)?;
     for kernel in kernels {
         let function = object.kernel_function(kernel)?;
         object.define(&kernel.name, &kernel_signature(kernel), function, Linkage::Export)?;
@@ -105,8 +105,8 @@ pub fn kernels_object(arch: Arch, level: &Level, kernels: &[Kernel]) -> Result<V
 
 /// An object of functions `mlcc_call_<i>(const uint64_t *args)` that call the kernels of another object: pointers,
 /// sizes and the share lie one after the other in `args`.
-pub fn callers_object(arch: Arch, level: &Level, kernels: &[Kernel]) -> Result<Vec<u8>, CodegenError> {
-    let mut object = Object::new(arch, level)?;
+pub fn callers_object(arch: Arch, level: &FeatureLevel, kernels: &[Kernel]) -> Result<Vec<u8>, CodegenError> {
+    let mut object = ObjectEmitter::new(arch, level)?;
     let mut signature = Signature::new(CallConv::SystemV);
     signature.params.push(AbiParam::new(types::I64));
     for (i, kernel) in kernels.iter().enumerate() {
@@ -128,24 +128,24 @@ pub fn callers_object(arch: Arch, level: &Level, kernels: &[Kernel]) -> Result<V
     object.emit()
 }
 
-struct Object {
-    machine: Machine,
+struct ObjectEmitter {
+    machine: CraneliftIsa,
     module: ObjectModule,
     context: Context,
     builder: FunctionBuilderContext,
 }
 
-impl Object {
-    fn new(arch: Arch, level: &Level) -> Result<Object, CodegenError> {
-        let machine = Machine::new(arch, level)?;
+impl ObjectEmitter {
+    fn new(arch: Arch, level: &FeatureLevel) -> Result<ObjectEmitter, CodegenError> {
+        let machine = CraneliftIsa::new(arch, level)?;
         let builder = ObjectBuilder::new(machine.isa.clone(), "mlcc", default_libcall_names());
         let module = ObjectModule::new(builder.map_err(|e| refused("an object file", &e))?);
         let context = module.make_context();
-        Ok(Object { machine, module, context, builder: FunctionBuilderContext::new() })
+        Ok(ObjectEmitter { machine, module, context, builder: FunctionBuilderContext::new() })
     }
 
     /// What Cranelift makes of a function depends on this.
-    fn key(&self, function: &Function) -> Key {
+    fn key(&self, function: &Function) -> ObjectKey {
         let isa = &self.machine.isa;
         let flags: Vec<String> = isa.isa_flags().iter().map(ToString::to_string).collect();
         let machine = format!(
@@ -155,11 +155,11 @@ impl Object {
             isa.flags(),
             flags.join("\n")
         );
-        Key::of(&[machine.as_bytes(), function.display().to_string().as_bytes()])
+        ObjectKey::of(&[machine.as_bytes(), function.display().to_string().as_bytes()])
     }
 
     fn kernel_function(&mut self, kernel: &Kernel) -> Result<Function, CodegenError> {
-        let expanded = expand_instrs(kernel, |id| Pattern::of(id, &self.machine).is_some());
+        let expanded = expand_instrs(kernel, |id| LaneOperation::of(id, &self.machine).is_some());
         let primitive = lower_halfs(&expanded, HalfSupport::default());
         kernel_function(&primitive, &self.machine, &mut self.builder)
     }
@@ -172,11 +172,11 @@ impl Object {
 
     fn step_function(
         &mut self,
-        step: &Step,
-        limits: Limits,
-        callees: &Callees<'_>,
+        step: &StepProgram,
+        limits: EntryLimits,
+        callees: &CalleeTable<'_>,
     ) -> Result<Function, CodegenError> {
-        let Object { machine, module, builder, .. } = self;
+        let ObjectEmitter { machine, module, builder, .. } = self;
         let declare = |id, func: &mut Function| {
             let callee = module.declare_func_in_func(id, func);
             // In the same library, if not in the same object.

@@ -1,14 +1,20 @@
 //! Lane permutations as byte shuffles of 128-bit vectors.
 
-use super::emit::Emit;
-use super::value::{Form, Val};
+use super::emit::ClifKernelEmitter;
+use super::value::{ClifValue, LaneForm};
 use cranelift_codegen::ir::{InstBuilder, Type, Value, types};
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
 
-impl Emit<'_, '_> {
+impl ClifKernelEmitter<'_, '_> {
     /// `lanes` picked from `a` followed by `b`, both of type `from`.
-    pub fn shuffle(&mut self, a: &Val, b: Option<&Val>, from: Ty, lanes: &[u32]) -> Val {
+    pub fn shuffle(
+        &mut self,
+        a: &ClifValue,
+        b: Option<&ClifValue>,
+        from: ExprType,
+        lanes: &[u32],
+    ) -> ClifValue {
         let mut parts = a.parts.clone();
         let source = match (from.dtype, b) {
             (DType::Bool, Some(b)) => {
@@ -22,30 +28,30 @@ impl Emit<'_, '_> {
             }
         };
         let form = match (from.dtype, source) {
-            (DType::Bool, Form::Vectors(ty)) if lanes.len().is_multiple_of(ty.lane_count() as usize) => {
+            (DType::Bool, LaneForm::Vectors(ty)) if lanes.len().is_multiple_of(ty.lane_count() as usize) => {
                 source
             }
-            (DType::Bool, _) => Form::Scalars,
-            (dtype, _) => self.form(Ty::vector(dtype, lanes.len() as u32)),
+            (DType::Bool, _) => LaneForm::Scalars,
+            (dtype, _) => self.form(ExprType::vector(dtype, lanes.len() as u32)),
         };
         match (source, form) {
-            (Form::Vectors(ty), Form::Vectors(_)) => {
+            (LaneForm::Vectors(ty), LaneForm::Vectors(_)) => {
                 let per_part = ty.lane_count() as usize;
                 let parts = lanes.chunks(per_part).map(|picked| self.pick(ty, &parts, picked)).collect();
-                Val::new(form, parts)
+                ClifValue::new(form, parts)
             }
             _ => {
-                let all = Val::new(source, parts);
+                let all = ClifValue::new(source, parts);
                 let picked = match source {
-                    Form::Scalars => lanes.iter().map(|&l| all.parts[l as usize]).collect(),
-                    Form::Vectors(ty) => self.extract(ty, &all, from, lanes),
+                    LaneForm::Scalars => lanes.iter().map(|&l| all.parts[l as usize]).collect(),
+                    LaneForm::Vectors(ty) => self.extract(ty, &all, from, lanes),
                 };
                 self.assemble(form, picked)
             }
         }
     }
 
-    fn extract(&mut self, ty: Type, all: &Val, from: Ty, lanes: &[u32]) -> Vec<Value> {
+    fn extract(&mut self, ty: Type, all: &ClifValue, from: ExprType, lanes: &[u32]) -> Vec<Value> {
         let n = ty.lane_count();
         let mut out = Vec::with_capacity(lanes.len());
         for &lane in lanes {

@@ -1,9 +1,9 @@
 //! Functions of steps (see [`crate::step`]) in Cranelift's IR.
 
-use super::isa::Machine;
-use crate::error::{CodegenError, Fault};
-use crate::model::Limits;
-use crate::step::{self, Compare, IntOp, StepCode, Taken};
+use super::isa::CraneliftIsa;
+use crate::error::{CodegenError, EmitError};
+use crate::model::EntryLimits;
+use crate::step::{self, ClaimedWork, IntCompare, IntOp, StepCode};
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{
     AbiParam, Block, BlockArg, FuncRef, Function, InstBuilder, MemFlagsData, Signature, StackSlot,
@@ -14,7 +14,7 @@ use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use cranelift_module::FuncId;
 use mlcc_abi::{Ctx, NO_PIECE};
 use mlcc_ir::kernel::Kernel;
-use mlcc_ir::step::{Launch, Pieces, Step, StepItem};
+use mlcc_ir::step::{GuidedChunks, LaunchItem, StepItem, StepProgram};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
@@ -26,20 +26,20 @@ pub(super) fn step_signature() -> Signature {
 }
 
 /// A kernel as a step calls it.
-pub(super) struct Callee<'a> {
+pub(super) struct KernelCallee<'a> {
     pub kernel: &'a Kernel,
     pub id: FuncId,
 }
 
 /// Kernels by name.
-pub(super) type Callees<'a> = BTreeMap<&'a str, Callee<'a>>;
+pub(super) type CalleeTable<'a> = BTreeMap<&'a str, KernelCallee<'a>>;
 
 /// The function of a step. `declare` makes a kernel callable from the function.
 pub(super) fn step_function(
-    step: &Step,
-    limits: Limits,
-    callees: &Callees<'_>,
-    machine: &Machine,
+    step: &StepProgram,
+    limits: EntryLimits,
+    callees: &CalleeTable<'_>,
+    machine: &CraneliftIsa,
     context: &mut FunctionBuilderContext,
     mut declare: impl FnMut(FuncId, &mut Function) -> FuncRef,
 ) -> Result<Function, CodegenError> {
@@ -60,7 +60,7 @@ pub(super) fn step_function(
     let (ctx, worker, workers) = (args[0], args[1], args[2]);
     let wide = [worker, workers].map(|v| fb.ins().uextend(types::I64, v));
     let share = fb.create_sized_stack_slot(StackSlotData::new(StackSlotKind::ExplicitSlot, 16, 3));
-    let mut function = StepFunction { fb, kernels: refs, ctx, worker, workers, wide, share };
+    let mut function = ClifStepEmitter { fb, kernels: refs, ctx, worker, workers, wide, share };
     let emitted = step::emit(&mut function, step, limits);
     emitted.map_err(|f| CodegenError::Step { step: step.name.clone(), what: f.0 })?;
     // Loops jump back to blocks that were begun before.
@@ -69,7 +69,10 @@ pub(super) fn step_function(
     Ok(func)
 }
 
-fn check_launch<'a, 'k>(launch: &Launch, callees: &'a Callees<'k>) -> Result<&'a Callee<'k>, String> {
+fn check_launch<'a, 'k>(
+    launch: &LaunchItem,
+    callees: &'a CalleeTable<'k>,
+) -> Result<&'a KernelCallee<'k>, String> {
     let name = &launch.kernel;
     let Some(callee) = callees.get(name.as_str()) else {
         return Err(format!("kernel {name} is launched but not among the kernels"));
@@ -84,7 +87,7 @@ fn check_launch<'a, 'k>(launch: &Launch, callees: &'a Callees<'k>) -> Result<&'a
     Ok(callee)
 }
 
-struct StepFunction<'a, 'f> {
+struct ClifStepEmitter<'a, 'f> {
     fb: FunctionBuilder<'f>,
     kernels: BTreeMap<&'a str, FuncRef>,
     ctx: Value,
@@ -96,7 +99,7 @@ struct StepFunction<'a, 'f> {
     share: StackSlot,
 }
 
-impl StepFunction<'_, '_> {
+impl ClifStepEmitter<'_, '_> {
     fn iconst(&mut self, value: i64) -> Value {
         self.fb.ins().iconst(types::I64, value)
     }
@@ -122,21 +125,21 @@ impl StepFunction<'_, '_> {
     /// Whether there are pieces to take, how many a share has, and how many of them are equal.
     fn pieces(&mut self, function: Value, pieces: Value) -> (Value, Value, Value) {
         let smallest = self.fb.ins().udiv(pieces, self.workers);
-        let [by, one] = [Pieces::SMALLEST, 1].map(|v| self.fb.ins().iconst(types::I32, v as i64));
+        let [by, one] = [GuidedChunks::SMALLEST, 1].map(|v| self.fb.ins().iconst(types::I32, v as i64));
         let equal = self.fb.ins().udiv(smallest, by);
         let equal = self.fb.ins().umax(equal, one);
-        let each = self.fb.ins().iadd_imm_s(equal, Pieces::FURTHER as i64);
+        let each = self.fb.ins().iadd_imm_s(equal, GuidedChunks::FURTHER as i64);
         let mut dynamic = self.fb.ins().icmp_imm_s(IntCC::NotEqual, function, 0);
-        for (count, least) in [(self.workers, 2), (smallest, Pieces::LEAST as i64)] {
+        for (count, least) in [(self.workers, 2), (smallest, GuidedChunks::LEAST as i64)] {
             let several = self.fb.ins().icmp_imm_s(IntCC::UnsignedGreaterThanOrEqual, count, least);
             dynamic = self.fb.ins().band(dynamic, several);
         }
         (dynamic, each, equal)
     }
 
-    /// [`Pieces::part`] of a number, with `each` pieces in a share, `equal` of them equal.
+    /// [`GuidedChunks::part`] of a number, with `each` pieces in a share, `equal` of them equal.
     fn part(&mut self, number: Value, each: Value, equal: Value) -> [Value; 2] {
-        let [zero, smallest] = [0, Pieces::FURTHER as i64].map(|v| self.fb.ins().iconst(types::I32, v));
+        let [zero, smallest] = [0, GuidedChunks::FURTHER as i64].map(|v| self.fb.ins().iconst(types::I32, v));
         let owner = self.fb.ins().udiv(number, each);
         let piece = self.fb.ins().urem(number, each);
         let next = self.fb.ins().iadd_imm_s(piece, 1);
@@ -156,7 +159,7 @@ impl StepFunction<'_, '_> {
     }
 
     /// Keeps a share and goes on in `next`.
-    fn taken(&mut self, share: [Value; 2], what: Taken, next: Block) {
+    fn taken(&mut self, share: [Value; 2], what: ClaimedWork, next: Block) {
         for (at, value) in [0, 8].into_iter().zip(share) {
             self.fb.ins().stack_store(types::I64, value, self.share, at);
         }
@@ -165,9 +168,9 @@ impl StepFunction<'_, '_> {
     }
 }
 
-type Emitted<T> = Result<T, Fault>;
+type EmitResult<T> = Result<T, EmitError>;
 
-impl StepCode for StepFunction<'_, '_> {
+impl StepCode for ClifStepEmitter<'_, '_> {
     type Value = Value;
     type Block = Block;
     type Head = Block;
@@ -182,7 +185,7 @@ impl StepCode for StepFunction<'_, '_> {
     fn int(&mut self, value: i64) -> Value {
         self.iconst(value)
     }
-    fn op(&mut self, op: IntOp, a: Value, b: Value) -> Emitted<Value> {
+    fn op(&mut self, op: IntOp, a: Value, b: Value) -> EmitResult<Value> {
         let ins = self.fb.ins();
         Ok(match op {
             IntOp::Add => ins.iadd(a, b),
@@ -195,33 +198,33 @@ impl StepCode for StepFunction<'_, '_> {
             IntOp::SignedMax => ins.smax(a, b),
         })
     }
-    fn compare(&mut self, compare: Compare, a: Value, b: Value) -> Emitted<Value> {
+    fn compare(&mut self, compare: IntCompare, a: Value, b: Value) -> EmitResult<Value> {
         let condition = match compare {
-            Compare::SignedLess => IntCC::SignedLessThan,
-            Compare::SignedGreater => IntCC::SignedGreaterThan,
-            Compare::UnsignedLess => IntCC::UnsignedLessThan,
-            Compare::UnsignedGreater => IntCC::UnsignedGreaterThan,
-            Compare::UnsignedAtLeast => IntCC::UnsignedGreaterThanOrEqual,
+            IntCompare::SignedLess => IntCC::SignedLessThan,
+            IntCompare::SignedGreater => IntCC::SignedGreaterThan,
+            IntCompare::UnsignedLess => IntCC::UnsignedLessThan,
+            IntCompare::UnsignedGreater => IntCC::UnsignedGreaterThan,
+            IntCompare::UnsignedAtLeast => IntCC::UnsignedGreaterThanOrEqual,
         };
         Ok(self.fb.ins().icmp(condition, a, b))
     }
-    fn number(&mut self, condition: Value) -> Emitted<Value> {
+    fn number(&mut self, condition: Value) -> EmitResult<Value> {
         Ok(self.fb.ins().uextend(types::I64, condition))
     }
 
-    fn offset(&mut self, address: Value, bytes: u64) -> Emitted<Value> {
+    fn offset(&mut self, address: Value, bytes: u64) -> EmitResult<Value> {
         Ok(self.fb.ins().iadd_imm_s(address, bytes as i64))
     }
-    fn advance(&mut self, address: Value, bytes: Value) -> Emitted<Value> {
+    fn advance(&mut self, address: Value, bytes: Value) -> EmitResult<Value> {
         Ok(self.fb.ins().iadd(address, bytes))
     }
-    fn load_int(&mut self, address: Value, offset: usize) -> Emitted<Value> {
+    fn load_int(&mut self, address: Value, offset: usize) -> EmitResult<Value> {
         Ok(self.fb.ins().load(types::I64, MemFlagsData::trusted(), address, offset as i32))
     }
-    fn load_address(&mut self, address: Value, offset: usize) -> Emitted<Value> {
+    fn load_address(&mut self, address: Value, offset: usize) -> EmitResult<Value> {
         self.load_int(address, offset)
     }
-    fn load_entry(&mut self, table: Value, index: Value) -> Emitted<Value> {
+    fn load_entry(&mut self, table: Value, index: Value) -> EmitResult<Value> {
         let offset = self.fb.ins().ishl_imm_s(index, 2);
         let address = self.fb.ins().iadd(table, offset);
         let entry = self.fb.ins().load(types::I32, MemFlagsData::trusted(), address, 0);
@@ -234,42 +237,42 @@ impl StepCode for StepFunction<'_, '_> {
     fn enter(&mut self, block: Block) {
         self.fb.switch_to_block(block);
     }
-    fn jump(&mut self, to: Block) -> Emitted<()> {
+    fn jump(&mut self, to: Block) -> EmitResult<()> {
         self.fb.ins().jump(to, &[]);
         Ok(())
     }
-    fn branch(&mut self, condition: Value, then: Block, otherwise: Block) -> Emitted<()> {
+    fn branch(&mut self, condition: Value, then: Block, otherwise: Block) -> EmitResult<()> {
         self.fb.ins().brif(condition, then, &[], otherwise, &[]);
         Ok(())
     }
-    fn begin_loop(&mut self, _name: &'static str, first: [Value; 2]) -> Emitted<(Block, [Value; 2])> {
+    fn begin_loop(&mut self, _name: &'static str, first: [Value; 2]) -> EmitResult<(Block, [Value; 2])> {
         let head = self.fb.create_block();
         let numbers = [(); 2].map(|()| self.fb.append_block_param(head, types::I64));
         self.repeat(head, first)?;
         self.enter(head);
         Ok((head, numbers))
     }
-    fn repeat(&mut self, head: Block, next: [Value; 2]) -> Emitted<()> {
+    fn repeat(&mut self, head: Block, next: [Value; 2]) -> EmitResult<()> {
         self.fb.ins().jump(head, &next.map(BlockArg::from));
         Ok(())
     }
-    fn repeat_if(&mut self, condition: Value, head: Block, next: [Value; 2], done: Block) -> Emitted<()> {
+    fn repeat_if(&mut self, condition: Value, head: Block, next: [Value; 2], done: Block) -> EmitResult<()> {
         self.fb.ins().brif(condition, head, &next.map(BlockArg::from), done, &[]);
         Ok(())
     }
-    fn leave(&mut self, status: i32) -> Emitted<()> {
+    fn leave(&mut self, status: i32) -> EmitResult<()> {
         let status = self.fb.ins().iconst(types::I32, i64::from(status));
         self.fb.ins().return_(&[status]);
         Ok(())
     }
 
-    fn call(&mut self, kernel: &str, args: &[Value]) -> Emitted<()> {
+    fn call(&mut self, kernel: &str, args: &[Value]) -> EmitResult<()> {
         let function = self.kernels.get(kernel);
-        let function = *function.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
+        let function = *function.ok_or_else(|| EmitError::new("is launched but not among the kernels"))?;
         self.fb.ins().call(function, args);
         Ok(())
     }
-    fn wait(&mut self) -> Emitted<()> {
+    fn wait(&mut self) -> EmitResult<()> {
         let [wait, go_on] = [(); 2].map(|()| self.fb.create_block());
         let several = self.fb.ins().icmp_imm_s(IntCC::UnsignedGreaterThan, self.workers, 1);
         self.branch(several, wait, go_on)?;
@@ -280,7 +283,7 @@ impl StepCode for StepFunction<'_, '_> {
         self.enter(go_on);
         Ok(())
     }
-    fn exchange(&mut self, item: u32, [part, all, rows, bytes]: [Value; 4]) -> Emitted<()> {
+    fn exchange(&mut self, item: u32, [part, all, rows, bytes]: [Value; 4]) -> EmitResult<()> {
         let mut signature = Signature::new(CallConv::SystemV);
         let types = [types::I64, types::I32, types::I64, types::I64, types::I64, types::I64];
         signature.params.extend(types.map(AbiParam::new));
@@ -291,7 +294,7 @@ impl StepCode for StepFunction<'_, '_> {
         self.fb.ins().call_indirect(signature, function, &[this, item, part, all, rows, bytes]);
         Ok(())
     }
-    fn tell(&mut self, item: u32) -> Emitted<()> {
+    fn tell(&mut self, item: u32) -> EmitResult<()> {
         let [tell, go_on] = [(); 2].map(|()| self.fb.create_block());
         self.fb.set_cold_block(tell);
         let function = self.field(offset_of!(Ctx, trace));
@@ -303,10 +306,10 @@ impl StepCode for StepFunction<'_, '_> {
         self.enter(go_on);
         Ok(())
     }
-    fn narrow(&mut self, value: Value) -> Emitted<Value> {
+    fn narrow(&mut self, value: Value) -> EmitResult<Value> {
         Ok(self.fb.ins().ireduce(types::I32, value))
     }
-    fn take(&mut self, pieces: Value) -> Emitted<Value> {
+    fn take(&mut self, pieces: Value) -> EmitResult<Value> {
         let [take, piece, whole, done] = [(); 4].map(|()| self.fb.create_block());
         let taken = self.fb.append_block_param(done, types::I32);
         let function = self.field(offset_of!(Ctx, take));
@@ -314,25 +317,25 @@ impl StepCode for StepFunction<'_, '_> {
         self.branch(dynamic, take, whole)?;
 
         self.enter(whole);
-        self.taken(self.wide, Taken::Share, done);
+        self.taken(self.wide, ClaimedWork::Share, done);
 
         self.enter(take);
         let number = self.call_back(function, offset_of!(Ctx, take_self), &[self.worker, each], true);
-        let number = number.ok_or_else(|| Fault::new("no number of a piece"))?;
+        let number = number.ok_or_else(|| EmitError::new("no number of a piece"))?;
         let none = self.fb.ins().icmp_imm_s(IntCC::Equal, number, i64::from(NO_PIECE as i32));
-        let nothing = self.fb.ins().iconst(types::I32, Taken::None as i64);
+        let nothing = self.fb.ins().iconst(types::I32, ClaimedWork::None as i64);
         self.fb.ins().brif(none, done, &[BlockArg::from(nothing)], piece, &[]);
 
         self.enter(piece);
         let part = self.part(number, each, equal).map(|v| self.fb.ins().uextend(types::I64, v));
-        self.taken(part, Taken::Piece, done);
+        self.taken(part, ClaimedWork::Piece, done);
         self.enter(done);
         Ok(taken)
     }
-    fn is_taken(&mut self, taken: Value, what: Taken) -> Emitted<Value> {
+    fn is_taken(&mut self, taken: Value, what: ClaimedWork) -> EmitResult<Value> {
         Ok(self.fb.ins().icmp_imm_s(IntCC::Equal, taken, what as i64))
     }
-    fn taken_share(&mut self) -> Emitted<[Value; 2]> {
+    fn taken_share(&mut self) -> EmitResult<[Value; 2]> {
         Ok([0, 8].map(|at| self.fb.ins().stack_load(types::I64, types::I64, self.share, at)))
     }
 }

@@ -1,20 +1,20 @@
 //! How a kernel value is held: a list of 128-bit vectors where its lanes fill them, else a list of scalars.
 //!
 //! Invariants:
-//! * Every type but `bool` has one form, given by [`Emit::form`]; i64 (indices) is always a list of scalars.
+//! * Every type but `bool` has one form, given by [`ClifKernelEmitter::form`]; i64 (indices) is always a list of scalars.
 //! * `bool` is either a list of scalar i8, 0 or 1, or a list of lane masks (all ones or zero) of any width: what a
-//!   comparison gave. [`Emit::mask_to`] converts when it meets a value of another width.
+//!   comparison gave. [`ClifKernelEmitter::mask_to`] converts when it meets a value of another width.
 //! * f16 and bf16 are held as their 16 bits.
 
-use super::emit::Emit;
+use super::emit::ClifKernelEmitter;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{ConstantData, InstBuilder, MemFlagsData, Type, Value, types};
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
 
 /// What the parts of a value are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Form {
+pub(super) enum LaneForm {
     /// One part per lane.
     Scalars,
     /// Parts of this 128-bit type.
@@ -22,19 +22,19 @@ pub(super) enum Form {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Val {
-    pub form: Form,
+pub(super) struct ClifValue {
+    pub form: LaneForm,
     pub parts: Vec<Value>,
     /// The value of a one-lane integer known while emitting.
     pub known: Option<i64>,
 }
 
-impl Val {
-    pub fn new(form: Form, parts: Vec<Value>) -> Val {
-        Val { form, parts, known: None }
+impl ClifValue {
+    pub fn new(form: LaneForm, parts: Vec<Value>) -> ClifValue {
+        ClifValue { form, parts, known: None }
     }
-    pub fn scalar(part: Value) -> Val {
-        Val::new(Form::Scalars, vec![part])
+    pub fn scalar(part: Value) -> ClifValue {
+        ClifValue::new(LaneForm::Scalars, vec![part])
     }
     /// The only part of a one-lane value.
     pub fn single(&self) -> Value {
@@ -65,23 +65,23 @@ pub(super) fn mask_of(vector: Type) -> Type {
     vector.as_truthy()
 }
 
-impl Emit<'_, '_> {
+impl ClifKernelEmitter<'_, '_> {
     /// The form of a type other than `bool` (which has this one only in memory, as bytes).
-    pub fn form(&self, ty: Ty) -> Form {
+    pub fn form(&self, ty: ExprType) -> LaneForm {
         let lane = match scalar_type(ty.dtype) {
             Some(lane) if self.machine.simd && lane != types::I64 && ty.dtype != DType::Bool => lane,
-            _ => return Form::Scalars,
+            _ => return LaneForm::Scalars,
         };
         if ty.lanes.is_multiple_of(16 / lane.bytes()) {
-            Form::Vectors(vector_of(lane))
+            LaneForm::Vectors(vector_of(lane))
         } else {
-            Form::Scalars
+            LaneForm::Scalars
         }
     }
 
     /// The lanes one by one; masks become 0 or 1.
-    pub fn scalars(&mut self, val: &Val, is_bool: bool) -> Vec<Value> {
-        let Form::Vectors(ty) = val.form else { return val.parts.clone() };
+    pub fn scalars(&mut self, val: &ClifValue, is_bool: bool) -> Vec<Value> {
+        let LaneForm::Vectors(ty) = val.form else { return val.parts.clone() };
         let mut out = Vec::with_capacity(val.parts.len() * ty.lane_count() as usize);
         for &part in &val.parts {
             for lane in 0..ty.lane_count() as u8 {
@@ -93,11 +93,11 @@ impl Emit<'_, '_> {
     }
 
     /// Puts scalars of the lane type into `form`.
-    pub fn assemble(&mut self, form: Form, scalars: Vec<Value>) -> Val {
-        let Form::Vectors(ty) = form else { return Val::new(form, scalars) };
+    pub fn assemble(&mut self, form: LaneForm, scalars: Vec<Value>) -> ClifValue {
+        let LaneForm::Vectors(ty) = form else { return ClifValue::new(form, scalars) };
         let parts =
             scalars.chunks(ty.lane_count() as usize).map(|lanes| self.build_vector(ty, lanes)).collect();
-        Val::new(form, parts)
+        ClifValue::new(form, parts)
     }
 
     fn build_vector(&mut self, ty: Type, lanes: &[Value]) -> Value {
@@ -116,12 +116,12 @@ impl Emit<'_, '_> {
     }
 
     /// One lane in every place of `form`, `lanes` in all.
-    pub fn broadcast(&mut self, form: Form, lanes: u32, scalar: Value) -> Val {
+    pub fn broadcast(&mut self, form: LaneForm, lanes: u32, scalar: Value) -> ClifValue {
         match form {
-            Form::Scalars => Val::new(form, vec![scalar; lanes as usize]),
-            Form::Vectors(ty) => {
+            LaneForm::Scalars => ClifValue::new(form, vec![scalar; lanes as usize]),
+            LaneForm::Vectors(ty) => {
                 let part = self.fb.ins().splat(ty, scalar);
-                Val::new(form, vec![part; (lanes / ty.lane_count()) as usize])
+                ClifValue::new(form, vec![part; (lanes / ty.lane_count()) as usize])
             }
         }
     }
@@ -188,18 +188,18 @@ impl Emit<'_, '_> {
     }
 
     /// A bool value as masks of the integer vector type `ty`, or as scalars.
-    pub fn mask_to(&mut self, mask: &Val, form: Form) -> Val {
+    pub fn mask_to(&mut self, mask: &ClifValue, form: LaneForm) -> ClifValue {
         match (mask.form, form) {
             (from, to) if from == to => mask.clone(),
-            (_, Form::Scalars) => {
+            (_, LaneForm::Scalars) => {
                 let scalars = self.scalars(mask, true);
-                Val::new(Form::Scalars, scalars)
+                ClifValue::new(LaneForm::Scalars, scalars)
             }
-            (Form::Scalars, Form::Vectors(ty)) => {
+            (LaneForm::Scalars, LaneForm::Vectors(ty)) => {
                 let lanes = self.lane_masks(&mask.parts, ty.lane_type());
                 self.assemble(form, lanes)
             }
-            (Form::Vectors(mut from), Form::Vectors(to)) => {
+            (LaneForm::Vectors(mut from), LaneForm::Vectors(to)) => {
                 let mut parts = mask.parts.clone();
                 while from.lane_bits() < to.lane_bits() {
                     parts = self.widen(&parts, true);
@@ -209,7 +209,7 @@ impl Emit<'_, '_> {
                     parts = self.narrow_saturating(&parts, false);
                     from = vector_of(from.lane_type().half_width().unwrap_or(to.lane_type()));
                 }
-                Val::new(form, parts)
+                ClifValue::new(form, parts)
             }
         }
     }
@@ -233,8 +233,8 @@ impl Emit<'_, '_> {
     }
 
     /// Brings bool values into one form: that of the first which holds masks.
-    pub fn same_masks(&mut self, vals: &[&Val]) -> (Form, Vec<Val>) {
-        let form = vals.iter().map(|v| v.form).find(|f| *f != Form::Scalars).unwrap_or(Form::Scalars);
+    pub fn same_masks(&mut self, vals: &[&ClifValue]) -> (LaneForm, Vec<ClifValue>) {
+        let form = vals.iter().map(|v| v.form).find(|f| *f != LaneForm::Scalars).unwrap_or(LaneForm::Scalars);
         let vals = vals.iter().map(|v| self.mask_to(v, form)).collect();
         (form, vals)
     }

@@ -3,7 +3,7 @@
 //! Values of one lane are LLVM scalars, others `<lanes x T>`. `bool` is `i1` in registers and a byte in memory; f16 and
 //! bf16 are their 16 bits (`i16`).
 
-use crate::error::Fault;
+use crate::error::EmitError;
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::builder::Builder;
 use inkwell::context::Context;
@@ -15,27 +15,27 @@ use inkwell::values::{
     PointerValue, VectorValue,
 };
 use inkwell::{AddressSpace, FloatPredicate, IntPredicate};
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
 
-pub type Value<'c> = BasicValueEnum<'c>;
-pub type Result<T> = std::result::Result<T, Fault>;
+pub type LlvmValue<'c> = BasicValueEnum<'c>;
+pub type EmitResult<T> = std::result::Result<T, EmitError>;
 
 /// Where instructions go.
-pub struct Emit<'c, 'm> {
+pub struct LlvmBuilder<'c, 'm> {
     pub ctx: &'c Context,
     pub module: &'m Module<'c>,
     pub b: Builder<'c>,
 }
 
-impl<'c, 'm> Emit<'c, 'm> {
+impl<'c, 'm> LlvmBuilder<'c, 'm> {
     pub fn new(ctx: &'c Context, module: &'m Module<'c>) -> Self {
-        Emit { ctx, module, b: ctx.create_builder() }
+        LlvmBuilder { ctx, module, b: ctx.create_builder() }
     }
 
     // ---- types
 
-    pub fn scalar_type(&self, dtype: DType) -> Result<BasicTypeEnum<'c>> {
+    pub fn scalar_type(&self, dtype: DType) -> EmitResult<BasicTypeEnum<'c>> {
         Ok(match dtype {
             DType::Bool => self.ctx.bool_type().into(),
             DType::I8 | DType::U8 => self.ctx.i8_type().into(),
@@ -43,15 +43,17 @@ impl<'c, 'm> Emit<'c, 'm> {
             DType::I32 | DType::U32 => self.ctx.i32_type().into(),
             DType::I64 => self.ctx.i64_type().into(),
             DType::F32 => self.ctx.f32_type().into(),
-            DType::Packed(f) => return Err(Fault(format!("packed type {} below the graph level", f.name()))),
+            DType::Packed(f) => {
+                return Err(EmitError(format!("packed type {} below the graph level", f.name())));
+            }
         })
     }
     /// The type in registers.
-    pub fn ty(&self, ty: Ty) -> Result<BasicTypeEnum<'c>> {
+    pub fn ty(&self, ty: ExprType) -> EmitResult<BasicTypeEnum<'c>> {
         with_lanes(self.scalar_type(ty.dtype)?, ty.lanes)
     }
     /// The type in memory of one element.
-    pub fn cell_type(&self, dtype: DType) -> Result<BasicTypeEnum<'c>> {
+    pub fn cell_type(&self, dtype: DType) -> EmitResult<BasicTypeEnum<'c>> {
         match dtype {
             DType::Bool => Ok(self.ctx.i8_type().into()),
             _ => self.scalar_type(dtype),
@@ -60,82 +62,93 @@ impl<'c, 'm> Emit<'c, 'm> {
 
     // ---- constants
 
-    pub fn i64(&self, value: i64) -> Value<'c> {
+    pub fn i64(&self, value: i64) -> LlvmValue<'c> {
         self.ctx.i64_type().const_int(value as u64, true).into()
     }
-    pub fn i32(&self, value: u32) -> Value<'c> {
+    pub fn i32(&self, value: u32) -> LlvmValue<'c> {
         self.ctx.i32_type().const_int(u64::from(value), false).into()
     }
-    pub fn bool(&self, value: bool) -> Value<'c> {
+    pub fn bool(&self, value: bool) -> LlvmValue<'c> {
         self.ctx.bool_type().const_int(u64::from(value), false).into()
     }
 
     // ---- operations on scalars and vectors
 
-    pub fn op(&self, op: Op, a: Value<'c>, b: Value<'c>) -> Result<Value<'c>> {
+    pub fn op(&self, op: Op, a: LlvmValue<'c>, b: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         Ok(self.b.build_binop(op, a, b, "")?)
     }
-    pub fn cast(&self, op: Op, a: Value<'c>, to: BasicTypeEnum<'c>) -> Result<Value<'c>> {
+    pub fn cast(&self, op: Op, a: LlvmValue<'c>, to: BasicTypeEnum<'c>) -> EmitResult<LlvmValue<'c>> {
         if a.get_type() == to {
             return Ok(a);
         }
         Ok(self.b.build_cast(op, a, to, "")?)
     }
-    pub fn bitcast(&self, a: Value<'c>, to: BasicTypeEnum<'c>) -> Result<Value<'c>> {
+    pub fn bitcast(&self, a: LlvmValue<'c>, to: BasicTypeEnum<'c>) -> EmitResult<LlvmValue<'c>> {
         self.cast(Op::BitCast, a, to)
     }
-    pub fn icmp(&self, p: IntPredicate, a: Value<'c>, b: Value<'c>) -> Result<Value<'c>> {
+    pub fn icmp(&self, p: IntPredicate, a: LlvmValue<'c>, b: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         Ok(match (a, b) {
-            (Value::IntValue(a), Value::IntValue(b)) => self.b.build_int_compare(p, a, b, "")?.into(),
-            (Value::VectorValue(a), Value::VectorValue(b)) => self.b.build_int_compare(p, a, b, "")?.into(),
-            _ => return Err(Fault::new("integer comparison of something else")),
+            (LlvmValue::IntValue(a), LlvmValue::IntValue(b)) => self.b.build_int_compare(p, a, b, "")?.into(),
+            (LlvmValue::VectorValue(a), LlvmValue::VectorValue(b)) => {
+                self.b.build_int_compare(p, a, b, "")?.into()
+            }
+            _ => return Err(EmitError::new("integer comparison of something else")),
         })
     }
-    pub fn fcmp(&self, p: FloatPredicate, a: Value<'c>, b: Value<'c>) -> Result<Value<'c>> {
+    pub fn fcmp(&self, p: FloatPredicate, a: LlvmValue<'c>, b: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         Ok(match (a, b) {
-            (Value::FloatValue(a), Value::FloatValue(b)) => self.b.build_float_compare(p, a, b, "")?.into(),
-            (Value::VectorValue(a), Value::VectorValue(b)) => self.b.build_float_compare(p, a, b, "")?.into(),
-            _ => return Err(Fault::new("float comparison of something else")),
+            (LlvmValue::FloatValue(a), LlvmValue::FloatValue(b)) => {
+                self.b.build_float_compare(p, a, b, "")?.into()
+            }
+            (LlvmValue::VectorValue(a), LlvmValue::VectorValue(b)) => {
+                self.b.build_float_compare(p, a, b, "")?.into()
+            }
+            _ => return Err(EmitError::new("float comparison of something else")),
         })
     }
-    pub fn fneg(&self, a: Value<'c>) -> Result<Value<'c>> {
+    pub fn fneg(&self, a: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         Ok(match a {
-            Value::FloatValue(a) => self.b.build_float_neg(a, "")?.into(),
-            Value::VectorValue(a) => self.b.build_float_neg(a, "")?.into(),
-            _ => return Err(Fault::new("float negation of something else")),
+            LlvmValue::FloatValue(a) => self.b.build_float_neg(a, "")?.into(),
+            LlvmValue::VectorValue(a) => self.b.build_float_neg(a, "")?.into(),
+            _ => return Err(EmitError::new("float negation of something else")),
         })
     }
-    pub fn select(&self, cond: Value<'c>, a: Value<'c>, b: Value<'c>) -> Result<Value<'c>> {
+    pub fn select(
+        &self,
+        cond: LlvmValue<'c>,
+        a: LlvmValue<'c>,
+        b: LlvmValue<'c>,
+    ) -> EmitResult<LlvmValue<'c>> {
         Ok(match cond {
-            Value::IntValue(c) => self.b.build_select(c, a, b, "")?,
-            Value::VectorValue(c) => self.b.build_select(c, a, b, "")?,
-            _ => return Err(Fault::new("select by something that is not bool")),
+            LlvmValue::IntValue(c) => self.b.build_select(c, a, b, "")?,
+            LlvmValue::VectorValue(c) => self.b.build_select(c, a, b, "")?,
+            _ => return Err(EmitError::new("select by something that is not bool")),
         })
     }
-    pub fn add(&self, a: Value<'c>, b: Value<'c>) -> Result<Value<'c>> {
+    pub fn add(&self, a: LlvmValue<'c>, b: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         self.op(Op::Add, a, b)
     }
-    pub fn mul(&self, a: Value<'c>, b: Value<'c>) -> Result<Value<'c>> {
+    pub fn mul(&self, a: LlvmValue<'c>, b: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         self.op(Op::Mul, a, b)
     }
 
     // ---- lanes
 
-    pub fn splat(&self, a: Value<'c>, lanes: u32) -> Result<Value<'c>> {
+    pub fn splat(&self, a: LlvmValue<'c>, lanes: u32) -> EmitResult<LlvmValue<'c>> {
         if lanes == 1 {
             return Ok(a);
         }
         let one = self.insert(vector_type(a.get_type(), lanes)?.get_poison(), a, 0)?;
         self.shuffle(one, one, &vec![0; lanes as usize])
     }
-    pub fn insert(&self, into: VectorValue<'c>, a: Value<'c>, lane: u32) -> Result<VectorValue<'c>> {
+    pub fn insert(&self, into: VectorValue<'c>, a: LlvmValue<'c>, lane: u32) -> EmitResult<VectorValue<'c>> {
         let lane = self.ctx.i32_type().const_int(u64::from(lane), false);
         Ok(self.b.build_insert_element(into, a, lane, "")?)
     }
     /// One lane as a scalar.
-    pub fn extract(&self, a: Value<'c>, lane: u32) -> Result<Value<'c>> {
+    pub fn extract(&self, a: LlvmValue<'c>, lane: u32) -> EmitResult<LlvmValue<'c>> {
         match a {
-            Value::VectorValue(v) => {
+            LlvmValue::VectorValue(v) => {
                 let lane = self.ctx.i32_type().const_int(u64::from(lane), false);
                 Ok(self.b.build_extract_element(v, lane, "")?)
             }
@@ -143,18 +156,23 @@ impl<'c, 'm> Emit<'c, 'm> {
         }
     }
     /// A scalar as a vector of one lane; vectors unchanged.
-    pub fn as_vector(&self, a: Value<'c>) -> Result<VectorValue<'c>> {
+    pub fn as_vector(&self, a: LlvmValue<'c>) -> EmitResult<VectorValue<'c>> {
         match a {
-            Value::VectorValue(v) => Ok(v),
+            LlvmValue::VectorValue(v) => Ok(v),
             scalar => self.insert(vector_type(scalar.get_type(), 1)?.get_poison(), scalar, 0),
         }
     }
     /// A vector of one lane as a scalar; others unchanged.
-    pub fn unwrap_one(&self, a: VectorValue<'c>) -> Result<Value<'c>> {
+    pub fn unwrap_one(&self, a: VectorValue<'c>) -> EmitResult<LlvmValue<'c>> {
         if a.get_type().get_size() == 1 { self.extract(a.into(), 0) } else { Ok(a.into()) }
     }
     /// Lanes of `a` followed by `b`; always a vector.
-    pub fn shuffle(&self, a: VectorValue<'c>, b: VectorValue<'c>, lanes: &[u32]) -> Result<Value<'c>> {
+    pub fn shuffle(
+        &self,
+        a: VectorValue<'c>,
+        b: VectorValue<'c>,
+        lanes: &[u32],
+    ) -> EmitResult<LlvmValue<'c>> {
         let i32 = self.ctx.i32_type();
         let mask: Vec<IntValue<'c>> = lanes.iter().map(|&l| i32.const_int(u64::from(l), false)).collect();
         let mask = VectorType::const_vector(&mask);
@@ -168,9 +186,9 @@ impl<'c, 'm> Emit<'c, 'm> {
         &self,
         base: PointerValue<'c>,
         cell: BasicTypeEnum<'c>,
-        index: Value<'c>,
+        index: LlvmValue<'c>,
         inside: bool,
-    ) -> Result<PointerValue<'c>> {
+    ) -> EmitResult<PointerValue<'c>> {
         let index = index.into_int_value();
         // SAFETY: the element type is sized and the index is an integer; whether the address is good is a property of
         // the generated program, not of this call.
@@ -183,11 +201,16 @@ impl<'c, 'm> Emit<'c, 'm> {
         Ok(address)
     }
     /// Address `bytes` after `base`, in the same object.
-    pub fn offset(&self, base: PointerValue<'c>, bytes: u64) -> Result<PointerValue<'c>> {
+    pub fn offset(&self, base: PointerValue<'c>, bytes: u64) -> EmitResult<PointerValue<'c>> {
         self.element(base, self.ctx.i8_type().into(), self.i64(bytes as i64), true)
     }
     /// An aligned integer or pointer that lies at an offset in bytes.
-    pub fn field(&self, base: PointerValue<'c>, offset: usize, ty: BasicTypeEnum<'c>) -> Result<Value<'c>> {
+    pub fn field(
+        &self,
+        base: PointerValue<'c>,
+        offset: usize,
+        ty: BasicTypeEnum<'c>,
+    ) -> EmitResult<LlvmValue<'c>> {
         let at = self.offset(base, offset as u64)?;
         let bytes = match ty {
             BasicTypeEnum::IntType(t) => t.get_bit_width() / 8,
@@ -195,27 +218,27 @@ impl<'c, 'm> Emit<'c, 'm> {
         };
         self.load(ty, at, bytes)
     }
-    pub fn pointer_field(&self, base: PointerValue<'c>, offset: usize) -> Result<PointerValue<'c>> {
+    pub fn pointer_field(&self, base: PointerValue<'c>, offset: usize) -> EmitResult<PointerValue<'c>> {
         let pointer = self.ctx.ptr_type(AddressSpace::default());
         Ok(self.field(base, offset, pointer.into())?.into_pointer_value())
     }
     /// A load that stays although nothing uses it.
-    pub fn read_byte(&self, at: PointerValue<'c>) -> Result<()> {
+    pub fn read_byte(&self, at: PointerValue<'c>) -> EmitResult<()> {
         let value = self.b.build_load(self.ctx.i8_type(), at, "")?;
         let instruction =
-            value.as_instruction_value().ok_or_else(|| Fault::new("a load is an instruction"))?;
-        instruction.set_volatile(true).map_err(|_| Fault::new("a load can be volatile"))
+            value.as_instruction_value().ok_or_else(|| EmitError::new("a load is an instruction"))?;
+        instruction.set_volatile(true).map_err(|_| EmitError::new("a load can be volatile"))
     }
 
-    pub fn load(&self, ty: BasicTypeEnum<'c>, at: PointerValue<'c>, align: u32) -> Result<Value<'c>> {
+    pub fn load(&self, ty: BasicTypeEnum<'c>, at: PointerValue<'c>, align: u32) -> EmitResult<LlvmValue<'c>> {
         let value = self.b.build_load(ty, at, "")?;
         if let Some(load) = value.as_instruction_value() {
-            load.set_alignment(align).map_err(|e| Fault(e.to_string()))?;
+            load.set_alignment(align).map_err(|e| EmitError(e.to_string()))?;
         }
         Ok(value)
     }
-    pub fn store(&self, value: Value<'c>, at: PointerValue<'c>, align: u32) -> Result<()> {
-        self.b.build_store(at, value)?.set_alignment(align).map_err(|e| Fault(e.to_string()))
+    pub fn store(&self, value: LlvmValue<'c>, at: PointerValue<'c>, align: u32) -> EmitResult<()> {
+        self.b.build_store(at, value)?.set_alignment(align).map_err(|e| EmitError(e.to_string()))
     }
 
     // ---- calls
@@ -226,19 +249,23 @@ impl<'c, 'm> Emit<'c, 'm> {
         &self,
         name: &str,
         overload: &[BasicTypeEnum<'c>],
-        args: &[Value<'c>],
-    ) -> Result<Option<Value<'c>>> {
-        let unknown = || Fault(format!("this LLVM has no intrinsic {name}"));
+        args: &[LlvmValue<'c>],
+    ) -> EmitResult<Option<LlvmValue<'c>>> {
+        let unknown = || EmitError(format!("this LLVM has no intrinsic {name}"));
         let found = Intrinsic::find(name).ok_or_else(unknown)?;
         let function = found.get_declaration(self.module, overload).ok_or_else(unknown)?;
         self.call(function, args)
     }
     /// Calls a function, bitcasting arguments to its parameter types.
-    pub fn call(&self, function: FunctionValue<'c>, args: &[Value<'c>]) -> Result<Option<Value<'c>>> {
+    pub fn call(
+        &self,
+        function: FunctionValue<'c>,
+        args: &[LlvmValue<'c>],
+    ) -> EmitResult<Option<LlvmValue<'c>>> {
         let params = function.get_type().get_param_types();
         if params.len() != args.len() {
             let name = function.get_name().to_string_lossy().into_owned();
-            return Err(Fault(format!("{name} takes {} arguments, got {}", params.len(), args.len())));
+            return Err(EmitError(format!("{name} takes {} arguments, got {}", params.len(), args.len())));
         }
         let mut passed: Vec<BasicMetadataValueEnum<'c>> = Vec::with_capacity(args.len());
         for (&arg, &param) in args.iter().zip(&params) {
@@ -250,24 +277,24 @@ impl<'c, 'm> Emit<'c, 'm> {
         }
         Ok(self.b.build_call(function, &passed, "")?.try_as_basic_value().basic())
     }
-    /// As [`Emit::intrinsic`], for those that have a result.
+    /// As [`LlvmBuilder::intrinsic`], for those that have a result.
     pub fn intrinsic_value(
         &self,
         name: &str,
         overload: &[BasicTypeEnum<'c>],
-        args: &[Value<'c>],
-    ) -> Result<Value<'c>> {
-        self.intrinsic(name, overload, args)?.ok_or_else(|| Fault(format!("{name} has no result")))
+        args: &[LlvmValue<'c>],
+    ) -> EmitResult<LlvmValue<'c>> {
+        self.intrinsic(name, overload, args)?.ok_or_else(|| EmitError(format!("{name} has no result")))
     }
     /// Inline assembly; `convergent` keeps it from being moved across control flow.
     pub fn inline_asm(
         &self,
         asm: &str,
         constraints: &str,
-        args: &[Value<'c>],
+        args: &[LlvmValue<'c>],
         ret: Option<BasicTypeEnum<'c>>,
         convergent: bool,
-    ) -> Result<Option<Value<'c>>> {
+    ) -> EmitResult<Option<LlvmValue<'c>>> {
         let params: Vec<BasicMetadataTypeEnum<'c>> = args.iter().map(|a| a.get_type().into()).collect();
         let ty = match ret {
             Some(ret) => ret.fn_type(&params, false),
@@ -293,16 +320,16 @@ impl<'c, 'm> Emit<'c, 'm> {
 }
 
 /// `scalar` itself for one lane, else a vector of it.
-pub fn with_lanes(scalar: BasicTypeEnum<'_>, lanes: u32) -> Result<BasicTypeEnum<'_>> {
+pub fn with_lanes(scalar: BasicTypeEnum<'_>, lanes: u32) -> EmitResult<BasicTypeEnum<'_>> {
     if lanes == 1 { Ok(scalar) } else { Ok(vector_type(scalar, lanes)?.into()) }
 }
 
 /// A vector type, also of one lane.
-pub fn vector_type(scalar: BasicTypeEnum<'_>, lanes: u32) -> Result<VectorType<'_>> {
+pub fn vector_type(scalar: BasicTypeEnum<'_>, lanes: u32) -> EmitResult<VectorType<'_>> {
     match scalar {
         BasicTypeEnum::IntType(t) => Ok(t.vec_type(lanes)),
         BasicTypeEnum::FloatType(t) => Ok(t.vec_type(lanes)),
         BasicTypeEnum::PointerType(t) => Ok(t.vec_type(lanes)),
-        other => Err(Fault(format!("no vectors of {other}"))),
+        other => Err(EmitError(format!("no vectors of {other}"))),
     }
 }

@@ -1,18 +1,18 @@
 //! Expressions of kernel IR as LLVM values.
 
-use super::emit::{Result, Value, vector_type, with_lanes};
+use super::emit::{EmitResult, LlvmValue, vector_type, with_lanes};
 use super::kernel::KernelEmitter;
-use crate::error::Fault;
+use crate::error::EmitError;
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::InstructionOpcode as Op;
 use inkwell::{FloatPredicate, IntPredicate};
-use mlcc_ir::instr::{InstrId, Scope, Spelling};
+use mlcc_ir::instr::{ExecutionScope, InstrId, InstrSpelling};
 use mlcc_ir::kernel::*;
 use mlcc_ir::types::DType;
 use mlcc_target::Arch;
 
 impl<'c> KernelEmitter<'_, 'c> {
-    pub fn expr(&mut self, id: ExprId) -> Result<Value<'c>> {
+    pub fn expr(&mut self, id: ExprId) -> EmitResult<LlvmValue<'c>> {
         if let Some(&known) = self.memo.get(&id) {
             return Ok(known);
         }
@@ -21,7 +21,7 @@ impl<'c> KernelEmitter<'_, 'c> {
         Ok(value)
     }
 
-    fn fresh(&mut self, id: ExprId) -> Result<Value<'c>> {
+    fn fresh(&mut self, id: ExprId) -> EmitResult<LlvmValue<'c>> {
         let kernel = self.kernel;
         let ty = kernel.ty(id);
         match kernel.exprs.expr(id) {
@@ -74,24 +74,24 @@ impl<'c> KernelEmitter<'_, 'c> {
             }
             Expr::Instr(instr, args) => {
                 let value = self.instr(*instr, args)?;
-                value.ok_or_else(|| Fault(format!("{} used as a value", instr.def().name)))
+                value.ok_or_else(|| EmitError(format!("{} used as a value", instr.def().name)))
             }
         }
     }
 
-    fn literal(&self, literal: Literal, ty: Ty) -> Result<Value<'c>> {
-        let scalar: Value<'c> = match (self.e.scalar_type(ty.dtype)?, literal) {
+    fn literal(&self, literal: Literal, ty: ExprType) -> EmitResult<LlvmValue<'c>> {
+        let scalar: LlvmValue<'c> = match (self.e.scalar_type(ty.dtype)?, literal) {
             (BasicTypeEnum::FloatType(t), l) => t.const_float(l.as_f64()).into(),
             (BasicTypeEnum::IntType(t), Literal::Int(i)) => t.const_int(i as u64, true).into(),
-            (_, l) => return Err(Fault(format!("literal {l:?} of type {ty}"))),
+            (_, l) => return Err(EmitError(format!("literal {l:?} of type {ty}"))),
         };
         self.e.splat(scalar, ty.lanes)
     }
 
-    fn ramp(&mut self, base: ExprId, stride: ExprId, ty: Ty) -> Result<Value<'c>> {
+    fn ramp(&mut self, base: ExprId, stride: ExprId, ty: ExprType) -> EmitResult<LlvmValue<'c>> {
         let (base, stride) = (self.expr(base)?, self.expr(stride)?);
         let BasicTypeEnum::IntType(int) = self.e.scalar_type(ty.dtype)? else {
-            return Err(Fault(format!("ramp of {ty}")));
+            return Err(EmitError(format!("ramp of {ty}")));
         };
         let steps: Vec<_> = (0..ty.lanes).map(|l| int.const_int(u64::from(l), false)).collect();
         let steps = inkwell::types::VectorType::const_vector(&steps);
@@ -101,7 +101,7 @@ impl<'c> KernelEmitter<'_, 'c> {
         self.e.add(base, offsets)
     }
 
-    fn unary(&self, op: UnOp, a: Value<'c>, ty: Ty) -> Result<Value<'c>> {
+    fn unary(&self, op: UnOp, a: LlvmValue<'c>, ty: ExprType) -> EmitResult<LlvmValue<'c>> {
         let float = ty.dtype == DType::F32;
         let math = |name: &str| self.e.intrinsic_value(name, &[a.get_type()], &[a]);
         match op {
@@ -114,7 +114,7 @@ impl<'c> KernelEmitter<'_, 'c> {
             UnOp::Abs if ty.dtype.is_int() => Ok(a),
             UnOp::Not if !float => {
                 let BasicTypeEnum::IntType(int) = self.e.scalar_type(ty.dtype)? else {
-                    return Err(Fault(format!("not of {ty}")));
+                    return Err(EmitError(format!("not of {ty}")));
                 };
                 let ones = self.e.splat(int.const_all_ones().into(), ty.lanes)?;
                 self.e.op(Op::Xor, a, ones)
@@ -122,16 +122,22 @@ impl<'c> KernelEmitter<'_, 'c> {
             UnOp::Sqrt if float => math("llvm.sqrt"),
             UnOp::Floor if float => math("llvm.floor"),
             UnOp::Round if float => math("llvm.roundeven"),
-            _ => Err(Fault(format!("{} of {ty} should have been expanded before", op.name()))),
+            _ => Err(EmitError(format!("{} of {ty} should have been expanded before", op.name()))),
         }
     }
 
-    fn binary(&self, op: BinOp, a: Value<'c>, b: Value<'c>, ty: Ty) -> Result<Value<'c>> {
+    fn binary(
+        &self,
+        op: BinOp,
+        a: LlvmValue<'c>,
+        b: LlvmValue<'c>,
+        ty: ExprType,
+    ) -> EmitResult<LlvmValue<'c>> {
         if ty.dtype == DType::F32 {
             return self.float_binary(op, a, b);
         }
         if !ty.dtype.is_int() && ty.dtype != DType::Bool {
-            return Err(Fault(format!("{} of {ty} should have been expanded before", op.name())));
+            return Err(EmitError(format!("{} of {ty} should have been expanded before", op.name())));
         }
         let signed = ty.dtype.is_signed();
         let pick = |s: Op, u: Op| if signed { s } else { u };
@@ -158,7 +164,7 @@ impl<'c> KernelEmitter<'_, 'c> {
         }
     }
 
-    fn float_binary(&self, op: BinOp, a: Value<'c>, b: Value<'c>) -> Result<Value<'c>> {
+    fn float_binary(&self, op: BinOp, a: LlvmValue<'c>, b: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         match op {
             BinOp::Add => self.e.op(Op::FAdd, a, b),
             BinOp::Sub => self.e.op(Op::FSub, a, b),
@@ -172,7 +178,7 @@ impl<'c> KernelEmitter<'_, 'c> {
             BinOp::Ne => self.e.fcmp(FloatPredicate::UNE, a, b),
             BinOp::Rem => self.e.float_remainder(a, b),
             BinOp::And | BinOp::Or | BinOp::Xor | BinOp::Shl | BinOp::Shr => {
-                Err(Fault(format!("{} of f32", op.name())))
+                Err(EmitError(format!("{} of f32", op.name())))
             }
         }
     }
@@ -182,9 +188,9 @@ impl<'c> KernelEmitter<'_, 'c> {
         &self,
         name: &str,
         predicate: FloatPredicate,
-        a: Value<'c>,
-        b: Value<'c>,
-    ) -> Result<Value<'c>> {
+        a: LlvmValue<'c>,
+        b: LlvmValue<'c>,
+    ) -> EmitResult<LlvmValue<'c>> {
         if self.caps.arch != Arch::X86_64 {
             return self.e.intrinsic_value(name, &[a.get_type()], &[a, b]);
         }
@@ -195,7 +201,7 @@ impl<'c> KernelEmitter<'_, 'c> {
         self.e.select(is_nan, a, picked)
     }
 
-    fn convert(&self, a: Value<'c>, from: Ty, to: Ty) -> Result<Value<'c>> {
+    fn convert(&self, a: LlvmValue<'c>, from: ExprType, to: ExprType) -> EmitResult<LlvmValue<'c>> {
         let target = self.e.ty(to)?;
         let zero = a.get_type().const_zero();
         match (from.dtype, to.dtype) {
@@ -212,7 +218,7 @@ impl<'c> KernelEmitter<'_, 'c> {
                 self.e.bitcast(half, target)
             }
             (DType::F16 | DType::BF16, _) | (_, DType::F16 | DType::BF16) => {
-                Err(Fault(format!("cast from {from} to {to} should have been expanded before")))
+                Err(EmitError(format!("cast from {from} to {to} should have been expanded before")))
             }
             (DType::F32, d) => {
                 let name = if d.is_signed() { "llvm.fptosi.sat" } else { "llvm.fptoui.sat" };
@@ -233,32 +239,33 @@ impl<'c> KernelEmitter<'_, 'c> {
 
     // ---- target instructions
 
-    pub(super) fn instr(&mut self, instr: InstrId, args: &[ExprId]) -> Result<Option<Value<'c>>> {
+    pub(super) fn instr(&mut self, instr: InstrId, args: &[ExprId]) -> EmitResult<Option<LlvmValue<'c>>> {
         let def = instr.def();
         if !self.caps.available(instr) {
-            return Err(Fault(format!("instruction {} is not available here", def.name)));
+            return Err(EmitError(format!("instruction {} is not available here", def.name)));
         }
-        if let Spelling::Ptx { asm, constraints } = def.spelling {
+        if let InstrSpelling::Ptx { asm, constraints } = def.spelling {
             return self.ptx(def, (asm, constraints), args);
         }
-        let values = args.iter().map(|&a| self.expr(a)).collect::<Result<Vec<_>>>()?;
+        let values = args.iter().map(|&a| self.expr(a)).collect::<EmitResult<Vec<_>>>()?;
         let ret = def.ret.map(|t| self.e.ty(t)).transpose()?;
         let raw = match def.spelling {
-            Spelling::Llvm { intrinsic, args } => {
+            InstrSpelling::Llvm { intrinsic, args } => {
                 let pick = |&i: &u8| Some((*values.get(usize::from(i))?, *def.args.get(usize::from(i))?));
-                let picked: Option<Vec<(Value<'c>, Ty)>> = args.iter().map(pick).collect();
-                let picked = picked.ok_or_else(|| Fault(format!("{} has too few arguments", def.name)))?;
+                let picked: Option<Vec<(LlvmValue<'c>, ExprType)>> = args.iter().map(pick).collect();
+                let picked =
+                    picked.ok_or_else(|| EmitError(format!("{} has too few arguments", def.name)))?;
                 let (picked, types): (Vec<_>, Vec<_>) = picked.into_iter().unzip();
                 self.intrinsic_instr(intrinsic, (&picked, &types), ret)?
             }
-            Spelling::Read | Spelling::Ptx { .. } => {
-                return Err(Fault(format!("{} is no expression", def.name)));
+            InstrSpelling::Read | InstrSpelling::Ptx { .. } => {
+                return Err(EmitError(format!("{} is no expression", def.name)));
             }
-            Spelling::Asm { asm, constraints } => {
+            InstrSpelling::Asm { asm, constraints } => {
                 // Packed lanes travel in one register.
-                let packed = values.iter().map(|&v| self.as_register(v)).collect::<Result<Vec<_>>>()?;
+                let packed = values.iter().map(|&v| self.as_register(v)).collect::<EmitResult<Vec<_>>>()?;
                 let ty = ret.map(|t| self.register_type(t)).transpose()?;
-                self.e.inline_asm(asm, constraints, &packed, ty, def.scope == Scope::Warp)?
+                self.e.inline_asm(asm, constraints, &packed, ty, def.scope == ExecutionScope::Warp)?
             }
         };
         match (raw, ret) {
@@ -270,9 +277,9 @@ impl<'c> KernelEmitter<'_, 'c> {
     fn intrinsic_instr(
         &self,
         name: &str,
-        (args, types): (&[Value<'c>], &[Ty]),
+        (args, types): (&[LlvmValue<'c>], &[ExprType]),
         ret: Option<BasicTypeEnum<'c>>,
-    ) -> Result<Option<Value<'c>>> {
+    ) -> EmitResult<Option<LlvmValue<'c>>> {
         let overloaded = inkwell::intrinsics::Intrinsic::find(name).is_some_and(|i| i.is_overloaded());
         if !overloaded {
             return self.e.intrinsic(name, &[], args);
@@ -283,13 +290,13 @@ impl<'c> KernelEmitter<'_, 'c> {
         let function = match known {
             Some(function) => function,
             None => {
-                let param = |(arg, ty): (&Value<'c>, &Ty)| match (ty.dtype, arg.get_type()) {
+                let param = |(arg, ty): (&LlvmValue<'c>, &ExprType)| match (ty.dtype, arg.get_type()) {
                     (DType::BF16, BasicTypeEnum::VectorType(v)) => {
                         vector_type(self.e.ctx.bf16_type().into(), v.get_size()).map(|v| v.into())
                     }
                     (_, known) => Ok(known.into()),
                 };
-                let params: Vec<_> = args.iter().zip(types).map(param).collect::<Result<_>>()?;
+                let params: Vec<_> = args.iter().zip(types).map(param).collect::<EmitResult<_>>()?;
                 let ty = match ret {
                     Some(ret) => inkwell::types::BasicType::fn_type(&ret, &params, false),
                     None => self.e.ctx.void_type().fn_type(&params, false),
@@ -300,7 +307,7 @@ impl<'c> KernelEmitter<'_, 'c> {
         self.e.call(function, args)
     }
 
-    fn register_type(&self, ty: BasicTypeEnum<'c>) -> Result<BasicTypeEnum<'c>> {
+    fn register_type(&self, ty: BasicTypeEnum<'c>) -> EmitResult<BasicTypeEnum<'c>> {
         let BasicTypeEnum::VectorType(v) = ty else { return Ok(ty) };
         let cell = match v.get_element_type() {
             BasicTypeEnum::IntType(t) => t.get_bit_width(),
@@ -314,7 +321,7 @@ impl<'c> KernelEmitter<'_, 'c> {
         }
     }
 
-    fn as_register(&self, value: Value<'c>) -> Result<Value<'c>> {
+    fn as_register(&self, value: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         self.e.bitcast(value, self.register_type(value.get_type())?)
     }
 }

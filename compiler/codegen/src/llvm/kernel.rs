@@ -8,12 +8,12 @@
 //! * Without fast-math flags: results equal those of the interpreter, save for fused multiply-adds on targets without.
 //! * CPU: a kernel without a `Par` loop is run by who has the first part of the share.
 
-use super::emit::{Emit, Result, Value};
-use crate::error::{CodegenError, Fault};
+use super::emit::{EmitResult, LlvmBuilder, LlvmValue};
+use crate::error::{CodegenError, EmitError};
 use crate::launch::SharedMemory;
-use crate::model::Fixed;
-use crate::placement::{Origin, Placement};
-use crate::prepare::Caps;
+use crate::model::FixedArguments;
+use crate::placement::{AddressOrigin, BufferPlacement};
+use crate::prepare::LevelCapabilities;
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::basic_block::BasicBlock;
 use inkwell::builder::Builder;
@@ -24,19 +24,19 @@ use inkwell::values::{BasicValue, FunctionValue, InstructionOpcode as Op, Pointe
 use inkwell::{AddressSpace, module::Linkage};
 use inkwell::{GlobalVisibility, IntPredicate};
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::instr::Meaning;
+use mlcc_ir::instr::InstrSemantics;
 use mlcc_ir::kernel::*;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 
 /// What executes the function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Machine<'a> {
+pub enum ExecutionModel<'a> {
     /// A share ([`mlcc_ir::step::Share`]) follows the dimensions: first part, end and number of parts as i64 arguments.
     Cpu,
-    /// Buffers are followed by addresses of i64 words, which no launch writes ([`Placement::words`]). `threads`: of the widest
+    /// Buffers are followed by addresses of i64 words, which no launch writes ([`BufferPlacement::words`]). `threads`: of the widest
     /// `Thread` loops.
-    Gpu { threads: [u32; 3], placement: &'a Placement },
+    Gpu { threads: [u32; 3], placement: &'a BufferPlacement },
 }
 
 pub const GLOBAL_SPACE: u16 = 1;
@@ -45,9 +45,9 @@ const DYNAMIC_SHARED: &str = "mlcc_shared";
 
 /// How a kernel is written.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Form {
+pub struct KernelForm {
     /// Arguments that become constants.
-    pub fixed: Fixed,
+    pub fixed: FixedArguments,
     /// Without the names of buffers and variables, kernels that differ in them alone are equal.
     pub nameless: bool,
 }
@@ -58,11 +58,11 @@ pub fn emit_kernel<'c>(
     module: &Module<'c>,
     kernel: &Kernel,
     name: &str,
-    caps: &Caps,
-    machine: Machine<'_>,
-    form: &Form,
+    caps: &LevelCapabilities,
+    machine: ExecutionModel<'_>,
+    form: &KernelForm,
 ) -> std::result::Result<FunctionValue<'c>, CodegenError> {
-    let internal = |f: Fault| CodegenError::Internal { kernel: kernel.name.clone(), what: f.0 };
+    let internal = |f: EmitError| CodegenError::Internal { kernel: kernel.name.clone(), what: f.0 };
     let mut emitter = KernelEmitter::declare(ctx, module, kernel, name, caps, machine).map_err(internal)?;
     emitter.nameless = form.nameless;
     emitter.run(&form.fixed).map_err(internal)?;
@@ -76,21 +76,21 @@ pub fn declare_kernel<'c>(
     kernel: &Kernel,
     name: &str,
 ) -> FunctionValue<'c> {
-    let ty = function_type(ctx, kernel, Machine::Cpu);
+    let ty = function_type(ctx, kernel, ExecutionModel::Cpu);
     let function = module.add_function(name, ty, Some(Linkage::External));
     function.as_global_value().set_visibility(GlobalVisibility::Hidden);
     function
 }
 
-fn function_type<'c>(ctx: &'c Context, kernel: &Kernel, machine: Machine<'_>) -> FunctionType<'c> {
+fn function_type<'c>(ctx: &'c Context, kernel: &Kernel, machine: ExecutionModel<'_>) -> FunctionType<'c> {
     let space = match machine {
-        Machine::Cpu => AddressSpace::default(),
-        Machine::Gpu { .. } => AddressSpace::from(GLOBAL_SPACE),
+        ExecutionModel::Cpu => AddressSpace::default(),
+        ExecutionModel::Gpu { .. } => AddressSpace::from(GLOBAL_SPACE),
     };
     let pointer: BasicMetadataTypeEnum<'c> = ctx.ptr_type(space).into();
     let (further, ty) = match machine {
-        Machine::Cpu => (kernel.dims.len() + 3, ctx.i64_type().into()),
-        Machine::Gpu { placement, .. } => (placement.words(kernel.dims.len()).len(), pointer),
+        ExecutionModel::Cpu => (kernel.dims.len() + 3, ctx.i64_type().into()),
+        ExecutionModel::Gpu { placement, .. } => (placement.words(kernel.dims.len()).len(), pointer),
     };
     let mut params = vec![pointer; kernel.params.len()];
     params.resize(kernel.params.len() + further, ty);
@@ -98,19 +98,19 @@ fn function_type<'c>(ctx: &'c Context, kernel: &Kernel, machine: Machine<'_>) ->
 }
 
 pub(super) struct KernelEmitter<'a, 'c> {
-    pub e: Emit<'c, 'a>,
+    pub e: LlvmBuilder<'c, 'a>,
     pub kernel: &'a Kernel,
-    pub caps: &'a Caps,
+    pub caps: &'a LevelCapabilities,
     pub(super) function: FunctionValue<'c>,
-    pub machine: Machine<'a>,
+    pub machine: ExecutionModel<'a>,
     /// Positioned in the entry block, where allocas go.
     entry: Builder<'c>,
-    pub(super) vars: Vec<Option<Value<'c>>>,
+    pub(super) vars: Vec<Option<LlvmValue<'c>>>,
     pub(super) bufs: Vec<Option<PointerValue<'c>>>,
     /// Values of the statement being emitted.
-    pub memo: FxHashMap<ExprId, Value<'c>>,
+    pub memo: FxHashMap<ExprId, LlvmValue<'c>>,
     /// First part, end and number of parts.
-    share: Option<[Value<'c>; 3]>,
+    share: Option<[LlvmValue<'c>; 3]>,
     nameless: bool,
     /// Where buffers lie in shared memory that is asked for at launch.
     dynamic_shared: BTreeMap<BufId, u32>,
@@ -122,10 +122,10 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         module: &'a Module<'c>,
         kernel: &'a Kernel,
         name: &str,
-        caps: &'a Caps,
-        machine: Machine<'a>,
-    ) -> Result<Self> {
-        let e = Emit::new(ctx, module);
+        caps: &'a LevelCapabilities,
+        machine: ExecutionModel<'a>,
+    ) -> EmitResult<Self> {
+        let e = LlvmBuilder::new(ctx, module);
         let function =
             module.add_function(name, function_type(ctx, kernel, machine), Some(Linkage::Internal));
         Ok(KernelEmitter {
@@ -144,7 +144,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         })
     }
 
-    fn run(&mut self, fixed: &Fixed) -> Result<()> {
+    fn run(&mut self, fixed: &FixedArguments) -> EmitResult<()> {
         let kernel = self.kernel;
         let entry = self.e.ctx.append_basic_block(self.function, "entry");
         let body = self.e.ctx.append_basic_block(self.function, "body");
@@ -153,7 +153,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         self.e.b.position_at_end(body);
         self.bind_arguments(fixed, exit)?;
         self.attributes();
-        if self.machine == Machine::Cpu && !has_par(&kernel.body) {
+        if self.machine == ExecutionModel::Cpu && !has_par(&kernel.body) {
             let [first, ..] = self.share()?;
             let first = self.e.icmp(IntPredicate::EQ, first, self.e.i64(0))?.into_int_value();
             let work = self.e.ctx.append_basic_block(self.function, "work");
@@ -168,10 +168,10 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         Ok(())
     }
 
-    fn bind_arguments(&mut self, fixed: &Fixed, exit: BasicBlock<'c>) -> Result<()> {
+    fn bind_arguments(&mut self, fixed: &FixedArguments, exit: BasicBlock<'c>) -> EmitResult<()> {
         let args = self.function.get_params();
         let mut next = args.iter();
-        let mut take = || next.next().copied().ok_or_else(|| Fault::new("too few arguments declared"));
+        let mut take = || next.next().copied().ok_or_else(|| EmitError::new("too few arguments declared"));
         for (i, &buf) in self.kernel.params.iter().enumerate() {
             let decl = &self.kernel.bufs[buf];
             let pointer = take()?.into_pointer_value();
@@ -181,7 +181,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             }
             self.bufs[buf.index()] = Some(pointer);
         }
-        if let Machine::Gpu { placement, .. } = self.machine {
+        if let ExecutionModel::Gpu { placement, .. } = self.machine {
             return self.place_buffers(placement, &args[self.kernel.params.len()..], exit);
         }
         for (i, (sym, var)) in self.kernel.dims.iter().enumerate() {
@@ -197,7 +197,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
     }
 
     /// A word that every thread of the grid reads alike, because nothing writes it meanwhile.
-    pub(super) fn word(&self, address: Value<'c>) -> Result<Value<'c>> {
+    pub(super) fn word(&self, address: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         self.fixed_in_memory(self.e.ctx.i64_type(), address, 8)
     }
 
@@ -205,14 +205,14 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
     pub(super) fn fixed_in_memory(
         &self,
         ty: IntType<'c>,
-        address: Value<'c>,
+        address: LlvmValue<'c>,
         bytes: u32,
-    ) -> Result<Value<'c>> {
+    ) -> EmitResult<LlvmValue<'c>> {
         let value = self.e.load(ty.into(), address.into_pointer_value(), bytes)?;
         if let Some(load) = value.as_instruction_value() {
             let kind = self.e.ctx.get_kind_id("invariant.load");
             load.set_metadata(self.e.ctx.metadata_node(&[]), kind)
-                .map_err(|_| Fault::new("a load has no metadata"))?;
+                .map_err(|_| EmitError::new("a load has no metadata"))?;
         }
         Ok(value)
     }
@@ -225,7 +225,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         }
         // No call of memset, memcpy or libm may be invented: the artifact imports nothing.
         f.add_attribute(at, self.e.ctx.create_string_attribute("no-builtins", ""));
-        if self.machine == Machine::Cpu && self.caps.vector_bits >= 512 {
+        if self.machine == ExecutionModel::Cpu && self.caps.vector_bits >= 512 {
             let bits = self.caps.vector_bits.to_string();
             f.add_attribute(at, self.e.ctx.create_string_attribute("prefer-vector-width", &bits));
         }
@@ -240,38 +240,38 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
     /// Whether an argument is no address but what is added to one.
     fn is_offset(&self, param: usize) -> bool {
         match self.machine {
-            Machine::Cpu => false,
-            Machine::Gpu { placement, .. } => {
-                placement.buffers.get(param).is_some_and(|b| b.from != Origin::Fixed)
+            ExecutionModel::Cpu => false,
+            ExecutionModel::Gpu { placement, .. } => {
+                placement.buffers.get(param).is_some_and(|b| b.from != AddressOrigin::Fixed)
             }
         }
     }
 
-    fn share(&self) -> Result<[Value<'c>; 3]> {
-        self.share.ok_or_else(|| Fault::new("CPU loop in a GPU kernel"))
+    fn share(&self) -> EmitResult<[LlvmValue<'c>; 3]> {
+        self.share.ok_or_else(|| EmitError::new("CPU loop in a GPU kernel"))
     }
 
     fn name<'n>(&self, name: &'n str) -> &'n str {
         if self.nameless { "" } else { name }
     }
 
-    pub fn var(&self, var: VarId) -> Result<Value<'c>> {
-        let unset = || Fault(format!("variable {} used outside its scope", self.kernel.vars[var].name));
+    pub fn var(&self, var: VarId) -> EmitResult<LlvmValue<'c>> {
+        let unset = || EmitError(format!("variable {} used outside its scope", self.kernel.vars[var].name));
         self.vars[var.index()].ok_or_else(unset)
     }
 
-    pub fn buf(&self, buf: BufId) -> Result<PointerValue<'c>> {
-        let unset = || Fault(format!("buffer {} used outside its scope", self.kernel.bufs[buf].name));
+    pub fn buf(&self, buf: BufId) -> EmitResult<PointerValue<'c>> {
+        let unset = || EmitError(format!("buffer {} used outside its scope", self.kernel.bufs[buf].name));
         self.bufs[buf.index()].ok_or_else(unset)
     }
 
     // ---- statements
 
-    fn stmts(&mut self, body: &[Stmt]) -> Result<()> {
+    fn stmts(&mut self, body: &[Stmt]) -> EmitResult<()> {
         body.iter().try_for_each(|s| self.stmt(s))
     }
 
-    fn stmt(&mut self, stmt: &Stmt) -> Result<()> {
+    fn stmt(&mut self, stmt: &Stmt) -> EmitResult<()> {
         self.memo.clear();
         match stmt {
             Stmt::For { var, extent, kind, body } => self.for_(*var, *extent, *kind, body),
@@ -286,7 +286,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             }
             Stmt::Store { buf, index, value, mask } => self.store_stmt(*buf, *index, *value, *mask),
             Stmt::Alloc { buf } => self.alloc(*buf),
-            Stmt::Instr { instr, args } if matches!(instr.def().meaning, Meaning::Hint) => {
+            Stmt::Instr { instr, args } if matches!(instr.def().meaning, InstrSemantics::Hint) => {
                 args.iter().try_for_each(|&arg| self.hint(instr.def().spelling, arg))
             }
             Stmt::Instr { instr, args } => self.instr(*instr, args).map(|_| ()),
@@ -296,7 +296,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         }
     }
 
-    fn if_(&mut self, cond: Value<'c>, then: &[Stmt], otherwise: &[Stmt]) -> Result<()> {
+    fn if_(&mut self, cond: LlvmValue<'c>, then: &[Stmt], otherwise: &[Stmt]) -> EmitResult<()> {
         let yes = self.e.ctx.append_basic_block(self.function, "then");
         let no = self.e.ctx.append_basic_block(self.function, "else");
         let end = self.e.ctx.append_basic_block(self.function, "end");
@@ -310,10 +310,13 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         Ok(())
     }
 
-    fn for_(&mut self, var: VarId, extent: ExprId, kind: ForKind, body: &[Stmt]) -> Result<()> {
+    fn for_(&mut self, var: VarId, extent: ExprId, kind: ForKind, body: &[Stmt]) -> EmitResult<()> {
         let constant = || {
             let name = &self.kernel.vars[var].name;
-            self.kernel.exprs.as_int(extent).ok_or_else(|| Fault(format!("extent of {name} is not constant")))
+            self.kernel
+                .exprs
+                .as_int(extent)
+                .ok_or_else(|| EmitError(format!("extent of {name} is not constant")))
         };
         match kind {
             ForKind::Unroll => {
@@ -355,15 +358,26 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
     }
 
     /// Where a part begins: `part * extent / parts`.
-    fn begin(&self, part: Value<'c>, parts: Value<'c>, extent: Value<'c>) -> Result<Value<'c>> {
+    fn begin(
+        &self,
+        part: LlvmValue<'c>,
+        parts: LlvmValue<'c>,
+        extent: LlvmValue<'c>,
+    ) -> EmitResult<LlvmValue<'c>> {
         let product = self.e.mul(part, extent)?;
         self.e.op(Op::UDiv, product, parts)
     }
 
     /// `for var in from..to`.
-    fn counted(&mut self, var: VarId, from: Value<'c>, to: Value<'c>, body: &[Stmt]) -> Result<()> {
+    fn counted(
+        &mut self,
+        var: VarId,
+        from: LlvmValue<'c>,
+        to: LlvmValue<'c>,
+        body: &[Stmt],
+    ) -> EmitResult<()> {
         let ctx = self.e.ctx;
-        let before = self.e.b.get_insert_block().ok_or_else(|| Fault::new("no block"))?;
+        let before = self.e.b.get_insert_block().ok_or_else(|| EmitError::new("no block"))?;
         let header = ctx.append_basic_block(self.function, "loop");
         let inner = ctx.append_basic_block(self.function, "do");
         let end = ctx.append_basic_block(self.function, "done");
@@ -380,7 +394,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             self.e.i64(1).into_int_value(),
             "",
         )?;
-        let last = self.e.b.get_insert_block().ok_or_else(|| Fault::new("no block"))?;
+        let last = self.e.b.get_insert_block().ok_or_else(|| EmitError::new("no block"))?;
         self.e.b.build_unconditional_branch(header)?;
         i.add_incoming(&[(&from as &dyn BasicValue<'c>, before), (&next as &dyn BasicValue<'c>, last)]);
         self.e.b.position_at_end(end);
@@ -389,36 +403,43 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
 
     // ---- buffers
 
-    fn alloc(&mut self, buf: BufId) -> Result<()> {
+    fn alloc(&mut self, buf: BufId) -> EmitResult<()> {
         let decl = &self.kernel.bufs[buf];
         let len = decl.len.as_const().and_then(|n| u32::try_from(n).ok());
-        let len = len.ok_or_else(|| Fault(format!("length of {} is not a constant", decl.name)))?;
+        let len = len.ok_or_else(|| EmitError(format!("length of {} is not a constant", decl.name)))?;
         let ty = self.e.cell_type(decl.dtype)?.array_type(len);
         let align = decl.align.max(1).next_power_of_two();
         let pointer = match decl.space {
-            Space::Local | Space::Stack => {
+            MemorySpace::Local | MemorySpace::Stack => {
                 // Unrolled and repeated allocations share one slot: contents begin undefined each time.
                 if let Some(known) = self.bufs[buf.index()] {
                     known
                 } else {
                     let slot = self.entry.build_alloca(ty, self.name(&decl.name))?;
                     if let Some(inst) = slot.as_instruction() {
-                        inst.set_alignment(align).map_err(|e| Fault(e.to_string()))?;
+                        inst.set_alignment(align).map_err(|e| EmitError(e.to_string()))?;
                     }
                     slot
                 }
             }
-            Space::Shared => self.shared(buf, ty, align)?,
-            Space::Global => return Err(Fault(format!("allocation of global buffer {}", decl.name))),
+            MemorySpace::Shared => self.shared(buf, ty, align)?,
+            MemorySpace::Global => {
+                return Err(EmitError(format!("allocation of global buffer {}", decl.name)));
+            }
         };
         self.bufs[buf.index()] = Some(pointer);
         Ok(())
     }
 
-    fn shared(&self, buf: BufId, ty: inkwell::types::ArrayType<'c>, align: u32) -> Result<PointerValue<'c>> {
+    fn shared(
+        &self,
+        buf: BufId,
+        ty: inkwell::types::ArrayType<'c>,
+        align: u32,
+    ) -> EmitResult<PointerValue<'c>> {
         let name = &self.kernel.bufs[buf].name;
-        if self.machine == Machine::Cpu {
-            return Err(Fault(format!("shared buffer {name} in a CPU kernel")));
+        if self.machine == ExecutionModel::Cpu {
+            return Err(EmitError(format!("shared buffer {name} in a CPU kernel")));
         }
         let space = Some(AddressSpace::from(SHARED_SPACE));
         if let Some(&at) = self.dynamic_shared.get(&buf) {
@@ -441,25 +462,26 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
 
     // ---- GPU
 
-    pub(super) fn gpu_index(&self, register: &str, axis: u8) -> Result<Value<'c>> {
-        if self.machine == Machine::Cpu {
-            return Err(Fault::new("GPU loop in a CPU kernel"));
+    pub(super) fn gpu_index(&self, register: &str, axis: u8) -> EmitResult<LlvmValue<'c>> {
+        if self.machine == ExecutionModel::Cpu {
+            return Err(EmitError::new("GPU loop in a CPU kernel"));
         }
-        let axis = ["x", "y", "z"].get(usize::from(axis)).ok_or_else(|| Fault(format!("GPU axis {axis}")))?;
+        let axis =
+            ["x", "y", "z"].get(usize::from(axis)).ok_or_else(|| EmitError(format!("GPU axis {axis}")))?;
         let id = self.e.intrinsic_value(&format!("llvm.nvvm.read.ptx.sreg.{register}.{axis}"), &[], &[])?;
         self.e.cast(Op::ZExt, id, self.e.ctx.i64_type().into())
     }
 
     /// Threads beyond the extent skip the body.
-    fn thread_body(&mut self, id: Value<'c>, extent: i64, axis: u8, body: &[Stmt]) -> Result<()> {
-        let Machine::Gpu { threads, .. } = self.machine else {
-            return Err(Fault::new("GPU loop in a CPU kernel"));
+    fn thread_body(&mut self, id: LlvmValue<'c>, extent: i64, axis: u8, body: &[Stmt]) -> EmitResult<()> {
+        let ExecutionModel::Gpu { threads, .. } = self.machine else {
+            return Err(EmitError::new("GPU loop in a CPU kernel"));
         };
         if i64::from(threads[usize::from(axis)]) == extent {
             return self.stmts(body);
         }
         if has_barrier(body) {
-            return Err(Fault::new("barrier inside a thread loop that is narrower than the block"));
+            return Err(EmitError::new("barrier inside a thread loop that is narrower than the block"));
         }
         let inside = self.e.icmp(IntPredicate::SLT, id, self.e.i64(extent))?;
         self.if_(inside, body, &[])

@@ -15,8 +15,8 @@ mod table;
 mod target;
 mod warp;
 
-pub(crate) use module::Llvm;
+pub(crate) use module::LlvmGenerator;
 pub use module::{cached_kernels_object, callers_object, kernels_object, table_object};
 pub(crate) use nvptx::ptx_text;
 pub use nvptx::{cached_ptx, ptx_module};
-pub use target::{Machine, Output};
+pub use target::{EmitFormat, LlvmMachine};

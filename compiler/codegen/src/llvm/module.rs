@@ -1,19 +1,19 @@
 //! Modules of LLVM: one per kernel and one per step, so that they can be compiled side by side, and shared where they are equal.
 
-use super::emit::Emit;
-use super::kernel::{Form, Machine as Executes, declare_kernel, emit_kernel};
-use super::pipeline::Pipeline;
-use super::step::{Kernels, emit_step};
+use super::emit::LlvmBuilder;
+use super::kernel::{ExecutionModel as Executes, KernelForm, declare_kernel, emit_kernel};
+use super::pipeline::LlvmPipeline;
+use super::step::{KernelFunctions, emit_step};
 use super::table::table_module;
-use super::target::{Machine, Output};
+use super::target::{EmitFormat, LlvmMachine};
 use crate::cache::ObjectCache;
-use crate::error::{CodegenError, Fault};
-use crate::model::{Limits, caller_symbol, entry_symbol, kernel_symbol};
-use crate::objects::{KERNEL_SYMBOL, Key, Objects};
+use crate::error::{CodegenError, EmitError};
+use crate::model::{EntryLimits, caller_symbol, entry_symbol, kernel_symbol};
+use crate::objects::{KERNEL_SYMBOL, ObjectKey, ObjectStore};
 use crate::pool;
-use crate::prepare::{Caps, instrs_of, prepare};
+use crate::prepare::{LevelCapabilities, instrs_of, prepare};
 use crate::table::TableImage;
-use crate::units::{Generator, LevelUnits, Unit, largest_first};
+use crate::units::{CodeGenerator, LevelUnits, ObjectUnit, largest_first};
 use inkwell::context::Context;
 use inkwell::memory_buffer::MemoryBuffer;
 use inkwell::module::{Linkage, Module};
@@ -21,62 +21,69 @@ use inkwell::support::LLVMString;
 use inkwell::types::BasicTypeEnum;
 use inkwell::{AddressSpace, GlobalVisibility};
 use mlcc_ir::kernel::{BinOp, Expr, Kernel};
-use mlcc_target::{Arch, Level};
+use mlcc_target::{Arch, FeatureLevel};
 
 /// LLVM for the CPUs of an artifact.
-pub struct Llvm<'a> {
+pub struct LlvmGenerator<'a> {
     pub arch: Arch,
     pub triple: &'a str,
-    pub limits: Limits,
+    pub limits: EntryLimits,
 }
 
-impl Generator for Llvm<'_> {
-    fn object(&self, unit: &Unit<'_>, objects: &Objects<'_>) -> Result<Key, CodegenError> {
+impl CodeGenerator for LlvmGenerator<'_> {
+    fn object(&self, unit: &ObjectUnit<'_>, objects: &ObjectStore<'_>) -> Result<ObjectKey, CodegenError> {
         let ctx = Context::create();
         let (machine, module, pipeline) = self.module(&ctx, unit, true)?;
         let text = module.write_bitcode_to_memory();
-        let key = Key::of(&[machine.identity().as_bytes(), pipeline.text().as_bytes(), text.as_slice()]);
+        let key =
+            ObjectKey::of(&[machine.identity().as_bytes(), pipeline.text().as_bytes(), text.as_slice()]);
         objects.want(key, || {
             machine.optimize(&module, pipeline)?;
-            machine.emit(&module, Output::Object)
+            machine.emit(&module, EmitFormat::Object)
         })
     }
 }
 
-impl Llvm<'_> {
+impl LlvmGenerator<'_> {
     /// Module of a unit, not optimized. With `shared`, a kernel's module says nothing that other kernels with the same code do not.
     fn module<'c>(
         &self,
         ctx: &'c Context,
-        unit: &Unit<'_>,
+        unit: &ObjectUnit<'_>,
         shared: bool,
-    ) -> Result<(Machine, Module<'c>, Pipeline), CodegenError> {
+    ) -> Result<(LlvmMachine, Module<'c>, LlvmPipeline), CodegenError> {
         match unit {
-            Unit::Kernel { level, kernel, fixed } if shared => {
+            ObjectUnit::Kernel { level, kernel, fixed } if shared => {
                 let level = needed(level, kernel);
                 self.kernel(
                     ctx,
                     &level,
                     kernel,
                     KERNEL_SYMBOL,
-                    Form { fixed: (*fixed).clone(), nameless: true },
+                    KernelForm { fixed: (*fixed).clone(), nameless: true },
                 )
             }
-            Unit::Kernel { level, kernel, fixed } => {
+            ObjectUnit::Kernel { level, kernel, fixed } => {
                 let symbol = kernel_symbol(&kernel.name, &level.name);
-                self.kernel(ctx, level, kernel, &symbol, Form { fixed: (*fixed).clone(), nameless: false })
+                self.kernel(
+                    ctx,
+                    level,
+                    kernel,
+                    &symbol,
+                    KernelForm { fixed: (*fixed).clone(), nameless: false },
+                )
             }
-            Unit::Step { level, step, kernels } => {
-                let machine = Machine::new(self.arch, self.triple, level)?;
+            ObjectUnit::Step { level, step, kernels } => {
+                let machine = LlvmMachine::new(self.arch, self.triple, level)?;
                 let module = machine.module(ctx, "mlcc");
-                let mut functions = Kernels::new();
+                let mut functions = KernelFunctions::new();
                 for (name, kernel) in kernels.launched_by(step) {
                     let symbol = kernel_symbol(name, &level.name);
                     functions.insert(name.to_owned(), declare_kernel(ctx, &module, kernel, &symbol));
                 }
                 let symbol = entry_symbol(&step.name, &level.name);
                 emit_step(ctx, &module, step, &symbol, &functions, self.limits)?;
-                Ok((machine, module, Pipeline::Calls))
+                Ok((machine, module, LlvmPipeline::Calls))
             }
         }
     }
@@ -84,26 +91,26 @@ impl Llvm<'_> {
     fn kernel<'c>(
         &self,
         ctx: &'c Context,
-        level: &Level,
+        level: &FeatureLevel,
         kernel: &Kernel,
         symbol: &str,
-        form: Form,
-    ) -> Result<(Machine, Module<'c>, Pipeline), CodegenError> {
-        let caps = Caps::new(self.arch, level);
-        let machine = Machine::new(self.arch, self.triple, level)?;
+        form: KernelForm,
+    ) -> Result<(LlvmMachine, Module<'c>, LlvmPipeline), CodegenError> {
+        let caps = LevelCapabilities::new(self.arch, level);
+        let machine = LlvmMachine::new(self.arch, self.triple, level)?;
         let module = machine.module(ctx, "mlcc");
         let prepared = prepare(kernel, &caps);
         let function = emit_kernel(ctx, &module, &prepared, symbol, &caps, Executes::Cpu, &form)?;
         function.set_linkage(Linkage::External);
         function.as_global_value().set_visibility(GlobalVisibility::Hidden);
-        Ok((machine, module, Pipeline::of_kernel(function)))
+        Ok((machine, module, LlvmPipeline::of_kernel(function)))
     }
 
     /// The kernels and steps of a level as one module, in a form for people.
     pub fn level_text(
         &self,
         level: &LevelUnits<'_>,
-        output: Output,
+        output: EmitFormat,
         threads: usize,
     ) -> Result<Vec<u8>, CodegenError> {
         let units = level.units();
@@ -113,7 +120,7 @@ impl Llvm<'_> {
             machine.optimize(&module, pipeline)?;
             Ok::<_, CodegenError>(module.write_bitcode_to_memory().as_slice().to_vec())
         })?;
-        let machine = Machine::new(self.arch, self.triple, level.level)?;
+        let machine = LlvmMachine::new(self.arch, self.triple, level.level)?;
         let ctx = Context::create();
         let all = machine.module(&ctx, &level.level.name);
         let name = &level.level.name;
@@ -127,7 +134,7 @@ impl Llvm<'_> {
 }
 
 /// The level without features that make no difference to a kernel, so that levels share its code.
-fn needed(level: &Level, kernel: &Kernel) -> Level {
+fn needed(level: &FeatureLevel, kernel: &Kernel) -> FeatureLevel {
     let products = multiplies_integers(kernel);
     // LLVM makes no use of these unless a kernel names their instructions, or for sums of products.
     let only_named = |feature: &str| match feature {
@@ -139,7 +146,7 @@ fn needed(level: &Level, kernel: &Kernel) -> Level {
     let used = instrs_of(kernel);
     let uses = |feature: &str| used.iter().any(|id| id.def().features.contains(&feature));
     let features = level.features.iter().filter(|f| !only_named(f) || uses(f)).cloned().collect();
-    Level { features, ..level.clone() }
+    FeatureLevel { features, ..level.clone() }
 }
 
 /// True if vectors of integers are multiplied, or an instruction may do so.
@@ -159,14 +166,14 @@ fn multiplies_integers(kernel: &Kernel) -> bool {
 pub fn table_object(
     arch: Arch,
     triple: &str,
-    level: &Level,
+    level: &FeatureLevel,
     image: &TableImage,
-    output: Output,
+    output: EmitFormat,
 ) -> Result<Vec<u8>, CodegenError> {
-    let machine = Machine::new(arch, triple, level)?;
+    let machine = LlvmMachine::new(arch, triple, level)?;
     let ctx = Context::create();
     let module = table_module(&ctx, &machine, image)?;
-    machine.optimize(&module, Pipeline::Full)?;
+    machine.optimize(&module, LlvmPipeline::Full)?;
     machine.emit(&module, output)
 }
 
@@ -174,9 +181,9 @@ pub fn table_object(
 pub fn kernels_object(
     arch: Arch,
     triple: &str,
-    level: &Level,
+    level: &FeatureLevel,
     kernels: &[Kernel],
-    output: Output,
+    output: EmitFormat,
 ) -> Result<Vec<u8>, CodegenError> {
     let ctx = Context::create();
     NamedKernels::new(&ctx, arch, triple, level, kernels)?.emit(output)
@@ -186,15 +193,15 @@ pub fn kernels_object(
 pub fn cached_kernels_object(
     arch: Arch,
     triple: &str,
-    level: &Level,
+    level: &FeatureLevel,
     kernels: &[Kernel],
     cache: &ObjectCache,
 ) -> Result<Vec<u8>, CodegenError> {
     let ctx = Context::create();
     let kernels = NamedKernels::new(&ctx, arch, triple, level, kernels)?;
-    let objects = Objects::new(Some(cache), None);
+    let objects = ObjectStore::new(Some(cache), None);
     let key = kernels.key();
-    objects.want(key, || kernels.emit(Output::Object))?;
+    objects.want(key, || kernels.emit(EmitFormat::Object))?;
     objects.finish();
     Ok(objects.get(&key))
 }
@@ -202,9 +209,9 @@ pub fn cached_kernels_object(
 /// Kernels under their own names, not optimized.
 struct NamedKernels<'c> {
     ctx: &'c Context,
-    machine: Machine,
+    machine: LlvmMachine,
     level: String,
-    modules: Vec<(Module<'c>, Pipeline)>,
+    modules: Vec<(Module<'c>, LlvmPipeline)>,
 }
 
 impl<'c> NamedKernels<'c> {
@@ -212,33 +219,33 @@ impl<'c> NamedKernels<'c> {
         ctx: &'c Context,
         arch: Arch,
         triple: &str,
-        level: &Level,
+        level: &FeatureLevel,
         kernels: &[Kernel],
     ) -> Result<NamedKernels<'c>, CodegenError> {
-        let caps = Caps::new(arch, level);
-        let machine = Machine::new(arch, triple, level)?;
+        let caps = LevelCapabilities::new(arch, level);
+        let machine = LlvmMachine::new(arch, triple, level)?;
         let mut modules = Vec::new();
         for kernel in kernels {
             let module = machine.module(ctx, "kernels");
-            let (prepared, form) = (prepare(kernel, &caps), Form::default());
+            let (prepared, form) = (prepare(kernel, &caps), KernelForm::default());
             let function = emit_kernel(ctx, &module, &prepared, &kernel.name, &caps, Executes::Cpu, &form)?;
             function.set_linkage(Linkage::External);
-            modules.push((module, Pipeline::of_kernel(function)));
+            modules.push((module, LlvmPipeline::of_kernel(function)));
         }
         Ok(NamedKernels { ctx, machine, level: level.name.clone(), modules })
     }
 
-    fn key(&self) -> Key {
+    fn key(&self) -> ObjectKey {
         let identity = self.machine.identity();
         let texts = self.modules.iter().map(|(module, pipeline)| {
             [pipeline.text().into_bytes(), module.write_bitcode_to_memory().as_slice().to_vec()]
         });
         let texts: Vec<Vec<u8>> = texts.flatten().collect();
         let parts = [b"kernels".as_slice(), identity.as_bytes()];
-        Key::of(&[&parts[..], &texts.iter().map(Vec::as_slice).collect::<Vec<_>>()].concat())
+        ObjectKey::of(&[&parts[..], &texts.iter().map(Vec::as_slice).collect::<Vec<_>>()].concat())
     }
 
-    fn emit(self, output: Output) -> Result<Vec<u8>, CodegenError> {
+    fn emit(self, output: EmitFormat) -> Result<Vec<u8>, CodegenError> {
         let all = self.machine.module(self.ctx, "kernels");
         for (module, pipeline) in self.modules {
             self.machine.optimize(&module, pipeline)?;
@@ -261,18 +268,18 @@ fn unlinked(level: &str, e: LLVMString) -> CodegenError {
 pub fn callers_object(
     arch: Arch,
     triple: &str,
-    level: &Level,
+    level: &FeatureLevel,
     kernels: &[Kernel],
 ) -> Result<Vec<u8>, CodegenError> {
-    let machine = Machine::new(arch, triple, level)?;
+    let machine = LlvmMachine::new(arch, triple, level)?;
     let ctx = Context::create();
     let module = machine.module(&ctx, "callers");
     for (i, kernel) in kernels.iter().enumerate() {
         emit_caller(&ctx, &module, i, kernel)
             .map_err(|f| CodegenError::Internal { kernel: kernel.name.clone(), what: f.0 })?;
     }
-    machine.optimize(&module, Pipeline::Full)?;
-    machine.emit(&module, Output::Object)
+    machine.optimize(&module, LlvmPipeline::Full)?;
+    machine.emit(&module, EmitFormat::Object)
 }
 
 fn emit_caller<'c>(
@@ -280,8 +287,8 @@ fn emit_caller<'c>(
     module: &inkwell::module::Module<'c>,
     index: usize,
     kernel: &Kernel,
-) -> Result<(), Fault> {
-    let e = Emit::new(ctx, module);
+) -> Result<(), EmitError> {
+    let e = LlvmBuilder::new(ctx, module);
     let pointer: BasicTypeEnum<'c> = ctx.ptr_type(AddressSpace::default()).into();
     let long: BasicTypeEnum<'c> = ctx.i64_type().into();
     let mut types = vec![pointer; kernel.params.len()];
@@ -291,7 +298,7 @@ fn emit_caller<'c>(
     let ty = ctx.void_type().fn_type(&[pointer.into()], false);
     let caller = module.add_function(&caller_symbol(index), ty, None);
     e.b.position_at_end(ctx.append_basic_block(caller, "entry"));
-    let args = caller.get_nth_param(0).ok_or_else(|| Fault::new("no parameter"))?.into_pointer_value();
+    let args = caller.get_nth_param(0).ok_or_else(|| EmitError::new("no parameter"))?.into_pointer_value();
     let mut values = Vec::with_capacity(types.len());
     for (i, ty) in types.into_iter().enumerate() {
         let at = e.element(args, long, e.i64(i as i64), true)?;

@@ -1,27 +1,27 @@
 //! GPU kernels to PTX text: one module per level, one `.visible .entry` per kernel.
 
-use super::kernel::{Form, Machine as Executes, emit_kernel};
-use super::pipeline::Pipeline;
-use super::target::{Machine, Output};
+use super::kernel::{ExecutionModel as Executes, KernelForm, emit_kernel};
+use super::pipeline::LlvmPipeline;
+use super::target::{EmitFormat, LlvmMachine};
 use crate::cache::ObjectCache;
 use crate::error::CodegenError;
 use crate::launch::{blocks_of, threads_of};
 use crate::model::{LevelInput, gpu_kernel_symbol};
-use crate::objects::{Key, Objects};
+use crate::objects::{ObjectKey, ObjectStore};
 use crate::placement::placements;
-use crate::prepare::{Caps, prepare};
+use crate::prepare::{LevelCapabilities, prepare};
 use inkwell::attributes::AttributeLoc;
 use inkwell::context::Context;
 use inkwell::module::{Linkage, Module};
 use inkwell::values::FunctionValue;
-use mlcc_target::{Arch, Level};
+use mlcc_target::{Arch, FeatureLevel};
 
 /// Calling convention `ptx_kernel`.
 const PTX_KERNEL: u32 = 71;
 
 /// Compiles the kernels of one GPU level.
-pub fn ptx_module(triple: &str, input: &LevelInput<'_>, output: Output) -> Result<Vec<u8>, CodegenError> {
-    let objects = Objects::new(None, None);
+pub fn ptx_module(triple: &str, input: &LevelInput<'_>, output: EmitFormat) -> Result<Vec<u8>, CodegenError> {
+    let objects = ObjectStore::new(None, None);
     let key = ptx_text(triple, input, output, &objects)?;
     Ok(objects.get(&key))
 }
@@ -32,8 +32,8 @@ pub fn cached_ptx(
     input: &LevelInput<'_>,
     cache: &ObjectCache,
 ) -> Result<Vec<u8>, CodegenError> {
-    let objects = Objects::new(Some(cache), None);
-    let key = ptx_text(triple, input, Output::Assembly, &objects)?;
+    let objects = ObjectStore::new(Some(cache), None);
+    let key = ptx_text(triple, input, EmitFormat::Assembly, &objects)?;
     objects.finish();
     Ok(objects.get(&key))
 }
@@ -42,26 +42,26 @@ pub fn cached_ptx(
 pub(crate) fn ptx_text(
     triple: &str,
     input: &LevelInput<'_>,
-    output: Output,
-    objects: &Objects<'_>,
-) -> Result<Key, CodegenError> {
-    let machine = Machine::new(Arch::Nvptx, triple, input.level)?;
+    output: EmitFormat,
+    objects: &ObjectStore<'_>,
+) -> Result<ObjectKey, CodegenError> {
+    let machine = LlvmMachine::new(Arch::Nvptx, triple, input.level)?;
     let ctx = Context::create();
     let module = module(&ctx, &machine, input)?;
     let (text, form) = (module.write_bitcode_to_memory(), format!("{output:?}"));
-    let key = Key::of(&[machine.identity().as_bytes(), form.as_bytes(), text.as_slice()]);
+    let key = ObjectKey::of(&[machine.identity().as_bytes(), form.as_bytes(), text.as_slice()]);
     objects.want(key, || {
-        machine.optimize(&module, Pipeline::Full)?;
+        machine.optimize(&module, LlvmPipeline::Full)?;
         machine.emit(&module, output)
     })
 }
 
 fn module<'c>(
     ctx: &'c Context,
-    machine: &Machine,
+    machine: &LlvmMachine,
     input: &LevelInput<'_>,
 ) -> Result<Module<'c>, CodegenError> {
-    let caps = Caps::new(Arch::Nvptx, input.level);
+    let caps = LevelCapabilities::new(Arch::Nvptx, input.level);
     let module = machine.module(ctx, "mlcc");
     for kernel in input.kernels {
         let threads = threads_of(kernel)?;
@@ -69,7 +69,8 @@ fn module<'c>(
         for (number, placement) in placements(kernel, input.steps).iter().enumerate() {
             let name = gpu_kernel_symbol(&kernel.name, number);
             let machine = Executes::Gpu { threads, placement };
-            let function = emit_kernel(ctx, &module, &prepared, &name, &caps, machine, &Form::default())?;
+            let function =
+                emit_kernel(ctx, &module, &prepared, &name, &caps, machine, &KernelForm::default())?;
             function.set_linkage(Linkage::External);
             function.set_call_conventions(PTX_KERNEL);
             let blocks = at_once(input.level, threads, blocks_of(kernel));
@@ -86,7 +87,7 @@ const MOST_AT_ONCE: u32 = 3;
 
 /// Large blocks of a launch that run at once on a multiprocessor of the level's device where all of the launch do. Their threads may have the
 /// registers that this leaves: without it ptxas 12.9 was seen to spill at 48 and at 64.
-fn at_once(level: &Level, [x, y, z]: [u32; 3], blocks: Option<i64>) -> Option<u32> {
+fn at_once(level: &FeatureLevel, [x, y, z]: [u32; 3], blocks: Option<i64>) -> Option<u32> {
     let sms = level.gpu.as_ref()?.device.sms;
     let of_each = u32::try_from(blocks?).ok()?.div_ceil(sms).max(1);
     (x * y * z == LARGE_BLOCK && of_each <= MOST_AT_ONCE).then_some(of_each)

@@ -3,7 +3,7 @@
 use inkwell::values::FunctionValue;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pipeline {
+pub enum LlvmPipeline {
     /// LLVM's own, for kernels of common size.
     Full,
     /// For kernels of dozens of loops. On those, passes that ask for the trip count of every loop after each change take most of
@@ -26,16 +26,16 @@ const LOOPS: &str = "loop-mssa(loop-instsimplify,loop-simplifycfg,licm<no-allows
                      licm<allowspeculation>,simple-loop-unswitch<nontrivial;trivial>)";
 const HOIST: &str = "loop-mssa(licm<allowspeculation>)";
 
-impl Pipeline {
-    pub fn of_kernel(function: FunctionValue<'_>) -> Pipeline {
-        if function.count_basic_blocks() < LARGE { Pipeline::Full } else { Pipeline::Large }
+impl LlvmPipeline {
+    pub fn of_kernel(function: FunctionValue<'_>) -> LlvmPipeline {
+        if function.count_basic_blocks() < LARGE { LlvmPipeline::Full } else { LlvmPipeline::Large }
     }
 
     /// As `opt -passes` takes it.
     pub fn text(self) -> String {
         let passes: &[&str] = match self {
-            Pipeline::Full => return "default<O3>".into(),
-            Pipeline::Large => &[
+            LlvmPipeline::Full => return "default<O3>".into(),
+            LlvmPipeline::Large => &[
                 SROA,
                 "early-cse<memssa>",
                 SIMPLIFY,
@@ -59,7 +59,7 @@ impl Pipeline {
                 HOIST,
                 SINK,
             ],
-            Pipeline::Calls => &["early-cse", COMBINE, "simplifycfg"],
+            LlvmPipeline::Calls => &["early-cse", COMBINE, "simplifycfg"],
         };
         format!("globaldce,function<eager-inv>({})", passes.join(","))
     }

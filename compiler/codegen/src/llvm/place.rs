@@ -1,53 +1,53 @@
 //! What a GPU kernel does first: it finds its sizes, and its buffers where they lie in this call or for this sequence
 //! ([`crate::placement`]).
 
-use super::emit::{Result, Value};
+use super::emit::{EmitResult, LlvmValue};
 use super::kernel::{GLOBAL_SPACE, KernelEmitter};
-use crate::error::Fault;
-use crate::placement::{Moves, Origin, Placement, Word};
+use crate::error::EmitError;
+use crate::placement::{AddressOrigin, AddressStrides, ArgumentWord, BufferPlacement};
 use inkwell::basic_block::BasicBlock;
 use inkwell::values::{InstructionOpcode as Op, PointerValue};
 use inkwell::{AddressSpace, IntPredicate};
 use mlcc_abi::{PAGE_ROWS, Sequence};
-use mlcc_ir::dim::Sym;
+use mlcc_ir::dim::SizeSymbol;
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::step::Sequences;
+use mlcc_ir::step::SequenceFilter;
 use std::mem::offset_of;
 
 /// What buffers move by.
 #[derive(Clone, Copy, Default)]
-struct Found<'c> {
-    past: Option<Value<'c>>,
+struct BufferOffsets<'c> {
+    past: Option<LlvmValue<'c>>,
     page_table: Option<PointerValue<'c>>,
     /// Of a launch for each sequence: where its state begins, its first row, its number.
     state: Option<PointerValue<'c>>,
-    first: Option<Value<'c>>,
-    number: Option<Value<'c>>,
+    first: Option<LlvmValue<'c>>,
+    number: Option<LlvmValue<'c>>,
 }
 
 impl<'c> KernelEmitter<'_, 'c> {
     /// Binds sizes and buffers; `words` are the arguments behind the buffers. Blocks that have no sequence go to `exit`.
     pub(super) fn place_buffers(
         &mut self,
-        placement: &Placement,
-        words: &[Value<'c>],
+        placement: &BufferPlacement,
+        words: &[LlvmValue<'c>],
         exit: BasicBlock<'c>,
-    ) -> Result<()> {
-        let mut found = Found::default();
+    ) -> EmitResult<()> {
+        let mut found = BufferOffsets::default();
         let given = placement.words(self.kernel.dims.len());
         let mut count = None;
         for (word, &argument) in given.iter().zip(words) {
             match *word {
-                Word::Size(i) => {
+                ArgumentWord::Size(i) => {
                     let (sym, var) = self.kernel.dims[i];
                     argument.set_name(sym.name());
                     self.vars[var.index()] = Some(self.word(argument)?);
                 }
-                Word::Past => found.past = Some(self.word(argument)?),
-                Word::PageTable => found.page_table = Some(argument.into_pointer_value()),
-                Word::SequenceCount => count = Some(self.word(argument)?),
-                Word::Sequences => {
-                    let count = count.ok_or_else(|| Fault::new("sequences without their number"))?;
+                ArgumentWord::Past => found.past = Some(self.word(argument)?),
+                ArgumentWord::PageTable => found.page_table = Some(argument.into_pointer_value()),
+                ArgumentWord::SequenceCount => count = Some(self.word(argument)?),
+                ArgumentWord::Sequences => {
+                    let count = count.ok_or_else(|| EmitError::new("sequences without their number"))?;
                     found =
                         self.sequence(placement.sequences.unwrap_or_default(), (count, argument), exit)?;
                 }
@@ -63,10 +63,10 @@ impl<'c> KernelEmitter<'_, 'c> {
     /// The sequence of this block, if it has one of those that the launch is for.
     fn sequence(
         &mut self,
-        of: Sequences,
-        (count, all): (Value<'c>, Value<'c>),
+        of: SequenceFilter,
+        (count, all): (LlvmValue<'c>, LlvmValue<'c>),
         exit: BasicBlock<'c>,
-    ) -> Result<Found<'c>> {
+    ) -> EmitResult<BufferOffsets<'c>> {
         let number = self.gpu_index("ctaid", 2)?;
         let inside = self.e.icmp(IntPredicate::SLT, number, count)?;
         self.only_if(inside, exit)?;
@@ -77,27 +77,27 @@ impl<'c> KernelEmitter<'_, 'c> {
         let rows = word(offset_of!(Sequence, rows))?;
         let one = self.e.i64(1);
         match of {
-            Sequences::All => {}
-            Sequences::OneRow => self.only_if(self.e.icmp(IntPredicate::EQ, rows, one)?, exit)?,
-            Sequences::SeveralRows => self.only_if(self.e.icmp(IntPredicate::SGT, rows, one)?, exit)?,
+            SequenceFilter::All => {}
+            SequenceFilter::OneRow => self.only_if(self.e.icmp(IntPredicate::EQ, rows, one)?, exit)?,
+            SequenceFilter::SeveralRows => self.only_if(self.e.icmp(IntPredicate::SGT, rows, one)?, exit)?,
         }
         let word = |offset: usize| self.word(self.e.offset(entry, offset as u64)?.into());
         let past = word(offset_of!(Sequence, past))?;
         let first = word(offset_of!(Sequence, first))?;
         let pointer = self.e.ctx.ptr_type(AddressSpace::from(GLOBAL_SPACE));
-        let place = |offset: usize, name: &str| -> Result<PointerValue<'c>> {
+        let place = |offset: usize, name: &str| -> EmitResult<PointerValue<'c>> {
             Ok(self.e.b.build_int_to_ptr(word(offset)?.into_int_value(), pointer, name)?)
         };
         let state = place(offset_of!(Sequence, state), "state")?;
         let page_table = place(offset_of!(Sequence, page_table), "page_table")?;
         for (sym, var) in &self.kernel.dims {
             self.vars[var.index()] = Some(match sym {
-                Sym::N => rows,
-                Sym::Past => past,
-                Sym::B => count,
+                SizeSymbol::N => rows,
+                SizeSymbol::Past => past,
+                SizeSymbol::B => count,
             });
         }
-        Ok(Found {
+        Ok(BufferOffsets {
             past: Some(past),
             page_table: Some(page_table),
             state: Some(state),
@@ -107,20 +107,25 @@ impl<'c> KernelEmitter<'_, 'c> {
     }
 
     /// Goes on with what comes next where `cond` holds, which all threads of a block agree on.
-    fn only_if(&self, cond: Value<'c>, exit: BasicBlock<'c>) -> Result<()> {
+    fn only_if(&self, cond: LlvmValue<'c>, exit: BasicBlock<'c>) -> EmitResult<()> {
         let next = self.e.ctx.append_basic_block(self.function, "there");
         self.e.b.build_conditional_branch(cond.into_int_value(), next, exit)?;
         self.e.b.position_at_end(next);
         Ok(())
     }
 
-    fn moved(&self, from: PointerValue<'c>, moves: &Moves, found: &Found<'c>) -> Result<PointerValue<'c>> {
+    fn moved(
+        &self,
+        from: PointerValue<'c>,
+        moves: &AddressStrides,
+        found: &BufferOffsets<'c>,
+    ) -> EmitResult<PointerValue<'c>> {
         let byte = self.e.ctx.i8_type().into();
         let mut pointer = from;
         let origin = match moves.from {
-            Origin::Fixed => None,
-            Origin::State => Some(found.state),
-            Origin::PageTable => Some(found.page_table),
+            AddressOrigin::Fixed => None,
+            AddressOrigin::State => Some(found.state),
+            AddressOrigin::PageTable => Some(found.page_table),
         };
         if let Some(origin) = origin {
             let offset = self.e.b.build_ptr_to_int(from, self.e.ctx.i64_type(), "offset")?;
@@ -144,7 +149,7 @@ impl<'c> KernelEmitter<'_, 'c> {
     }
 
     /// The page that the new row is in, and its place there.
-    fn place_in_pages(&self, found: &Found<'c>) -> Result<(Value<'c>, Value<'c>)> {
+    fn place_in_pages(&self, found: &BufferOffsets<'c>) -> EmitResult<(LlvmValue<'c>, LlvmValue<'c>)> {
         let (past, table) = (found.past.ok_or_else(unknown)?, found.page_table.ok_or_else(unknown)?);
         let (rows, i32) = (PAGE_ROWS as i64, self.e.ctx.i32_type());
         let index = self.e.op(Op::LShr, past, self.e.i64(rows.trailing_zeros().into()))?;
@@ -155,6 +160,6 @@ impl<'c> KernelEmitter<'_, 'c> {
     }
 }
 
-fn unknown() -> Fault {
-    Fault::new("a buffer moves by what is not known")
+fn unknown() -> EmitError {
+    EmitError::new("a buffer moves by what is not known")
 }

@@ -3,8 +3,8 @@
 //! What is left of `|a|` is reduced by the largest `|b| * 2^k` below it until it is less than `|b|`. In f64 no f32 is
 //! subnormal, each of these multiples is exact, and so is each difference.
 
-use super::emit::{Emit, Result, Value};
-use crate::error::Fault;
+use super::emit::{EmitResult, LlvmBuilder, LlvmValue};
+use crate::error::EmitError;
 use inkwell::FloatPredicate;
 use inkwell::attributes::AttributeLoc;
 use inkwell::module::Linkage;
@@ -13,18 +13,18 @@ use inkwell::values::{BasicValue, FunctionValue, InstructionOpcode as Op};
 
 const NAME: &str = "mlcc.remainder";
 
-impl<'c> Emit<'c, '_> {
+impl<'c> LlvmBuilder<'c, '_> {
     /// `a - trunc(a / b) * b`, exactly; for scalars and vectors.
-    pub fn float_remainder(&self, a: Value<'c>, b: Value<'c>) -> Result<Value<'c>> {
+    pub fn float_remainder(&self, a: LlvmValue<'c>, b: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         let function = match self.module.get_function(NAME) {
             Some(known) => known,
             None => self.define_remainder()?,
         };
         let one = |a, b| {
             let value = self.call(function, &[a, b])?;
-            value.ok_or_else(|| Fault::new("remainder without result"))
+            value.ok_or_else(|| EmitError::new("remainder without result"))
         };
-        let Value::VectorValue(vector) = a else { return one(a, b) };
+        let LlvmValue::VectorValue(vector) = a else { return one(a, b) };
         let mut all = vector;
         for lane in 0..vector.get_type().get_size() {
             let rest = one(self.extract(a, lane)?, self.extract(b, lane)?)?;
@@ -33,7 +33,7 @@ impl<'c> Emit<'c, '_> {
         Ok(all.into())
     }
 
-    fn define_remainder(&self) -> Result<FunctionValue<'c>> {
+    fn define_remainder(&self) -> EmitResult<FunctionValue<'c>> {
         let f32 = self.ctx.f32_type();
         let ty = f32.fn_type(&[f32.into(), f32.into()], false);
         let function = self.module.add_function(NAME, ty, Some(Linkage::Internal));
@@ -41,19 +41,24 @@ impl<'c> Emit<'c, '_> {
             function.add_attribute(AttributeLoc::Function, self.flag(name));
         }
         // An emitter of its own: this one is in the middle of another function.
-        let inner = Emit::new(self.ctx, self.module);
-        let [a, b] = function.get_params()[..] else { return Err(Fault::new("two parameters expected")) };
+        let inner = LlvmBuilder::new(self.ctx, self.module);
+        let [a, b] = function.get_params()[..] else { return Err(EmitError::new("two parameters expected")) };
         inner.remainder_body(function, a, b)?;
         Ok(function)
     }
 
-    fn remainder_body(&self, function: FunctionValue<'c>, a: Value<'c>, b: Value<'c>) -> Result<()> {
+    fn remainder_body(
+        &self,
+        function: FunctionValue<'c>,
+        a: LlvmValue<'c>,
+        b: LlvmValue<'c>,
+    ) -> EmitResult<()> {
         let block = |name| self.ctx.append_basic_block(function, name);
         let (entry, header, subtract, done) =
             (block("entry"), block("loop"), block("subtract"), block("done"));
         let f64: BasicTypeEnum<'c> = self.ctx.f64_type().into();
         let i64: BasicTypeEnum<'c> = self.ctx.i64_type().into();
-        let number = |v: f64| -> Value<'c> { self.ctx.f64_type().const_float(v).into() };
+        let number = |v: f64| -> LlvmValue<'c> { self.ctx.f64_type().const_float(v).into() };
         let magnitude = |v| {
             let wide = self.cast(Op::FPExt, v, f64)?;
             self.intrinsic_value("llvm.fabs", &[f64], &[wide])
@@ -89,7 +94,7 @@ impl<'c> Emit<'c, '_> {
         self.b.position_at_end(done);
         let rest = self.cast(Op::FPTrunc, left, a.get_type())?;
         let rest = self.intrinsic_value("llvm.copysign", &[a.get_type()], &[rest, a])?;
-        let nan: Value<'c> = self.ctx.f32_type().const_float(f64::NAN).into();
+        let nan: LlvmValue<'c> = self.ctx.f32_type().const_float(f64::NAN).into();
         let result = self.select(valid, rest, nan)?;
         self.b.build_return(Some(&result))?;
         Ok(())

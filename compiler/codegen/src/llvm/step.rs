@@ -1,11 +1,11 @@
 //! Functions of steps (see [`crate::step`]) in LLVM IR. Barriers, pieces of shares and what the caller is told are functions of
 //! the module ([`super::callbacks`]), so that a step is little more than calls.
 
-use super::callbacks::{Callbacks, share_type};
-use super::emit::{Emit, Result, Value};
-use crate::error::{CodegenError, Fault};
-use crate::model::Limits;
-use crate::step::{self, Compare, IntOp, StepCode, Taken};
+use super::callbacks::{StepCallbacks, share_type};
+use super::emit::{EmitResult, LlvmBuilder, LlvmValue};
+use crate::error::{CodegenError, EmitError};
+use crate::model::EntryLimits;
+use crate::step::{self, ClaimedWork, IntCompare, IntOp, StepCode};
 use inkwell::attributes::AttributeLoc;
 use inkwell::basic_block::BasicBlock;
 use inkwell::context::Context;
@@ -16,50 +16,50 @@ use inkwell::values::{
 };
 use inkwell::{AddressSpace, GlobalVisibility, IntPredicate};
 use mlcc_abi::Ctx;
-use mlcc_ir::step::Step;
+use mlcc_ir::step::StepProgram;
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
 /// Functions of the kernels by kernel name.
-pub type Kernels<'c> = BTreeMap<String, FunctionValue<'c>>;
+pub type KernelFunctions<'c> = BTreeMap<String, FunctionValue<'c>>;
 
 /// Emits `step` as a hidden function called `symbol`.
 pub fn emit_step<'c>(
     ctx: &'c Context,
     module: &Module<'c>,
-    step: &Step,
+    step: &StepProgram,
     symbol: &str,
-    kernels: &Kernels<'c>,
-    limits: Limits,
+    kernels: &KernelFunctions<'c>,
+    limits: EntryLimits,
 ) -> std::result::Result<(), CodegenError> {
-    let function = StepFunction::declare(ctx, module, symbol, kernels);
+    let function = LlvmStepEmitter::declare(ctx, module, symbol, kernels);
     let emitted = function.and_then(|mut function| step::emit(&mut function, step, limits));
     emitted.map_err(|f| CodegenError::Step { step: step.name.clone(), what: f.0 })
 }
 
-struct StepFunction<'a, 'c> {
-    e: Emit<'c, 'a>,
-    kernels: &'a Kernels<'c>,
+struct LlvmStepEmitter<'a, 'c> {
+    e: LlvmBuilder<'c, 'a>,
+    kernels: &'a KernelFunctions<'c>,
     function: FunctionValue<'c>,
     ctx: PointerValue<'c>,
     /// As given (i32), and in 64 bits.
-    worker: Value<'c>,
-    workers: Value<'c>,
-    wide: [Value<'c>; 2],
-    callbacks: Callbacks<'c>,
-    /// Where [`Callbacks::take`] puts a share.
+    worker: LlvmValue<'c>,
+    workers: LlvmValue<'c>,
+    wide: [LlvmValue<'c>; 2],
+    callbacks: StepCallbacks<'c>,
+    /// Where [`StepCallbacks::take`] puts a share.
     share: PointerValue<'c>,
 }
 
-impl<'a, 'c> StepFunction<'a, 'c> {
+impl<'a, 'c> LlvmStepEmitter<'a, 'c> {
     fn declare(
         ctx: &'c Context,
         module: &'a Module<'c>,
         symbol: &str,
-        kernels: &'a Kernels<'c>,
-    ) -> Result<StepFunction<'a, 'c>> {
-        let e = Emit::new(ctx, module);
-        let callbacks = Callbacks::define(ctx, module)?;
+        kernels: &'a KernelFunctions<'c>,
+    ) -> EmitResult<LlvmStepEmitter<'a, 'c>> {
+        let e = LlvmBuilder::new(ctx, module);
+        let callbacks = StepCallbacks::define(ctx, module)?;
         let i32 = ctx.i32_type();
         let pointer = ctx.ptr_type(AddressSpace::default());
         let ty = i32.fn_type(&[pointer.into(), i32.into(), i32.into()], false);
@@ -69,42 +69,42 @@ impl<'a, 'c> StepFunction<'a, 'c> {
         function.add_attribute(AttributeLoc::Function, ctx.create_string_attribute("no-builtins", ""));
         e.b.position_at_end(ctx.append_basic_block(function, "entry"));
         let [this, worker, workers] = function.get_params()[..] else {
-            return Err(Fault::new("three parameters expected"));
+            return Err(EmitError::new("three parameters expected"));
         };
         let long: BasicTypeEnum<'c> = ctx.i64_type().into();
         let wide = [e.cast(Op::ZExt, worker, long)?, e.cast(Op::ZExt, workers, long)?];
         let share = e.b.build_alloca(share_type(ctx), "share")?;
         let ctx = this.into_pointer_value();
-        Ok(StepFunction { e, kernels, function, ctx, worker, workers, wide, callbacks, share })
+        Ok(LlvmStepEmitter { e, kernels, function, ctx, worker, workers, wide, callbacks, share })
     }
 
     /// The block that instructions go to.
-    fn here(&self) -> Result<BasicBlock<'c>> {
-        self.e.b.get_insert_block().ok_or_else(|| Fault::new("no block"))
+    fn here(&self) -> EmitResult<BasicBlock<'c>> {
+        self.e.b.get_insert_block().ok_or_else(|| EmitError::new("no block"))
     }
 }
 
 /// The numbers that a loop is entered with from a block.
-fn enter_with<'c>(phis: [PhiValue<'c>; 2], numbers: [Value<'c>; 2], from: BasicBlock<'c>) {
+fn enter_with<'c>(phis: [PhiValue<'c>; 2], numbers: [LlvmValue<'c>; 2], from: BasicBlock<'c>) {
     phis.into_iter().zip(numbers).for_each(|(phi, number)| phi.add_incoming(&[(&number, from)]));
 }
 
-impl<'c> StepCode for StepFunction<'_, 'c> {
-    type Value = Value<'c>;
+impl<'c> StepCode for LlvmStepEmitter<'_, 'c> {
+    type Value = LlvmValue<'c>;
     type Block = BasicBlock<'c>;
     type Head = (BasicBlock<'c>, [PhiValue<'c>; 2]);
 
-    fn context(&self) -> Value<'c> {
+    fn context(&self) -> LlvmValue<'c> {
         self.ctx.into()
     }
-    fn share(&self) -> [Value<'c>; 2] {
+    fn share(&self) -> [LlvmValue<'c>; 2] {
         self.wide
     }
 
-    fn int(&mut self, value: i64) -> Value<'c> {
+    fn int(&mut self, value: i64) -> LlvmValue<'c> {
         self.e.i64(value)
     }
-    fn op(&mut self, op: IntOp, a: Value<'c>, b: Value<'c>) -> Result<Value<'c>> {
+    fn op(&mut self, op: IntOp, a: LlvmValue<'c>, b: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         let extremum = |name| self.e.intrinsic_value(name, &[a.get_type()], &[a, b]);
         let op = match op {
             IntOp::Add => Op::Add,
@@ -118,34 +118,39 @@ impl<'c> StepCode for StepFunction<'_, 'c> {
         };
         self.e.op(op, a, b)
     }
-    fn compare(&mut self, compare: Compare, a: Value<'c>, b: Value<'c>) -> Result<Value<'c>> {
+    fn compare(
+        &mut self,
+        compare: IntCompare,
+        a: LlvmValue<'c>,
+        b: LlvmValue<'c>,
+    ) -> EmitResult<LlvmValue<'c>> {
         let predicate = match compare {
-            Compare::SignedLess => IntPredicate::SLT,
-            Compare::SignedGreater => IntPredicate::SGT,
-            Compare::UnsignedLess => IntPredicate::ULT,
-            Compare::UnsignedGreater => IntPredicate::UGT,
-            Compare::UnsignedAtLeast => IntPredicate::UGE,
+            IntCompare::SignedLess => IntPredicate::SLT,
+            IntCompare::SignedGreater => IntPredicate::SGT,
+            IntCompare::UnsignedLess => IntPredicate::ULT,
+            IntCompare::UnsignedGreater => IntPredicate::UGT,
+            IntCompare::UnsignedAtLeast => IntPredicate::UGE,
         };
         self.e.icmp(predicate, a, b)
     }
-    fn number(&mut self, condition: Value<'c>) -> Result<Value<'c>> {
+    fn number(&mut self, condition: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         self.e.cast(Op::ZExt, condition, self.e.ctx.i64_type().into())
     }
 
-    fn offset(&mut self, address: Value<'c>, bytes: u64) -> Result<Value<'c>> {
+    fn offset(&mut self, address: LlvmValue<'c>, bytes: u64) -> EmitResult<LlvmValue<'c>> {
         Ok(self.e.offset(address.into_pointer_value(), bytes)?.into())
     }
-    fn advance(&mut self, address: Value<'c>, bytes: Value<'c>) -> Result<Value<'c>> {
+    fn advance(&mut self, address: LlvmValue<'c>, bytes: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         let byte = self.e.ctx.i8_type().into();
         Ok(self.e.element(address.into_pointer_value(), byte, bytes, true)?.into())
     }
-    fn load_int(&mut self, address: Value<'c>, offset: usize) -> Result<Value<'c>> {
+    fn load_int(&mut self, address: LlvmValue<'c>, offset: usize) -> EmitResult<LlvmValue<'c>> {
         self.e.field(address.into_pointer_value(), offset, self.e.ctx.i64_type().into())
     }
-    fn load_address(&mut self, address: Value<'c>, offset: usize) -> Result<Value<'c>> {
+    fn load_address(&mut self, address: LlvmValue<'c>, offset: usize) -> EmitResult<LlvmValue<'c>> {
         Ok(self.e.pointer_field(address.into_pointer_value(), offset)?.into())
     }
-    fn load_entry(&mut self, table: Value<'c>, index: Value<'c>) -> Result<Value<'c>> {
+    fn load_entry(&mut self, table: LlvmValue<'c>, index: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         let i32: BasicTypeEnum<'c> = self.e.ctx.i32_type().into();
         let at = self.e.element(table.into_pointer_value(), i32, index, true)?;
         let entry = self.e.load(i32, at, 4)?;
@@ -158,24 +163,24 @@ impl<'c> StepCode for StepFunction<'_, 'c> {
     fn enter(&mut self, block: BasicBlock<'c>) {
         self.e.b.position_at_end(block);
     }
-    fn jump(&mut self, to: BasicBlock<'c>) -> Result<()> {
+    fn jump(&mut self, to: BasicBlock<'c>) -> EmitResult<()> {
         self.e.b.build_unconditional_branch(to)?;
         Ok(())
     }
     fn branch(
         &mut self,
-        condition: Value<'c>,
+        condition: LlvmValue<'c>,
         then: BasicBlock<'c>,
         otherwise: BasicBlock<'c>,
-    ) -> Result<()> {
+    ) -> EmitResult<()> {
         self.e.b.build_conditional_branch(condition.into_int_value(), then, otherwise)?;
         Ok(())
     }
     fn begin_loop(
         &mut self,
         name: &'static str,
-        first: [Value<'c>; 2],
-    ) -> Result<(Self::Head, [Value<'c>; 2])> {
+        first: [LlvmValue<'c>; 2],
+    ) -> EmitResult<(Self::Head, [LlvmValue<'c>; 2])> {
         let before = self.here()?;
         let head = self.block(name);
         self.jump(head)?;
@@ -185,63 +190,63 @@ impl<'c> StepCode for StepFunction<'_, 'c> {
         enter_with(phis, first, before);
         Ok(((head, phis), phis.map(|phi| phi.as_basic_value())))
     }
-    fn repeat(&mut self, (head, phis): Self::Head, next: [Value<'c>; 2]) -> Result<()> {
+    fn repeat(&mut self, (head, phis): Self::Head, next: [LlvmValue<'c>; 2]) -> EmitResult<()> {
         enter_with(phis, next, self.here()?);
         self.jump(head)
     }
     fn repeat_if(
         &mut self,
-        condition: Value<'c>,
+        condition: LlvmValue<'c>,
         (head, phis): Self::Head,
-        next: [Value<'c>; 2],
+        next: [LlvmValue<'c>; 2],
         done: BasicBlock<'c>,
-    ) -> Result<()> {
+    ) -> EmitResult<()> {
         enter_with(phis, next, self.here()?);
         self.branch(condition, head, done)
     }
-    fn leave(&mut self, status: i32) -> Result<()> {
+    fn leave(&mut self, status: i32) -> EmitResult<()> {
         let status = self.e.i32(status as u32);
         self.e.b.build_return(Some(&status))?;
         Ok(())
     }
 
-    fn call(&mut self, kernel: &str, args: &[Value<'c>]) -> Result<()> {
+    fn call(&mut self, kernel: &str, args: &[LlvmValue<'c>]) -> EmitResult<()> {
         let function = self.kernels.get(kernel);
-        let function = *function.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
+        let function = *function.ok_or_else(|| EmitError::new("is launched but not among the kernels"))?;
         self.e.call(function, args).map(|_| ())
     }
-    fn wait(&mut self) -> Result<()> {
+    fn wait(&mut self) -> EmitResult<()> {
         self.e.call(self.callbacks.wait, &[self.ctx.into(), self.worker, self.workers]).map(|_| ())
     }
-    fn exchange(&mut self, item: u32, args: [Value<'c>; 4]) -> Result<()> {
+    fn exchange(&mut self, item: u32, args: [LlvmValue<'c>; 4]) -> EmitResult<()> {
         let (pointer, long) = (self.e.ctx.ptr_type(AddressSpace::default()), self.e.ctx.i64_type());
         let item_type = self.e.ctx.i32_type();
         let types =
             [pointer.into(), item_type.into(), pointer.into(), pointer.into(), long.into(), long.into()];
         let function = self.e.pointer_field(self.ctx, offset_of!(Ctx, exchange))?;
-        let this: Value<'c> = self.e.pointer_field(self.ctx, offset_of!(Ctx, exchange_self))?.into();
+        let this: LlvmValue<'c> = self.e.pointer_field(self.ctx, offset_of!(Ctx, exchange_self))?.into();
         let [part, all, rows, bytes] = args;
         let passed = [this, self.e.i32(item), part, all, rows, bytes].map(BasicMetadataValueEnum::from);
         let ty = self.e.ctx.void_type().fn_type(&types, false);
         self.e.b.build_indirect_call(ty, function, &passed, "")?;
         Ok(())
     }
-    fn tell(&mut self, item: u32) -> Result<()> {
+    fn tell(&mut self, item: u32) -> EmitResult<()> {
         let item = self.e.i32(item);
         self.e.call(self.callbacks.tell, &[self.ctx.into(), self.worker, item]).map(|_| ())
     }
-    fn narrow(&mut self, value: Value<'c>) -> Result<Value<'c>> {
+    fn narrow(&mut self, value: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         self.e.cast(Op::Trunc, value, self.e.ctx.i32_type().into())
     }
-    fn take(&mut self, pieces: Value<'c>) -> Result<Value<'c>> {
+    fn take(&mut self, pieces: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         let args = [self.ctx.into(), self.worker, self.workers, pieces, self.share.into()];
         let taken = self.e.call(self.callbacks.take, &args)?;
-        taken.ok_or_else(|| Fault::new("nothing is said about a share"))
+        taken.ok_or_else(|| EmitError::new("nothing is said about a share"))
     }
-    fn is_taken(&mut self, taken: Value<'c>, what: Taken) -> Result<Value<'c>> {
+    fn is_taken(&mut self, taken: LlvmValue<'c>, what: ClaimedWork) -> EmitResult<LlvmValue<'c>> {
         self.e.icmp(IntPredicate::EQ, taken, self.e.i32(what as u32))
     }
-    fn taken_share(&mut self) -> Result<[Value<'c>; 2]> {
+    fn taken_share(&mut self) -> EmitResult<[LlvmValue<'c>; 2]> {
         let long: BasicTypeEnum<'c> = self.e.ctx.i64_type().into();
         Ok([self.e.field(self.share, 0, long)?, self.e.field(self.share, 8, long)?])
     }

@@ -1,10 +1,10 @@
 //! The model table as an object: the exported data symbol and `get_metadata`.
 
-use super::emit::Emit;
-use super::target::Machine;
-use crate::error::{CodegenError, Fault};
+use super::emit::LlvmBuilder;
+use super::target::LlvmMachine;
+use crate::error::{CodegenError, EmitError};
 use crate::model::METADATA_FUNCTION;
-use crate::table::{Piece, RelocTarget, TableImage};
+use crate::table::{ImageRun, RelocTarget, TableImage};
 use inkwell::attributes::AttributeLoc;
 use inkwell::context::Context;
 use inkwell::module::{Linkage, Module};
@@ -17,7 +17,7 @@ use std::mem::offset_of;
 /// Builds the module that defines [`MODEL_SYMBOL`].
 pub fn table_module<'c>(
     ctx: &'c Context,
-    machine: &Machine,
+    machine: &LlvmMachine,
     image: &TableImage,
 ) -> Result<Module<'c>, CodegenError> {
     let module = machine.module(ctx, "mlcc");
@@ -26,25 +26,25 @@ pub fn table_module<'c>(
     Ok(module)
 }
 
-fn build<'c>(ctx: &'c Context, module: &Module<'c>, image: &TableImage) -> Result<(), Fault> {
+fn build<'c>(ctx: &'c Context, module: &Module<'c>, image: &TableImage) -> Result<(), EmitError> {
     let pieces = image.pieces();
     let pointer = ctx.ptr_type(AddressSpace::default());
     let types: Vec<BasicTypeEnum<'c>> = pieces
         .iter()
         .map(|p| match p {
-            Piece::Bytes(b) => ctx.i8_type().array_type(b.len() as u32).into(),
-            Piece::Pointer(_) => pointer.into(),
+            ImageRun::Bytes(b) => ctx.i8_type().array_type(b.len() as u32).into(),
+            ImageRun::Pointer(_) => pointer.into(),
         })
         .collect();
     let ty = ctx.struct_type(&types, true);
     let global = module.add_global(ty, None, MODEL_SYMBOL);
     // Before the table's content, which refers to it.
-    metadata_function(&Emit::new(ctx, module), global)?;
+    metadata_function(&LlvmBuilder::new(ctx, module), global)?;
     let values: Vec<BasicValueEnum<'c>> = pieces
         .iter()
         .map(|p| match p {
-            Piece::Bytes(b) => ctx.const_string(b, false).into(),
-            Piece::Pointer(target) => address(ctx, module, global, target).into(),
+            ImageRun::Bytes(b) => ctx.const_string(b, false).into(),
+            ImageRun::Pointer(target) => address(ctx, module, global, target).into(),
         })
         .collect();
     global.set_initializer(&ctx.const_struct(&values, true));
@@ -78,14 +78,14 @@ fn address<'c>(
 }
 
 /// `const uint8_t *get_metadata(uint64_t *len)`: reads the table's own field.
-fn metadata_function<'c>(e: &Emit<'c, '_>, table: GlobalValue<'c>) -> Result<(), Fault> {
+fn metadata_function<'c>(e: &LlvmBuilder<'c, '_>, table: GlobalValue<'c>) -> Result<(), EmitError> {
     let pointer = e.ctx.ptr_type(AddressSpace::default());
     let ty = pointer.fn_type(&[pointer.into()], false);
     let function = e.module.add_function(METADATA_FUNCTION, ty, Some(Linkage::External));
     function.as_global_value().set_visibility(GlobalVisibility::Hidden);
     function.add_attribute(AttributeLoc::Function, e.flag("nounwind"));
     e.b.position_at_end(e.ctx.append_basic_block(function, "entry"));
-    let out = function.get_nth_param(0).ok_or_else(|| Fault::new("no parameter"))?;
+    let out = function.get_nth_param(0).ok_or_else(|| EmitError::new("no parameter"))?;
     let field = |offset: usize| {
         let at = e.i64((offset_of!(ModelTable, metadata) + offset) as i64);
         e.element(table.as_pointer_value(), e.ctx.i8_type().into(), at, true)

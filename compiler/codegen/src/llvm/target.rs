@@ -1,6 +1,6 @@
 //! LLVM target machines, the optimization pipeline and output files.
 
-use super::pipeline::Pipeline;
+use super::pipeline::LlvmPipeline;
 use crate::error::CodegenError;
 use inkwell::OptimizationLevel;
 use inkwell::context::Context;
@@ -9,18 +9,18 @@ use inkwell::passes::PassBuilderOptions;
 use inkwell::targets::{
     CodeModel, FileType, InitializationConfig, RelocMode, Target as LlvmTarget, TargetMachine, TargetTriple,
 };
-use mlcc_target::{Arch, Level};
+use mlcc_target::{Arch, FeatureLevel};
 use std::sync::Once;
 
 /// A machine to compile for; each thread makes its own.
-pub struct Machine {
+pub struct LlvmMachine {
     tm: TargetMachine,
     what: String,
 }
 
 /// Form of the output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Output {
+pub enum EmitFormat {
     /// Optimized LLVM IR, as text.
     Ir,
     /// Assembly; PTX for nvptx.
@@ -49,7 +49,7 @@ fn llvm_feature(name: &str) -> Option<&str> {
     }
 }
 
-fn feature_string(level: &Level) -> String {
+fn feature_string(level: &FeatureLevel) -> String {
     let mut all: Vec<String> =
         level.features.iter().filter_map(|f| llvm_feature(f)).map(|f| format!("+{f}")).collect();
     if let Some(gpu) = &level.gpu {
@@ -58,8 +58,8 @@ fn feature_string(level: &Level) -> String {
     all.join(",")
 }
 
-impl Machine {
-    pub fn new(arch: Arch, triple: &str, level: &Level) -> Result<Machine, CodegenError> {
+impl LlvmMachine {
+    pub fn new(arch: Arch, triple: &str, level: &FeatureLevel) -> Result<LlvmMachine, CodegenError> {
         initialize();
         let error = |message: String| CodegenError::Machine {
             triple: triple.into(),
@@ -79,7 +79,7 @@ impl Machine {
                 CodeModel::Default,
             )
             .ok_or_else(|| error("no target machine".into()))?;
-        Ok(Machine { tm, what: format!("{triple} {}", level.name) })
+        Ok(LlvmMachine { tm, what: format!("{triple} {}", level.name) })
     }
 
     /// An empty module for this machine. `name` ends up in the symbol table, so it must not be a path of this computer.
@@ -104,7 +104,7 @@ impl Machine {
 
     /// Verifies and optimizes. The vectorizers are off: kernels say themselves what is a vector, and results must not
     /// depend on their judgement.
-    pub fn optimize(&self, module: &Module<'_>, pipeline: Pipeline) -> Result<(), CodegenError> {
+    pub fn optimize(&self, module: &Module<'_>, pipeline: LlvmPipeline) -> Result<(), CodegenError> {
         module.verify().map_err(|e| self.refused("the module", e.to_string()))?;
         let options = PassBuilderOptions::create();
         options.set_loop_vectorization(false);
@@ -116,11 +116,11 @@ impl Machine {
             .map_err(|e| self.refused("the optimization pipeline", e.to_string()))
     }
 
-    pub fn emit(&self, module: &Module<'_>, output: Output) -> Result<Vec<u8>, CodegenError> {
+    pub fn emit(&self, module: &Module<'_>, output: EmitFormat) -> Result<Vec<u8>, CodegenError> {
         let kind = match output {
-            Output::Ir => return Ok(module.print_to_string().to_string().into_bytes()),
-            Output::Assembly => FileType::Assembly,
-            Output::Object => FileType::Object,
+            EmitFormat::Ir => return Ok(module.print_to_string().to_string().into_bytes()),
+            EmitFormat::Assembly => FileType::Assembly,
+            EmitFormat::Object => FileType::Object,
         };
         let buffer = self
             .tm
@@ -128,7 +128,7 @@ impl Machine {
             .map_err(|e| self.refused("to write the module", e.to_string()))?;
         let bytes = buffer.as_slice();
         // LLVM ends text with a NUL that is not part of it.
-        let text = output == Output::Assembly;
+        let text = output == EmitFormat::Assembly;
         Ok(if text { bytes.strip_suffix(&[0]).unwrap_or(bytes).to_vec() } else { bytes.to_vec() })
     }
 

@@ -1,33 +1,33 @@
 //! What threads of a GPU do together or behind each other's back: barriers, asynchronous copies, fragments in registers of 32 bits.
 
-use super::emit::{Result, Value, vector_type};
-use super::kernel::{KernelEmitter, Machine};
-use crate::error::Fault;
+use super::emit::{EmitResult, LlvmValue, vector_type};
+use super::kernel::{ExecutionModel, KernelEmitter};
+use crate::error::EmitError;
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::{BasicValueEnum, InstructionOpcode as Op};
-use mlcc_ir::instr::{InstrDef, Meaning, Scope};
+use mlcc_ir::instr::{ExecutionScope, InstrDef, InstrSemantics};
 use mlcc_ir::kernel::*;
 use mlcc_ir::types::DType;
 
 impl<'c> KernelEmitter<'_, 'c> {
-    pub(super) fn barrier(&self) -> Result<()> {
+    pub(super) fn barrier(&self) -> EmitResult<()> {
         self.effect("bar.sync 0;")
     }
 
-    pub(super) fn commit(&self) -> Result<()> {
+    pub(super) fn commit(&self) -> EmitResult<()> {
         self.effect("cp.async.commit_group;")
     }
 
-    pub(super) fn wait(&self, pending: u32) -> Result<()> {
+    pub(super) fn wait(&self, pending: u32) -> EmitResult<()> {
         match pending {
             0 => self.effect("cp.async.wait_all;"),
             _ => self.effect(&format!("cp.async.wait_group {pending};")),
         }
     }
 
-    fn effect(&self, asm: &str) -> Result<()> {
-        if self.machine == Machine::Cpu {
-            return Err(Fault(format!("`{asm}` in a CPU kernel")));
+    fn effect(&self, asm: &str) -> EmitResult<()> {
+        if self.machine == ExecutionModel::Cpu {
+            return Err(EmitError(format!("`{asm}` in a CPU kernel")));
         }
         self.e.inline_asm(asm, "~{memory}", &[], None, true).map(|_| ())
     }
@@ -39,18 +39,20 @@ impl<'c> KernelEmitter<'_, 'c> {
         def: &InstrDef,
         (asm, constraints): (&str, &str),
         args: &[ExprId],
-    ) -> Result<Option<Value<'c>>> {
+    ) -> EmitResult<Option<LlvmValue<'c>>> {
         let mut operands = Vec::new();
         for &arg in args {
             match def.meaning {
-                Meaning::LoadMatrix { .. } | Meaning::Copy { .. } => operands.push(self.place(arg)?),
+                InstrSemantics::LoadMatrix { .. } | InstrSemantics::Copy { .. } => {
+                    operands.push(self.place(arg)?)
+                }
                 _ => {
                     let value = self.expr(arg)?;
                     operands.extend(self.words(value, self.kernel.ty(arg))?);
                 }
             }
         }
-        let convergent = def.scope == Scope::Warp;
+        let convergent = def.scope == ExecutionScope::Warp;
         let Some(ret) = def.ret else {
             return self.e.inline_asm(asm, constraints, &operands, None, convergent);
         };
@@ -60,7 +62,7 @@ impl<'c> KernelEmitter<'_, 'c> {
             _ => self.e.ctx.struct_type(&vec![word; count as usize], false).into(),
         };
         let raw = self.e.inline_asm(asm, constraints, &operands, Some(ty), convergent)?;
-        let raw = raw.ok_or_else(|| Fault(format!("{} without a result", def.name)))?;
+        let raw = raw.ok_or_else(|| EmitError(format!("{} without a result", def.name)))?;
         let joined = match raw {
             BasicValueEnum::StructValue(all) => {
                 let mut words = vector_type(word, count)?.get_poison();
@@ -75,16 +77,16 @@ impl<'c> KernelEmitter<'_, 'c> {
     }
 
     /// Address of the element that a load would read, as an integer.
-    fn place(&mut self, load: ExprId) -> Result<Value<'c>> {
+    fn place(&mut self, load: ExprId) -> EmitResult<LlvmValue<'c>> {
         let Expr::Load { buf, index, .. } = *self.kernel.exprs.expr(load) else {
-            return Err(Fault::new("the address of something that is not a load"));
+            return Err(EmitError::new("the address of something that is not a load"));
         };
         let index = self.expr(index)?;
         let address = self.address(buf, index, true)?;
         self.e.cast(Op::PtrToInt, address.into(), self.e.ctx.i64_type().into())
     }
 
-    fn word_type(&self, ty: Ty) -> BasicTypeEnum<'c> {
+    fn word_type(&self, ty: ExprType) -> BasicTypeEnum<'c> {
         match ty.dtype {
             DType::F32 => self.e.ctx.f32_type().into(),
             _ => self.e.ctx.i32_type().into(),
@@ -92,7 +94,7 @@ impl<'c> KernelEmitter<'_, 'c> {
     }
 
     /// The registers of a value.
-    fn words(&self, value: Value<'c>, ty: Ty) -> Result<Vec<Value<'c>>> {
+    fn words(&self, value: LlvmValue<'c>, ty: ExprType) -> EmitResult<Vec<LlvmValue<'c>>> {
         let (word, count) = (self.word_type(ty), word_count(ty)?);
         if count == 1 {
             return Ok(vec![self.e.bitcast(value, word)?]);
@@ -102,10 +104,10 @@ impl<'c> KernelEmitter<'_, 'c> {
     }
 }
 
-fn word_count(ty: Ty) -> Result<u32> {
+fn word_count(ty: ExprType) -> EmitResult<u32> {
     let bits = ty.dtype.bytes().unwrap_or(0) as u32 * ty.lanes * 8;
     match bits > 0 && bits.is_multiple_of(32) {
         true => Ok(bits / 32),
-        false => Err(Fault(format!("{ty} in registers of 32 bits"))),
+        false => Err(EmitError(format!("{ty} in registers of 32 bits"))),
     }
 }

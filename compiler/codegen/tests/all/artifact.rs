@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use mlcc_abi::section;
-use mlcc_codegen::artifact::{ArtifactError, ArtifactWriter, Weights};
+use mlcc_codegen::artifact::{ArtifactError, ArtifactWriter, WeightDestination};
 use mlcc_runtime::{Artifact, Error, LoadOptions, Model};
 
 fn load(path: &Path) -> Result<Model, Error> {
@@ -116,7 +116,7 @@ fn made_weights_are_held_against_their_hash() {
     let digits: String = weights.iter().map(|byte| format!("{byte:02x}")).collect();
     let recipe = format!("mlcc-recipe 1 0 {}\nbytes 0 {digits}\n", weights.len());
     let write = |recipe: Option<&str>, bytes: usize, hash: u128| {
-        let mut writer = ArtifactWriter::create(&path, &linked, Weights::Inside).unwrap();
+        let mut writer = ArtifactWriter::create(&path, &linked, WeightDestination::Inside).unwrap();
         writer.section(section::METADATA, b"{\"model\":\"toy\"}").unwrap();
         writer.section(section::TOKENIZER, b"abc").unwrap();
         if let Some(recipe) = recipe {
@@ -125,7 +125,7 @@ fn made_weights_are_held_against_their_hash() {
         writer.made(section::WEIGHTS, bytes as u64, hash);
         writer.finish().unwrap();
     };
-    let hash = mlcc_runtime::recipe::Recipe::parse(recipe.as_bytes()).unwrap().hash();
+    let hash = mlcc_runtime::recipe::WeightGenerator::parse(recipe.as_bytes()).unwrap().hash();
     write(Some(&recipe), weights.len(), hash);
     check(&path);
     assert_eq!(Artifact::open(&path).unwrap().section(section::WEIGHTS), None);
@@ -142,7 +142,7 @@ fn made_weights_are_held_against_their_hash() {
     write(None, weights.len(), hash);
     refused("it has no recipe for .mlcc.weights");
     let few = "mlcc-recipe 1 0 8\nbytes 0 0000000000000000\n";
-    write(Some(few), 8, mlcc_runtime::recipe::Recipe::parse(few.as_bytes()).unwrap().hash());
+    write(Some(few), 8, mlcc_runtime::recipe::WeightGenerator::parse(few.as_bytes()).unwrap().hash());
     refused("its weights have 8 bytes, its table says 160");
 }
 
@@ -172,7 +172,7 @@ fn nothing_half_written_stays() {
     let alive = out.path().join(".a.so.1.0.partial");
     std::fs::write(&dead, "x").unwrap();
     std::fs::write(&alive, "x").unwrap();
-    ArtifactWriter::create(&path, &linked, Weights::Inside).unwrap().finish().unwrap();
+    ArtifactWriter::create(&path, &linked, WeightDestination::Inside).unwrap().finish().unwrap();
     assert_eq!(names(out.path()), [".a.so.1.0.partial", "a.so"]);
 }
 
@@ -184,7 +184,7 @@ fn the_writer_refuses_misuse_and_bad_places() {
     let folder = tempfile::tempdir().unwrap();
     let linked = toy::linked(folder.path(), &[]);
     let path = folder.path().join("a.so");
-    let mut writer = ArtifactWriter::create(&path, &linked, Weights::Inside).unwrap();
+    let mut writer = ArtifactWriter::create(&path, &linked, WeightDestination::Inside).unwrap();
     assert!(writer.write(b"x").is_err() && writer.end_section().is_err());
     for name in ["weights", ".mlcc.a b", section::HASHES] {
         assert!(matches!(writer.begin_section(name), Err(ArtifactError::Misuse(_))), "{name}");
@@ -194,7 +194,8 @@ fn the_writer_refuses_misuse_and_bad_places() {
     writer.begin_section(section::GOLDEN).unwrap();
     assert!(writer.begin_section(section::WEIGHTS).is_err(), "nested");
 
-    let create = |path: &Path| ArtifactWriter::create(path, &linked, Weights::Inside).err().unwrap();
+    let create =
+        |path: &Path| ArtifactWriter::create(path, &linked, WeightDestination::Inside).err().unwrap();
     assert!(matches!(create(&folder.path().join("none/a.so")), ArtifactError::NoFolder { .. }));
     assert!(matches!(create(folder.path()), ArtifactError::Io { .. }));
     if Path::new("/sys/kernel").is_dir() {
@@ -203,7 +204,7 @@ fn the_writer_refuses_misuse_and_bad_places() {
     }
     let text = folder.path().join("text");
     std::fs::write(&text, "no ELF file at all").unwrap();
-    let refused = ArtifactWriter::create(&path, &text, Weights::Inside).err().unwrap();
+    let refused = ArtifactWriter::create(&path, &text, WeightDestination::Inside).err().unwrap();
     assert!(matches!(refused, ArtifactError::Linked { .. }));
 }
 
@@ -218,7 +219,7 @@ fn imports_are_refused() {
     let refused = |flags: &[&str]| {
         toy::cc(&source, &so, flags);
         let out = folder.path().join("out.so");
-        ArtifactWriter::create(&out, &so, Weights::Inside).err().unwrap().to_string()
+        ArtifactWriter::create(&out, &so, WeightDestination::Inside).err().unwrap().to_string()
     };
     assert!(refused(&["-nostdlib", "-fno-builtin"]).contains("needs expf"));
     assert!(refused(&["-Wl,--no-as-needed", "-lc"]).contains("libc.so"));
@@ -256,7 +257,7 @@ fn foreign_files_are_refused() {
     bytes[18..20].copy_from_slice(&243u16.to_le_bytes());
     std::fs::write(&linked, bytes).unwrap();
     let riscv = folder.path().join("riscv.so");
-    toy::pack(&linked, &riscv, Weights::Inside);
+    toy::pack(&linked, &riscv, WeightDestination::Inside);
     let error = load(&riscv).err().unwrap().to_string();
     assert!(error.contains("ELF machine 243"), "{error}");
     assert_eq!(Artifact::open(&riscv).unwrap().section(section::TOKENIZER), Some(&b"abc"[..]));
@@ -315,7 +316,7 @@ fn child_on_a_full_disk() {
     let (folder, linked) = (Path::new(&folder), std::env::var("MLCC_TEST_LINKED").unwrap());
     for bytes in [200_000, 5_000_000] {
         let path = folder.join("a.so");
-        let mut writer = ArtifactWriter::create(&path, linked.as_ref(), Weights::Inside).unwrap();
+        let mut writer = ArtifactWriter::create(&path, linked.as_ref(), WeightDestination::Inside).unwrap();
         let written = writer.section(section::WEIGHTS, &vec![7; bytes]);
         let written = written.and_then(|()| writer.section(section::GOLDEN, &vec![7; bytes]));
         let error = match written {

@@ -2,7 +2,7 @@
 //! everybody. The bad input that compiled models know as well: `compiler/cli/tests/all/{batch,step}.rs`.
 
 use crate::page_histories::{load, logits};
-use mlcc_runtime::{Error, Model, Rows, Session, Want};
+use mlcc_runtime::{Error, Model, OutputRows, Session, SessionInput};
 
 /// Sequences of four, steps of twenty rows, contexts of five pages.
 const FLAGS: [&str; 3] = ["-DTOY_BATCH=4", "-DTOY_CHUNK=20", "-DTOY_CONTEXT=300"];
@@ -39,7 +39,8 @@ fn a_step_without_pages_is_refused_and_changes_nothing() {
         let before = sessions.each_ref().map(|s| s.logits().to_vec());
         let [a, b, c] = &mut sessions;
         let piece = |i: usize| &texts[i][past[i]..past[i] + pieces[i]];
-        let mut rows = [Rows::of(a, piece(0)), Rows::of(b, piece(1)), Rows::of(c, piece(2))];
+        let mut rows =
+            [SessionInput::of(a, piece(0)), SessionInput::of(b, piece(1)), SessionInput::of(c, piece(2))];
         let error = batch.step(&mut rows).unwrap_err();
         assert!(matches!(error, Error::NoPages { wanted: 3, free: 2, pages: 6 }), "{error:?}");
         assert!(error.to_string().contains("cache_pages"), "{error}");
@@ -55,12 +56,14 @@ fn a_step_without_pages_is_refused_and_changes_nothing() {
     }
     // Two of them at a time go on as if nothing had been.
     let [a, b, c] = &mut sessions;
-    let found = batch.step(&mut [Rows::of(a, &texts[0][128..140]), Rows::of(c, &texts[2][64..66])]).unwrap();
+    let found = batch
+        .step(&mut [SessionInput::of(a, &texts[0][128..140]), SessionInput::of(c, &texts[2][64..66])])
+        .unwrap();
     assert_eq!(found, [all(&texts[0][..140]), all(&texts[2][..66])].concat());
     assert!(matches!(b.decode(texts[1][64]), Err(Error::NoPages { wanted: 1, free: 0, pages: 6 })));
     // A sequence alone is told the same.
     let alone = [&texts[1][64..65], &texts[1][64..70]]
-        .map(|piece| batch.step(&mut [Rows::of(b, piece)]).unwrap_err());
+        .map(|piece| batch.step(&mut [SessionInput::of(b, piece)]).unwrap_err());
     assert!(alone.iter().all(|e| matches!(e, Error::NoPages { wanted: 1, free: 0, pages: 6 })), "{alone:?}");
     let alone = batch.decode(&mut [b], &[1]).unwrap_err();
     assert!(matches!(alone, Error::NoPages { wanted: 1, free: 0, pages: 6 }), "{alone:?}");
@@ -119,8 +122,11 @@ fn copies_of_shared_pages_are_among_the_numbers() {
     assert_eq!(free(&model), 1);
     let mut batch = model.batch(3).unwrap();
     let mut step = |a, b, c| {
-        let rows =
-            &mut [Rows::of(a, &text[200..203]), Rows::of(b, &text[200..201]), Rows::of(c, &text[200..202])];
+        let rows = &mut [
+            SessionInput::of(a, &text[200..203]),
+            SessionInput::of(b, &text[200..201]),
+            SessionInput::of(c, &text[200..202]),
+        ];
         batch.step(rows).map(|_| ())
     };
     // The first one takes the last page for its copy; of the others one more needs a copy, the last one has the page alone.
@@ -131,7 +137,7 @@ fn copies_of_shared_pages_are_among_the_numbers() {
     assert!(matches!(b.decode(1), Err(Error::NoPages { wanted: 1, .. })), "page 1 is that of others, too");
     drop(b);
     let mut step = |a, c| {
-        let rows = &mut [Rows::of(a, &text[200..203]), Rows::of(c, &text[200..202])];
+        let rows = &mut [SessionInput::of(a, &text[200..203]), SessionInput::of(c, &text[200..202])];
         batch.step(rows).map(<[f32]>::to_vec)
     };
     assert_eq!(step(&mut a, &mut c).unwrap(), [all(&text[..203]), all(&text[..202])].concat());
@@ -156,8 +162,10 @@ fn what_is_reserved_is_there() {
     a.prefill(&texts[0][60..80]).unwrap();
     let mut batch = model.batch(2).unwrap();
     for at in (80..125).step_by(15) {
-        let pieces =
-            &mut [Rows::of(&mut a, &texts[0][at..at + 15]), Rows::of(&mut b, &texts[1][at - 20..at - 15])];
+        let pieces = &mut [
+            SessionInput::of(&mut a, &texts[0][at..at + 15]),
+            SessionInput::of(&mut b, &texts[1][at - 20..at - 15]),
+        ];
         batch.step(pieces).unwrap();
         b.prefill(&texts[1][at - 15..at - 5]).unwrap();
     }
@@ -183,11 +191,12 @@ fn windows_reserve_a_call_and_take_no_longer_pieces() {
     a.reserve(1000).unwrap();
     let mut batch = model.batch(4).unwrap();
     let too_long = &text[150..151 + most];
-    let error = batch.step(&mut [Rows::of(&mut b, &[1]), Rows::of(&mut a, too_long)]).unwrap_err();
+    let error =
+        batch.step(&mut [SessionInput::of(&mut b, &[1]), SessionInput::of(&mut a, too_long)]).unwrap_err();
     let Error::BatchSequence { index: 1, source } = &error else { panic!("{error:?}") };
     assert!(matches!(**source, Error::PieceTokens { n, most: m } if (n, m) == (most + 1, most)), "{error:?}");
     assert_eq!((a.past(), b.past()), (150, 0));
-    let rows = &mut [Rows::of(&mut b, &[1]), Rows::of(&mut a, &text[150..150 + most])];
+    let rows = &mut [SessionInput::of(&mut b, &[1]), SessionInput::of(&mut a, &text[150..150 + most])];
     assert_eq!(batch.step(rows).unwrap(), [logits(&[1], 70), logits(&text[..150 + most], 70)].concat());
 }
 
@@ -201,7 +210,7 @@ fn a_failed_step_loses_its_sequences_and_no_others() {
     let mut sessions = texts.each_ref().map(|text| fed(&model, &text[..95]));
     let [a, b, c] = &mut sessions;
     let mut batch = model.batch(4).unwrap();
-    let rows = &mut [Rows::of(a, &texts[0][95..98]), Rows::of(b, &texts[1][95..102])];
+    let rows = &mut [SessionInput::of(a, &texts[0][95..98]), SessionInput::of(b, &texts[1][95..102])];
     let error = batch.step(rows).unwrap_err();
     assert!(matches!(error, Error::Step { entry: "step", .. }), "{error:?}");
     // Who was not in it goes on.
@@ -242,8 +251,8 @@ fn states_are_loaded_into_pages_of_another_size() {
     assert_eq!(back.decode(text[220]).unwrap(), all(&text[..221]));
 }
 
-fn nothing<'a>(session: &'a mut Session, tokens: &'a [i32]) -> Rows<'a> {
-    Rows { session, tokens, want: Want::Nothing }
+fn nothing<'a>(session: &'a mut Session, tokens: &'a [i32]) -> SessionInput<'a> {
+    SessionInput { session, tokens, want: OutputRows::Nothing }
 }
 
 #[test]
@@ -254,8 +263,10 @@ fn rows_that_nobody_wants_are_computed() {
     let mut batch = model.batch(2).unwrap();
     let rows = &mut [nothing(&mut a, &text[..5]), nothing(&mut b, &text[..3])];
     assert!(batch.step(rows).unwrap().is_empty());
-    let rows =
-        &mut [nothing(&mut a, &text[5..6]), Rows { session: &mut b, tokens: &text[3..6], want: Want::All }];
+    let rows = &mut [
+        nothing(&mut a, &text[5..6]),
+        SessionInput { session: &mut b, tokens: &text[3..6], want: OutputRows::All },
+    ];
     let expected = [4, 5, 6].map(|n| all(&text[..n])).concat();
     assert_eq!(batch.step(rows).unwrap(), expected);
     assert_eq!(a.decode(text[6]).unwrap(), all(&text[..7]));

@@ -1,7 +1,7 @@
 //! Sessions over KV caches, on a toy (`toy/cached.c`): memory on demand, truncation, forks, state files.
 
 use crate::toy::{self, VOCAB, WIDTH};
-use mlcc_codegen::artifact::Weights;
+use mlcc_codegen::artifact::WeightDestination;
 use mlcc_runtime::{Error, LoadOptions, Model, Session};
 
 fn load(flags: &[&str]) -> Option<(tempfile::TempDir, Model)> {
@@ -10,7 +10,7 @@ fn load(flags: &[&str]) -> Option<(tempfile::TempDir, Model)> {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("toy.so");
-    toy::pack(&toy::linked_from("cached.c", folder.path(), flags), &path, Weights::Inside);
+    toy::pack(&toy::linked_from("cached.c", folder.path(), flags), &path, WeightDestination::Inside);
     let options = LoadOptions { threads: Some(2), ..LoadOptions::default() };
     let model = Model::load(path, &options).unwrap();
     Some((folder, model))
@@ -259,7 +259,7 @@ fn tables_with_impossible_rows_are_refused() {
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("toy.so");
-        toy::pack(&toy::linked_from("cached.c", folder.path(), &[flags]), &path, Weights::Inside);
+        toy::pack(&toy::linked_from("cached.c", folder.path(), &[flags]), &path, WeightDestination::Inside);
         let error = Model::load(path, &LoadOptions::default()).err().unwrap().to_string();
         assert!(error.contains("cache k"), "{error}");
     }

@@ -1,11 +1,11 @@
 //! Dynamic shares on processors with two kinds of cores: workers of the real dealer of pieces on a made-up clock.
 
-use mlcc_ir::step::Pieces;
-use mlcc_runtime::pool::Pool;
+use mlcc_ir::step::GuidedChunks;
+use mlcc_runtime::pool::WorkerPool;
 
 /// When all work of a launch is done, in units of what one share costs a core of speed 1. Whoever is free first takes the next
 /// piece, as threads would.
-fn makespan(pool: &Pool, speeds: &[f64], pieces: Pieces) -> f64 {
+fn makespan(pool: &WorkerPool, speeds: &[f64], pieces: GuidedChunks) -> f64 {
     let workers = speeds.len();
     let mut free = vec![0.0f64; workers];
     let mut busy: Vec<usize> = (0..workers).collect();
@@ -28,10 +28,10 @@ fn makespan(pool: &Pool, speeds: &[f64], pieces: Pieces) -> f64 {
 
 /// The time with static shares, and with dynamic ones of so many times the smallest piece, as multiples of the least possible.
 fn over_the_least(speeds: &[f64], smallest: &[usize]) -> (f64, Vec<f64>) {
-    let pool = Pool::new(speeds.len()).unwrap();
+    let pool = WorkerPool::new(speeds.len()).unwrap();
     let least = speeds.len() as f64 / speeds.iter().sum::<f64>();
     let slowest = speeds.iter().copied().fold(f64::INFINITY, f64::min);
-    let dynamic = smallest.iter().map(|&n| makespan(&pool, speeds, Pieces::new(n).unwrap()) / least);
+    let dynamic = smallest.iter().map(|&n| makespan(&pool, speeds, GuidedChunks::new(n).unwrap()) / least);
     (1.0 / slowest / least, dynamic.collect())
 }
 

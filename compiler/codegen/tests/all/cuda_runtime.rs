@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::toy::{self, reference};
-use mlcc_codegen::artifact::Weights;
+use mlcc_codegen::artifact::WeightDestination;
 use mlcc_runtime::{LoadOptions, Model};
 
 const TOKENS: [i32; 8] = [3, 1, 4, 1, 0, 2, 2, 4];
@@ -26,7 +26,7 @@ fn build_from(file: &str, folder: &Path, flags: &[&str]) -> (PathBuf, PathBuf) {
     let mut all = vec!["-nostdlib", "-fvisibility=hidden", "-Wl,--build-id=none"];
     all.extend(flags);
     toy::cc(&source(file), &linked, &all);
-    toy::pack(&linked, &out, Weights::Inside);
+    toy::pack(&linked, &out, WeightDestination::Inside);
     (out, driver)
 }
 
@@ -54,9 +54,9 @@ fn child() -> Option<PathBuf> {
     Some(path)
 }
 
-struct Counters(libloading::Library);
+struct LaunchCounters(libloading::Library);
 
-impl Counters {
+impl LaunchCounters {
     fn open() -> Self {
         let driver = std::env::var("MLCC_CUDA_DRIVER").unwrap();
         // SAFETY: the fake driver has no initialisers.
@@ -80,7 +80,7 @@ fn without_position(rows: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
 
 fn run(expected: &[Vec<f32>]) {
     let Some(path) = child() else { return };
-    let counters = Counters::open();
+    let counters = LaunchCounters::open();
     {
         let model = Model::load(path, &LoadOptions::default()).unwrap();
         assert_eq!((model.executor(), model.threads()), ("Fake GPU", 1));
@@ -139,7 +139,7 @@ fn windowed(tokens: &[i32], window: usize) -> Vec<f32> {
 #[test]
 fn child_with_caches() {
     let Some(path) = child() else { return };
-    let counters = Counters::open();
+    let counters = LaunchCounters::open();
     let whole = std::env::var_os("FAKE_NO_MAPPING").is_some();
     {
         let model = Model::load(path, &LoadOptions::default()).unwrap();
@@ -204,7 +204,7 @@ fn cache_rows_get_memory_as_they_are_written() {
 #[test]
 fn child_with_failures() {
     let Some(path) = child() else { return };
-    let counters = Counters::open();
+    let counters = LaunchCounters::open();
     let model = Model::load(path, &LoadOptions::default()).unwrap();
     // 18 pages of 4 MiB, in granules of 64 KiB; without any sequence 64 MiB are kept.
     let tokens: Vec<i32> = (0..1100).map(|i| i % 5).collect();
@@ -253,7 +253,7 @@ fn child_with_window() {
         for (i, &token) in tokens.iter().enumerate() {
             assert_eq!(session.decode(token).unwrap(), windowed(&tokens[..=i], 6), "position {i}");
         }
-        assert_eq!(Counters::open().get("fake_graph_launches"), 49);
+        assert_eq!(LaunchCounters::open().get("fake_graph_launches"), 49);
         session.reset().unwrap();
         assert_eq!(session.prefill(&tokens[..30]).unwrap(), windowed(&tokens[..30], 6));
         let file = model.artifact().path().with_file_name("w.state");
@@ -265,7 +265,7 @@ fn child_with_window() {
             (30, &windowed(&tokens, 6)[..])
         );
     }
-    assert_eq!(Counters::open().get("fake_live"), 0);
+    assert_eq!(LaunchCounters::open().get("fake_live"), 0);
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn child_with_past_in_the_graph() {
 #[test]
 fn child_with_growing_grids() {
     let Some(path) = child() else { return };
-    let counters = Counters::open();
+    let counters = LaunchCounters::open();
     {
         let model = Model::load(path, &LoadOptions::default()).unwrap();
         let tokens: Vec<i32> = (0..1100).map(|i| (i * i + i / 7) % 5).collect();
@@ -325,7 +325,7 @@ fn child_with_growing_grids() {
 #[test]
 fn child_with_refused_graphs() {
     let Some(path) = child() else { return };
-    let counters = Counters::open();
+    let counters = LaunchCounters::open();
     {
         let model = Model::load(path, &LoadOptions::default()).unwrap();
         let mut session = model.session().unwrap();

@@ -3,20 +3,20 @@
 #![cfg(any(feature = "llvm", feature = "cranelift"))]
 
 // docs: begin
-use mlcc_ir::dim::{Dim, Sym};
-use mlcc_ir::kernel::{Kernel, Ty};
+use mlcc_ir::dim::{Dim, SizeSymbol};
+use mlcc_ir::kernel::{ExprType, Kernel};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Recorder;
 
 /// `out = gate * max(x, 0)^2` for matrices `f32[n, width]`: rows are shared among the workers, `lanes` columns at a time.
 fn gated_square(width: i64, lanes: u32) -> Kernel {
     let k = Recorder::new("gated_square");
-    let (n, shape) = (Dim::sym(Sym::N), [Dim::sym(Sym::N), width.into()]);
+    let (n, shape) = (Dim::sym(SizeSymbol::N), [Dim::sym(SizeSymbol::N), width.into()]);
     let x = k.input("x", DType::F32, shape.clone());
     let gate = k.input("gate", DType::F32, shape.clone());
     let out = k.output("out", DType::F32, shape);
     let columns = |at, lanes: u32| {
-        let positive = x.load(at, lanes).max(k.literal(0.0, Ty::vector(DType::F32, lanes)));
+        let positive = x.load(at, lanes).max(k.literal(0.0, ExprType::vector(DType::F32, lanes)));
         out.set(at, gate.load(at, lanes) * (positive * positive));
     };
     let whole = width / i64::from(lanes);
@@ -30,24 +30,24 @@ fn gated_square(width: i64, lanes: u32) -> Kernel {
 }
 // docs: end
 
-use mlcc_codegen::executor::{Aligned, Executor};
+use mlcc_codegen::executor::{AlignedBytes, KernelExecutor};
 use mlcc_interp::compare::{Tolerance, compare};
 use mlcc_interp::equivalence::random_inputs;
-use mlcc_interp::graph::{Interpreter, States, Tensor};
-use mlcc_interp::kernel::{Buffer, Options, run_with};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor};
+use mlcc_interp::kernel::{ExecutionOptions, KernelBuffer, run_with};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::graph::FunctionKind;
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::Module;
 use mlcc_ir::types::TensorType;
 use mlcc_ir::verify::verify_kernel;
-use mlcc_target::{Arch, Level};
+use mlcc_target::{Arch, FeatureLevel};
 
 const WIDTH: i64 = 100;
 
 /// The ops that the kernel stands for.
 fn ops() -> Module {
-    let ty = TensorType::new(DType::F32, [Dim::sym(Sym::N), Dim::from(WIDTH)]);
+    let ty = TensorType::new(DType::F32, [Dim::sym(SizeSymbol::N), Dim::from(WIDTH)]);
     let mut b = GraphBuilder::new("ops");
     b.function("ops", FunctionKind::Group, &[ty.clone(), ty], |b, inputs| {
         let positive = b.relu(inputs[0]);
@@ -63,14 +63,14 @@ fn reference(n: i64) -> (Vec<Tensor>, Vec<f32>) {
     let (_, f) = module.function("ops").unwrap();
     let inputs = random_inputs(f, &sizes, 7);
     let interpreter = Interpreter::new(&module, |_| unreachable!("there are no weights"));
-    let mut states = States::new(&module).unwrap();
+    let mut states = StateValues::new(&module).unwrap();
     let outputs = interpreter.run_named("ops", &inputs, &mut states, sizes).unwrap();
     (inputs, outputs[0].to_f32())
 }
 
-fn buffers(inputs: &[Tensor], n: i64) -> Vec<Buffer> {
-    let mut buffers: Vec<Buffer> = inputs.iter().map(|t| Buffer::from_f32(&t.to_f32())).collect();
-    buffers.push(Buffer::zeros(DType::F32, (n * WIDTH) as usize));
+fn buffers(inputs: &[Tensor], n: i64) -> Vec<KernelBuffer> {
+    let mut buffers: Vec<KernelBuffer> = inputs.iter().map(|t| KernelBuffer::from_f32(&t.to_f32())).collect();
+    buffers.push(KernelBuffer::zeros(DType::F32, (n * WIDTH) as usize));
     buffers
 }
 
@@ -84,14 +84,15 @@ fn the_kernel_means_its_ops() {
             for workers in [1, 3] {
                 let mut buffers = buffers(&inputs, n);
                 // Also finds reads of unwritten memory, accesses out of bounds and races.
-                run_with(&kernel, &mut buffers, &SymValues::tokens(n), &Options::workers(workers)).unwrap();
+                run_with(&kernel, &mut buffers, &SymValues::tokens(n), &ExecutionOptions::workers(workers))
+                    .unwrap();
                 compare(buffers[2].to_f32(), expected.clone(), Tolerance::EXACT).unwrap();
             }
         }
     }
 }
 
-fn best_level() -> Option<Level> {
+fn best_level() -> Option<FeatureLevel> {
     let have = mlcc_target::detected_features();
     let specs = mlcc_target::specs().unwrap();
     let levels = specs.into_iter().filter(|s| Some(s.arch) == Arch::of_host()).flat_map(|s| s.levels);
@@ -108,14 +109,14 @@ fn its_machine_code_means_them_too() {
     let (inputs, expected) = reference(n);
     let mut executors = Vec::new();
     #[cfg(feature = "llvm")]
-    executors.push(Executor::new(&kernels, &level).unwrap());
+    executors.push(KernelExecutor::new(&kernels, &level).unwrap());
     #[cfg(feature = "cranelift")]
-    executors.push(Executor::with_cranelift(&kernels, &level).unwrap());
+    executors.push(KernelExecutor::with_cranelift(&kernels, &level).unwrap());
     for executor in executors {
-        let mut memory: Vec<Aligned> =
-            buffers(&inputs, n).iter().map(|b| Aligned::from_bytes(&b.bytes)).collect();
+        let mut memory: Vec<AlignedBytes> =
+            buffers(&inputs, n).iter().map(|b| AlignedBytes::from_bytes(&b.bytes)).collect();
         executor.run("gated_square", &mut memory, &SymValues::tokens(n), 3).unwrap();
-        let found = Buffer::new(DType::F32, memory[2].bytes().to_vec()).to_f32();
+        let found = KernelBuffer::new(DType::F32, memory[2].bytes().to_vec()).to_f32();
         compare(found, expected.clone(), Tolerance::EXACT).unwrap();
     }
 }

@@ -1,7 +1,7 @@
 //! The same kernels for AArch64, run by an emulator where one is installed: cross code generation and cross linking.
 #![cfg(feature = "llvm")]
 
-use crate::aarch64::{Call, Emulator};
+use crate::aarch64::{EmulatedDriver, KernelCall};
 use crate::cases::{arithmetic, control, instrs, memory, prepare};
 use crate::objects::cache;
 use mlcc_codegen::llvm::{cached_kernels_object, callers_object};
@@ -12,7 +12,7 @@ const TRIPLE: &str = "aarch64-unknown-linux-gnu";
 
 #[test]
 fn kernels_mean_the_same_on_aarch64() {
-    let Some(emulator) = Emulator::find() else { return };
+    let Some(emulator) = EmulatedDriver::find() else { return };
     let mut all = arithmetic::float_arithmetic();
     all.extend(arithmetic::integer_arithmetic());
     all.extend(arithmetic::casts());
@@ -22,8 +22,10 @@ fn kernels_mean_the_same_on_aarch64() {
     all.extend(instrs::instructions());
     let cases = prepare(all);
     let kernels: Vec<Kernel> = cases.iter().map(|(c, _)| c.kernel.clone()).collect();
-    let calls: Vec<Call<'_>> =
-        cases.iter().map(|(c, _)| Call { kernel: &c.kernel, dims: &c.dims, buffers: &c.buffers }).collect();
+    let calls: Vec<KernelCall<'_>> = cases
+        .iter()
+        .map(|(c, _)| KernelCall { kernel: &c.kernel, dims: &c.dims, buffers: &c.buffers })
+        .collect();
     let specs = mlcc_target::specs().unwrap();
     let spec = specs.iter().find(|s| s.arch == Arch::Aarch64).unwrap();
     for level in &spec.levels {

@@ -3,22 +3,22 @@
 
 use crate::cases::values::tame;
 use crate::software::{assembled, both, counted, ptx};
-use mlcc_interp::kernel::Buffer;
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_interp::kernel::KernelBuffer;
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::module::Module;
-use mlcc_ir::ops::{Attention, Op};
+use mlcc_ir::ops::{AttentionOp, Op};
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_kernels::lower::group::lower_group;
 use mlcc_kernels::params::KernelTarget;
 
 /// Query heads, key heads, size of heads, type of the cache.
-type Shape = (usize, usize, usize, DType);
+type AttentionShape = (usize, usize, usize, DType);
 
-fn kernel(op: &Attention, (heads, kv, size, cache): Shape, single: bool, level: &str) -> Kernel {
-    let n = if single { Dim::from(1) } else { Dim::sym(Sym::N) };
-    let t = Dim::sym(Sym::Past).add(&n);
+fn kernel(op: &AttentionOp, (heads, kv, size, cache): AttentionShape, single: bool, level: &str) -> Kernel {
+    let n = if single { Dim::from(1) } else { Dim::sym(SizeSymbol::N) };
+    let t = Dim::sym(SizeSymbol::Past).add(&n);
     let mut f = Function::new("attention", FunctionKind::Group);
     let dims = |rows: &Dim, heads: usize| [rows.clone(), Dim::from(heads), Dim::from(size)];
     let mut inputs = vec![f.add_input(TensorType::new(DType::F32, dims(&n, heads)))];
@@ -29,13 +29,13 @@ fn kernel(op: &Attention, (heads, kv, size, cache): Shape, single: bool, level: 
     lower_group(&Module::new("m"), &f, "attention", &[None; 3], &target).unwrap().kernel
 }
 
-fn op(size: usize) -> Attention {
-    Attention::causal((size as f64).powf(-0.5))
+fn op(size: usize) -> AttentionOp {
+    AttentionOp::causal((size as f64).powf(-0.5))
 }
 
 #[test]
 fn ptx_computes_what_the_interpreter_does() {
-    let window = Attention { window: 9, softcap: 3.0, ..op(32) };
+    let window = AttentionOp { window: 9, softcap: 3.0, ..op(32) };
     // Blocks of 64 rows, and slices of a cache.
     let cases = [
         ((4, 2, 32, DType::F16), op(32), [70, 5], [3, 2], "sm_80"),
@@ -50,7 +50,7 @@ fn ptx_computes_what_the_interpreter_does() {
         let out = kernel.bufs[*kernel.params.last().unwrap()].len.eval(&sizes);
         let rows = |seed| tame(cache, (n + past) * kv * size, seed);
         let q = tame(DType::F32, n * heads * size, 1);
-        let buffers = [q, rows(2), rows(3), Buffer::zeros(DType::F32, out as usize)];
+        let buffers = [q, rows(2), rows(3), KernelBuffer::zeros(DType::F32, out as usize)];
         let [found, executed] = both(&kernel, level, [x, y, 1], &buffers, &sizes);
         assert_eq!(found.unwrap(), executed.unwrap(), "{shape:?}");
     }
@@ -70,7 +70,7 @@ fn what_is_executed() {
             let out = kernel.bufs[*kernel.params.last().unwrap()].len.eval(&sizes);
             let rows_of = |seed| tame(cache, (n + past) * kv * size, seed);
             let q = tame(DType::F32, n * heads * size, 1);
-            let buffers = [q, rows_of(2), rows_of(3), Buffer::zeros(DType::F32, out as usize)];
+            let buffers = [q, rows_of(2), rows_of(3), KernelBuffer::zeros(DType::F32, out as usize)];
             // Two slices of 64 keys, or blocks of so many rows.
             let grid = if n == 1 { [2, 1, 1] } else { [(n * heads / rows) as u32, 1, 1] };
             let counts = counted(&kernel, "sm_90", grid, &buffers, &sizes);

@@ -2,8 +2,8 @@
 #![cfg(feature = "llvm")]
 
 use crate::software::{assembled, both, ptx};
-use mlcc_interp::kernel::Buffer;
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_interp::kernel::KernelBuffer;
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
@@ -17,7 +17,7 @@ const COUNT: usize = 64;
 /// Output `result` of the choice alone: values, or their numbers.
 fn choice(columns: usize, result: usize, level: &str) -> GroupKernel {
     let mut f = Function::new("top", FunctionKind::Group);
-    let x = f.add_input(TensorType::new(DType::F32, [Dim::sym(Sym::N), Dim::from(columns)]));
+    let x = f.add_input(TensorType::new(DType::F32, [Dim::sym(SizeSymbol::N), Dim::from(columns)]));
     let results = f.append(&Module::new("m"), Op::TopK { k: COUNT }, &[x]).unwrap();
     f.outputs = vec![results[result]];
     let target = mlcc_target::resolve(level).unwrap();
@@ -58,12 +58,12 @@ fn ptx_and_interpreter_find_what_a_sort_finds() {
         let tiles = columns.div_ceil(4096) as u32;
         for (result, dtype) in [(0, DType::F32), (1, DType::I32)] {
             let GroupKernel { kernel, merge, .. } = choice(columns, result, "sm_80");
-            let out = Buffer::zeros(dtype, count * COUNT);
-            let input = Buffer::from_f32(&x);
+            let out = KernelBuffer::zeros(dtype, count * COUNT);
+            let input = KernelBuffer::from_f32(&x);
             let [found, executed] = match merge {
                 None => both(&kernel, "sm_80", [1, count as u32, 1], &[input, out], &sizes),
                 Some(merge) => {
-                    let keys = Buffer::zeros(DType::I64, count * COUNT * tiles as usize);
+                    let keys = KernelBuffer::zeros(DType::I64, count * COUNT * tiles as usize);
                     let [found, executed] =
                         both(&kernel, "sm_80", [tiles, count as u32, 1], &[input, keys], &sizes);
                     let keys = found.unwrap();

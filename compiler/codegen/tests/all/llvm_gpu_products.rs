@@ -4,12 +4,14 @@
 use crate::cases::values::tame;
 use crate::software::{assembled, both, counted, ptx};
 use mlcc_codegen::launch::SharedMemory;
-use mlcc_interp::kernel::Buffer;
+use mlcc_interp::kernel::KernelBuffer;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::dim::{Dim, Sym, SymValues};
-use mlcc_ir::kernel::{Access, Kernel};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
+use mlcc_ir::kernel::{Kernel, ParamAccess};
 use mlcc_ir::types::{DType, Packing};
-use mlcc_kernels::product::{Activation, GpuPlan, Product, Weight, choose_gpu, emit_gpu_product};
+use mlcc_kernels::product::{
+    GpuMatmulPlan, MatmulActivation, MatmulProblem, MatmulWeight, choose_gpu, emit_gpu_product,
+};
 use mlcc_quant::{PackOptions, pack, packed_bytes};
 use mlcc_target::MatrixTile;
 
@@ -23,28 +25,28 @@ fn product(
     let w_dtype = stored(weight);
     let w_len = packed_bytes(weight, packing, n, k).unwrap() / w_dtype.bytes().unwrap();
     let mut kb = KernelBuilder::new("product");
-    let rows = Dim::sym(Sym::N);
-    let x_buf = kb.param("x", x, rows.scale(k as i64), Access::In, 64);
-    let w = kb.param("w", w_dtype, w_len, Access::In, 64);
-    let y = kb.param("y", DType::F32, rows.scale(n as i64), Access::Out, 64);
-    let problem = Product {
+    let rows = Dim::sym(SizeSymbol::N);
+    let x_buf = kb.param("x", x, rows.scale(k as i64), ParamAccess::In, 64);
+    let w = kb.param("w", w_dtype, w_len, ParamAccess::In, 64);
+    let y = kb.param("y", DType::F32, rows.scale(n as i64), ParamAccess::Out, 64);
+    let problem = MatmulProblem {
         x: x_buf,
         activation: match x {
-            DType::F16 => Activation::F16,
-            DType::BF16 => Activation::BF16,
-            _ => Activation::F32,
+            DType::F16 => MatmulActivation::F16,
+            DType::BF16 => MatmulActivation::BF16,
+            _ => MatmulActivation::F32,
         },
         w,
         w_offset: 0,
-        weight: Weight::of(weight).unwrap(),
+        weight: MatmulWeight::of(weight).unwrap(),
         packing,
-        m: kb.sym(Sym::N),
+        m: kb.sym(SizeSymbol::N),
         n,
         k,
         epilogue_operands: [Some(y), None, None, None],
     };
     let plan = choose_gpu(Some(tile), &problem, false).unwrap();
-    assert_eq!(plan, GpuPlan::Matrix(tile));
+    assert_eq!(plan, GpuMatmulPlan::Matrix(tile));
     emit_gpu_product(&mut kb, &problem, &plan, &mut |k, sums| sums.store(k.view(y, [1, n as i64]))).unwrap();
     kb.finish()
 }
@@ -55,9 +57,9 @@ fn stored(weight: DType) -> DType {
 }
 
 /// Values for the weights of a product.
-fn weights((weight, packing): (DType, Packing), (n, k): (usize, usize)) -> Buffer {
+fn weights((weight, packing): (DType, Packing), (n, k): (usize, usize)) -> KernelBuffer {
     let values = tame(DType::F32, n * k, 1).to_f32();
-    Buffer::new(stored(weight), pack(weight, packing, n, k, &values, PackOptions::default()).unwrap())
+    KernelBuffer::new(stored(weight), pack(weight, packing, n, k, &values, PackOptions::default()).unwrap())
 }
 
 fn tile_of(level: &str) -> MatrixTile {
@@ -118,7 +120,7 @@ fn ptx_computes_what_the_interpreter_does() {
         let ((m, n, k), weight) = ((70, rows_of(packing, 130), 256), DType::parse(weight).unwrap());
         let stored = (weight, packing);
         let (kernel, w) = (product(stored, x, (n, k), tile), weights(stored, (n, k)));
-        let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
+        let buffers = [tame(x, m * k, 2), w, KernelBuffer::zeros(DType::F32, m * n)];
         let [found, executed] = both(&kernel, "sm_90", [1, 16, 1], &buffers, &SymValues::tokens(m as i64));
         assert_eq!(found.unwrap(), executed.unwrap(), "{weight} {x} {packing:?}");
     }
@@ -132,7 +134,7 @@ fn ptx_of_few_rows_computes_what_the_interpreter_does() {
         let ((n, k), weight) = ((rows_of(packing, 100), 256), DType::parse(weight).unwrap());
         let stored = (weight, packing);
         let (kernel, w) = (product(stored, x, (n, k), tile), weights(stored, (n, k)));
-        let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
+        let buffers = [tame(x, m * k, 2), w, KernelBuffer::zeros(DType::F32, m * n)];
         let [found, executed] = both(&kernel, "sm_90", [1, 8, 1], &buffers, &SymValues::tokens(m as i64));
         assert_eq!(found.unwrap(), executed.unwrap(), "{weight} {x} {packing:?}");
     }
@@ -155,7 +157,7 @@ fn ptx_of_few_rows_and_many_columns_computes_what_the_interpreter_does() {
         let ((n, k), weight) = ((128 * 130, 64), DType::parse(weight).unwrap());
         let stored = (weight, packing);
         let (kernel, w) = (product(stored, x, (n, k), tile), weights(stored, (n, k)));
-        let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
+        let buffers = [tame(x, m * k, 2), w, KernelBuffer::zeros(DType::F32, m * n)];
         let blocks = [1, BLOCKS as u32, 1];
         let [found, executed] = both(&kernel, "sm_90", blocks, &buffers, &SymValues::tokens(m as i64));
         let [found, executed] = [found, executed].map(|buffer| buffer.unwrap().to_f32());
@@ -179,7 +181,7 @@ fn what_few_rows_take() {
         let [few, many] = [(tile_of("sm_90"), 16), (large, 4)].map(|(tile, blocks)| {
             let stored = (weight, packing);
             let (kernel, w) = (product(stored, x, (n, k), tile), weights(stored, (n, k)));
-            let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
+            let buffers = [tame(x, m * k, 2), w, KernelBuffer::zeros(DType::F32, m * n)];
             counted(&kernel, "sm_90", [1, blocks, 1], &buffers, &SymValues::tokens(m as i64))
         });
         let of = |counts: &serde_json::Value, at: &str| counts.pointer(at).and_then(|n| n.as_u64()).unwrap();

@@ -1,41 +1,42 @@
 //! Kernels compiled by LLVM for every level of this machine against the interpreter.
 #![cfg(feature = "llvm")]
 
-use crate::cases::{Case, arithmetic, control, instrs, memory, prepare};
+use crate::cases::{KernelCase, arithmetic, control, instrs, memory, prepare};
 use crate::objects::cache;
-use mlcc_codegen::executor::{Aligned, Executor, ExecutorError};
-use mlcc_codegen::llvm::{Output, kernels_object};
-use mlcc_codegen::prepare::Caps;
+use mlcc_codegen::executor::{AlignedBytes, ExecutorError, KernelExecutor};
+use mlcc_codegen::llvm::{EmitFormat, kernels_object};
+use mlcc_codegen::prepare::LevelCapabilities;
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::instr::{InstrId, Spelling};
+use mlcc_ir::instr::{InstrId, InstrSpelling};
 use mlcc_ir::kernel::Kernel;
-use mlcc_target::{Arch, Level};
+use mlcc_target::{Arch, FeatureLevel};
 
-fn spec_levels() -> Vec<Level> {
+fn spec_levels() -> Vec<FeatureLevel> {
     let specs = mlcc_target::specs().unwrap();
     let spec = specs.into_iter().find(|s| Some(s.arch) == Arch::of_host());
     spec.map(|s| s.levels).unwrap_or_default()
 }
 
 /// Levels that this machine runs.
-fn levels() -> Vec<Level> {
+fn levels() -> Vec<FeatureLevel> {
     let have = mlcc_target::detected_features();
-    let runs = |l: &Level| l.features.iter().all(|f| have.contains(&f.as_str()));
+    let runs = |l: &FeatureLevel| l.features.iter().all(|f| have.contains(&f.as_str()));
     spec_levels().into_iter().filter(runs).collect()
 }
 
-fn run_case(executor: &Executor, case: &Case, workers: usize) -> Vec<Vec<u8>> {
-    let mut buffers: Vec<Aligned> = case.buffers.iter().map(|b| Aligned::from_bytes(&b.bytes)).collect();
+fn run_case(executor: &KernelExecutor, case: &KernelCase, workers: usize) -> Vec<Vec<u8>> {
+    let mut buffers: Vec<AlignedBytes> =
+        case.buffers.iter().map(|b| AlignedBytes::from_bytes(&b.bytes)).collect();
     executor.run(&case.kernel.name, &mut buffers, &case.dims, workers).unwrap();
     buffers.iter().map(|b| b.bytes().to_vec()).collect()
 }
 
 /// Holds the cases against the interpreter at every level, with one and with three workers.
-fn check(cases: Vec<Case>) {
+fn check(cases: Vec<KernelCase>) {
     let cases = prepare(cases);
     let kernels: Vec<Kernel> = cases.iter().map(|(c, _)| c.kernel.clone()).collect();
     for level in levels() {
-        let executor = Executor::cached(&kernels, &level, &cache()).unwrap();
+        let executor = KernelExecutor::cached(&kernels, &level, &cache()).unwrap();
         for (case, want) in &cases {
             for workers in [1, 3] {
                 let got = run_case(&executor, case, workers);
@@ -91,14 +92,14 @@ fn available_instructions_are_spelled() {
     let cases = prepare(instrs::instructions());
     for spec in mlcc_target::specs().unwrap().iter().filter(|s| s.arch != Arch::Nvptx) {
         for level in &spec.levels {
-            let caps = Caps::new(spec.arch, level);
+            let caps = LevelCapabilities::new(spec.arch, level);
             for (case, _) in &cases {
                 let kernels = std::slice::from_ref(&case.kernel);
-                let text = kernels_object(spec.arch, &spec.triple, level, kernels, Output::Ir).unwrap();
+                let text = kernels_object(spec.arch, &spec.triple, level, kernels, EmitFormat::Ir).unwrap();
                 let text = String::from_utf8(text).unwrap();
                 let row =
                     case.kernel.name.rsplit_once('_').and_then(|(row, _)| InstrId::by_name(row)).unwrap();
-                if let Spelling::Llvm { intrinsic, .. } = row.def().spelling {
+                if let InstrSpelling::Llvm { intrinsic, .. } = row.def().spelling {
                     let spelled = text.contains(&format!("@{intrinsic}("));
                     assert_eq!(spelled, caps.available(row), "{intrinsic} at {}:\n{text}", level.name);
                 }
@@ -111,10 +112,10 @@ fn available_instructions_are_spelled() {
 fn the_executor_refuses_wrong_calls() {
     let Some(level) = levels().into_iter().next() else { return };
     let case = control::loops_and_registers().remove(0);
-    let executor = Executor::new(std::slice::from_ref(&case.kernel), &level).unwrap();
+    let executor = KernelExecutor::new(std::slice::from_ref(&case.kernel), &level).unwrap();
     let dims = SymValues::tokens(7);
     let run = |name: &str, sizes: &[usize]| {
-        let mut buffers: Vec<Aligned> = sizes.iter().map(|&s| Aligned::zeroed(s)).collect();
+        let mut buffers: Vec<AlignedBytes> = sizes.iter().map(|&s| AlignedBytes::zeroed(s)).collect();
         executor.run(name, &mut buffers, &dims, 1)
     };
     assert!(matches!(run("nothing", &[]), Err(ExecutorError::Unknown(_))));
@@ -124,5 +125,5 @@ fn the_executor_refuses_wrong_calls() {
     run("dot", &[7 * 256, 256, 28]).unwrap();
     let mut other = level.clone();
     other.features.push("quantum".into());
-    assert!(matches!(Executor::new(&[], &other), Err(ExecutorError::Level { .. })));
+    assert!(matches!(KernelExecutor::new(&[], &other), Err(ExecutorError::Level { .. })));
 }

@@ -3,24 +3,24 @@
 #![cfg(feature = "llvm")]
 
 use crate::software::{assembled, both, ptx};
-use mlcc_interp::kernel::{Buffer, Fault, Options, run_with};
+use mlcc_interp::kernel::{ExecutionOptions, KernelBuffer, KernelFault, run_with};
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::fragment::{Fragment, M16N8K16, M16N8K32, Mma};
-use mlcc_ir::kernel::{Kernel, Space, Ty};
+use mlcc_ir::fragment::{Fragment, M16N8K16, M16N8K32, MmaLayout};
+use mlcc_ir::kernel::{ExprType, Kernel, MemorySpace};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::matrix::place;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
 const LEVELS: [(&str, u32); 2] = [("sm_80", 80), ("sm_90", 90)];
 
 /// Small integers, which every type holds.
-fn numbers(dtype: DType, count: usize, seed: i64) -> Buffer {
+fn numbers(dtype: DType, count: usize, seed: i64) -> KernelBuffer {
     let values: Vec<i64> = (0..count as i64).map(|i| (i * 7 + seed) % 13 - 6).collect();
-    Buffer::from_ints(dtype, &values)
+    KernelBuffer::from_ints(dtype, &values)
 }
 
 /// The fragment of a warp, element by element.
-fn gather<'k>(from: View<'k, 2>, of: &Fragment, lane: Val<'k>, transposed: bool) -> Val<'k> {
+fn gather<'k>(from: BufferView<'k, 2>, of: &Fragment, lane: Val<'k>, transposed: bool) -> Val<'k> {
     let k = lane.recorder();
     let held = k.reg("held", k.zeros(from.dtype(), of.elements()));
     let all = (0..of.elements()).map(|e| {
@@ -37,7 +37,12 @@ fn gather<'k>(from: View<'k, 2>, of: &Fragment, lane: Val<'k>, transposed: bool)
 }
 
 /// `y = a b^T + 1` of one warp, of which only the first `active` lanes multiply. `order` of the elements of `a`.
-fn product(mma: &Mma, dtype: DType, order: Option<[u32; 8]>, active: i64) -> (Kernel, Vec<Buffer>) {
+fn product(
+    mma: &MmaLayout,
+    dtype: DType,
+    order: Option<[u32; 8]>,
+    active: i64,
+) -> (Kernel, Vec<KernelBuffer>) {
     let sum = if dtype.is_float() { DType::F32 } else { DType::I32 };
     let k = Recorder::new("product");
     let depth = i64::from(mma.a.columns);
@@ -50,7 +55,7 @@ fn product(mma: &Mma, dtype: DType, order: Option<[u32; 8]>, active: i64) -> (Ke
             let left = order.map_or(left, |order| left.shuffle(order));
             let right = gather(b, &mma.b, lane, true);
             let multiply = || {
-                let sums = k.literal(1.0, Ty::vector(sum, 4)).mma(left, right).named("sums");
+                let sums = k.literal(1.0, ExprType::vector(sum, 4)).mma(left, right).named("sums");
                 for e in 0..mma.sums.elements() {
                     y.set(place(&mma.sums, lane, e), sums.shuffle([e]));
                 }
@@ -61,12 +66,12 @@ fn product(mma: &Mma, dtype: DType, order: Option<[u32; 8]>, active: i64) -> (Ke
     let buffers = vec![
         numbers(dtype, 16 * depth as usize, 1),
         numbers(dtype, 8 * depth as usize, 5),
-        Buffer::zeros(sum, 128),
+        KernelBuffer::zeros(sum, 128),
     ];
     (k.finish(), buffers)
 }
 
-fn expected(buffers: &[Buffer], depth: usize) -> Vec<i64> {
+fn expected(buffers: &[KernelBuffer], depth: usize) -> Vec<i64> {
     let (a, b) = (buffers[0].to_i64(), buffers[1].to_i64());
     let element = |i: usize| (0..depth).map(|j| a[i / 8 * depth + j] * b[i % 8 * depth + j]).sum::<i64>() + 1;
     (0..128).map(element).collect()
@@ -103,7 +108,7 @@ fn all_lanes_have_to_come() {
 }
 
 /// 8 x 16 bytes in shared memory for each of `matrices`, read by `ldmatrix`; what each lane got.
-fn loaded(dtype: DType, matrices: u32, transposed: bool, shift: i64) -> (Kernel, Vec<Buffer>) {
+fn loaded(dtype: DType, matrices: u32, transposed: bool, shift: i64) -> (Kernel, Vec<KernelBuffer>) {
     let k = Recorder::new("loaded");
     let width = 16 / dtype.bytes().unwrap() as i64;
     let rows = 8 * i64::from(matrices);
@@ -111,7 +116,7 @@ fn loaded(dtype: DType, matrices: u32, transposed: bool, shift: i64) -> (Kernel,
     let lanes = matrices * 4 / dtype.bytes().unwrap() as u32;
     let y = k.output("y", dtype, [32, i64::from(lanes)]);
     k.blocks("block", 0, 1, |_| {
-        let xs = k.alloc("xs", dtype, [40, width], Space::Shared);
+        let xs = k.alloc("xs", dtype, [40, width], MemorySpace::Shared);
         k.threads("lane", 32, |lane| {
             xs.copy((lane, 0), 16, x, (lane, 0));
             k.wait(0);
@@ -124,7 +129,10 @@ fn loaded(dtype: DType, matrices: u32, transposed: bool, shift: i64) -> (Kernel,
     });
     let count = 32 * width as usize;
     let values: Vec<i64> = (0..count as i64).map(|i| i % 120).collect();
-    (k.finish(), vec![Buffer::from_ints(dtype, &values), Buffer::zeros(dtype, 32 * lanes as usize)])
+    (
+        k.finish(),
+        vec![KernelBuffer::from_ints(dtype, &values), KernelBuffer::zeros(dtype, 32 * lanes as usize)],
+    )
 }
 
 #[test]
@@ -165,7 +173,7 @@ fn rows_off_their_alignment() {
 
 /// What is wrong with a ring of stages.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Mistake {
+enum PipelineMistake {
     None,
     /// Nobody waits.
     NoWait,
@@ -186,19 +194,20 @@ const TILES: i64 = 7;
 
 /// `y[t] = sum over tiles of x[tile][(t + 1) % 64]`: tiles come through a ring in shared memory, each thread brings 4 floats of a tile, and
 /// reads what its neighbour has brought.
-fn ring(mistake: Mistake) -> Kernel {
+fn ring(mistake: PipelineMistake) -> Kernel {
     let k = Recorder::new("ring");
-    let x =
-        k.builder(|kb| kb.param("x", DType::F32, 64 * TILES as usize, mlcc_ir::kernel::Access::InOut, 64));
+    let x = k.builder(|kb| {
+        kb.param("x", DType::F32, 64 * TILES as usize, mlcc_ir::kernel::ParamAccess::InOut, 64)
+    });
     let x = k.view(x, [TILES, 64]);
     let y = k.output("y", DType::F32, [64]);
     k.blocks("block", 0, 1, |_| {
-        let stages = k.alloc("stages", DType::F32, [STAGES, 64], Space::Shared);
+        let stages = k.alloc("stages", DType::F32, [STAGES, 64], MemorySpace::Shared);
         let sum = k.registers("sum", [1]);
         let fill = |t: Val<'_>, tile: Val<'_>| {
             // Tiles after the last one are not there; with this mistake, the first ones come again.
             let (from, there) = match mistake {
-                Mistake::NoLastWait => (tile % TILES, t.lt(16)),
+                PipelineMistake::NoLastWait => (tile % TILES, t.lt(16)),
                 _ => (tile, tile.lt(TILES) & t.lt(16)),
             };
             k.when(there, || stages.copy([tile % STAGES, t * 4], 16, x, [from, t * 4]));
@@ -213,18 +222,18 @@ fn ring(mistake: Mistake) -> Kernel {
         k.serial("tile", TILES, |tile| {
             k.threads("t", 64, |t| {
                 match mistake {
-                    Mistake::NoWait => {}
-                    Mistake::ShortWait => k.wait(STAGES as u32 - 1),
+                    PipelineMistake::NoWait => {}
+                    PipelineMistake::ShortWait => k.wait(STAGES as u32 - 1),
                     _ => k.wait(STAGES as u32 - 2),
                 }
-                if mistake == Mistake::SourceWritten {
+                if mistake == PipelineMistake::SourceWritten {
                     x.set((tile.min(TILES - 2) + 1, t), k.float(0.0));
                 }
             });
-            if mistake != Mistake::NoBarrier {
+            if mistake != PipelineMistake::NoBarrier {
                 k.barrier();
             }
-            let early = mistake == Mistake::EarlyReuse;
+            let early = mistake == PipelineMistake::EarlyReuse;
             k.threads("t", 64, |t| {
                 if early {
                     fill(t, tile + STAGES);
@@ -236,7 +245,7 @@ fn ring(mistake: Mistake) -> Kernel {
             });
         });
         k.threads("t", 64, |t| {
-            if !matches!(mistake, Mistake::NoWait | Mistake::NoLastWait) {
+            if !matches!(mistake, PipelineMistake::NoWait | PipelineMistake::NoLastWait) {
                 k.wait(0);
             }
             y.set([t], sum.at([0]));
@@ -250,8 +259,8 @@ fn a_ring_of_stages() {
     let x = numbers(DType::F32, 64 * TILES as usize, 3);
     let sums: Vec<f32> =
         (0..64).map(|t| (0..TILES as usize).map(|tile| x.to_f32()[tile * 64 + (t + 1) % 64]).sum()).collect();
-    let buffers = [x, Buffer::zeros(DType::F32, 64)];
-    let kernel = ring(Mistake::None);
+    let buffers = [x, KernelBuffer::zeros(DType::F32, 64)];
+    let kernel = ring(PipelineMistake::None);
     for found in both(&kernel, "sm_80", [1; 3], &buffers, &SymValues::tokens(1)) {
         assert_eq!(found.unwrap().to_f32(), sums);
     }
@@ -263,23 +272,30 @@ fn a_ring_of_stages() {
 /// The interpreter locks the source of a copy. The driver judges writes over what another thread of the block reads in some orders only.
 #[test]
 fn the_source_of_a_copy_is_locked() {
-    let mut buffers = [numbers(DType::F32, 64 * TILES as usize, 3), Buffer::zeros(DType::F32, 64)];
-    let run =
-        run_with(&ring(Mistake::SourceWritten), &mut buffers, &SymValues::tokens(1), &Options::default());
+    let mut buffers = [numbers(DType::F32, 64 * TILES as usize, 3), KernelBuffer::zeros(DType::F32, 64)];
+    let run = run_with(
+        &ring(PipelineMistake::SourceWritten),
+        &mut buffers,
+        &SymValues::tokens(1),
+        &ExecutionOptions::default(),
+    );
     let fault = run.unwrap_err().fault;
-    assert!(matches!(&fault, Fault::UnderWay { buffer, does: "reads", .. } if buffer == "x"), "{fault}");
+    assert!(
+        matches!(&fault, KernelFault::UnderWay { buffer, does: "reads", .. } if buffer == "x"),
+        "{fault}"
+    );
 }
 
 /// Each mistake is found, on both sides.
 #[test]
 fn mistakes_in_a_ring() {
-    let buffers = [numbers(DType::F32, 64 * TILES as usize, 3), Buffer::zeros(DType::F32, 64)];
+    let buffers = [numbers(DType::F32, 64 * TILES as usize, 3), KernelBuffer::zeros(DType::F32, 64)];
     for (mistake, by_interpreter, by_ptx) in [
-        (Mistake::NoWait, "a copy that nobody has waited for", "while a copy to it is under way"),
-        (Mistake::ShortWait, "a copy that nobody has waited for", "while a copy to it is under way"),
-        (Mistake::NoBarrier, "race on stages", "and no barrier stands between"),
-        (Mistake::EarlyReuse, "stages", "k_ring_stages"),
-        (Mistake::NoLastWait, "has not waited for its copy", "has not waited for its copies"),
+        (PipelineMistake::NoWait, "a copy that nobody has waited for", "while a copy to it is under way"),
+        (PipelineMistake::ShortWait, "a copy that nobody has waited for", "while a copy to it is under way"),
+        (PipelineMistake::NoBarrier, "race on stages", "and no barrier stands between"),
+        (PipelineMistake::EarlyReuse, "stages", "k_ring_stages"),
+        (PipelineMistake::NoLastWait, "has not waited for its copy", "has not waited for its copies"),
     ] {
         let [a, b] = both(&ring(mistake), "sm_80", [1; 3], &buffers, &SymValues::tokens(1));
         let (Err(a), Err(b)) = (a, b) else { panic!("{mistake:?} is not found") };

@@ -2,43 +2,44 @@
 #![cfg(feature = "llvm")]
 
 use crate::toy::{self, reference};
-use crate::toy_kernels::{Place, kernels, steps, table};
+use crate::toy_kernels::{IterationPlace, kernels, steps, table};
 use mlcc_abi::{Ctx, ModelTable, status};
-use mlcc_codegen::artifact::Weights;
+use mlcc_codegen::artifact::WeightDestination;
 use mlcc_codegen::cache::ObjectCache;
 use mlcc_codegen::link::find_linker;
-use mlcc_codegen::llvm::Output;
-use mlcc_codegen::{CodegenError, Input, Jobs, LevelInput, compile, compile_by, emit};
+use mlcc_codegen::llvm::EmitFormat;
+use mlcc_codegen::{CodegenError, CodegenInput, CompileJobs, LevelInput, compile, compile_by, emit};
 use mlcc_ir::kernel::Kernel;
-use mlcc_ir::step::Step;
+use mlcc_ir::step::StepProgram;
 use mlcc_runtime::{LoadOptions, Model};
-use mlcc_target::{Arch, Target, resolve};
+use mlcc_target::{Arch, CompileTarget, resolve};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const TOKENS: [i32; 8] = [3, 1, 4, 1, 0, 2, 2, 4];
 
 /// The toy for a target: the same kernels at every level.
-struct Toy {
-    target: Target,
+struct ToyPrograms {
+    target: CompileTarget,
     kernels: Vec<Kernel>,
-    steps: Vec<Step>,
+    steps: Vec<StepProgram>,
 }
 
-impl Toy {
-    fn new(target: &str) -> Toy {
+impl ToyPrograms {
+    fn new(target: &str) -> ToyPrograms {
         let target = resolve(target).unwrap();
-        let place = if target.arch == Arch::Nvptx { Place::Threads(4) } else { Place::Workers };
-        Toy { target, kernels: kernels(place), steps: steps(place) }
+        let place =
+            if target.arch == Arch::Nvptx { IterationPlace::Threads(4) } else { IterationPlace::Workers };
+        ToyPrograms { target, kernels: kernels(place), steps: steps(place) }
     }
-    fn input(&self) -> Input<'_> {
+    fn input(&self) -> CodegenInput<'_> {
         let one = |level| LevelInput { level, kernels: &self.kernels, steps: &self.steps };
         let name = match self.target.arch {
             Arch::X86_64 => "x86-64",
             Arch::Aarch64 => "aarch64",
             Arch::Nvptx => "cuda",
         };
-        Input {
+        CodegenInput {
             target: &self.target,
             levels: self.target.levels.iter().map(one).collect(),
             table: table(name),
@@ -48,16 +49,16 @@ impl Toy {
     fn artifact(&self, folder: &Path) -> PathBuf {
         let library = compile(&self.input(), "toy.so").unwrap();
         let out = folder.join("toy.so");
-        toy::pack(library.path(), &out, Weights::Inside);
+        toy::pack(library.path(), &out, WeightDestination::Inside);
         out
     }
 }
 
 /// The spec of this machine, all default levels.
-fn host() -> Option<Toy> {
+fn host() -> Option<ToyPrograms> {
     match Arch::of_host()? {
-        Arch::X86_64 => Some(Toy::new("x86-64")),
-        Arch::Aarch64 => Some(Toy::new("aarch64")),
+        Arch::X86_64 => Some(ToyPrograms::new("x86-64")),
+        Arch::Aarch64 => Some(ToyPrograms::new("aarch64")),
         Arch::Nvptx => None,
     }
 }
@@ -172,9 +173,9 @@ fn table_metadata() -> String {
 #[test]
 fn equal_input_gives_equal_bytes() {
     for name in ["x86-64-v2,x86-64-v4", "cuda"] {
-        let toy = Toy::new(name);
-        let parts = |toy: &Toy| emit(&toy.input(), Output::Object).unwrap();
-        assert_eq!(parts(&toy), parts(&Toy::new(name)), "{name}");
+        let toy = ToyPrograms::new(name);
+        let parts = |toy: &ToyPrograms| emit(&toy.input(), EmitFormat::Object).unwrap();
+        assert_eq!(parts(&toy), parts(&ToyPrograms::new(name)), "{name}");
     }
     let Some(toy) = host() else { return };
     let bytes = || std::fs::read(compile(&toy.input(), "toy.so").unwrap().path()).unwrap();
@@ -191,9 +192,9 @@ fn objects_of_earlier_builds_give_the_same_bytes() {
             eprintln!("skipped: no linker for {target}");
             continue;
         }
-        let toy = Toy::new(target);
+        let toy = ToyPrograms::new(target);
         let build = |threads, cache: Option<&ObjectCache>| {
-            let jobs = Jobs { threads, cache: cache.cloned(), listener: None };
+            let jobs = CompileJobs { threads, cache: cache.cloned(), listener: None };
             let library = compile_by(&toy.input(), "toy.so", &jobs).unwrap();
             (std::fs::read(library.path()).unwrap(), library.objects())
         };
@@ -217,11 +218,11 @@ fn objects_of_earlier_builds_give_the_same_bytes() {
 /// Kernels that differ in their names alone, and those of levels whose further features they do not use, are compiled once.
 #[test]
 fn equal_kernels_share_an_object() {
-    let made = |toy: &Toy| compile(&toy.input(), "toy.so").unwrap();
-    let steps = steps(Place::Workers).len() + 1;
-    let mut toy = Toy::new("x86-64-v4-vnni");
+    let made = |toy: &ToyPrograms| compile(&toy.input(), "toy.so").unwrap();
+    let steps = steps(IterationPlace::Workers).len() + 1;
+    let mut toy = ToyPrograms::new("x86-64-v4-vnni");
     let one = made(&toy).objects().objects;
-    let two = Toy::new("x86-64-v4-bf16,x86-64-v4-vnni");
+    let two = ToyPrograms::new("x86-64-v4-bf16,x86-64-v4-vnni");
     let library = made(&two);
     assert_eq!(library.objects().objects, one + steps);
     let text = String::from_utf8_lossy(&std::fs::read(library.path()).unwrap()).into_owned();
@@ -236,7 +237,7 @@ fn equal_kernels_share_an_object() {
     toy.kernels.push(other);
     assert_eq!(made(&toy).objects().objects, one);
     // Another level has code of its own.
-    assert_eq!(made(&Toy::new("x86-64-v4-vnni,x86-64-v2")).objects().objects, 2 * one);
+    assert_eq!(made(&ToyPrograms::new("x86-64-v4-vnni,x86-64-v2")).objects().objects, 2 * one);
 }
 
 /// Exported: the table alone. Imported: nothing.
@@ -255,18 +256,18 @@ fn the_library_has_one_symbol() {
 
 #[test]
 fn every_form_can_be_emitted() {
-    let toy = Toy::new("x86-64-v3");
+    let toy = ToyPrograms::new("x86-64-v3");
     let text = |output| {
         let parts = emit(&toy.input(), output).unwrap();
         let names: Vec<&str> = parts.iter().map(|p| p.name.as_str()).collect();
         assert_eq!(names, ["x86-64-v3", "table"]);
         String::from_utf8_lossy(&parts[0].bytes).into_owned()
     };
-    assert!(text(Output::Ir).contains("@mlcc_decode_x86_64_v3(ptr"));
-    assert!(text(Output::Assembly).contains("mlcc_decode_x86_64_v3:"));
-    assert!(text(Output::Object).starts_with("\u{7f}ELF"));
-    let cuda = Toy::new("sm_80");
-    let parts = emit(&cuda.input(), Output::Assembly).unwrap();
+    assert!(text(EmitFormat::Ir).contains("@mlcc_decode_x86_64_v3(ptr"));
+    assert!(text(EmitFormat::Assembly).contains("mlcc_decode_x86_64_v3:"));
+    assert!(text(EmitFormat::Object).starts_with("\u{7f}ELF"));
+    let cuda = ToyPrograms::new("sm_80");
+    let parts = emit(&cuda.input(), EmitFormat::Assembly).unwrap();
     let ptx = String::from_utf8(parts[0].bytes.clone()).unwrap();
     assert!(ptx.contains(".target sm_80") && ptx.contains(".visible .entry k_toy_feed("), "{ptx}");
     assert!(ptx.contains(".maxntid 4"), "{ptx}");
@@ -274,10 +275,10 @@ fn every_form_can_be_emitted() {
 
 #[test]
 fn mistakes_of_lowering_are_named() {
-    let message = |change: &dyn Fn(&mut Toy)| {
-        let mut toy = Toy::new("x86-64-v2");
+    let message = |change: &dyn Fn(&mut ToyPrograms)| {
+        let mut toy = ToyPrograms::new("x86-64-v2");
         change(&mut toy);
-        let error = emit(&toy.input(), Output::Object).unwrap_err();
+        let error = emit(&toy.input(), EmitFormat::Object).unwrap_err();
         assert!(matches!(error, CodegenError::Step { .. } | CodegenError::Internal { .. }));
         error.to_string()
     };
@@ -287,7 +288,7 @@ fn mistakes_of_lowering_are_named() {
     assert!(twice.contains("toy.feed"), "{twice}");
     let unknown = message(&|t| t.steps[0].name = "warm_up".into());
     assert!(unknown.contains("warm_up"), "{unknown}");
-    let gpu = message(&|t| t.kernels = kernels(Place::Threads(4)));
+    let gpu = message(&|t| t.kernels = kernels(IterationPlace::Threads(4)));
     assert!(gpu.contains("GPU loop"), "{gpu}");
 }
 
@@ -297,7 +298,7 @@ fn a_gpu_artifact_is_data_for_the_loader() {
     if Arch::of_host().is_none() {
         return;
     }
-    let toy = Toy::new("cuda");
+    let toy = ToyPrograms::new("cuda");
     let library = compile(&toy.input(), "toy.so").unwrap();
     // SAFETY: as above.
     let loaded = unsafe { libloading::Library::new(library.path()).unwrap() };
@@ -338,7 +339,7 @@ fn a_c_program_runs_it_on_aarch64() {
         }
     }
     let folder = tempfile::tempdir().unwrap();
-    let artifact = Toy::new("aarch64").artifact(folder.path());
+    let artifact = ToyPrograms::new("aarch64").artifact(folder.path());
     let program = folder.path().join("generate");
     let runtime = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../runtime");
     let built = Command::new("aarch64-linux-gnu-gcc")

@@ -5,32 +5,34 @@
 use crate::cases::values::tame;
 use crate::toy_kernels;
 use mlcc_codegen::LevelInput;
-use mlcc_codegen::llvm::{Output, ptx_module};
+use mlcc_codegen::llvm::{EmitFormat, ptx_module};
 use mlcc_codegen::ptxas::{PTXAS_VARIABLE, assemble, find_ptxas};
-use mlcc_interp::kernel::{Buffer, run};
+use mlcc_interp::kernel::{KernelBuffer, run};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::*;
-use mlcc_ir::step::{Base, BufferRef, Grid, Launch, Repeat, Shares, Step, StepItem};
+use mlcc_ir::step::{
+    BufferRef, LaunchGrid, LaunchItem, MemoryBase, RepeatMode, StepItem, StepProgram, WorkSchedule,
+};
 use mlcc_ir::types::DType;
 
 fn ptx(kernels: &[Kernel], level: &str) -> String {
     let target = mlcc_target::resolve(level).unwrap();
-    let steps = toy_kernels::steps(toy_kernels::Place::Threads(4));
+    let steps = toy_kernels::steps(toy_kernels::IterationPlace::Threads(4));
     let input = LevelInput { level: &target.levels[0], kernels, steps: &steps };
-    String::from_utf8(ptx_module(&target.triple, &input, Output::Assembly).unwrap()).unwrap()
+    String::from_utf8(ptx_module(&target.triple, &input, EmitFormat::Assembly).unwrap()).unwrap()
 }
 
 /// Sum of every row of 256 elements: one block per row, a tree in shared memory, then shuffles in the first warp.
 fn row_sums() -> Kernel {
     let mut kb = KernelBuilder::new("row_sums");
-    let n = Dim::sym(Sym::N);
-    let x = kb.param("x", DType::F32, n.scale(256), Access::In, 64);
-    let y = kb.param("y", DType::F32, n, Access::Out, 4);
-    let rows = kb.sym(Sym::N);
+    let n = Dim::sym(SizeSymbol::N);
+    let x = kb.param("x", DType::F32, n.scale(256), ParamAccess::In, 64);
+    let y = kb.param("y", DType::F32, n, ParamAccess::Out, 4);
+    let rows = kb.sym(SizeSymbol::N);
     kb.for_("row", rows, ForKind::Block(0), |kb, row| {
-        let part = kb.alloc("part", DType::F32, 256, Space::Shared);
+        let part = kb.alloc("part", DType::F32, 256, MemorySpace::Shared);
         let all = kb.int(256);
         let warp = kb.int(32);
         kb.for_("t", all, ForKind::Thread(0), |kb, t| {
@@ -66,20 +68,20 @@ fn row_sums() -> Kernel {
 /// `C = A * B^T` in tiles of 16 x 16 through shared memory, f16 inputs, two thread axes.
 fn tiled_matmul() -> Kernel {
     let mut kb = KernelBuilder::new("tiled_matmul");
-    let n = Dim::sym(Sym::N);
-    let a = kb.param("a", DType::F16, n.scale(32), Access::In, 64);
-    let b = kb.param("b", DType::F16, 48 * 32, Access::In, 64);
-    let c = kb.param("c", DType::F32, n.scale(48), Access::Out, 64);
-    let rows = kb.sym(Sym::N);
+    let n = Dim::sym(SizeSymbol::N);
+    let a = kb.param("a", DType::F16, n.scale(32), ParamAccess::In, 64);
+    let b = kb.param("b", DType::F16, 48 * 32, ParamAccess::In, 64);
+    let c = kb.param("c", DType::F32, n.scale(48), ParamAccess::Out, 64);
+    let rows = kb.sym(SizeSymbol::N);
     let high = kb.dim(&n.ceil_div(16));
     let (wide, sixteen) = (kb.int(3), kb.int(16));
     kb.for_("bx", wide, ForKind::Block(0), |kb, bx| {
         kb.for_("by", high, ForKind::Block(1), |kb, by| {
-            let ta = kb.alloc("ta", DType::F32, 256, Space::Shared);
-            let tb = kb.alloc("tb", DType::F32, 256, Space::Shared);
+            let ta = kb.alloc("ta", DType::F32, 256, MemorySpace::Shared);
+            let tb = kb.alloc("tb", DType::F32, 256, MemorySpace::Shared);
             kb.for_("ty", sixteen, ForKind::Thread(1), |kb, ty| {
                 kb.for_("tx", sixteen, ForKind::Thread(0), |kb, tx| {
-                    let acc = kb.alloc("acc", DType::F32, 1, Space::Local);
+                    let acc = kb.alloc("acc", DType::F32, 1, MemorySpace::Local);
                     let zero = kb.int(0);
                     let nothing = kb.float(0.0);
                     kb.store(acc, zero, nothing);
@@ -127,9 +129,9 @@ fn tiled_matmul() -> Kernel {
 /// int8 dot products, bf16 output, vector loads, casts and rounding.
 fn mixed_types() -> Kernel {
     let mut kb = KernelBuilder::new("mixed_types");
-    let a = kb.param("a", DType::I8, 256, Access::In, 64);
-    let b = kb.param("b", DType::I8, 256, Access::In, 64);
-    let out = kb.param("out", DType::BF16, 64, Access::Out, 64);
+    let a = kb.param("a", DType::I8, 256, ParamAccess::In, 64);
+    let b = kb.param("b", DType::I8, 256, ParamAccess::In, 64);
+    let out = kb.param("out", DType::BF16, 64, ParamAccess::Out, 64);
     let (blocks, threads) = (kb.int(2), kb.int(32));
     kb.for_("block", blocks, ForKind::Block(0), |kb, block| {
         kb.for_("t", threads, ForKind::Thread(0), |kb, t| {
@@ -158,7 +160,7 @@ fn mixed_types() -> Kernel {
 
 fn all() -> Vec<Kernel> {
     let mut all = vec![row_sums(), tiled_matmul(), mixed_types()];
-    all.extend(toy_kernels::kernels(toy_kernels::Place::Threads(4)));
+    all.extend(toy_kernels::kernels(toy_kernels::IterationPlace::Threads(4)));
     all
 }
 
@@ -216,8 +218,8 @@ fn the_text_has_the_intended_instructions() {
 #[test]
 fn new_rows_of_a_cache_are_found_by_the_kernel() {
     let mut kb = KernelBuilder::new("append");
-    let x = kb.param("x", DType::F32, 64, Access::In, 64);
-    let rows = kb.param("rows", DType::F32, 64, Access::Out, 64);
+    let x = kb.param("x", DType::F32, 64, ParamAccess::In, 64);
+    let rows = kb.param("rows", DType::F32, 64, ParamAccess::Out, 64);
     let (one, threads) = (kb.int(1), kb.int(16));
     kb.for_("block", one, ForKind::Block(0), |kb, _| {
         kb.for_("t", threads, ForKind::Thread(0), |kb, t| {
@@ -228,23 +230,23 @@ fn new_rows_of_a_cache_are_found_by_the_kernel() {
     });
     let kernel = kb.finish();
     let text = |per_past: u64| {
-        let launch = Launch {
+        let launch = LaunchItem {
             kernel: "append".into(),
             buffers: vec![
-                BufferRef::fixed(Base::Arena, 0, 256),
-                BufferRef { per_past, ..BufferRef::fixed(Base::State, 0, 256) },
+                BufferRef::fixed(MemoryBase::Arena, 0, 256),
+                BufferRef { per_past, ..BufferRef::fixed(MemoryBase::State, 0, 256) },
             ],
             dims: vec![],
-            grid: Some(Grid { blocks: [1.into(), 1.into(), 1.into()], threads: [16, 1, 1] }),
-            repeat: Repeat::Once,
-            shares: Shares::Static,
+            grid: Some(LaunchGrid { blocks: [1.into(), 1.into(), 1.into()], threads: [16, 1, 1] }),
+            repeat: RepeatMode::Once,
+            shares: WorkSchedule::Static,
         };
         let items = vec![StepItem::Launch(launch)];
-        let steps = [Step { name: "decode".into(), items, arena_bytes: 256 }];
+        let steps = [StepProgram { name: "decode".into(), items, arena_bytes: 256 }];
         let target = mlcc_target::resolve("sm_80").unwrap();
         let kernels = std::slice::from_ref(&kernel);
         let input = LevelInput { level: &target.levels[0], kernels, steps: &steps };
-        let ptx = ptx_module(&target.triple, &input, Output::Assembly).unwrap();
+        let ptx = ptx_module(&target.triple, &input, EmitFormat::Assembly).unwrap();
         if let Some(ptxas) = find_ptxas() {
             assemble(&ptxas, &ptx, 80).unwrap();
         }
@@ -262,16 +264,20 @@ fn new_rows_of_a_cache_are_found_by_the_kernel() {
 #[test]
 fn the_kernels_are_valid() {
     let dims = SymValues::tokens(20);
-    let mut sums = vec![tame(DType::F32, 20 * 256, 1), Buffer::zeros(DType::F32, 20)];
+    let mut sums = vec![tame(DType::F32, 20 * 256, 1), KernelBuffer::zeros(DType::F32, 20)];
     run(&row_sums(), &mut sums, &dims).unwrap();
     let row: f32 = sums[0].to_f32()[256..512].iter().sum();
     assert!((sums[1].to_f32()[1] - row).abs() < 1e-3);
-    let mut matmul =
-        vec![tame(DType::F16, 20 * 32, 1), tame(DType::F16, 48 * 32, 2), Buffer::zeros(DType::F32, 20 * 48)];
+    let mut matmul = vec![
+        tame(DType::F16, 20 * 32, 1),
+        tame(DType::F16, 48 * 32, 2),
+        KernelBuffer::zeros(DType::F32, 20 * 48),
+    ];
     run(&tiled_matmul(), &mut matmul, &dims).unwrap();
     let (a, b) = (matmul[0].to_f32(), matmul[1].to_f32());
     let want: f32 = (0..32).map(|k| a[19 * 32 + k] * b[47 * 32 + k]).sum();
     assert!((matmul[2].to_f32()[19 * 48 + 47] - want).abs() < 1e-3);
-    let mut mixed = vec![tame(DType::I8, 256, 1), tame(DType::I8, 256, 2), Buffer::zeros(DType::BF16, 64)];
+    let mut mixed =
+        vec![tame(DType::I8, 256, 1), tame(DType::I8, 256, 2), KernelBuffer::zeros(DType::BF16, 64)];
     run(&mixed_types(), &mut mixed, &dims).unwrap();
 }

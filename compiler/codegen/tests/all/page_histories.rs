@@ -1,8 +1,10 @@
 //! Random histories of sessions that share pages (`toy/cached.c`), against the tokens that each has seen.
 
 use crate::toy::{self, VOCAB, WIDTH};
-use mlcc_codegen::artifact::Weights;
-use mlcc_runtime::{Batch, Error, LoadOptions, Model, Result, Rows, Session, Snapshot, Want};
+use mlcc_codegen::artifact::WeightDestination;
+use mlcc_runtime::{
+    Error, LoadOptions, Model, OutputRows, Result, Session, SessionBatch, SessionInput, SessionSnapshot,
+};
 use proptest::prelude::*;
 
 /// Rows of a page.
@@ -14,7 +16,7 @@ pub fn load(flags: &[&str], cache_pages: Option<u64>) -> Option<(tempfile::TempD
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("toy.so");
-    toy::pack(&toy::linked_from("cached.c", folder.path(), flags), &path, Weights::Inside);
+    toy::pack(&toy::linked_from("cached.c", folder.path(), flags), &path, WeightDestination::Inside);
     let options = LoadOptions { threads: Some(1), cache_pages, ..LoadOptions::default() };
     let model = Model::load(path, &options).unwrap();
     Some((folder, model))
@@ -32,10 +34,10 @@ pub fn logits(tokens: &[i32], window: usize) -> Vec<f32> {
 
 /// What happens to one of the sessions, chosen by the first number.
 #[derive(Clone, Debug)]
-enum Event {
+enum SessionEvent {
     Feed(usize, usize),
     /// Several at once, with so many tokens and wanted logits each.
-    Step(Vec<(usize, usize, Want)>),
+    Step(Vec<(usize, usize, OutputRows)>),
     Fork(usize),
     Drop(usize),
     /// To so many thousandths of its tokens.
@@ -46,27 +48,27 @@ enum Event {
     Load(usize),
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> impl Strategy<Value = SessionEvent> {
     let at = 0..8usize;
-    let want = prop::sample::select(vec![Want::Nothing, Want::Last, Want::All]);
+    let want = prop::sample::select(vec![OutputRows::Nothing, OutputRows::Last, OutputRows::All]);
     let piece = (at.clone(), prop_oneof![Just(1), 1..15usize], want);
     prop_oneof![
-        4 => (at.clone(), 1..90usize).prop_map(|(at, n)| Event::Feed(at, n)),
-        4 => prop::collection::vec(piece, 1..=4).prop_map(Event::Step),
-        3 => at.clone().prop_map(Event::Fork),
-        1 => at.clone().prop_map(Event::Drop),
-        2 => (at.clone(), 0..1000usize).prop_map(|(at, part)| Event::Truncate(at, part)),
-        1 => at.clone().prop_map(Event::Keep),
-        1 => at.clone().prop_map(Event::Return),
-        1 => at.clone().prop_map(Event::Save),
-        1 => at.prop_map(Event::Load),
+        4 => (at.clone(), 1..90usize).prop_map(|(at, n)| SessionEvent::Feed(at, n)),
+        4 => prop::collection::vec(piece, 1..=4).prop_map(SessionEvent::Step),
+        3 => at.clone().prop_map(SessionEvent::Fork),
+        1 => at.clone().prop_map(SessionEvent::Drop),
+        2 => (at.clone(), 0..1000usize).prop_map(|(at, part)| SessionEvent::Truncate(at, part)),
+        1 => at.clone().prop_map(SessionEvent::Keep),
+        1 => at.clone().prop_map(SessionEvent::Return),
+        1 => at.clone().prop_map(SessionEvent::Save),
+        1 => at.prop_map(SessionEvent::Load),
     ]
 }
 
 /// Sessions with the tokens that each has seen.
-struct History<'a> {
+struct SessionHistory<'a> {
     model: &'a Model,
-    batch: Batch,
+    batch: SessionBatch,
     /// Whether all pages may be in use.
     short: bool,
     folder: &'a std::path::Path,
@@ -74,16 +76,16 @@ struct History<'a> {
     most: usize,
     window: usize,
     sessions: Vec<(Session, Vec<i32>)>,
-    kept: Option<(Snapshot, Vec<i32>)>,
+    kept: Option<(SessionSnapshot, Vec<i32>)>,
     saved: Option<Vec<i32>>,
 }
 
-impl History<'_> {
-    fn play(&mut self, number: usize, event: &Event) {
+impl SessionHistory<'_> {
+    fn play(&mut self, number: usize, event: &SessionEvent) {
         let file = self.folder.join("s.state");
         let count = self.sessions.len();
         match *event {
-            Event::Feed(at, n) => {
+            SessionEvent::Feed(at, n) => {
                 let (session, seen) = &mut self.sessions[at % count];
                 let new = next(seen, n.min(self.most - seen.len()), number);
                 if !new.is_empty() && there(self.short, session.prefill(&new).map(drop)) {
@@ -91,15 +93,15 @@ impl History<'_> {
                     assert_eq!(session.logits(), logits(seen, self.window), "after {} tokens", seen.len());
                 }
             }
-            Event::Step(ref pieces) => self.step(pieces, number),
-            Event::Fork(at) if count < 8 => {
+            SessionEvent::Step(ref pieces) => self.step(pieces, number),
+            SessionEvent::Fork(at) if count < 8 => {
                 let (session, seen) = &self.sessions[at % count];
                 let twin = (session.fork().unwrap(), seen.clone());
                 self.sessions.push(twin);
             }
-            Event::Drop(at) if count > 1 => drop(self.sessions.swap_remove(at % count)),
-            Event::Fork(_) | Event::Drop(_) => {}
-            Event::Truncate(at, part) => {
+            SessionEvent::Drop(at) if count > 1 => drop(self.sessions.swap_remove(at % count)),
+            SessionEvent::Fork(_) | SessionEvent::Drop(_) => {}
+            SessionEvent::Truncate(at, part) => {
                 let (session, seen) = &mut self.sessions[at % count];
                 let past = seen.len() * part / 1000;
                 if session.can_truncate_to(past as u64) {
@@ -109,11 +111,11 @@ impl History<'_> {
                     assert!(matches!(session.truncate(past as u64), Err(Error::TruncateDropped { .. })));
                 }
             }
-            Event::Keep(at) => {
+            SessionEvent::Keep(at) => {
                 let (session, seen) = &self.sessions[at % count];
                 self.kept = Some((session.snapshot().unwrap(), seen.clone()));
             }
-            Event::Return(at) => {
+            SessionEvent::Return(at) => {
                 if let Some((snapshot, kept)) = &self.kept {
                     let (session, seen) = &mut self.sessions[at % count];
                     if there(self.short, session.restore(snapshot)) {
@@ -121,12 +123,12 @@ impl History<'_> {
                     }
                 }
             }
-            Event::Save(at) => {
+            SessionEvent::Save(at) => {
                 let (session, seen) = &self.sessions[at % count];
                 session.save_state(&file).unwrap();
                 self.saved = Some(seen.clone());
             }
-            Event::Load(at) => {
+            SessionEvent::Load(at) => {
                 if let Some(saved) = &self.saved {
                     let (session, seen) = &mut self.sessions[at % count];
                     if there(self.short, session.load_state(&file)) {
@@ -141,7 +143,7 @@ impl History<'_> {
     }
 
     /// Feeds a piece to each of some sessions at once.
-    fn step(&mut self, pieces: &[(usize, usize, Want)], number: usize) {
+    fn step(&mut self, pieces: &[(usize, usize, OutputRows)], number: usize) {
         let (mut room, count) = (self.model.max_step_tokens(), self.sessions.len());
         let mut members: Vec<Option<_>> = self.sessions.iter_mut().map(Some).collect();
         let mut fed = Vec::new();
@@ -153,8 +155,10 @@ impl History<'_> {
                 fed.push((session, next(seen, n, number), seen, want));
             }
         }
-        let mut rows: Vec<Rows> =
-            fed.iter_mut().map(|(session, tokens, _, want)| Rows { session, tokens, want: *want }).collect();
+        let mut rows: Vec<SessionInput> = fed
+            .iter_mut()
+            .map(|(session, tokens, _, want)| SessionInput { session, tokens, want: *want })
+            .collect();
         if rows.is_empty() || !there(self.short, self.batch.step(&mut rows).map(drop)) {
             return;
         }
@@ -164,9 +168,9 @@ impl History<'_> {
             seen.extend(new);
             let of = |n: usize| logits(&seen[..n], self.window);
             match want {
-                Want::Nothing => continue,
-                Want::Last => expected.extend(of(seen.len())),
-                Want::All => expected.extend((first..=seen.len()).flat_map(of)),
+                OutputRows::Nothing => continue,
+                OutputRows::Last => expected.extend(of(seen.len())),
+                OutputRows::All => expected.extend((first..=seen.len()).flat_map(of)),
             }
             assert_eq!(session.logits(), of(seen.len()), "after {} tokens", seen.len());
         }
@@ -200,7 +204,7 @@ fn check(flags: &[&str], most: usize, window: usize, cache_pages: Option<u64>) {
         let (batch, short) = (model.batch(4).unwrap(), cache_pages.is_some());
         let (kept, saved) = (None, None);
         let mut history =
-            History { model: &model, batch, short, folder, most, window, sessions, kept, saved };
+            SessionHistory { model: &model, batch, short, folder, most, window, sessions, kept, saved };
         events.iter().enumerate().for_each(|(number, event)| history.play(number, event));
         // No page more than sequences of these lengths would have alone.
         let alone: u64 = history.sessions.iter().map(|(_, seen)| (seen.len() as u64).div_ceil(ROWS)).sum();

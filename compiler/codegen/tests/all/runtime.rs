@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use crate::toy::{self, VOCAB, reference};
-use mlcc_codegen::artifact::Weights;
-use mlcc_runtime::{Error, LoadOptions, Model, Numa, Session, Workers};
+use mlcc_codegen::artifact::WeightDestination;
+use mlcc_runtime::{Error, LoadOptions, Model, NumaPolicy, Session, WorkerThreads};
 
 fn options(threads: usize) -> LoadOptions {
     LoadOptions { threads: Some(threads), verify_hashes: true, ..LoadOptions::default() }
@@ -103,7 +103,8 @@ fn forks_and_saved_states_continue() {
     let other = tempfile::tempdir().unwrap();
     let linked = toy::linked(other.path(), &[]);
     let path = other.path().join("other.so");
-    let mut writer = mlcc_codegen::artifact::ArtifactWriter::create(&path, &linked, Weights::Inside).unwrap();
+    let mut writer =
+        mlcc_codegen::artifact::ArtifactWriter::create(&path, &linked, WeightDestination::Inside).unwrap();
     writer.section(mlcc_abi::section::WEIGHTS, &[0; VOCAB * toy::WIDTH * 4]).unwrap();
     writer.finish().unwrap();
     let foreign = Model::load(path, &options(1)).unwrap();
@@ -195,8 +196,12 @@ fn models_share_workers() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = toy::artifact(folder.path(), &[]);
-    for (pin, numa) in [(false, Numa::Off), (true, Numa::Off), (false, Numa::Local), (true, Numa::Interleave)]
-    {
+    for (pin, numa) in [
+        (false, NumaPolicy::Off),
+        (true, NumaPolicy::Off),
+        (false, NumaPolicy::Local),
+        (true, NumaPolicy::Interleave),
+    ] {
         let first = Model::load(&path, &LoadOptions { pin, numa, ..options(3) }).unwrap();
         let workers = first.workers().unwrap();
         let second = Model::load(&path, &LoadOptions { workers: first.workers(), ..options(9) }).unwrap();
@@ -210,7 +215,7 @@ fn models_share_workers() {
         drop(first);
         check_session(&mut second.session().unwrap());
     }
-    assert_ne!(Workers::new(&options(2)).unwrap(), Workers::new(&options(2)).unwrap());
+    assert_ne!(WorkerThreads::new(&options(2)).unwrap(), WorkerThreads::new(&options(2)).unwrap());
 }
 
 #[test]

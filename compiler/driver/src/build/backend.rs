@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use mlcc_codegen::{Input, Jobs};
+use mlcc_codegen::{CodegenInput, CompileJobs};
 
-use super::{BuildError, Emit};
+use super::{BuildError, EmitKind};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
@@ -45,15 +45,15 @@ impl Backend {
 }
 
 /// A linked library; its file goes away with this value.
-pub(super) use mlcc_codegen::Library;
+pub(super) use mlcc_codegen::LinkedLibrary;
 
 /// Compiles and links.
 pub(super) fn compile(
     backend: Backend,
-    input: &Input<'_>,
+    input: &CodegenInput<'_>,
     soname: &str,
-    jobs: &Jobs,
-) -> Result<Library, BuildError> {
+    jobs: &CompileJobs,
+) -> Result<LinkedLibrary, BuildError> {
     match backend {
         #[cfg(feature = "llvm")]
         Backend::Llvm => Ok(mlcc_codegen::compile_by(input, soname, jobs)?),
@@ -72,7 +72,12 @@ pub(super) fn compile(
 
 /// Writes the text of every level beside the artifact's name; returns the files.
 #[cfg(not(feature = "llvm"))]
-pub(super) fn emit(_: Backend, _: &Input<'_>, _: Emit, _: &Path) -> Result<Vec<PathBuf>, BuildError> {
+pub(super) fn emit(
+    _: Backend,
+    _: &CodegenInput<'_>,
+    _: EmitKind,
+    _: &Path,
+) -> Result<Vec<PathBuf>, BuildError> {
     Err(Backend::Llvm.missing())
 }
 
@@ -80,19 +85,19 @@ pub(super) fn emit(_: Backend, _: &Input<'_>, _: Emit, _: &Path) -> Result<Vec<P
 #[cfg(feature = "llvm")]
 pub(super) fn emit(
     backend: Backend,
-    input: &Input<'_>,
-    emit: Emit,
+    input: &CodegenInput<'_>,
+    emit: EmitKind,
     output: &Path,
 ) -> Result<Vec<PathBuf>, BuildError> {
-    use mlcc_codegen::llvm::Output;
+    use mlcc_codegen::llvm::EmitFormat;
     if backend != Backend::Llvm {
         return Err(BuildError::Unsupported("--emit needs --backend llvm".into()));
     }
     let gpu = input.target.arch == mlcc_target::Arch::Nvptx;
     let (what, extension) = match emit {
-        Emit::Llvm => (Output::Ir, "ll"),
-        Emit::Assembly if gpu => (Output::Assembly, "ptx"),
-        Emit::Assembly => (Output::Assembly, "s"),
+        EmitKind::Llvm => (EmitFormat::Ir, "ll"),
+        EmitKind::Assembly if gpu => (EmitFormat::Assembly, "ptx"),
+        EmitKind::Assembly => (EmitFormat::Assembly, "s"),
     };
     let mut files = Vec::new();
     for part in mlcc_codegen::emit(input, what)? {

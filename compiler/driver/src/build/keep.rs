@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use mlcc_ir::module::{Module, Param, ParamRole, ParamSource};
-use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_ir::module::{ModelParam, Module, ParamRole, ParamSource};
+use mlcc_ir::types::{DType, Packing, QuantFormat};
 use mlcc_models::checkpoint::{StoredCodes, StoredGroups};
-use mlcc_models::resolve::Weights;
+use mlcc_models::resolve::WeightSource;
 use mlcc_models::{Checkpoint, ModelConfig, StoredType};
-use mlcc_passes::Program;
-use mlcc_passes::policy::{QuantPolicy, Rule};
+use mlcc_passes::LoweredProgram;
+use mlcc_passes::policy::{PolicyRule, QuantPolicy};
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_quant::{ScaleSearch, packed_bytes};
 use serde::Serialize;
 
 use super::payload::StoredTensor;
 use super::report::elements;
-use super::{BuildOptions, Source};
+use super::{BuildOptions, BuildSource};
 use crate::weights::matrix_shape;
 
 /// Tensors of one stored type that became one format.
@@ -29,7 +29,7 @@ pub struct ConversionRow {
 
 /// What keeping the weights costs, and what it would cost not to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Kept {
+pub struct KeptWeights {
     /// Types of matrices in the checkpoint, that of most weights first.
     pub types: Vec<&'static str>,
     /// Nothing is stored: this is the type that the model was published in.
@@ -65,7 +65,7 @@ const TEXTS_TOGETHER: u32 = 64;
 impl BuildOptions {
     /// With `keep`, the scheme that comes nearest to the types that this source has: it chooses the type of the cache, and the
     /// error that is permitted.
-    pub fn for_source(&self, source: &Source) -> BuildOptions {
+    pub fn for_source(&self, source: &BuildSource) -> BuildOptions {
         let mut options = self.clone();
         if options.keep_quant {
             options.quant = base(source);
@@ -80,7 +80,7 @@ impl BuildOptions {
 }
 
 /// The plain scheme of the type that most weights have; [`BASE`] where those are packed.
-fn base(source: &Source) -> QuantScheme {
+fn base(source: &BuildSource) -> QuantScheme {
     let checkpoint = &source.checkpoint;
     let plain = |stored| match stored {
         StoredType::F16 => "f16",
@@ -118,8 +118,8 @@ fn by_weights<T: Ord + Copy>(tensors: impl Iterator<Item = (T, u64)>) -> Vec<T> 
 
 /// For random weights, which nothing stores: the type that config.json says the model was published in, else bf16, in which
 /// most are.
-fn published_type(source: &Source) -> Option<StoredType> {
-    let Weights::Random { .. } = source.model.weights else { return None };
+fn published_type(source: &BuildSource) -> Option<StoredType> {
+    let WeightSource::Random { .. } = source.model.weights else { return None };
     Some(named_type(&source.model.config).unwrap_or(StoredType::BF16))
 }
 
@@ -135,13 +135,13 @@ fn named_type(config: &ModelConfig) -> Option<StoredType> {
 
 /// A rule for every parameter that is not decided by the user's policy, nor kept by the scheme: the format that holds its
 /// stored type.
-pub(super) fn policy(module: &Module, source: &Source, options: &BuildOptions) -> QuantPolicy {
+pub(super) fn policy(module: &Module, source: &BuildSource, options: &BuildOptions) -> QuantPolicy {
     let mut policy = options.policy.clone();
     for param in module.params.values().filter(|param| options.policy.rule(&param.name).is_none()) {
         let Some(format) = format_of(source, param) else { continue };
         if param.role != ParamRole::Vector && format != options.quant.storage(param.role) {
             let (glob, format) = (param.name.clone(), Some(format));
-            policy.rules.push(Rule { number: None, glob, format, scale_search: ScaleSearch::None });
+            policy.rules.push(PolicyRule { number: None, glob, format, scale_search: ScaleSearch::None });
         }
     }
     policy
@@ -149,9 +149,9 @@ pub(super) fn policy(module: &Module, source: &Source, options: &BuildOptions) -
 
 /// What is said of weights that are kept, once it is known where they go. `None` for a module in text form that had quantized
 /// them already.
-pub(super) fn kept(source: &Source, program: &Program) -> Option<Kept> {
+pub(super) fn kept(source: &BuildSource, program: &LoweredProgram) -> Option<KeptWeights> {
     let memory = program.memory.as_ref()?;
-    let quantized = |param: &Param| {
+    let quantized = |param: &ModelParam| {
         let plain = stored_type(source, &param.source).is_some_and(|stored| !stored.is_quantized());
         plain && param.ty.dtype.is_packed()
     };
@@ -160,24 +160,24 @@ pub(super) fn kept(source: &Source, program: &Program) -> Option<Kept> {
     }
     let weights = || program.module.params.values().filter(|param| !param.is_adapter());
     let matrices = || weights().filter(|param| param.role != ParamRole::Vector);
-    let dequantized = |param: &Param| {
+    let dequantized = |param: &ModelParam| {
         let stored = stored_type(source, &param.source);
         matches!(stored, Some(StoredType::Packed(_))) && !param.ty.dtype.is_packed()
     };
     let types = matrices().filter_map(|param| Some((stored_type(source, &param.source)?, elements(param))));
     let (scheme, _) = QuantScheme::find(SMALLER).ok()?;
     let types = by_weights(types);
-    Some(Kept {
+    Some(KeptWeights {
         dequantized: matrices().any(dequantized),
         types: types.into_iter().map(StoredType::name).collect(),
-        random: matches!(source.model.weights, Weights::Random { .. }),
+        random: matches!(source.model.weights, WeightSource::Random { .. }),
         bytes: memory.weights_bytes,
         smaller_bytes: weights().map(|param| bytes_in(&scheme, param)).sum(),
     })
 }
 
 /// Bytes of a parameter as the scheme stores it.
-fn bytes_in(scheme: &QuantScheme, param: &Param) -> u64 {
+fn bytes_in(scheme: &QuantScheme, param: &ModelParam) -> u64 {
     let dtype = QuantPolicy::default().choose(scheme, param).0;
     let packed = matrix_shape(param).and_then(|(n, k)| packed_bytes(dtype, Packing::RowMajor, n, k).ok());
     packed.map_or_else(|| elements(param) * dtype.bytes().unwrap_or(4) as u64, |bytes| bytes as u64)
@@ -190,7 +190,7 @@ fn computed_type(config: &ModelConfig) -> StoredType {
 }
 
 /// The format that holds the weights of a parameter as they are stored; `None` for one that is no tensor of the checkpoint.
-fn format_of(source: &Source, param: &Param) -> Option<DType> {
+fn format_of(source: &BuildSource, param: &ModelParam) -> Option<DType> {
     let stored = stored_type(source, &param.source)?;
     let StoredType::Packed(_) = stored else { return Some(holding(stored)) };
     let groups = stored_groups(&source.checkpoint, &param.source, false).filter(|_| param.ty.rank() == 2);
@@ -231,7 +231,7 @@ pub(super) fn holds_sorted(checkpoint: &Checkpoint, name: &str) -> bool {
 
 /// The format with the fewest bytes that holds these codes, scales and zero points. A group of the checkpoint may be several of the
 /// format's.
-fn grouped(groups: StoredGroups) -> Option<Format> {
+fn grouped(groups: StoredGroups) -> Option<QuantFormat> {
     let fits = |columns: usize| groups.columns.is_multiple_of(columns);
     let name = match (groups.bits, groups.zeros) {
         _ if groups.codes == StoredCodes::E4M3 => match fits(128) && !groups.transposed {
@@ -255,7 +255,7 @@ fn grouped(groups: StoredGroups) -> Option<Format> {
         (8, true) if groups.f16 && fits(32) => "q8g32_zero",
         _ => return None,
     };
-    Format::parse(name)
+    QuantFormat::parse(name)
 }
 
 /// The format that holds a stored type: without loss, or with little where there is none of ours that is equal.
@@ -263,16 +263,16 @@ fn holding(stored: StoredType) -> DType {
     match stored {
         StoredType::F16 => DType::F16,
         StoredType::BF16 => DType::BF16,
-        StoredType::Q4_0 => DType::Packed(Format::Q4G32),
-        StoredType::Q5_0 | StoredType::Q8_0 | StoredType::Q6K => DType::Packed(Format::Q8G32),
-        StoredType::Q4_1 | StoredType::Q4K => DType::Packed(Format::named("q4g32_min")),
-        StoredType::Q5_1 | StoredType::Q5K => DType::Packed(Format::named("q8g32_min")),
+        StoredType::Q4_0 => DType::Packed(QuantFormat::Q4G32),
+        StoredType::Q5_0 | StoredType::Q8_0 | StoredType::Q6K => DType::Packed(QuantFormat::Q8G32),
+        StoredType::Q4_1 | StoredType::Q4K => DType::Packed(QuantFormat::named("q4g32_min")),
+        StoredType::Q5_1 | StoredType::Q5K => DType::Packed(QuantFormat::named("q8g32_min")),
         // Groups of 16 there.
-        StoredType::Q2K => DType::Packed(Format::named("q4g32_min")),
-        StoredType::Q3K => DType::Packed(Format::Q4G32),
-        StoredType::Mxfp4 => DType::Packed(Format::named("e2m1g32_bf16")),
+        StoredType::Q2K => DType::Packed(QuantFormat::named("q4g32_min")),
+        StoredType::Q3K => DType::Packed(QuantFormat::Q4G32),
+        StoredType::Mxfp4 => DType::Packed(QuantFormat::named("e2m1g32_bf16")),
         // Codes that are not equally spaced.
-        StoredType::Iq4Nl | StoredType::Iq4Xs | StoredType::Nvfp4 => DType::Packed(Format::Q8G32),
+        StoredType::Iq4Nl | StoredType::Iq4Xs | StoredType::Nvfp4 => DType::Packed(QuantFormat::Q8G32),
         _ => DType::F32,
     }
 }
@@ -309,7 +309,7 @@ fn how(stored: StoredType, format: DType, exact: bool) -> &'static str {
 }
 
 /// The type of the first tensor that a parameter is made of.
-fn stored_type(source: &Source, tensors: &ParamSource) -> Option<StoredType> {
+fn stored_type(source: &BuildSource, tensors: &ParamSource) -> Option<StoredType> {
     let info = tensors.tensors().into_iter().find_map(|name| source.checkpoint.info(name))?;
     Some(published_type(source).unwrap_or(info.dtype))
 }

@@ -1,27 +1,27 @@
 //! The metadata JSON of an artifact. Only facts that equal input makes equal: no paths, no times.
 
 use mlcc_codegen::ptxas::driver_of_ptx;
-use mlcc_models::{AdapterRequest, Prompts, Purpose, TextHead};
-use mlcc_passes::Program;
+use mlcc_models::{AdapterRequest, PoolingHead, PoolingOutput, PromptPrefixes};
+use mlcc_passes::LoweredProgram;
 use mlcc_passes::plan_memory::MemoryPlan;
-use mlcc_target::{Arch, Level, Target};
+use mlcc_target::{Arch, CompileTarget, FeatureLevel};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::table::{COMPILER, caches, decoder_start};
-use super::{BuildOptions, Source, profile, report, taps};
+use super::{BuildOptions, BuildSource, profile, report, taps};
 
 /// Version of the layout of the metadata.
 const LAYOUT: u32 = 1;
 
 pub fn json(
-    source: &Source,
-    target: &Target,
+    source: &BuildSource,
+    target: &CompileTarget,
     options: &BuildOptions,
-    program: &Program,
+    program: &LoweredProgram,
     memory: &MemoryPlan,
 ) -> String {
-    let traffic = report::Traffic::of(program, memory);
+    let traffic = report::DecodeTraffic::of(program, memory);
     let formats = report::formats(program, Some(memory));
     let config = &source.model.config;
     let mut value = json!({
@@ -106,8 +106,8 @@ pub fn json(
 }
 
 /// What is in it for GPUs: which they are, and the CUDA version that their driver needs at least.
-fn images(target: &Target, options: &BuildOptions) -> Value {
-    let of_level = |level: &Level| {
+fn images(target: &CompileTarget, options: &BuildOptions) -> Value {
+    let of_level = |level: &FeatureLevel| {
         let text = level.gpu.as_ref().and_then(|gpu| driver_of_ptx(gpu.ptx));
         let image = |kind: &str, cuda: Option<&str>| json!({ "kind": kind, "for": level.name, "cuda": cuda });
         let code = options.assembler.as_ref().map(|a| image("cubin", Some(&a.driver())));
@@ -117,10 +117,10 @@ fn images(target: &Target, options: &BuildOptions) -> Value {
 }
 
 fn memory_json(
-    source: &Source,
-    target: &Target,
+    source: &BuildSource,
+    target: &CompileTarget,
     options: &BuildOptions,
-    program: &Program,
+    program: &LoweredProgram,
     memory: &MemoryPlan,
 ) -> Value {
     let entries = memory.arenas().map(|(name, bytes)| (name.to_string(), Value::from(bytes)));
@@ -150,12 +150,12 @@ fn memory_json(
 }
 
 /// What is made of texts, and what is put before them and between pairs of them.
-fn texts(head: &TextHead, prompts: &Prompts, token_types: usize) -> Value {
+fn texts(head: &PoolingHead, prompts: &PromptPrefixes, token_types: usize) -> Value {
     let named = prompts.named.iter().map(|(name, text)| (name.clone(), Value::from(text.as_str())));
     json!({
         "purpose": match head.purpose {
-            Purpose::Embedding => "embedding",
-            Purpose::Scores => "scores",
+            PoolingOutput::Embedding => "embedding",
+            PoolingOutput::Scores => "scores",
         },
         "pooling": head.pooling.name(),
         "prompts": named.collect::<serde_json::Map<_, _>>(),

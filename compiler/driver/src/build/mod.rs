@@ -24,10 +24,10 @@ mod tuning;
 
 pub use backend::Backend;
 pub use module_text::ModuleText;
-pub use options::{BuildOptions, Emit, OFF_WITH_TAPS, ReportMode, ReportOptions};
-pub use quality::Quality;
+pub use options::{BuildOptions, EmitKind, OFF_WITH_TAPS, ReportMode, ReportOptions};
+pub use quality::QualityReport;
 pub use report::{BuildReport, FormatRow, PassRow, PhaseRow};
-pub use source::Source;
+pub use source::BuildSource;
 pub use tuning::TuningFile;
 
 use std::io::Read;
@@ -36,15 +36,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use mlcc_codegen::artifact::ArtifactError;
-use mlcc_codegen::{CodegenError, Input, Jobs, LevelInput};
-use mlcc_ir::module::{Module, Param};
+use mlcc_codegen::{CodegenError, CodegenInput, CompileJobs, LevelInput};
+use mlcc_ir::module::{ModelParam, Module};
 use mlcc_kernels::params::KernelTarget;
-use mlcc_models::resolve::Weights;
-use mlcc_passes::pipeline::{Control, Pass};
-use mlcc_passes::{Context, Options, PassError, Program, TpMode, run_passes};
-use mlcc_target::{Arch, Target};
+use mlcc_models::resolve::WeightSource;
+use mlcc_passes::pipeline::{Pass, PipelineControl};
+use mlcc_passes::{LoweredProgram, PassContext, PassError, PassOptions, TpMode, run_passes};
+use mlcc_target::{Arch, CompileTarget};
 
-use crate::weights::WeightError;
+use crate::weights::WeightWriteError;
 
 /// Why there is no artifact.
 #[derive(Debug, thiserror::Error)]
@@ -64,13 +64,13 @@ pub enum BuildError {
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
     #[error(transparent)]
-    Weight(#[from] WeightError),
+    Weight(#[from] WeightWriteError),
     #[error(transparent)]
     Tokenizer(#[from] mlcc_engine::tokenizer::TokenizerError),
     #[error(transparent)]
     Chat(#[from] mlcc_engine::ChatError),
     #[error(transparent)]
-    Config(#[from] mlcc_engine::generation_config::ConfigError),
+    Config(#[from] mlcc_engine::generation_config::GenerationConfigError),
     #[error("cannot {action} {path}: {source}")]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error(
@@ -121,12 +121,12 @@ pub enum BuildError {
 }
 
 /// What a build tells while it runs.
-pub enum Event<'a> {
+pub enum BuildEvent<'a> {
     /// A phase begins.
     Phase(&'static str),
     Pass {
         pass: &'a Pass,
-        program: &'a Program,
+        program: &'a LoweredProgram,
     },
     /// Bytes of packed weights written so far, and the parameter in work.
     Weights {
@@ -143,25 +143,25 @@ pub enum Event<'a> {
 }
 
 /// The connections of a build to the world.
-pub struct Hooks<'a> {
-    pub event: &'a mut dyn FnMut(Event<'_>),
+pub struct BuildHooks<'a> {
+    pub event: &'a mut dyn FnMut(BuildEvent<'_>),
     /// Set from elsewhere to end the build; nothing half-written stays.
     pub cancel: &'a AtomicBool,
 }
 
-impl Hooks<'_> {
+impl BuildHooks<'_> {
     fn check(&self) -> Result<(), BuildError> {
         if self.cancel.load(Ordering::Relaxed) { Err(BuildError::Interrupted) } else { Ok(()) }
     }
 }
 
 /// Reads the model, compiles it and writes the artifact, or what `options.emit` and `options.stop_after` ask for instead.
-pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildReport, BuildError> {
+pub fn build(options: &BuildOptions, hooks: &mut BuildHooks<'_>) -> Result<BuildReport, BuildError> {
     let mut report = BuildReport::default();
     let target = options.resolve_target()?;
 
     let clock = report.begin("read", hooks);
-    let source = Source::open(options)?;
+    let source = BuildSource::open(options)?;
     texts_fit(&source, &target, options)?;
     encoder_fits(&source, options)?;
     ranks_fit(&source, options)?;
@@ -192,7 +192,7 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
 }
 
 /// Refuses what models of texts are not built with.
-fn texts_fit(source: &Source, target: &Target, options: &BuildOptions) -> Result<(), BuildError> {
+fn texts_fit(source: &BuildSource, target: &CompileTarget, options: &BuildOptions) -> Result<(), BuildError> {
     let what = match () {
         () if source.model.config.architecture.texts().is_none() => return Ok(()),
         () if target.arch == Arch::Nvptx => {
@@ -207,7 +207,7 @@ fn texts_fit(source: &Source, target: &Target, options: &BuildOptions) -> Result
 }
 
 /// Refuses what encoder-decoder models are not built with.
-fn encoder_fits(source: &Source, options: &BuildOptions) -> Result<(), BuildError> {
+fn encoder_fits(source: &BuildSource, options: &BuildOptions) -> Result<(), BuildError> {
     let what = match () {
         () if source.model.config.architecture.decoder_start().is_none() => return Ok(()),
         () if options.debug_taps => {
@@ -222,7 +222,7 @@ fn encoder_fits(source: &Source, options: &BuildOptions) -> Result<(), BuildErro
 }
 
 /// Refuses what models of several ranks are not built with.
-fn ranks_fit(source: &Source, options: &BuildOptions) -> Result<(), BuildError> {
+fn ranks_fit(source: &BuildSource, options: &BuildOptions) -> Result<(), BuildError> {
     let off = || options.passes_off().iter().any(|pass| pass == "shard");
     let what = match () {
         () if options.ranks <= 1 => return Ok(()),
@@ -243,7 +243,7 @@ fn ranks_fit(source: &Source, options: &BuildOptions) -> Result<(), BuildError> 
 }
 
 /// Refuses what slots for adapters are not built with.
-fn slots_fit(source: &Source, target: &Target, options: &BuildOptions) -> Result<(), BuildError> {
+fn slots_fit(source: &BuildSource, target: &CompileTarget, options: &BuildOptions) -> Result<(), BuildError> {
     let what = match () {
         () if options.adapters.is_none() => return Ok(()),
         () if options.ranks > 1 && target.arch == Arch::Nvptx => {
@@ -268,7 +268,7 @@ fn slots_fit(source: &Source, target: &Target, options: &BuildOptions) -> Result
 
 /// Refuses slots for a model that has no product beside which there could be one.
 fn adapters_fit(module: &Module) -> Result<(), BuildError> {
-    match module.params.values().any(Param::is_adapter) {
+    match module.params.values().any(ModelParam::is_adapter) {
         true => Ok(()),
         false => Err(BuildError::Unsupported(
             "--lora-slots: this family has no product that takes an adapter when it runs (only fused, transposed or recurrent ones); \
@@ -279,10 +279,10 @@ fn adapters_fit(module: &Module) -> Result<(), BuildError> {
 }
 
 /// Refuses outputs in the place of files that are read.
-fn keeps_inputs(source: &Source, options: &BuildOptions, output: &Path) -> Result<(), BuildError> {
+fn keeps_inputs(source: &BuildSource, options: &BuildOptions, output: &Path) -> Result<(), BuildError> {
     let weights = match &source.model.weights {
-        Weights::Files(files) => files.files.as_slice(),
-        Weights::Random { .. } => &[],
+        WeightSource::Files(files) => files.files.as_slice(),
+        WeightSource::Random { .. } => &[],
     };
     let inputs = weights.iter().map(|path| (path, "weights"));
     let inputs = inputs.chain(source.text.iter().map(|text| (&text.path, "--model")));
@@ -319,13 +319,13 @@ fn is_elf(path: &Path) -> bool {
 
 /// Code and weights of a program that all passes have gone over, or what `options.emit` asks for instead.
 pub fn write_program(
-    source: &Source,
-    target: &Target,
+    source: &BuildSource,
+    target: &CompileTarget,
     options: &BuildOptions,
-    program: &Program,
+    program: &LoweredProgram,
     output: &Path,
     report: &mut BuildReport,
-    hooks: &mut Hooks<'_>,
+    hooks: &mut BuildHooks<'_>,
 ) -> Result<(), BuildError> {
     let memory = program.memory.as_ref().ok_or_else(|| {
         PassError::internal("plan_memory", "a program without a memory plan is to be written")
@@ -339,8 +339,11 @@ pub fn write_program(
         report.end(clock);
         return Ok(());
     }
-    let jobs =
-        Jobs { cache: options.cache.clone(), listener: options.code_listener.clone(), ..Jobs::default() };
+    let jobs = CompileJobs {
+        cache: options.cache.clone(),
+        listener: options.code_listener.clone(),
+        ..CompileJobs::default()
+    };
     let library = backend::compile(options.backend, &input, &soname, &jobs)?;
     report.objects = Some(library.objects());
     report.end(clock);
@@ -354,9 +357,9 @@ pub fn write_program(
     report.end(clock);
 
     match quality::plan(source, target, options, memory)? {
-        quality::Plan::No => {}
-        quality::Plan::Skip(why) => report.quality_skipped = Some(why),
-        quality::Plan::Measure(plan) => {
+        quality::QualityPlan::No => {}
+        quality::QualityPlan::Skip(why) => report.quality_skipped = Some(why),
+        quality::QualityPlan::Measure(plan) => {
             let clock = report.begin("report", hooks);
             let quality = plan.run(&mut writer, output, source, options, hooks)?;
             report.end(clock);
@@ -369,12 +372,12 @@ pub fn write_program(
 
 /// Builds the graph and runs the passes.
 pub fn compile(
-    source: &Source,
-    target: &Target,
+    source: &BuildSource,
+    target: &CompileTarget,
     options: &BuildOptions,
     report: &mut BuildReport,
-    hooks: &mut Hooks<'_>,
-) -> Result<(Program, Context), BuildError> {
+    hooks: &mut BuildHooks<'_>,
+) -> Result<(LoweredProgram, PassContext), BuildError> {
     let (name, architecture) = (&source.model.name, &source.model.config.architecture);
     let batch = options.max_batch(target);
     if options.batch_invariant && target.arch == Arch::Nvptx {
@@ -389,12 +392,17 @@ pub fn compile(
             let module =
                 crate::model::build_module_with_slots(name, architecture, source.context, batch, slots)?;
             adapters_fit(&module)?;
-            Program::new(module)
+            LoweredProgram::new(module)
         }
-        (None, false) => Program::new(crate::model::build_module(name, architecture, source.context, batch)?),
-        (None, true) => {
-            Program::new(crate::model::build_module_with_taps(name, architecture, source.context, batch)?)
+        (None, false) => {
+            LoweredProgram::new(crate::model::build_module(name, architecture, source.context, batch)?)
         }
+        (None, true) => LoweredProgram::new(crate::model::build_module_with_taps(
+            name,
+            architecture,
+            source.context,
+            batch,
+        )?),
     };
     if target.arch == Arch::Nvptx && source.text.is_none() {
         crate::model::add_likeliest(&mut program.module)?;
@@ -404,32 +412,32 @@ pub fn compile(
         sorted_columns::sort(&mut program.module, source, options)?;
         pass_options.policy = keep::policy(&program.module, source, options);
     }
-    let mut context = Context::new(pass_options);
+    let mut context = PassContext::new(pass_options);
     let mut begin = Instant::now();
-    let mut after = |pass: &Pass, program: &Program, changes: usize| {
+    let mut after = |pass: &Pass, program: &LoweredProgram, changes: usize| {
         report.passes.push(PassRow::new(pass.name, changes, begin.elapsed()));
-        (hooks.event)(Event::Pass { pass, program });
+        (hooks.event)(BuildEvent::Pass { pass, program });
         begin = Instant::now();
     };
-    let control = Control {
+    let control = PipelineControl {
         disabled: options.passes_off(),
         stop_after: options.stop_after.clone(),
         resume: true,
         after: Some(&mut after),
-        ..Control::default()
+        ..PipelineControl::default()
     };
     run_passes(options.pipeline, &mut program, &mut context, control)?;
     tuning::kernels_fit(target, &program)?;
     Ok((program, context))
 }
 
-pub fn pass_options(source: &Source, target: &Target, options: &BuildOptions) -> Options {
-    let level = |l: &mlcc_target::Level| {
+pub fn pass_options(source: &BuildSource, target: &CompileTarget, options: &BuildOptions) -> PassOptions {
+    let level = |l: &mlcc_target::FeatureLevel| {
         let batch_invariant = options.batch_invariant;
         (l.name.clone(), KernelTarget { batch_invariant, ..KernelTarget::new(target.arch, l) })
     };
     let levels = target.levels.iter().map(level).collect();
-    let mut pass_options = Options::new(levels, i64::from(source.chunk));
+    let mut pass_options = PassOptions::new(levels, i64::from(source.chunk));
     pass_options.batch = i64::from(options.max_batch(target));
     pass_options.quant = options.quant;
     pass_options.policy = options.policy.clone();
@@ -449,24 +457,24 @@ pub fn pass_options(source: &Source, target: &Target, options: &BuildOptions) ->
 
 /// What code generation gets.
 fn input<'a>(
-    source: &Source,
-    target: &'a Target,
+    source: &BuildSource,
+    target: &'a CompileTarget,
     options: &'a BuildOptions,
-    program: &'a Program,
+    program: &'a LoweredProgram,
     memory: &mlcc_passes::plan_memory::MemoryPlan,
-) -> Input<'a> {
+) -> CodegenInput<'a> {
     let levels = target.levels.iter().zip(&program.levels);
     let levels =
         levels.map(|(level, code)| LevelInput { level, kernels: &code.lowered.kernels, steps: &code.steps });
     let metadata = metadata::json(source, target, options, program, memory);
     let table = table::describe(source, target, options, program, memory, metadata);
-    Input { target, levels: levels.collect(), table, assembler: options.assembler.as_ref() }
+    CodegenInput { target, levels: levels.collect(), table, assembler: options.assembler.as_ref() }
 }
 
 fn check_budget(
     options: &BuildOptions,
     memory: &mlcc_passes::plan_memory::MemoryPlan,
-    program: &Program,
+    program: &LoweredProgram,
 ) -> Result<(), BuildError> {
     let ranks = program.module.ranks() as u64;
     // With the slots for adapters, once they are filled.

@@ -4,16 +4,16 @@
 use std::path::{Path, PathBuf};
 
 use mlcc_models::{Architecture, ModelRequest};
-use mlcc_passes::Program;
+use mlcc_passes::LoweredProgram;
 use mlcc_passes::text::parse_program;
 use mlcc_passes::verify::verify_program;
-use mlcc_target::Target;
+use mlcc_target::CompileTarget;
 
 use super::{BuildError, BuildOptions};
 
 pub struct ModuleText {
     pub path: PathBuf,
-    pub program: Program,
+    pub program: LoweredProgram,
 }
 
 impl ModuleText {
@@ -29,7 +29,7 @@ impl ModuleText {
             return Ok(None);
         }
         let path = PathBuf::from(&request.model);
-        let text = mlcc_files::read_to_string(&path, mlcc_files::Kind::Module)
+        let text = mlcc_files::read_to_string(&path, mlcc_files::FileKind::Module)
             .map_err(|source| BuildError::Io { action: "read", path: path.clone(), source })?;
         let failed = |message: String| BuildError::Unsupported(format!("{}{message}", path.display()));
         let program = parse_program(&text).map_err(|e| failed(format!(":{e}")))?;
@@ -63,7 +63,7 @@ impl ModuleText {
     }
 
     /// The options with what the text has decided; a flag that says something else is an error.
-    pub fn agree(&self, options: &BuildOptions, target: &Target) -> Result<BuildOptions, BuildError> {
+    pub fn agree(&self, options: &BuildOptions, target: &CompileTarget) -> Result<BuildOptions, BuildError> {
         let mut options = options.clone();
         let levels = self.program.levels.iter().map(|l| &l.name);
         if !self.program.levels.is_empty() && !levels.eq(target.levels.iter().map(|l| &l.name)) {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use mlcc_codegen::CodeListener;
 use mlcc_codegen::cache::ObjectCache;
-use mlcc_codegen::ptxas::Assembler;
+use mlcc_codegen::ptxas::PtxAssembler;
 use mlcc_engine::ChatSource;
 use mlcc_ir::types::DType;
 use mlcc_models::{AdapterRequest, AdapterSlots, ModelRequest};
@@ -12,13 +12,13 @@ use mlcc_passes::CacheType;
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_passes::{PIPELINE, Pass, TpMode};
-use mlcc_target::{Arch, Target};
+use mlcc_target::{Arch, CompileTarget};
 
 use super::{Backend, TuningFile};
 
 /// Text of code generation in place of an artifact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Emit {
+pub enum EmitKind {
     /// LLVM IR.
     Llvm,
     /// Assembly of the target; PTX for a GPU.
@@ -76,7 +76,7 @@ pub struct BuildOptions {
     pub attention_sinks: Option<usize>,
     pub backend: Backend,
     /// Makes machine code for GPUs, beside the PTX that drivers translate.
-    pub assembler: Option<Assembler>,
+    pub assembler: Option<PtxAssembler>,
     pub split_weights: bool,
     /// Random weights are not written: the runtime makes them from the seed. Needs random weights.
     pub weights_on_load: bool,
@@ -86,7 +86,7 @@ pub struct BuildOptions {
     pub pipeline: &'static [Pass],
     pub disabled_passes: Vec<String>,
     pub stop_after: Option<String>,
-    pub emit: Option<Emit>,
+    pub emit: Option<EmitKind>,
     /// Entry points keep every layer's output in scratch memory, for `mlcc verify --layers`; switches off
     /// [`OFF_WITH_TAPS`] too.
     pub debug_taps: bool,
@@ -166,7 +166,7 @@ impl BuildOptions {
 
     /// Most sequences decoded together: what was asked for, else 16 on CPUs. For GPUs there is code for that where it is asked for,
     /// and artifacts for debugging do without.
-    pub fn max_batch(&self, target: &Target) -> u32 {
+    pub fn max_batch(&self, target: &CompileTarget) -> u32 {
         let usual = if target.arch == Arch::Nvptx || self.debug_taps { 1 } else { 16 };
         self.batch.unwrap_or(usual)
     }

@@ -3,15 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use mlcc_abi::section;
-use mlcc_codegen::artifact::{ArtifactWriter, SplitTensor, Weights};
+use mlcc_codegen::artifact::{ArtifactWriter, SplitTensor, WeightDestination};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::types::DType;
-use mlcc_models::resolve::Weights as Origin;
-use mlcc_passes::Program;
+use mlcc_models::resolve::WeightSource as Origin;
+use mlcc_passes::LoweredProgram;
 use mlcc_passes::plan_memory::MemoryPlan;
 
-use super::backend::Library;
-use super::{BuildError, BuildOptions, Event, Hooks, Source, graph};
+use super::backend::LinkedLibrary;
+use super::{BuildError, BuildEvent, BuildHooks, BuildOptions, BuildSource, graph};
 use crate::weights::{PackedTensor, pack_param, param_of_rank};
 
 /// What became of a tensor of the checkpoint.
@@ -24,17 +24,17 @@ pub(super) struct StoredTensor {
 #[allow(clippy::too_many_arguments, reason = "each is a different part of the file")]
 pub(super) fn write(
     output: &Path,
-    library: &Library,
-    source: &Source,
+    library: &LinkedLibrary,
+    source: &BuildSource,
     options: &BuildOptions,
-    program: &Program,
+    program: &LoweredProgram,
     memory: &MemoryPlan,
     metadata: &str,
-    hooks: &mut Hooks<'_>,
+    hooks: &mut BuildHooks<'_>,
 ) -> Result<(ArtifactWriter, Vec<StoredTensor>), BuildError> {
     let weights = match options.split_weights {
-        false => Weights::Inside,
-        true => Weights::Split {
+        false => WeightDestination::Inside,
+        true => WeightDestination::Split {
             path: split_path(output),
             tensors: split_tensors(program, memory),
             bytes: memory.weights_bytes,
@@ -81,18 +81,18 @@ pub(super) fn split_path(output: &Path) -> PathBuf {
 }
 
 /// Parameters in the order of the payload.
-fn split_tensors(program: &Program, memory: &MemoryPlan) -> Vec<SplitTensor> {
+fn split_tensors(program: &LoweredProgram, memory: &MemoryPlan) -> Vec<SplitTensor> {
     let params = program.module.params.values().zip(&memory.params).filter(|(p, _)| !p.is_adapter());
     params.map(|(p, &(offset, _))| SplitTensor { name: p.name.clone(), offset }).collect()
 }
 
 fn write_weights(
     writer: &mut ArtifactWriter,
-    source: &Source,
-    program: &Program,
+    source: &BuildSource,
+    program: &LoweredProgram,
     memory: &MemoryPlan,
     rank: usize,
-    hooks: &mut Hooks<'_>,
+    hooks: &mut BuildHooks<'_>,
 ) -> Result<Vec<StoredTensor>, BuildError> {
     let mut stored = Vec::new();
     let bytes_of_rank = memory.weights_bytes;
@@ -102,14 +102,14 @@ fn write_weights(
     for (id, param) in program.module.params.iter().filter(|(_, param)| !param.is_adapter()) {
         let (offset, bytes) = memory.params[id.index()];
         pad(writer, &mut done, offset)?;
-        (hooks.event)(Event::Weights { done: before + done, total, name: &param.name });
+        (hooks.event)(BuildEvent::Weights { done: before + done, total, name: &param.name });
         let options = program.pack_options.get(&param.name).copied().unwrap_or_default();
         let tensors =
             pack_param::<BuildError>(&source.checkpoint, &param_of_rank(param, rank)?, options, |piece| {
                 hooks.check()?;
                 writer.write(piece)?;
                 done += piece.len() as u64;
-                (hooks.event)(Event::Weights { done: before + done, total, name: &param.name });
+                (hooks.event)(BuildEvent::Weights { done: before + done, total, name: &param.name });
                 Ok(())
             })?;
         let format = param.ty.dtype;

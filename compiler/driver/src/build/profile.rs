@@ -1,9 +1,9 @@
 //! What the metadata says of kernels, so that a profile can name the items of a step and their least work.
 
 use mlcc_ir::dim::Dim;
-use mlcc_ir::step::{Base, Launch, Repeat, Sequences, Step, StepItem};
-use mlcc_kernels::lower::cost::Cost;
-use mlcc_passes::{LevelCode, Program};
+use mlcc_ir::step::{LaunchItem, MemoryBase, RepeatMode, SequenceFilter, StepItem, StepProgram};
+use mlcc_kernels::lower::cost::LaunchCost;
+use mlcc_passes::{LevelCode, LoweredProgram};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -16,12 +16,12 @@ pub struct KernelInfo {
     /// Bytes of other tensors.
     pub values: String,
     pub ops: String,
-    /// Name of a [`mlcc_kernels::lower::cost::Arithmetic`].
+    /// Name of a [`mlcc_kernels::lower::cost::ComputeType`].
     pub arithmetic: String,
 }
 
 /// By level: its kernels, and per step the kernel of each item, or -1 for a barrier.
-pub fn json(program: &Program) -> Value {
+pub fn json(program: &LoweredProgram) -> Value {
     let levels = program.levels.iter().map(|level| (level.name.clone(), of_level(level)));
     Value::Object(levels.collect())
 }
@@ -47,16 +47,16 @@ fn of_level(level: &LevelCode) -> Value {
     // items for the rows whose logits are wanted.
     let each = items_where(&level.steps, |repeat| repeat.is_for_sequences());
     let of = |kind| items_where(&level.steps, move |repeat| repeat.sequences() == Some(kind));
-    let wanted = items_where(&level.steps, |repeat| *repeat == Repeat::Wanted);
+    let wanted = items_where(&level.steps, |repeat| *repeat == RepeatMode::Wanted);
     json!({
-        "kernels": kernels, "steps": steps, "each": each, "one_row": of(Sequences::OneRow),
-        "several_rows": of(Sequences::SeveralRows), "wanted": wanted,
+        "kernels": kernels, "steps": steps, "each": each, "one_row": of(SequenceFilter::OneRow),
+        "several_rows": of(SequenceFilter::SeveralRows), "wanted": wanted,
     })
 }
 
 /// By step, the numbers of the items that are launches of a kind.
-fn items_where(steps: &[Step], is: impl Fn(&Repeat) -> bool) -> Value {
-    let of_step = |step: &Step| {
+fn items_where(steps: &[StepProgram], is: impl Fn(&RepeatMode) -> bool) -> Value {
+    let of_step = |step: &StepProgram| {
         let fits = |item: &StepItem| matches!(item, StepItem::Launch(l) if is(&l.repeat));
         let items: Vec<usize> =
             step.items.iter().enumerate().filter(|(_, i)| fits(i)).map(|(i, _)| i).collect();
@@ -65,17 +65,19 @@ fn items_where(steps: &[Step], is: impl Fn(&Repeat) -> bool) -> Value {
     Value::Object(steps.iter().map(of_step).collect())
 }
 
-fn launch_of<'a>(steps: &'a [Step], kernel: &str) -> Option<&'a Launch> {
+fn launch_of<'a>(steps: &'a [StepProgram], kernel: &str) -> Option<&'a LaunchItem> {
     steps.iter().flat_map(|s| &s.items).filter_map(StepItem::launch).find(|l| l.kernel == kernel)
 }
 
 /// Launches of one kernel have equal types, so one of them tells where the arguments of all lie.
-fn info(name: &str, cost: &Cost, launch: Option<&Launch>) -> KernelInfo {
+fn info(name: &str, cost: &LaunchCost, launch: Option<&LaunchItem>) -> KernelInfo {
     let (mut memory, mut values) = (Dim::from(0), Dim::from(0));
     for (i, bytes) in cost.bytes.iter().enumerate() {
         let base = launch.and_then(|l| l.buffers.get(i)).map(|b| b.base);
         match base {
-            Some(Base::Weights | Base::Adapters | Base::State | Base::Pages) => memory = memory.add(bytes),
+            Some(MemoryBase::Weights | MemoryBase::Adapters | MemoryBase::State | MemoryBase::Pages) => {
+                memory = memory.add(bytes)
+            }
             _ => values = values.add(bytes),
         }
     }

@@ -9,18 +9,20 @@ use std::path::{Path, PathBuf};
 use mlcc_abi::section;
 use mlcc_codegen::artifact::ArtifactWriter;
 use mlcc_engine::TokenId;
-use mlcc_engine::eval::{self, Protocol, WindowModel, Windows};
+use mlcc_engine::eval::{self, EvalProtocol, EvalWindows, WindowModel};
 use mlcc_models::StoredType;
-use mlcc_models::resolve::Weights;
+use mlcc_models::resolve::WeightSource;
 use mlcc_passes::CacheType;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_runtime::{LoadOptions, Model, Session};
-use mlcc_target::Target;
+use mlcc_target::CompileTarget;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::{BuildError, BuildOptions, BuildReport, Event, Hooks, ReportMode, ReportOptions, Source};
+use super::{
+    BuildError, BuildEvent, BuildHooks, BuildOptions, BuildReport, BuildSource, ReportMode, ReportOptions,
+};
 use crate::format;
 use crate::layers::bisect::runs_here;
 
@@ -31,7 +33,7 @@ const LARGEST_REFERENCE: u64 = 4 << 30;
 
 /// How well an artifact predicts a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Quality {
+pub struct QualityReport {
     pub perplexity: f64,
     pub reference_perplexity: f64,
     /// Of KL(reference || artifact) over all scored positions, in nats.
@@ -50,7 +52,7 @@ pub struct Quality {
     pub text_xxh3_128: String,
 }
 
-impl Quality {
+impl QualityReport {
     /// One line for people.
     pub fn text(&self) -> String {
         format!(
@@ -66,14 +68,14 @@ impl Quality {
 }
 
 /// Whether and how to measure.
-pub(super) enum Plan {
+pub(super) enum QualityPlan {
     No,
     /// There is a text, but something else is missing.
     Skip(String),
-    Measure(Measurement),
+    Measure(QualityMeasurement),
 }
 
-pub(super) struct Measurement {
+pub(super) struct QualityMeasurement {
     text: PathBuf,
     reference: QuantScheme,
     /// The artifact is its own reference.
@@ -84,19 +86,19 @@ pub(super) struct Measurement {
 
 /// Looks at what is at hand.
 pub(super) fn plan(
-    source: &Source,
-    target: &Target,
+    source: &BuildSource,
+    target: &CompileTarget,
     options: &BuildOptions,
     memory: &MemoryPlan,
-) -> Result<Plan, BuildError> {
+) -> Result<QualityPlan, BuildError> {
     let ReportOptions { mode, text, max_kl, .. } = &options.report;
     let asked = *mode == ReportMode::On || max_kl.is_some();
     if *mode == ReportMode::Off && !asked {
-        return Ok(Plan::No);
+        return Ok(QualityPlan::No);
     }
     let Some(text) = text.as_ref().or(source.model.files.eval_text.as_ref()) else {
         let what = "there is no text: name one with --eval-text, or put it beside the model as eval.txt";
-        return if asked { Err(refused(options, what.into())) } else { Ok(Plan::No) };
+        return if asked { Err(refused(options, what.into())) } else { Ok(QualityPlan::No) };
     };
     let reference = exact_scheme(source);
     let bytes = reference_bytes(source, reference);
@@ -108,7 +110,7 @@ pub(super) fn plan(
             "perplexity is of models that go on with a text, an encoder-decoder model writes another".into()
         }
         () if options.weights_on_load => "its weights are random and made on load".into(),
-        () if matches!(source.model.weights, Weights::Random { .. }) && !asked => {
+        () if matches!(source.model.weights, WeightSource::Random { .. }) && !asked => {
             "the weights are random".into()
         }
         () if source.tokenizer.is_none() => {
@@ -135,10 +137,15 @@ pub(super) fn plan(
             let same = options.quant == reference && options.policy.rules.is_empty() && plain_cache;
             let limit = source.context_limit(options).unwrap_or(u64::MAX);
             let window = WINDOW.min(usize::try_from(limit).unwrap_or(WINDOW));
-            return Ok(Plan::Measure(Measurement { text: text.clone(), reference, same, window }));
+            return Ok(QualityPlan::Measure(QualityMeasurement {
+                text: text.clone(),
+                reference,
+                same,
+                window,
+            }));
         }
     };
-    if asked { Err(refused(options, missing)) } else { Ok(Plan::Skip(missing)) }
+    if asked { Err(refused(options, missing)) } else { Ok(QualityPlan::Skip(missing)) }
 }
 
 /// Names the flags that asked for a measurement.
@@ -151,7 +158,7 @@ fn refused(options: &BuildOptions, why: String) -> BuildError {
 }
 
 /// The plain format that holds every value of the checkpoint.
-fn exact_scheme(source: &Source) -> QuantScheme {
+fn exact_scheme(source: &BuildSource) -> QuantScheme {
     let types: Vec<StoredType> = source.checkpoint.tensors().iter().map(|t| t.dtype).collect();
     let name = match () {
         () if types.iter().all(|&t| t == StoredType::F16) => "f16",
@@ -161,7 +168,7 @@ fn exact_scheme(source: &Source) -> QuantScheme {
     QuantScheme::find(name).map(|(scheme, _)| scheme).unwrap_or_default()
 }
 
-fn reference_bytes(source: &Source, scheme: QuantScheme) -> u64 {
+fn reference_bytes(source: &BuildSource, scheme: QuantScheme) -> u64 {
     let tensors = source.model.config.architecture.tensors();
     let elements: u64 =
         tensors.iter().map(|(_, shape)| shape.iter().map(|&d| d as u64).product::<u64>()).sum();
@@ -169,29 +176,26 @@ fn reference_bytes(source: &Source, scheme: QuantScheme) -> u64 {
 }
 
 /// A file that goes away with this value.
-struct Removed(PathBuf);
+struct RemovedOnDrop(PathBuf);
 
-impl Drop for Removed {
+impl Drop for RemovedOnDrop {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-impl Measurement {
+impl QualityMeasurement {
     /// Measures what the writer has so far, holds it against `--max-kl` and adds the result as a section.
     pub fn run(
         &self,
         writer: &mut ArtifactWriter,
         output: &Path,
-        source: &Source,
+        source: &BuildSource,
         options: &BuildOptions,
-        hooks: &mut Hooks<'_>,
-    ) -> Result<Quality, BuildError> {
-        let text = mlcc_files::read(&self.text, mlcc_files::Kind::EvalText).map_err(|e| BuildError::Io {
-            action: "read",
-            path: self.text.clone(),
-            source: e,
-        })?;
+        hooks: &mut BuildHooks<'_>,
+    ) -> Result<QualityReport, BuildError> {
+        let text = mlcc_files::read(&self.text, mlcc_files::FileKind::EvalText)
+            .map_err(|e| BuildError::Io { action: "read", path: self.text.clone(), source: e })?;
         let tokens = tokens(source, &text, options.report.tokens)?;
         if tokens.len() < 2 {
             let (path, count) = (self.text.display(), tokens.len());
@@ -218,8 +222,8 @@ impl Measurement {
         &self,
         output: &Path,
         options: &BuildOptions,
-        hooks: &mut Hooks<'_>,
-    ) -> Result<Removed, BuildError> {
+        hooks: &mut BuildHooks<'_>,
+    ) -> Result<RemovedOnDrop, BuildError> {
         let name = output.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let path = output.with_file_name(format!(".{name}.{}.reference", std::process::id()));
         let reference = BuildOptions {
@@ -234,8 +238,8 @@ impl Measurement {
             output: Some(path.clone()),
             ..BuildOptions::new(&options.request.model)
         };
-        let guard = Removed(path);
-        let mut quiet = Hooks { event: &mut |_| {}, cancel: hooks.cancel };
+        let guard = RemovedOnDrop(path);
+        let mut quiet = BuildHooks { event: &mut |_| {}, cancel: hooks.cancel };
         let _: BuildReport = super::build(&reference, &mut quiet)?;
         Ok(guard)
     }
@@ -245,23 +249,23 @@ impl Measurement {
         artifact: &Path,
         reference: Option<&Path>,
         tokens: &[TokenId],
-        hooks: &mut Hooks<'_>,
-    ) -> Result<Quality, BuildError> {
+        hooks: &mut BuildHooks<'_>,
+    ) -> Result<QualityReport, BuildError> {
         let failed = |e: &dyn std::fmt::Display| BuildError::Report(e.to_string());
         let load = |path: &Path| Model::load(path, &LoadOptions::default()).map_err(|e| failed(&e));
         let model = load(artifact)?;
         let window = self.window.min(tokens.len());
-        let protocol = Protocol { context: window, stride: window };
-        let windows = Windows::new(tokens, protocol, model.vocab()).map_err(|e| failed(&e))?;
+        let protocol = EvalProtocol { context: window, stride: window };
+        let windows = EvalWindows::new(tokens, protocol, model.vocab()).map_err(|e| failed(&e))?;
         let total = windows.count();
         let cancel = hooks.cancel;
         let session = |model: &Model| -> Result<_, BuildError> {
-            Ok(Cancellable { session: model.session().map_err(|e| failed(&e))?, cancel })
+            Ok(CancellableSession { session: model.session().map_err(|e| failed(&e))?, cancel })
         };
         let event = &mut hooks.event;
-        event(Event::Report { done: 0, total, perplexity: 0.0 });
+        event(BuildEvent::Report { done: 0, total, perplexity: 0.0 });
         let progress = |p: &eval::Perplexity| {
-            event(Event::Report { done: p.windows, total, perplexity: p.perplexity() });
+            event(BuildEvent::Report { done: p.windows, total, perplexity: p.perplexity() });
         };
         let mut this = session(&model)?;
         let executor = model.executor().to_string();
@@ -283,8 +287,8 @@ impl Measurement {
                 format!("f32 arithmetic on the checkpoint's values, stored as {}", self.reference.name)
             }
         };
-        let of = |f: fn(&eval::Comparison) -> f64, itself: f64| comparison.as_ref().map_or(itself, f);
-        Ok(Quality {
+        let of = |f: fn(&eval::ModelComparison) -> f64, itself: f64| comparison.as_ref().map_or(itself, f);
+        Ok(QualityReport {
             perplexity: own.perplexity(),
             reference_perplexity: of(|c| c.reference.perplexity(), own.perplexity()),
             kl_mean: of(|c| c.kl_divergence, 0.0),
@@ -300,7 +304,7 @@ impl Measurement {
 }
 
 /// The first tokens of the text.
-fn tokens(source: &Source, text: &[u8], most: usize) -> Result<Vec<TokenId>, BuildError> {
+fn tokens(source: &BuildSource, text: &[u8], most: usize) -> Result<Vec<TokenId>, BuildError> {
     // No token of any vocabulary stands for more text than this on average; whole texts may be large.
     const BYTES_PER_TOKEN: usize = 32;
     let tokenizer = source.tokenizer.as_ref().map(|t| &t.tokenizer);
@@ -322,12 +326,12 @@ fn tokens(source: &Source, text: &[u8], most: usize) -> Result<Vec<TokenId>, Bui
 }
 
 /// A session that fails once the build was cancelled.
-struct Cancellable<'a> {
+struct CancellableSession<'a> {
     session: Session,
     cancel: &'a std::sync::atomic::AtomicBool,
 }
 
-impl WindowModel for Cancellable<'_> {
+impl WindowModel for CancellableSession<'_> {
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
     fn window_logits(&mut self, tokens: &[TokenId]) -> Result<&[f32], Self::Error> {

@@ -5,32 +5,34 @@
 //! that need padding) are stored in the recipe as they would be in the weights.
 
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::format::Zero;
-use mlcc_ir::module::{Param, ParamSource};
+use mlcc_ir::format::ZeroPoint;
+use mlcc_ir::module::{ModelParam, ParamSource};
 use mlcc_ir::types::{DType, Packing};
 use mlcc_models::checkpoint::{Distribution, random};
-use mlcc_passes::Program;
+use mlcc_passes::LoweredProgram;
 use mlcc_passes::plan_memory::MemoryPlan;
-use mlcc_quant::plain::Plain;
-use mlcc_quant::runs::{Kind, Run, runs};
-use mlcc_runtime::recipe::{Content, Draw, Entry, FloatType, Piece, Recipe, Spread};
+use mlcc_quant::plain::PlainType;
+use mlcc_quant::runs::{ByteKind, ByteRun, runs};
+use mlcc_runtime::recipe::{
+    DrawPiece, FloatType, GeneratorEntry, PieceContent, RandomDraw, ValueDistribution, WeightGenerator,
+};
 
-use super::{BuildError, Hooks, Source};
-use crate::weights::{WeightError, matrix_shape, pack_param};
+use super::{BuildError, BuildHooks, BuildSource};
+use crate::weights::{WeightWriteError, matrix_shape, pack_param};
 
 pub(super) fn of(
-    source: &Source,
+    source: &BuildSource,
     seed: u64,
-    program: &Program,
+    program: &LoweredProgram,
     memory: &MemoryPlan,
-    hooks: &mut Hooks<'_>,
-) -> Result<Recipe, BuildError> {
+    hooks: &mut BuildHooks<'_>,
+) -> Result<WeightGenerator, BuildError> {
     let mut entries = Vec::new();
     for (id, param) in program.module.params.iter().filter(|(_, param)| !param.is_adapter()) {
         hooks.check()?;
         let (offset, _) = memory.params[id.index()];
         match drawn(source, seed, param, offset)? {
-            Some(draws) => entries.extend(draws.into_iter().map(Entry::Draw)),
+            Some(draws) => entries.extend(draws.into_iter().map(GeneratorEntry::Draw)),
             None => {
                 let options = program.pack_options.get(&param.name).copied().unwrap_or_default();
                 let mut bytes = Vec::new();
@@ -38,23 +40,28 @@ pub(super) fn of(
                     bytes.extend_from_slice(piece);
                     Ok(())
                 })?;
-                entries.push(Entry::Stored { offset, bytes });
+                entries.push(GeneratorEntry::Stored { offset, bytes });
             }
         }
     }
-    Ok(Recipe { seed, bytes: memory.weights_bytes, entries })
+    Ok(WeightGenerator { seed, bytes: memory.weights_bytes, entries })
 }
 
 /// The draws of a parameter; `None` if its values are to be stored.
-fn drawn(source: &Source, seed: u64, param: &Param, offset: u64) -> Result<Option<Vec<Draw>>, BuildError> {
-    let (n, k) = matrix_shape(param).ok_or_else(|| WeightError::Shape(param.name.clone()))?;
+fn drawn(
+    source: &BuildSource,
+    seed: u64,
+    param: &ModelParam,
+    offset: u64,
+) -> Result<Option<Vec<RandomDraw>>, BuildError> {
+    let (n, k) = matrix_shape(param).ok_or_else(|| WeightWriteError::Shape(param.name.clone()))?;
     let Some(spread) = spread(source, &param.source, k) else { return Ok(None) };
     let dtype = param.ty.dtype;
     let packing = param.packing.unwrap_or(Packing::RowMajor);
-    let named = |source| WeightError::Pack { tensor: param.name.clone(), source };
+    let named = |source| WeightWriteError::Pack { tensor: param.name.clone(), source };
     let Some(runs) = runs(dtype, packing, n, k).map_err(named)? else { return Ok(None) };
     let Some(numbers) = numbers(dtype, spread) else { return Ok(None) };
-    let draw = |(number, run): (usize, Run)| Draw {
+    let draw = |(number, run): (usize, ByteRun)| RandomDraw {
         offset: offset + run.offset as u64,
         count: run.count as u64,
         // Runs of one parameter are drawn independently.
@@ -64,80 +71,89 @@ fn drawn(source: &Source, seed: u64, param: &Param, offset: u64) -> Result<Optio
     Ok(Some(runs.into_iter().enumerate().map(draw).collect()))
 }
 
-fn piece(bytes: usize, kind: Kind, [scale, zero]: [Content; 2], spread: Spread) -> Piece {
+fn piece(
+    bytes: usize,
+    kind: ByteKind,
+    [scale, zero]: [PieceContent; 2],
+    spread: ValueDistribution,
+) -> DrawPiece {
     let content = match kind {
-        Kind::Value(plain) => Content::Floats(float_type(plain), spread),
-        Kind::Code => Content::Codes,
-        Kind::Scale => scale,
-        Kind::Zero => zero,
-        Kind::Padding(byte) => Content::Fill(byte),
+        ByteKind::Value(plain) => PieceContent::Floats(float_type(plain), spread),
+        ByteKind::Code => PieceContent::Codes,
+        ByteKind::Scale => scale,
+        ByteKind::Zero => zero,
+        ByteKind::Padding(byte) => PieceContent::Fill(byte),
     };
-    Piece { bytes: bytes as u64, content }
+    DrawPiece { bytes: bytes as u64, content }
 }
 
 /// The scales and the zeros with which even codes have the deviation that is wanted; `None` where none do, because the mean is
 /// not 0.
-fn numbers(dtype: DType, spread: Spread) -> Option<[Content; 2]> {
-    let DType::Packed(format) = dtype else { return Some([Content::Fill(0); 2]) };
+fn numbers(dtype: DType, spread: ValueDistribution) -> Option<[PieceContent; 2]> {
+    let DType::Packed(format) = dtype else { return Some([PieceContent::Fill(0); 2]) };
     let deviation = match spread {
-        Spread::Normal { mean: 0.0, deviation } => f64::from(deviation),
-        Spread::Uniform { low, high } if low == -high => f64::from(high) / 3.0_f64.sqrt(),
-        Spread::Normal { .. } | Spread::Uniform { .. } => return None,
+        ValueDistribution::Normal { mean: 0.0, deviation } => f64::from(deviation),
+        ValueDistribution::Uniform { low, high } if low == -high => f64::from(high) / 3.0_f64.sqrt(),
+        ValueDistribution::Normal { .. } | ValueDistribution::Uniform { .. } => return None,
     };
-    let number = Plain::of_scale(format.scale);
+    let number = PlainType::of_scale(format.scale);
     let constant = |value: f64| {
         let value = number.round(value as f32);
-        Content::Floats(float_type(number), Spread::Uniform { low: value, high: value })
+        PieceContent::Floats(float_type(number), ValueDistribution::Uniform { low: value, high: value })
     };
     let last = format.max_code() as i32;
     // The middle of the codes; a whole zero point is beside it.
     let zero = match format.zero {
-        Zero::Constant(zero) => f64::from(zero),
-        Zero::PerGroup => f64::from(last / 2),
-        Zero::Minimum => f64::from(last) / 2.0,
+        ZeroPoint::Constant(zero) => f64::from(zero),
+        ZeroPoint::PerGroup => f64::from(last / 2),
+        ZeroPoint::Minimum => f64::from(last) / 2.0,
     };
     let number_of = |code: i32| f64::from(format.number(code as u8));
     let squares: f64 = (0..=last).map(|code| (number_of(code) - zero).powi(2)).sum();
     let scale = deviation / (squares / f64::from(last + 1)).sqrt();
-    if format.zero == Zero::Minimum {
+    if format.zero == ZeroPoint::Minimum {
         return Some([constant(scale), constant(-zero * scale)]);
     }
     // Both signs, so that codes of which one sign has more are 0 in the mean.
     let mut bytes = Vec::new();
     number.write(scale as f32, &mut bytes);
     let scales = match (number, bytes[..].try_into()) {
-        (Plain::F16, Ok(bits)) => Content::Scales(u16::from_le_bytes(bits)),
+        (PlainType::F16, Ok(bits)) => PieceContent::Scales(u16::from_le_bytes(bits)),
         _ => {
             let high = (scale * 3.0_f64.sqrt()) as f32;
-            Content::Floats(float_type(number), Spread::Uniform { low: -high, high })
+            PieceContent::Floats(float_type(number), ValueDistribution::Uniform { low: -high, high })
         }
     };
     Some([scales, constant(zero)])
 }
 
-fn float_type(plain: Plain) -> FloatType {
+fn float_type(plain: PlainType) -> FloatType {
     match plain {
-        Plain::F32 => FloatType::F32,
-        Plain::F16 => FloatType::F16,
-        Plain::BF16 => FloatType::BF16,
+        PlainType::F32 => FloatType::F32,
+        PlainType::F16 => FloatType::F16,
+        PlainType::BF16 => FloatType::BF16,
     }
 }
 
 /// How the values of a source are spread in rows of `k`; `None` if they are not drawn, or not as something that can be drawn.
-fn spread(source: &Source, of: &ParamSource, k: usize) -> Option<Spread> {
+fn spread(source: &BuildSource, of: &ParamSource, k: usize) -> Option<ValueDistribution> {
     let map = |inner: &ParamSource, f: &dyn Fn(f32) -> f32, g: &dyn Fn(f32) -> f32| {
         Some(match spread(source, inner, k)? {
-            Spread::Normal { mean, deviation } => Spread::Normal { mean: f(mean), deviation: g(deviation) },
-            Spread::Uniform { low, high } => Spread::Uniform { low: f(low), high: f(high) },
+            ValueDistribution::Normal { mean, deviation } => {
+                ValueDistribution::Normal { mean: f(mean), deviation: g(deviation) }
+            }
+            ValueDistribution::Uniform { low, high } => {
+                ValueDistribution::Uniform { low: f(low), high: f(high) }
+            }
         })
     };
     match of {
         ParamSource::Tensor(name) => {
             let shape = &source.checkpoint.info(name)?.shape;
             Some(match source.model.config.architecture.distribution(name, shape) {
-                Distribution::Constant(value) => Spread::Uniform { low: value, high: value },
-                Distribution::Uniform { low, high } => Spread::Uniform { low, high },
-                Distribution::Normal { mean, deviation } => Spread::Normal { mean, deviation },
+                Distribution::Constant(value) => ValueDistribution::Uniform { low: value, high: value },
+                Distribution::Uniform { low, high } => ValueDistribution::Uniform { low, high },
+                Distribution::Normal { mean, deviation } => ValueDistribution::Normal { mean, deviation },
             })
         }
         ParamSource::Scale(factor, inner) => {
@@ -150,10 +166,11 @@ fn spread(source: &Source, of: &ParamSource, k: usize) -> Option<Spread> {
         | ParamSource::ColumnRange(_, inner)
         | ParamSource::Transpose(inner) => spread(source, inner, k),
         ParamSource::UnitRows(_) => {
-            Some(Spread::Normal { mean: 0.0, deviation: 1.0 / (k.max(1) as f32).sqrt() })
+            Some(ValueDistribution::Normal { mean: 0.0, deviation: 1.0 / (k.max(1) as f32).sqrt() })
         }
         ParamSource::Concat(parts) => {
-            let spreads: Option<Vec<Spread>> = parts.iter().map(|part| spread(source, part, k)).collect();
+            let spreads: Option<Vec<ValueDistribution>> =
+                parts.iter().map(|part| spread(source, part, k)).collect();
             let spreads = spreads?;
             let first = *spreads.first()?;
             spreads.iter().all(|&other| other == first).then_some(first)

@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mlcc_codegen::Made;
-use mlcc_codegen::artifact::Summary;
+use mlcc_codegen::ObjectCounts;
+use mlcc_codegen::artifact::ArtifactSummary;
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::module::{Param, ParamId, ParamRole, ParamSource};
+use mlcc_ir::module::{ModelParam, ParamId, ParamRole, ParamSource};
 use mlcc_ir::ops::Op;
-use mlcc_kernels::lower::cost::{self, Arithmetic};
-use mlcc_passes::Program;
+use mlcc_kernels::lower::cost::{self, ComputeType};
+use mlcc_passes::LoweredProgram;
 use mlcc_passes::plan_memory::MemoryPlan;
-use mlcc_target::Target;
+use mlcc_target::CompileTarget;
 use serde::Serialize;
 
-use super::keep::{self, Kept};
+use super::keep::{self, KeptWeights};
 use super::table::{CacheRow, caches, dims};
-use super::{BuildOptions, Event, Hooks, Quality, Source, payload};
+use super::{BuildEvent, BuildHooks, BuildOptions, BuildSource, QualityReport, payload};
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct BuildReport {
@@ -39,7 +39,7 @@ pub struct BuildReport {
     /// What became of the tensors of a checkpoint that is quantized; empty if no weights were written.
     pub conversions: Vec<super::keep::ConversionRow>,
     /// What the weights take in the types that they came in; `None` if others were asked for.
-    pub kept: Option<Kept>,
+    pub kept: Option<KeptWeights>,
     pub memory: Option<MemoryRow>,
     pub passes: Vec<PassRow>,
     /// Pass and line of `--explain-passes`.
@@ -51,18 +51,18 @@ pub struct BuildReport {
     pub code_bytes: u64,
     /// Objects that code generation linked; `None` if it did not come so far.
     #[serde(serialize_with = "objects")]
-    pub objects: Option<Made>,
+    pub objects: Option<ObjectCounts>,
     /// Most tokens of a prompt, for models that read a prompt in one call.
     pub whole_prompts: Option<u32>,
     /// The tokenizer of the artifact, if it has one.
     pub tokenizer: Option<String>,
     /// What the artifact is like on a text.
-    pub quality: Option<Quality>,
+    pub quality: Option<QualityReport>,
     /// Why it was not measured, although a text is there.
     pub quality_skipped: Option<String>,
 }
 
-fn objects<S: serde::Serializer>(made: &Option<Made>, to: S) -> Result<S::Ok, S::Error> {
+fn objects<S: serde::Serializer>(made: &Option<ObjectCounts>, to: S) -> Result<S::Ok, S::Error> {
     made.map(|made| BTreeMap::from([("linked", made.objects), ("from_cache", made.from_cache)])).serialize(to)
 }
 
@@ -123,28 +123,28 @@ impl PassRow {
 }
 
 /// A phase that runs.
-pub(super) struct Clock {
+pub(super) struct PhaseClock {
     name: &'static str,
     begin: Instant,
 }
 
 impl BuildReport {
-    pub(super) fn begin(&mut self, name: &'static str, hooks: &mut Hooks<'_>) -> Clock {
-        (hooks.event)(Event::Phase(name));
-        Clock { name, begin: Instant::now() }
+    pub(super) fn begin(&mut self, name: &'static str, hooks: &mut BuildHooks<'_>) -> PhaseClock {
+        (hooks.event)(BuildEvent::Phase(name));
+        PhaseClock { name, begin: Instant::now() }
     }
 
-    pub(super) fn end(&mut self, clock: Clock) {
+    pub(super) fn end(&mut self, clock: PhaseClock) {
         let seconds = clock.begin.elapsed().as_secs_f64();
         self.phases.push(PhaseRow { name: clock.name, seconds });
     }
 
     pub(super) fn describe(
         &mut self,
-        source: &Source,
-        target: &Target,
+        source: &BuildSource,
+        target: &CompileTarget,
         options: &BuildOptions,
-        program: &Program,
+        program: &LoweredProgram,
     ) {
         self.model = source.model.name.clone();
         self.quant = keep::chosen(options.keep_quant, options.quant.name);
@@ -164,7 +164,7 @@ impl BuildReport {
             .map(|t| format!("{}, {} tokens", t.file.kind.tag(), t.tokenizer.vocab_size()));
     }
 
-    pub(super) fn written(&mut self, output: &Path, options: &BuildOptions, summary: Summary) {
+    pub(super) fn written(&mut self, output: &Path, options: &BuildOptions, summary: ArtifactSummary) {
         self.artifact = Some(output.to_path_buf());
         self.weights_file = options.split_weights.then(|| payload::split_path(output));
         self.weights_on_load = options.request.random_weights.filter(|_| options.weights_on_load);
@@ -173,7 +173,7 @@ impl BuildReport {
     }
 }
 
-fn memory_row(program: &Program, memory: &MemoryPlan) -> MemoryRow {
+fn memory_row(program: &LoweredProgram, memory: &MemoryPlan) -> MemoryRow {
     use mlcc_ir::step::StepItem;
     let steps = program.levels.first().map_or(&[][..], |l| &l.steps);
     let entries = memory.arenas().map(|(name, arena_bytes)| {
@@ -198,24 +198,24 @@ fn memory_row(program: &Program, memory: &MemoryPlan) -> MemoryRow {
     }
 }
 
-pub(super) fn elements(param: &Param) -> u64 {
+pub(super) fn elements(param: &ModelParam) -> u64 {
     dims(&param.ty).iter().product()
 }
 
 /// Number of weights. What several ranks have counts once.
-pub fn parameters(program: &Program) -> u64 {
+pub fn parameters(program: &LoweredProgram) -> u64 {
     let weights = program.module.params.values().filter(|param| !param.is_adapter());
     weights.map(|param| parts(param) * elements(param)).sum()
 }
 
 /// How many different parts of a parameter there are on the ranks.
-fn parts(param: &Param) -> u64 {
+fn parts(param: &ModelParam) -> u64 {
     let ParamSource::Ranks(sources) = &param.source else { return 1 };
     sources.iter().enumerate().filter(|(i, source)| !sources[..*i].contains(source)).count() as u64
 }
 
 /// Parameters by format, in the order of first use.
-pub fn formats(program: &Program, memory: Option<&MemoryPlan>) -> Vec<FormatRow> {
+pub fn formats(program: &LoweredProgram, memory: Option<&MemoryPlan>) -> Vec<FormatRow> {
     let mut rows: Vec<FormatRow> = Vec::new();
     for (id, param) in program.module.params.iter().filter(|(_, param)| !param.is_adapter()) {
         let format = param.ty.dtype.name();
@@ -236,7 +236,7 @@ pub fn formats(program: &Program, memory: Option<&MemoryPlan>) -> Vec<FormatRow>
 
 /// What one token costs in `decode`, on all ranks together, whatever the kernels do: the least a machine has to read and to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct DecodeTraffic {
     /// Every weight once (of an embedding that is not the head as well, one row; of experts those that are chosen), recurrent states read and written, one
     /// row of the caches written.
     /// What a token reads of the caches depends on its position: `mlcc bench` adds it.
@@ -244,42 +244,42 @@ pub struct Traffic {
     /// Those of them that are of the sequence alone.
     pub state_bytes: u64,
     /// A multiplication and an addition per weight of a matrix.
-    pub ops: Operations,
+    pub ops: OperationCounts,
     /// Those of the output head, which a prompt needs only once.
-    pub head_ops: Operations,
+    pub head_ops: OperationCounts,
     /// Bytes of the experts that one token does not choose: a prompt needs them as well.
     pub other_experts: u64,
 }
 
 /// Operations by what they are done in; dot products of the two planes of 16-bit activations count both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Operations {
+pub struct OperationCounts {
     pub f32: u64,
     pub bf16: u64,
     pub i8: u64,
     pub i4: u64,
 }
 
-impl Operations {
+impl OperationCounts {
     fn add(&mut self, product: MatrixProduct, multiplications: u64) {
         let kind = match product.arithmetic {
-            Arithmetic::F32 => &mut self.f32,
-            Arithmetic::BF16 => &mut self.bf16,
-            Arithmetic::I8 => &mut self.i8,
-            Arithmetic::I4 => &mut self.i4,
+            ComputeType::F32 => &mut self.f32,
+            ComputeType::BF16 => &mut self.bf16,
+            ComputeType::I8 => &mut self.i8,
+            ComputeType::I4 => &mut self.i4,
         };
         *kind += 2 * product.planes * multiplications;
     }
 }
 
-impl Traffic {
-    pub fn of(program: &Program, memory: &MemoryPlan) -> Traffic {
+impl DecodeTraffic {
+    pub fn of(program: &LoweredProgram, memory: &MemoryPlan) -> DecodeTraffic {
         let (cache, ranks) = (caches(program, memory), program.module.ranks() as u64);
         let states = program.module.states.iter().zip(&memory.states);
         let recurrent =
             states.filter(|((id, _), _)| !program.module.is_cache(*id)).map(|(_, (_, bytes))| bytes);
         let state = 2 * ranks * recurrent.sum::<u64>() + cache.map_or(0, |c| c.bytes_per_token);
-        let mut traffic = Traffic { bytes: state, state_bytes: state, ..Traffic::default() };
+        let mut traffic = DecodeTraffic { bytes: state, state_bytes: state, ..DecodeTraffic::default() };
         let (tied, products) = (tied_head(program), products(program));
         for (id, param) in program.module.params.iter().filter(|(_, param)| !param.is_adapter()) {
             let bytes = ranks * memory.params[id.index()].1;
@@ -313,7 +313,7 @@ impl Traffic {
 /// What a token does with a parameter that is a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MatrixProduct {
-    arithmetic: Arithmetic,
+    arithmetic: ComputeType,
     planes: u64,
     /// Of so many matrices in it, how many a token chooses.
     experts: u64,
@@ -322,12 +322,12 @@ struct MatrixProduct {
 
 impl Default for MatrixProduct {
     fn default() -> MatrixProduct {
-        MatrixProduct { arithmetic: Arithmetic::F32, planes: 1, experts: 1, chosen: 1 }
+        MatrixProduct { arithmetic: ComputeType::F32, planes: 1, experts: 1, chosen: 1 }
     }
 }
 
 /// Parameters that products read as their matrix.
-fn products(program: &Program) -> BTreeMap<ParamId, MatrixProduct> {
+fn products(program: &LoweredProgram) -> BTreeMap<ParamId, MatrixProduct> {
     let module = &program.module;
     let mut products = BTreeMap::new();
     for f in module.functions.values() {
@@ -357,7 +357,7 @@ fn products(program: &Program) -> BTreeMap<ParamId, MatrixProduct> {
 
 /// The embedding that is the head as well, where a model has no head of its own: of several (tokens, positions) the one with
 /// the most rows.
-fn tied_head(program: &Program) -> Option<ParamId> {
+fn tied_head(program: &LoweredProgram) -> Option<ParamId> {
     let params = &program.module.params;
     if params.values().any(|p| p.role == ParamRole::Head) {
         return None;

@@ -4,15 +4,19 @@
 use std::collections::BTreeMap;
 
 use mlcc_ir::graph::{Function, ValueId};
-use mlcc_ir::module::{Module, Param, ParamId, ParamRole, ParamSource};
+use mlcc_ir::module::{ModelParam, Module, ParamId, ParamRole, ParamSource};
 use mlcc_ir::ops::{Op, OpError};
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_passes::PassError;
 
-use super::{BuildError, BuildOptions, Source, keep};
+use super::{BuildError, BuildOptions, BuildSource, keep};
 
 /// Sorts what `--quant keep` keeps and the user's policy does not decide about.
-pub(super) fn sort(module: &mut Module, source: &Source, options: &BuildOptions) -> Result<(), BuildError> {
+pub(super) fn sort(
+    module: &mut Module,
+    source: &BuildSource,
+    options: &BuildOptions,
+) -> Result<(), BuildError> {
     let mut orders: Vec<Vec<usize>> = Vec::new();
     let mut sorted: BTreeMap<ParamId, usize> = BTreeMap::new();
     for (id, param) in module.params.iter() {
@@ -41,14 +45,14 @@ pub(super) fn sort(module: &mut Module, source: &Source, options: &BuildOptions)
         *source = ParamSource::Columns(orders[number].clone(), Box::new(source.clone()));
     }
     // f32 holds the numbers of columns: there are less than 2^24.
-    let table = |(number, order): (usize, &Vec<usize>)| Param {
+    let table = |(number, order): (usize, &Vec<usize>)| ModelParam {
         name: format!("columns.{number}"),
         ty: TensorType::new(DType::F32, [order.len()]),
         role: ParamRole::Vector,
         source: ParamSource::Values(order.iter().map(|&column| column as f32).collect()),
         packing: None,
     };
-    let tables: Vec<Param> = orders.iter().enumerate().map(table).collect();
+    let tables: Vec<ModelParam> = orders.iter().enumerate().map(table).collect();
     let tables: Vec<ParamId> = tables.into_iter().map(|table| module.params.push(table)).collect();
     for id in module.functions.ids().collect::<Vec<_>>() {
         let mut made: BTreeMap<(ValueId, usize), ValueId> = BTreeMap::new();

@@ -20,7 +20,7 @@ const TEXTS: u32 = 2048;
 /// address space until it is used.
 const WHOLE_PROMPT: u32 = 2048;
 
-pub struct Source {
+pub struct BuildSource {
     /// `--model` was a module in text form: the program, in place of the architecture's definition.
     pub text: Option<ModuleText>,
     pub model: ResolvedModel,
@@ -42,10 +42,10 @@ fn on_gpu(options: &BuildOptions) -> bool {
     mlcc_target::resolve(&options.target).is_ok_and(|target| target.arch == Arch::Nvptx)
 }
 
-impl Source {
+impl BuildSource {
     /// Finds and opens everything and holds it against each other: tensors against the configuration, the tokenizer
     /// against the vocabulary.
-    pub fn open(options: &BuildOptions) -> Result<Source, BuildError> {
+    pub fn open(options: &BuildOptions) -> Result<BuildSource, BuildError> {
         let text = ModuleText::open(&options.request)?;
         let mut model = match &text {
             Some(text) => resolve(&text.request(&options.request)?)?,
@@ -75,7 +75,17 @@ impl Source {
         });
         let mut warnings = model.config.warnings.clone();
         let chat = text_files::chat(&model, &checkpoint, options, tokenizer.as_ref(), &mut warnings)?;
-        Ok(Source { text, model, checkpoint, context, chunk, tokenizer, generation_config, chat, warnings })
+        Ok(BuildSource {
+            text,
+            model,
+            checkpoint,
+            context,
+            chunk,
+            tokenizer,
+            generation_config,
+            chat,
+            warnings,
+        })
     }
 
     /// Most tokens of one sequence; `None` = no limit (recurrent models, unless one was asked for).

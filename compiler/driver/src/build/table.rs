@@ -4,12 +4,12 @@ use mlcc_codegen::table::{CacheDesc, ParamDesc, PlanDesc, StateDesc, TableDesc, 
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::types::{Packing, TensorType};
 use mlcc_models::transformer::{ADAPTER_SLOT, DROPPED_ROWS, SEQUENCE_LENGTH, SOURCE_LENGTH};
-use mlcc_passes::Program;
+use mlcc_passes::LoweredProgram;
 use mlcc_passes::plan_memory::MemoryPlan;
-use mlcc_target::{Arch, Target};
+use mlcc_target::{Arch, CompileTarget};
 use serde::Serialize;
 
-use super::{BuildOptions, Source};
+use super::{BuildOptions, BuildSource};
 
 /// `mlcc` and its version, as tables and metadata name it.
 pub const COMPILER: &str = concat!("mlcc ", env!("CARGO_PKG_VERSION"));
@@ -24,10 +24,10 @@ pub fn family(arch: Arch) -> &'static str {
 }
 
 pub fn describe(
-    source: &Source,
-    target: &Target,
+    source: &BuildSource,
+    target: &CompileTarget,
     options: &BuildOptions,
-    program: &Program,
+    program: &LoweredProgram,
     memory: &MemoryPlan,
     metadata: String,
 ) -> TableDesc {
@@ -60,7 +60,7 @@ pub fn describe(
     }
 }
 
-fn params(program: &Program, memory: &MemoryPlan) -> Vec<ParamDesc> {
+fn params(program: &LoweredProgram, memory: &MemoryPlan) -> Vec<ParamDesc> {
     let params = program.module.params.values().zip(&memory.params);
     params
         .map(|(param, &(offset, bytes))| ParamDesc {
@@ -78,7 +78,7 @@ fn params(program: &Program, memory: &MemoryPlan) -> Vec<ParamDesc> {
         .collect()
 }
 
-fn states(source: &Source, program: &Program, memory: &MemoryPlan) -> Vec<StateDesc> {
+fn states(source: &BuildSource, program: &LoweredProgram, memory: &MemoryPlan) -> Vec<StateDesc> {
     let architecture = &source.model.config.architecture;
     let sinks = architecture.sinks() as u32;
     let window = architecture.window().map(|newest| WindowDesc { newest: newest as u64, sinks });
@@ -106,7 +106,7 @@ fn states(source: &Source, program: &Program, memory: &MemoryPlan) -> Vec<StateD
 }
 
 /// As the table says it.
-pub fn decoder_start(source: &Source) -> u64 {
+pub fn decoder_start(source: &BuildSource) -> u64 {
     source.model.config.architecture.decoder_start().map_or(0, |token| u64::from(token) + 1)
 }
 
@@ -121,7 +121,7 @@ pub struct CacheRow {
 }
 
 /// Of all ranks; `None` for recurrent models.
-pub fn caches(program: &Program, memory: &MemoryPlan) -> Option<CacheRow> {
+pub fn caches(program: &LoweredProgram, memory: &MemoryPlan) -> Option<CacheRow> {
     let mut row = CacheRow { rows: u64::MAX, bytes_per_token: 0, formats: Vec::new() };
     for (id, state) in program.module.states.iter() {
         if !program.module.is_cache(id) {

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use mlcc_interp::kernel::Buffer;
+use mlcc_interp::kernel::KernelBuffer;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::types::DType;
-use mlcc_kernels::lower::plan::Memory;
-use mlcc_passes::Program;
+use mlcc_kernels::lower::plan::BufferKind;
+use mlcc_passes::LoweredProgram;
 use mlcc_passes::plan_memory::MemoryPlan;
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +28,7 @@ pub struct TapPlace {
 pub type TapPlaces = BTreeMap<String, Vec<TapPlace>>;
 
 /// The taps of a planned program, which lie at the same places on all levels; empty where it was built without.
-pub fn places(program: &Program, memory: &MemoryPlan) -> TapPlaces {
+pub fn places(program: &LoweredProgram, memory: &MemoryPlan) -> TapPlaces {
     let entries = program.levels.first().map_or(&[][..], |l| &l.lowered.entries);
     let plans = memory.levels.first().map_or(&[][..], |l| &l.entries);
     let mut all = TapPlaces::new();
@@ -36,7 +36,7 @@ pub fn places(program: &Program, memory: &MemoryPlan) -> TapPlaces {
         let names = program.module.taps_of(&entry.name);
         let Some((_, f)) = program.module.function(&entry.name) else { continue };
         let place = |(i, name): (usize, &String)| {
-            let output = Memory::Output(i as u32 + 1);
+            let output = BufferKind::Output(i as u32 + 1);
             let (id, _) = entry.buffers.iter().find(|(_, b)| b.memory == output)?;
             let ty = f.ty(*f.outputs.get(i + 1)?);
             let size = |axis: usize| Some(ty.dims.get(axis)?.as_const()? as u64);
@@ -59,6 +59,6 @@ impl TapPlace {
         let bytes = rows.checked_mul(self.width)?.checked_mul(dtype.bytes()? as u64)?;
         let range =
             usize::try_from(self.offset).ok()?..usize::try_from(self.offset.checked_add(bytes)?).ok()?;
-        Some(Buffer::new(dtype, scratch.get(range)?.to_vec()).to_f32())
+        Some(KernelBuffer::new(dtype, scratch.get(range)?.to_vec()).to_f32())
     }
 }

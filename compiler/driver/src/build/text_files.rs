@@ -7,8 +7,8 @@ use mlcc_engine::chat::{BuiltinFormat, ChatFiles};
 use mlcc_engine::special::SpecialSources;
 use mlcc_engine::tokenizer::GgufVocabulary;
 use mlcc_engine::{ChatSource, SpecialIds, TokenId, Tokenizer, TokenizerFile, TokenizerKind};
-use mlcc_models::checkpoint::gguf::Metadata;
-use mlcc_models::{Checkpoint, CheckpointError, ModelError, Purpose, ResolvedModel, TextHead};
+use mlcc_models::checkpoint::gguf::GgufMetadata;
+use mlcc_models::{Checkpoint, CheckpointError, ModelError, PoolingHead, PoolingOutput, ResolvedModel};
 
 use super::{BuildError, BuildOptions};
 
@@ -87,7 +87,7 @@ fn tokenizer_file(
 }
 
 /// The tokenizer in a GGUF file's metadata.
-fn gguf_vocabulary(metadata: &Metadata) -> Result<Option<GgufVocabulary>, CheckpointError> {
+fn gguf_vocabulary(metadata: &GgufMetadata) -> Result<Option<GgufVocabulary>, CheckpointError> {
     let key = |name: &str| format!("tokenizer.ggml.{name}");
     let Some(model) = metadata.string(&key("model"))? else { return Ok(None) };
     let id = |name: &str| -> Result<Option<u32>, CheckpointError> {
@@ -117,7 +117,7 @@ fn gguf_vocabulary(metadata: &Metadata) -> Result<Option<GgufVocabulary>, Checkp
 }
 
 /// The chat templates in a GGUF file's metadata, with the names of the special tokens.
-fn gguf_chat(metadata: &Metadata) -> Result<Option<ChatSource>, CheckpointError> {
+fn gguf_chat(metadata: &GgufMetadata) -> Result<Option<ChatSource>, CheckpointError> {
     const KEY: &str = "tokenizer.chat_template";
     let Some(default) = metadata.string(KEY)? else { return Ok(None) };
     let mut source = ChatSource::jinja(default);
@@ -130,7 +130,7 @@ fn gguf_chat(metadata: &Metadata) -> Result<Option<ChatSource>, CheckpointError>
 }
 
 /// The names of the special tokens in a GGUF file's metadata.
-fn gguf_tokens(metadata: &Metadata) -> Result<BTreeMap<String, String>, CheckpointError> {
+fn gguf_tokens(metadata: &GgufMetadata) -> Result<BTreeMap<String, String>, CheckpointError> {
     let tokens = metadata.strings("tokenizer.ggml.tokens")?;
     let mut names = BTreeMap::new();
     for (token, key) in
@@ -168,7 +168,8 @@ pub(super) fn chat(
     };
     let tokens = || tokenizer.map(|tokenizer| tokenizer.names.clone()).unwrap_or_default();
     let named = options.template.as_ref().map(|template| template.clone().with_tokens(tokens()));
-    if let Some(head) = model.config.architecture.texts().filter(|head| head.purpose == Purpose::Scores) {
+    if let Some(head) = model.config.architecture.texts().filter(|head| head.purpose == PoolingOutput::Scores)
+    {
         return pairs(model, head, named, found);
     }
     if let Some(source) = named {
@@ -191,7 +192,7 @@ pub(super) fn chat(
 /// with a token needs a template.
 fn pairs(
     model: &ResolvedModel,
-    head: &TextHead,
+    head: &PoolingHead,
     named: Option<ChatSource>,
     found: Option<ChatSource>,
 ) -> Result<Option<ChatSource>, BuildError> {
@@ -255,7 +256,7 @@ pub(super) fn answer_with_tokens(
             ref tokens => return refused(format!("`{answer}` is {} tokens, it has to be one", tokens.len())),
         }
     }
-    let head = TextHead::answer(ids[0], Some(ids[1]));
+    let head = PoolingHead::answer(ids[0], Some(ids[1]));
     model.config.architecture = architecture.clone().with_texts(Some(head));
     Ok(())
 }
@@ -277,6 +278,6 @@ fn builtin(model: &ResolvedModel, tokenizer: Option<&SourceTokenizer>) -> Option
 
 pub(super) fn read(path: Option<&Path>) -> Result<Option<Vec<u8>>, BuildError> {
     let Some(path) = path else { return Ok(None) };
-    let bytes = mlcc_files::read(path, mlcc_files::Kind::Config);
+    let bytes = mlcc_files::read(path, mlcc_files::FileKind::Config);
     bytes.map(Some).map_err(|source| BuildError::Io { action: "read", path: path.to_path_buf(), source })
 }

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use mlcc_codegen::launch::SharedMemory;
-use mlcc_files::Kind;
-use mlcc_passes::Program;
-use mlcc_target::{Level, Target, Tuning, detected_model};
+use mlcc_files::FileKind;
+use mlcc_passes::LoweredProgram;
+use mlcc_target::{CompileTarget, FeatureLevel, LevelTuning, detected_model};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -15,7 +15,7 @@ use super::{BuildError, BuildOptions};
 #[derive(Clone, Debug, PartialEq)]
 pub struct TuningFile {
     pub path: PathBuf,
-    pub tuning: Tuning,
+    pub tuning: LevelTuning,
     /// Of the bytes of the file, in hexadecimal digits.
     pub xxh3_128: String,
 }
@@ -23,13 +23,13 @@ pub struct TuningFile {
 impl TuningFile {
     pub fn read(path: &Path) -> Result<TuningFile, BuildError> {
         let failed = |source| BuildError::Io { action: "read", path: path.into(), source };
-        let text = mlcc_files::read_to_string(path, Kind::Tuning).map_err(failed)?;
+        let text = mlcc_files::read_to_string(path, FileKind::Tuning).map_err(failed)?;
         TuningFile::parse(path, &text)
     }
 
     /// The file of this name with this text.
     pub fn parse(path: &Path, text: &str) -> Result<TuningFile, BuildError> {
-        let tuning = Tuning::parse(&path.display().to_string(), text)?;
+        let tuning = LevelTuning::parse(&path.display().to_string(), text)?;
         Ok(TuningFile { path: path.into(), tuning, xxh3_128: format!("{:032x}", xxh3_128(text.as_bytes())) })
     }
 
@@ -41,7 +41,7 @@ impl TuningFile {
 
 impl BuildOptions {
     /// The machine to compile for, tuned as `tuning` says.
-    pub fn resolve_target(&self) -> Result<Target, BuildError> {
+    pub fn resolve_target(&self) -> Result<CompileTarget, BuildError> {
         let mut target = mlcc_target::resolve(&self.target)?;
         if let Some(TuningFile { path, tuning, .. }) = &self.tuning {
             let file = path.display().to_string();
@@ -52,8 +52,9 @@ impl BuildOptions {
 }
 
 /// Tiles of a tuned GPU level fit into the shared memory of its machines by themselves; a kernel has other buffers, too.
-pub(super) fn kernels_fit(target: &Target, program: &Program) -> Result<(), BuildError> {
-    let is_tuned = |level: &Level| mlcc_target::level(&level.name).ok().flatten().as_ref() != Some(level);
+pub(super) fn kernels_fit(target: &CompileTarget, program: &LoweredProgram) -> Result<(), BuildError> {
+    let is_tuned =
+        |level: &FeatureLevel| mlcc_target::level(&level.name).ok().flatten().as_ref() != Some(level);
     for (level, code) in target.levels.iter().zip(&program.levels) {
         let Some(gpu) = level.gpu.as_ref().filter(|_| is_tuned(level)) else { continue };
         let most = gpu.most_shared_bytes();

@@ -3,29 +3,29 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mlcc_passes::Program;
-use mlcc_target::{Arch, Target};
+use mlcc_passes::LoweredProgram;
+use mlcc_target::{Arch, CompileTarget};
 use serde::Serialize;
 
-use super::diagnose::{self, Diagnosis};
-use super::stages::{PassCost, Setup, Stages, first_wrong_pass};
-use super::{Call, Comparison, Failure, compare};
-use crate::build::{BuildOptions, Source};
+use super::diagnose::{self, FaultDiagnosis};
+use super::stages::{PassCost, PassStages, TapSetup, first_wrong_pass};
+use super::{BoxedError, LayerComparison, TapCall, compare};
+use crate::build::{BuildOptions, BuildSource};
 
 /// One build held against the meaning of its graph.
 #[derive(Clone, Debug, Serialize)]
-pub struct Check {
+pub struct BuildCheck {
     /// Taps of the build against the graph; absent if the graph itself goes wrong in a pass.
-    pub layers: Option<Comparison>,
+    pub layers: Option<LayerComparison>,
     /// What is wrong; `None` if nothing is.
-    pub diagnosis: Option<Diagnosis>,
+    pub diagnosis: Option<FaultDiagnosis>,
     /// What the passes cost that change numbers on purpose, which is nothing wrong.
     pub costs: Vec<PassCost>,
 }
 
-impl Check {
+impl BuildCheck {
     pub fn ok(&self) -> bool {
-        self.diagnosis.is_none() && self.layers.as_ref().is_some_and(Comparison::ok)
+        self.diagnosis.is_none() && self.layers.as_ref().is_some_and(LayerComparison::ok)
     }
 
     fn error(&self) -> f64 {
@@ -36,7 +36,7 @@ impl Check {
 
 /// A build without one pass.
 #[derive(Clone, Debug, Serialize)]
-pub struct Trial {
+pub struct PassTrial {
     pub without: String,
     pub ok: bool,
     /// Error of the first tap that departs, or the worst one.
@@ -45,37 +45,37 @@ pub struct Trial {
 
 /// What the search has found.
 #[derive(Clone, Debug, Serialize)]
-pub struct Verdict {
-    pub whole: Check,
-    pub trials: Vec<Trial>,
+pub struct BisectVerdict {
+    pub whole: BuildCheck,
+    pub trials: Vec<PassTrial>,
     /// Passes without which the build is right.
     pub guilty: Vec<String>,
 }
 
 /// True if code for the target runs here.
-pub fn runs_here(target: &Target) -> bool {
+pub fn runs_here(target: &CompileTarget) -> bool {
     let have = mlcc_target::detected_features();
-    let fits = |l: &mlcc_target::Level| l.features.iter().all(|f| have.contains(&f.as_str()));
+    let fits = |l: &mlcc_target::FeatureLevel| l.features.iter().all(|f| have.contains(&f.as_str()));
     Arch::of_host() == Some(target.arch) && target.levels.iter().any(fits)
 }
 
 /// Builds with taps, runs the calls and compares: the graph after every pass, then compiled code with the graph. Code that
 /// this machine cannot run is interpreted.
 pub fn check(
-    source: &Source,
-    target: &Target,
+    source: &BuildSource,
+    target: &CompileTarget,
     options: &BuildOptions,
-    calls: &[Call],
+    calls: &[TapCall],
     folder: &Path,
     explain: bool,
     cancel: &AtomicBool,
-) -> Result<Check, Failure> {
-    let setup = Setup { source, target, options, cancel };
+) -> Result<BuildCheck, BoxedError> {
+    let setup = TapSetup { source, target, options, cancel };
     let (program, _, stages) = setup.compile()?;
     let (wrong, costs) = first_wrong_pass(&setup, &stages, calls)?;
     if let Some(wrong) = wrong {
         let diagnosis = diagnose::of_pass(&setup, &stages, &wrong, calls)?;
-        return Ok(Check { layers: None, diagnosis: Some(diagnosis), costs });
+        return Ok(BuildCheck { layers: None, diagnosis: Some(diagnosis), costs });
     }
     let layers = against_reference(&setup, &program, &stages, calls, folder)?;
     let diagnosis = match &layers.first {
@@ -84,30 +84,30 @@ pub fn check(
         }
         _ => None,
     };
-    Ok(Check { layers: Some(layers), diagnosis, costs })
+    Ok(BuildCheck { layers: Some(layers), diagnosis, costs })
 }
 
 /// The build against the graph that says what it computes, without a look at the passes that led there.
 pub fn check_kernels(
-    source: &Source,
-    target: &Target,
+    source: &BuildSource,
+    target: &CompileTarget,
     options: &BuildOptions,
-    calls: &[Call],
+    calls: &[TapCall],
     folder: &Path,
     cancel: &AtomicBool,
-) -> Result<Comparison, Failure> {
-    let setup = Setup { source, target, options, cancel };
+) -> Result<LayerComparison, BoxedError> {
+    let setup = TapSetup { source, target, options, cancel };
     let (program, _, stages) = setup.compile()?;
     against_reference(&setup, &program, &stages, calls, folder)
 }
 
 fn against_reference(
-    setup: &Setup<'_>,
-    program: &Program,
-    stages: &Stages,
-    calls: &[Call],
+    setup: &TapSetup<'_>,
+    program: &LoweredProgram,
+    stages: &PassStages,
+    calls: &[TapCall],
     folder: &Path,
-) -> Result<Comparison, Failure> {
+) -> Result<LayerComparison, BoxedError> {
     let found = match runs_here(setup.target) {
         true => diagnose::run_machine(setup, program, calls, &folder.join("whole.so"))?,
         false => diagnose::run_interpreter(setup, program, calls)?,
@@ -118,17 +118,17 @@ fn against_reference(
 
 /// Checks the build, and if it is wrong, the build without each optional pass. `progress` gets every trial.
 pub fn search(
-    source: &Source,
-    target: &Target,
+    source: &BuildSource,
+    target: &CompileTarget,
     options: &BuildOptions,
-    calls: &[Call],
+    calls: &[TapCall],
     folder: &Path,
     cancel: &AtomicBool,
-    mut progress: impl FnMut(&Trial),
-) -> Result<Verdict, Failure> {
+    mut progress: impl FnMut(&PassTrial),
+) -> Result<BisectVerdict, BoxedError> {
     let options = BuildOptions { debug_taps: true, ..options.clone() };
     let whole = check(source, target, &options, calls, folder, true, cancel)?;
-    let mut verdict = Verdict { whole, trials: Vec::new(), guilty: Vec::new() };
+    let mut verdict = BisectVerdict { whole, trials: Vec::new(), guilty: Vec::new() };
     if verdict.whole.ok() {
         return Ok(verdict);
     }
@@ -141,7 +141,7 @@ pub fn search(
         let mut options = options.clone();
         options.disabled_passes.push(pass.name.into());
         let check = check(source, target, &options, calls, folder, false, cancel)?;
-        let trial = Trial { without: pass.name.into(), ok: check.ok(), error: check.error() };
+        let trial = PassTrial { without: pass.name.into(), ok: check.ok(), error: check.error() };
         progress(&trial);
         if trial.ok {
             verdict.guilty.push(trial.without.clone());
@@ -151,7 +151,7 @@ pub fn search(
     Ok(verdict)
 }
 
-impl Verdict {
+impl BisectVerdict {
     /// One sentence that names who is guilty.
     pub fn sentence(&self) -> String {
         if self.whole.ok() {

@@ -14,14 +14,14 @@ use mlcc_ir::module::{FuncId, Module};
 use mlcc_ir::ops::Op;
 use mlcc_ir::text::{node_label, print_function, print_nodes};
 use mlcc_passes::pipeline::run_one;
-use mlcc_passes::{Context, Program};
+use mlcc_passes::{LoweredProgram, PassContext};
 use mlcc_runtime::{LoadOptions, Model};
 use serde::Serialize;
 
 use super::given::run_given;
-use super::run::{ArtifactLayers, GraphLayers, KernelLayers, Packs};
-use super::stages::{Setup, Stages, WrongPass};
-use super::{Call, Comparison, Departure, Failure, Tap, compare, run_all};
+use super::run::{ArtifactLayers, GraphLayers, KernelLayers, ParamPacking};
+use super::stages::{PassStages, TapSetup, WrongPass};
+use super::{BoxedError, LayerComparison, TapCall, TapDeviation, TapOutput, compare, run_all};
 use crate::build::{self, BuildReport, taps};
 use crate::interpret::StepModel;
 
@@ -31,7 +31,7 @@ const INTERPRETABLE: u64 = 400_000_000;
 /// Where the fault is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stage {
+pub enum FaultStage {
     /// A pass over the graph.
     Graph,
     /// The loops of a kernel: lowering or a generator.
@@ -46,31 +46,33 @@ pub enum Stage {
 
 /// What is wrong, and where.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Diagnosis {
-    pub stage: Stage,
+pub struct FaultDiagnosis {
+    pub stage: FaultStage,
     /// The pass whose result departs.
     pub pass: Option<String>,
     pub kernel: Option<String>,
     /// The first tap that departs.
-    pub layer: Departure,
+    pub layer: TapDeviation,
     /// The ops at fault, as text.
     pub ops: String,
 }
 
-impl Diagnosis {
+impl FaultDiagnosis {
     /// For people.
     pub fn text(&self) -> String {
         let layer = format!("{} in {}, error {:.1e}", self.layer.name, self.layer.entry, self.layer.error);
         let pass = self.pass.as_deref().unwrap_or("?");
         let kernel = self.kernel.as_deref().unwrap_or("?");
         let what = match self.stage {
-            Stage::Graph => format!("pass {pass} changes what the graph computes"),
-            Stage::Kernel => format!("kernel {kernel}: its loops do not compute its ops"),
-            Stage::Code => format!("kernel {kernel}: its loops are right, the code made of them is not"),
-            Stage::KernelOrCode => format!("kernel {kernel} does not compute its ops"),
-            Stage::Memory => "every kernel is right while its results are kept: suspect plan_memory and \
+            FaultStage::Graph => format!("pass {pass} changes what the graph computes"),
+            FaultStage::Kernel => format!("kernel {kernel}: its loops do not compute its ops"),
+            FaultStage::Code => format!("kernel {kernel}: its loops are right, the code made of them is not"),
+            FaultStage::KernelOrCode => format!("kernel {kernel} does not compute its ops"),
+            FaultStage::Memory => {
+                "every kernel is right while its results are kept: suspect plan_memory and \
                               plan_barriers, and compare with --threads 1"
-                .into(),
+                    .into()
+            }
         };
         let ops = if self.ops.is_empty() { String::new() } else { format!("ops:\n{}", indented(&self.ops)) };
         format!("{what}\nfirst seen in {layer}\n{ops}")
@@ -83,11 +85,11 @@ fn indented(text: &str) -> String {
 
 /// The ops that a wrong pass has put between values that were there before and the first tap that departs.
 pub fn of_pass(
-    setup: &Setup<'_>,
-    stages: &Stages,
+    setup: &TapSetup<'_>,
+    stages: &PassStages,
     wrong: &WrongPass,
-    calls: &[Call],
-) -> Result<Diagnosis, Failure> {
+    calls: &[TapCall],
+) -> Result<FaultDiagnosis, BoxedError> {
     let layer = wrong.comparison.first.clone().ok_or("no tap departs")?;
     let (before, after) = (&stages.list[wrong.stage - 1].module, &stages.list[wrong.stage].module);
     let calls = &calls[..=layer.call];
@@ -100,8 +102,8 @@ pub fn of_pass(
         value.is_some_and(|value| known.iter().any(|(_, k)| same(k, value)))
     };
     let nodes = slice(f, output, &is_known);
-    Ok(Diagnosis {
-        stage: Stage::Graph,
+    Ok(FaultDiagnosis {
+        stage: FaultStage::Graph,
         pass: Some(wrong.pass.into()),
         kernel: None,
         layer,
@@ -118,12 +120,12 @@ fn output_of(module: &Module, f: &Function, tap: &str) -> Option<ValueId> {
 
 /// Every float value of an entry function in the last of the calls.
 fn every_value(
-    setup: &Setup<'_>,
-    packs: &Packs,
+    setup: &TapSetup<'_>,
+    packs: &ParamPacking,
     module: &Module,
-    calls: &[Call],
+    calls: &[TapCall],
     entry: &str,
-) -> Result<Vec<(ValueId, Vec<f64>)>, Failure> {
+) -> Result<Vec<(ValueId, Vec<f64>)>, BoxedError> {
     let mut all = module.clone();
     let (id, _) = module.function(entry).ok_or("the entry function is gone")?;
     let f = &mut all.functions[id];
@@ -164,12 +166,12 @@ fn slice(f: &Function, to: ValueId, stop: &dyn Fn(ValueId) -> bool) -> Vec<NodeI
 
 /// The first kernel of the layer whose result is not the graph's.
 pub fn of_kernels(
-    setup: &Setup<'_>,
-    stages: &Stages,
-    layer: &Departure,
-    calls: &[Call],
+    setup: &TapSetup<'_>,
+    stages: &PassStages,
+    layer: &TapDeviation,
+    calls: &[TapCall],
     folder: &Path,
-) -> Result<Diagnosis, Failure> {
+) -> Result<FaultDiagnosis, BoxedError> {
     let outlined = stages.list.last().ok_or("no passes have run")?;
     let mut module = outlined.module.clone();
     let entries: Vec<FuncId> =
@@ -186,36 +188,36 @@ pub fn of_kernels(
     let results = compare(calls, &only_kernels(&found), &only_kernels(&expected), limit)?;
     let Some(first) = &results.first else {
         let (layer, ops) = (layer.clone(), String::new());
-        return Ok(Diagnosis { stage: Stage::Memory, pass: None, kernel: None, layer, ops });
+        return Ok(FaultDiagnosis { stage: FaultStage::Memory, pass: None, kernel: None, layer, ops });
     };
     let (kernel, ops) = group_of(&program.module, &first.name);
     let interpreted = by_interpreter(setup, &program, calls, &expected, first, limit)?;
     let stage = match interpreted {
-        None => Stage::KernelOrCode,
-        Some(true) => Stage::Kernel,
-        Some(false) => Stage::Code,
+        None => FaultStage::KernelOrCode,
+        Some(true) => FaultStage::Kernel,
+        Some(false) => FaultStage::Code,
     };
-    let pass = (stage == Stage::Kernel).then(|| "lower".to_string());
-    Ok(Diagnosis { stage, pass, kernel, layer: layer.clone(), ops })
+    let pass = (stage == FaultStage::Kernel).then(|| "lower".to_string());
+    Ok(FaultDiagnosis { stage, pass, kernel, layer: layer.clone(), ops })
 }
 
 /// Begin of the name of a tap that is a kernel's result.
 const KERNEL: &str = "kernel ";
 
-fn only_kernels(taps: &[Vec<Tap>]) -> Vec<Vec<Tap>> {
+fn only_kernels(taps: &[Vec<TapOutput>]) -> Vec<Vec<TapOutput>> {
     those(taps, |tap| tap.name.starts_with(KERNEL))
 }
 
-fn without_kernels(taps: &[Vec<Tap>]) -> Vec<Vec<Tap>> {
+fn without_kernels(taps: &[Vec<TapOutput>]) -> Vec<Vec<TapOutput>> {
     those(taps, |tap| !tap.name.starts_with(KERNEL))
 }
 
-fn those(taps: &[Vec<Tap>], wanted: impl Fn(&Tap) -> bool) -> Vec<Vec<Tap>> {
+fn those(taps: &[Vec<TapOutput>], wanted: impl Fn(&TapOutput) -> bool) -> Vec<Vec<TapOutput>> {
     taps.iter().map(|call| call.iter().filter(|tap| wanted(tap)).cloned().collect()).collect()
 }
 
 /// Makes every result of the groups after the earlier taps, which the tap is computed from, a tap as well.
-fn keep_results(module: &mut Module, id: FuncId, tap: &str) -> Result<(), Failure> {
+fn keep_results(module: &mut Module, id: FuncId, tap: &str) -> Result<(), BoxedError> {
     let f = &module.functions[id];
     let names = module.taps_of(&f.name).to_vec();
     let output = output_of(module, f, tap).ok_or_else(|| format!("@{} has no tap {tap}", f.name))?;
@@ -242,7 +244,7 @@ fn keep_results(module: &mut Module, id: FuncId, tap: &str) -> Result<(), Failur
 }
 
 /// A view `[rows, width]` of a value; `None` for what is no matrix at all.
-fn as_matrix(module: &Module, f: &mut Function, v: ValueId) -> Result<Option<ValueId>, Failure> {
+fn as_matrix(module: &Module, f: &mut Function, v: ValueId) -> Result<Option<ValueId>, BoxedError> {
     let dims = f.ty(v).dims.clone();
     let Some((width, rows)) = dims.split_last() else { return Ok(None) };
     let rows = rows.iter().try_fold(Dim::from(1), |a, d| a.mul(d));
@@ -256,10 +258,10 @@ fn as_matrix(module: &Module, f: &mut Function, v: ValueId) -> Result<Option<Val
 }
 
 /// The passes after the graph, for a module that they have not seen.
-fn lower(setup: &Setup<'_>, module: Module, packs: &Packs) -> Result<Program, Failure> {
-    let mut program = Program::new(module);
+fn lower(setup: &TapSetup<'_>, module: Module, packs: &ParamPacking) -> Result<LoweredProgram, BoxedError> {
+    let mut program = LoweredProgram::new(module);
     program.pack_options.clone_from(packs);
-    let mut context = Context::new(build::pass_options(setup.source, setup.target, setup.options));
+    let mut context = PassContext::new(build::pass_options(setup.source, setup.target, setup.options));
     let kernel_level = setup.options.pipeline.iter().skip_while(|p| p.name != "lower");
     for pass in kernel_level.filter(|p| !setup.options.disabled_passes.iter().any(|d| d == p.name)) {
         run_one(pass, &mut program, &mut context)?;
@@ -269,11 +271,11 @@ fn lower(setup: &Setup<'_>, module: Module, packs: &Packs) -> Result<Program, Fa
 
 /// Compiles a program, loads it and runs the calls.
 pub fn run_machine(
-    setup: &Setup<'_>,
-    program: &Program,
-    calls: &[Call],
+    setup: &TapSetup<'_>,
+    program: &LoweredProgram,
+    calls: &[TapCall],
     path: &Path,
-) -> Result<Vec<Vec<Tap>>, Failure> {
+) -> Result<Vec<Vec<TapOutput>>, BoxedError> {
     let memory = program.memory.as_ref().ok_or("memory is not planned")?;
     let places = taps::places(program, memory);
     setup.cancellable(|hooks| {
@@ -293,29 +295,29 @@ fn group_of(module: &Module, tap: &str) -> (Option<String>, String) {
 
 /// True if interpreted kernels depart at the same result too; `None` if that would take too long.
 fn by_interpreter(
-    setup: &Setup<'_>,
-    program: &Program,
-    calls: &[Call],
-    expected: &[Vec<Tap>],
-    first: &Departure,
+    setup: &TapSetup<'_>,
+    program: &LoweredProgram,
+    calls: &[TapCall],
+    expected: &[Vec<TapOutput>],
+    first: &TapDeviation,
     limit: f64,
-) -> Result<Option<bool>, Failure> {
+) -> Result<Option<bool>, BoxedError> {
     let tokens: usize = calls.iter().map(|c| c.tokens.len()).sum();
     let memory = program.memory.as_ref().ok_or("memory is not planned")?;
     if memory.weights_bytes.saturating_mul(tokens as u64) > INTERPRETABLE {
         return Ok(None);
     }
     let found = run_interpreter(setup, program, calls)?;
-    let results: Comparison = compare(calls, &only_kernels(&found), &only_kernels(expected), limit)?;
+    let results: LayerComparison = compare(calls, &only_kernels(&found), &only_kernels(expected), limit)?;
     Ok(Some(results.first.is_some_and(|d| d.name == first.name && d.call == first.call)))
 }
 
 /// The calls through the kernel interpreter: what a GPU would do as well.
 pub fn run_interpreter(
-    setup: &Setup<'_>,
-    program: &Program,
-    calls: &[Call],
-) -> Result<Vec<Vec<Tap>>, Failure> {
+    setup: &TapSetup<'_>,
+    program: &LoweredProgram,
+    calls: &[TapCall],
+) -> Result<Vec<Vec<TapOutput>>, BoxedError> {
     let memory = program.memory.as_ref().ok_or("memory is not planned")?;
     let (architecture, chunk) = (&setup.source.model.config.architecture, setup.source.chunk as usize);
     let model = StepModel::new(program, 0, &setup.source.checkpoint, architecture, chunk, 2)?;

@@ -6,20 +6,20 @@ use std::path::Path;
 use mlcc_models::Checkpoint;
 use mlcc_models::checkpoint::CheckpointFormat;
 
-use super::{Call, Failure, Tap};
+use super::{BoxedError, TapCall, TapOutput};
 
 /// The tensor with the prompt.
 const TOKENS: &str = "tokens";
 
 pub struct TapFile {
     pub tokens: Vec<i32>,
-    taps: Vec<Tap>,
+    taps: Vec<TapOutput>,
 }
 
 impl TapFile {
-    pub fn read(path: &Path) -> Result<TapFile, Failure> {
+    pub fn read(path: &Path) -> Result<TapFile, BoxedError> {
         let label = path.display();
-        let bytes = mlcc_files::read(path, mlcc_files::Kind::Layers)
+        let bytes = mlcc_files::read(path, mlcc_files::FileKind::Layers)
             .map_err(|e| format!("cannot read {label}: {e}"))?;
         let origin = label.to_string();
         let checkpoint = Checkpoint::from_bytes(&origin, CheckpointFormat::Safetensors, bytes)?;
@@ -37,7 +37,7 @@ impl TapFile {
                     format!("{label}: {} is {shape:?}, expected [positions, width]", info.name).into()
                 );
             };
-            file.taps.push(Tap { name: info.name.clone(), width, values });
+            file.taps.push(TapOutput { name: info.name.clone(), width, values });
         }
         let positions = file.tokens.len();
         if positions == 0 {
@@ -57,8 +57,8 @@ impl TapFile {
 
     /// What the file says about the taps of a call, in as many rows as were found: those of the last positions. Rows that
     /// the file lacks (it may hold the last position only) leave the tap out.
-    pub fn expected(&self, call: &Call, found: &[Tap]) -> Vec<Tap> {
-        let rows_of = |tap: &Tap| {
+    pub fn expected(&self, call: &TapCall, found: &[TapOutput]) -> Vec<TapOutput> {
+        let rows_of = |tap: &TapOutput| {
             let other = found.iter().find(|f| f.name == tap.name)?;
             let rows = other.values.len().checked_div(other.width)?;
             let end = call.start + call.tokens.len();
@@ -69,7 +69,7 @@ impl TapFile {
                 false => return None,
             };
             let values = tap.values.get(from * tap.width..to * tap.width)?.to_vec();
-            Some(Tap { name: tap.name.clone(), width: tap.width, values })
+            Some(TapOutput { name: tap.name.clone(), width: tap.width, values })
         };
         self.taps.iter().filter_map(rows_of).collect()
     }
@@ -81,15 +81,16 @@ mod tests {
 
     #[test]
     fn rows_of_the_call_are_taken() {
-        let tap = |name: &str, values: &[f32]| Tap { name: name.into(), width: 2, values: values.to_vec() };
+        let tap =
+            |name: &str, values: &[f32]| TapOutput { name: name.into(), width: 2, values: values.to_vec() };
         let file = TapFile {
             tokens: vec![1, 2, 3],
             taps: vec![tap("a", &[0., 1., 2., 3., 4., 5.]), tap("logits", &[8., 9.])],
         };
-        let first = Call { start: 0, tokens: vec![1, 2] };
+        let first = TapCall { start: 0, tokens: vec![1, 2] };
         let found = [tap("a", &[0.; 4]), tap("logits", &[0.; 2])];
         assert_eq!(file.expected(&first, &found), [tap("a", &[0., 1., 2., 3.])]);
-        let last = Call { start: 2, tokens: vec![3] };
+        let last = TapCall { start: 2, tokens: vec![3] };
         let found = [tap("a", &[0.; 2]), tap("logits", &[0.; 2])];
         assert_eq!(file.expected(&last, &found), [tap("a", &[4., 5.]), tap("logits", &[8., 9.])]);
         // Only the last row of a call: the norm after the layers.

@@ -11,8 +11,8 @@ use mlcc_ir::graph::{Function, ValueId};
 use mlcc_ir::module::Module;
 use mlcc_models::Checkpoint;
 
-use super::run::{GraphLayers, Packs};
-use super::{Call, Failure, Tap};
+use super::run::{GraphLayers, ParamPacking};
+use super::{BoxedError, TapCall, TapOutput};
 
 /// The entry functions that calls go to.
 const ENTRIES: [&str; 2] = ["prefill", "decode"];
@@ -21,10 +21,10 @@ const ENTRIES: [&str; 2] = ["prefill", "decode"];
 pub fn run_given(
     module: &Module,
     checkpoint: &Checkpoint,
-    packs: &Packs,
-    calls: &[Call],
-    found: &[Vec<Tap>],
-) -> Result<Vec<Vec<Tap>>, Failure> {
+    packs: &ParamPacking,
+    calls: &[TapCall],
+    found: &[Vec<TapOutput>],
+) -> Result<Vec<Vec<TapOutput>>, BoxedError> {
     let in_all = |entry: &str, name: &String| {
         let mut of_entry = calls.iter().zip(found).filter(|(call, _)| call.entry() == entry);
         of_entry.all(|(_, taps)| taps.iter().any(|tap| tap.name == *name))
@@ -47,7 +47,7 @@ pub fn run_given(
     Ok(all)
 }
 
-fn tensor(tap: &Tap) -> Tensor {
+fn tensor(tap: &TapOutput) -> Tensor {
     let rows = tap.values.len() / tap.width.max(1);
     let values = tap.values.iter().map(|&x| f64::from(x)).collect();
     Tensor::new(mlcc_ir::types::DType::F32, &[rows, tap.width], values)

@@ -5,22 +5,24 @@ use std::sync::atomic::AtomicBool;
 use mlcc_ir::module::Module;
 use mlcc_ir::text::print_module;
 use mlcc_passes::pipeline::changes_numbers;
-use mlcc_passes::{Context, Program};
-use mlcc_target::Target;
+use mlcc_passes::{LoweredProgram, PassContext};
+use mlcc_target::CompileTarget;
 use serde::Serialize;
 
 use super::given::run_given;
-use super::run::{GraphLayers, Packs};
-use super::{Call, Comparison, Failure, LOGITS, Tap, cache_tolerance, compare, run_all, tolerance};
-use crate::build::{self, BuildOptions, BuildReport, Event, Hooks, Source};
+use super::run::{GraphLayers, ParamPacking};
+use super::{
+    BoxedError, LOGITS, LayerComparison, TapCall, TapOutput, cache_tolerance, compare, run_all, tolerance,
+};
+use crate::build::{self, BuildEvent, BuildHooks, BuildOptions, BuildReport, BuildSource};
 
 /// Largest error by which the graph may move in a pass that keeps its meaning: the order of f32 operations may change.
 const EQUAL: f64 = 1e-4;
 
 /// A build with taps that can be looked into.
-pub struct Setup<'a> {
-    pub source: &'a Source,
-    pub target: &'a Target,
+pub struct TapSetup<'a> {
+    pub source: &'a BuildSource,
+    pub target: &'a CompileTarget,
     /// With `debug_taps`.
     pub options: &'a BuildOptions,
     /// Ends the work early once it is set.
@@ -28,22 +30,22 @@ pub struct Setup<'a> {
 }
 
 /// The module as one pass leaves it.
-pub struct Stage {
+pub struct PassStage {
     /// `None`: before all passes.
     pub pass: Option<&'static str>,
     pub module: Module,
 }
 
 /// The graph before the passes and after each one that changed it, up to lowering.
-pub struct Stages {
-    pub list: Vec<Stage>,
-    pub packs: Packs,
+pub struct PassStages {
+    pub list: Vec<PassStage>,
+    pub packs: ParamPacking,
     /// The stage that says what the artifact computes: weights and activations are quantized in it, and no pass that has to
     /// keep the meaning stands between it and the definition, or was held against it already.
     pub reference: usize,
 }
 
-impl Setup<'_> {
+impl TapSetup<'_> {
     /// Largest error that compiled code may show against the graph: that of the scheme, or of the caches.
     pub fn tolerance(&self) -> f64 {
         let cache = match self.source.model.config.architecture.has_cache() {
@@ -53,42 +55,47 @@ impl Setup<'_> {
         tolerance(&self.options.quant).max(cache)
     }
 
-    pub fn cancellable<T>(&self, run: impl FnOnce(&mut Hooks<'_>) -> T) -> T {
-        run(&mut Hooks { event: &mut |_| {}, cancel: self.cancel })
+    pub fn cancellable<T>(&self, run: impl FnOnce(&mut BuildHooks<'_>) -> T) -> T {
+        run(&mut BuildHooks { event: &mut |_| {}, cancel: self.cancel })
     }
 
     /// Runs all passes and keeps the graph after each.
-    pub fn compile(&self) -> Result<(Program, Context, Stages), Failure> {
-        let mut list: Vec<Stage> = Vec::new();
-        let mut packs = Packs::new();
+    pub fn compile(&self) -> Result<(LoweredProgram, PassContext, PassStages), BoxedError> {
+        let mut list: Vec<PassStage> = Vec::new();
+        let mut packs = ParamPacking::new();
         let mut last_text = String::new();
         let (name, architecture) = (&self.source.model.name, &self.source.model.config.architecture);
         let module = crate::model::build_module_with_taps(name, architecture, self.source.context, 1)?;
-        list.push(Stage { pass: None, module });
-        let mut event = |event: Event<'_>| {
-            let Event::Pass { pass, program } = event else { return };
+        list.push(PassStage { pass: None, module });
+        let mut event = |event: BuildEvent<'_>| {
+            let BuildEvent::Pass { pass, program } = event else { return };
             if !program.levels.is_empty() {
                 return;
             }
             let text = print_module(&program.module);
             if text != last_text {
-                list.push(Stage { pass: Some(pass.name), module: program.module.clone() });
+                list.push(PassStage { pass: Some(pass.name), module: program.module.clone() });
                 packs.clone_from(&program.pack_options);
                 last_text = text;
             }
         };
-        let mut hooks = Hooks { event: &mut event, cancel: self.cancel };
+        let mut hooks = BuildHooks { event: &mut event, cancel: self.cancel };
         let mut report = BuildReport::default();
         let (program, context) =
             build::compile(self.source, self.target, self.options, &mut report, &mut hooks)?;
-        let changes = |s: &Stage| s.pass.is_some_and(changes_numbers);
+        let changes = |s: &PassStage| s.pass.is_some_and(changes_numbers);
         // A pass that found nothing to quantize has left no stage.
         let reference = list.iter().rposition(changes).unwrap_or(0);
-        Ok((program, context, Stages { list, packs, reference }))
+        Ok((program, context, PassStages { list, packs, reference }))
     }
 
     /// Taps of the graph at a stage.
-    pub fn graph(&self, stages: &Stages, stage: usize, calls: &[Call]) -> Result<Vec<Vec<Tap>>, Failure> {
+    pub fn graph(
+        &self,
+        stages: &PassStages,
+        stage: usize,
+        calls: &[TapCall],
+    ) -> Result<Vec<Vec<TapOutput>>, BoxedError> {
         let module = &stages.list[stage].module;
         run_all(&mut GraphLayers::new(module, &self.source.checkpoint, &stages.packs)?, calls)
     }
@@ -96,10 +103,10 @@ impl Setup<'_> {
     /// Taps of the graph that says what the artifact computes, each from what `found` has before it.
     pub fn reference(
         &self,
-        stages: &Stages,
-        calls: &[Call],
-        found: &[Vec<Tap>],
-    ) -> Result<Vec<Vec<Tap>>, Failure> {
+        stages: &PassStages,
+        calls: &[TapCall],
+        found: &[Vec<TapOutput>],
+    ) -> Result<Vec<Vec<TapOutput>>, BoxedError> {
         let module = &stages.list[stages.reference].module;
         run_given(module, &self.source.checkpoint, &stages.packs, calls, found)
     }
@@ -110,7 +117,7 @@ pub struct WrongPass {
     pub pass: &'static str,
     /// Number of its stage.
     pub stage: usize,
-    pub comparison: Comparison,
+    pub comparison: LayerComparison,
 }
 
 /// What a pass that changes numbers on purpose costs.
@@ -124,10 +131,10 @@ pub struct PassCost {
 /// The first pass after which taps are not what they were before it, and what the passes cost that change numbers on purpose:
 /// no bound on that would tell a wrong one from a right one, as long as numbers stay finite.
 pub fn first_wrong_pass(
-    setup: &Setup<'_>,
-    stages: &Stages,
-    calls: &[Call],
-) -> Result<(Option<WrongPass>, Vec<PassCost>), Failure> {
+    setup: &TapSetup<'_>,
+    stages: &PassStages,
+    calls: &[TapCall],
+) -> Result<(Option<WrongPass>, Vec<PassCost>), BoxedError> {
     let mut costs = Vec::new();
     let mut before = setup.graph(stages, 0, calls)?;
     for stage in 1..stages.list.len() {

@@ -1,48 +1,48 @@
 //! The search on machines that are made up.
 
 use super::*;
-use mlcc_target::{Division, MatrixTile, Stream, Tune, level};
+use mlcc_target::{DivisionMethod, MatrixTile, StreamPrefetch, TuneTables, level};
 use std::convert::Infallible;
 
 /// A machine whose speed is a formula, disturbed by a drift; its clock counts runs.
-struct Formula {
-    speed: fn(&Tune, Kind) -> f64,
+struct SpeedFormula {
+    speed: fn(&TuneTables, WorkloadKind) -> f64,
     /// What the code depends on.
-    code: fn(&Tune) -> u128,
-    last: Option<Tune>,
+    code: fn(&TuneTables) -> u128,
+    last: Option<TuneTables>,
     runs: usize,
     most_runs: usize,
 }
 
-impl Machine for Formula {
-    type Artifact = Tune;
+impl CandidateEvaluator for SpeedFormula {
+    type Artifact = TuneTables;
     type Error = Infallible;
-    fn code(&mut self, level: &Level) -> Result<u128, Infallible> {
+    fn code(&mut self, level: &FeatureLevel) -> Result<u128, Infallible> {
         self.last = level.tune.clone();
         Ok(level.tune.as_ref().map_or(0, self.code))
     }
-    fn load(&mut self) -> Result<Tune, Infallible> {
+    fn load(&mut self) -> Result<TuneTables, Infallible> {
         Ok(self.last.clone().unwrap())
     }
     fn compare(
         &mut self,
-        old: &mut Tune,
-        new: &mut Tune,
-        kind: Kind,
-        effort: Effort,
-    ) -> Result<Option<Comparison>, Infallible> {
+        old: &mut TuneTables,
+        new: &mut TuneTables,
+        kind: WorkloadKind,
+        effort: ComparisonEffort,
+    ) -> Result<Option<SpeedComparison>, Infallible> {
         in_turns(self, old, new, kind, effort)
     }
     fn is_over(&self) -> bool {
         self.ends()
     }
-    fn tried(&mut self, _: &Trial) {}
+    fn tried(&mut self, _: &TuneTrial) {}
 }
 
-impl Timer for Formula {
-    type Artifact = Tune;
+impl SpeedTimer for SpeedFormula {
+    type Artifact = TuneTables;
     type Error = Infallible;
-    fn speed(&mut self, artifact: &mut Tune, kind: Kind) -> Result<f64, Infallible> {
+    fn speed(&mut self, artifact: &mut TuneTables, kind: WorkloadKind) -> Result<f64, Infallible> {
         self.runs += 1;
         // The machine gets slower, by more than what is to be found, and every third run by a tenth.
         let drift = 1.0 - 0.0002 * self.runs as f64;
@@ -54,38 +54,40 @@ impl Timer for Formula {
     }
 }
 
-fn base() -> Level {
+fn base() -> FeatureLevel {
     level("znver4").unwrap().unwrap()
 }
 
-fn tune(level: &Level) -> &Tune {
+fn tune(level: &FeatureLevel) -> &TuneTables {
     level.tune.as_ref().unwrap()
 }
 
-fn formula(speed: fn(&Tune, Kind) -> f64) -> Formula {
-    let code = |tune: &Tune| {
+fn formula(speed: fn(&TuneTables, WorkloadKind) -> f64) -> SpeedFormula {
+    let code = |tune: &TuneTables| {
         let distance = match tune.stream.q8 {
-            Stream::None => 0,
-            Stream::Every { distance } => distance,
-            Stream::One { distance } => distance + (1 << 20),
+            StreamPrefetch::None => 0,
+            StreamPrefetch::Every { distance } => distance,
+            StreamPrefetch::One { distance } => distance + (1 << 20),
         };
         u128::from(distance) << 64
             | u128::from(tune.product.few_rows) << 8
-            | u128::from(tune.division == Division::Divider)
+            | u128::from(tune.division == DivisionMethod::Divider)
     };
-    Formula { speed, code, last: None, runs: 0, most_runs: usize::MAX }
+    SpeedFormula { speed, code, last: None, runs: 0, most_runs: usize::MAX }
 }
 
 /// Tokens are best 4096 bytes ahead, short prompts with 8 rows; dividing helps prompts and costs tokens.
-fn hill(tune: &Tune, kind: Kind) -> f64 {
+fn hill(tune: &TuneTables, kind: WorkloadKind) -> f64 {
     let speed = match (kind, tune.stream.q8) {
-        (Kind::Decode, Stream::Every { distance }) => 110.0 - f64::from(distance.abs_diff(4096)) / 500.0,
-        (Kind::FewRows, _) => 100.0 - f64::from(tune.product.few_rows.abs_diff(8)),
+        (WorkloadKind::Decode, StreamPrefetch::Every { distance }) => {
+            110.0 - f64::from(distance.abs_diff(4096)) / 500.0
+        }
+        (WorkloadKind::FewRows, _) => 100.0 - f64::from(tune.product.few_rows.abs_diff(8)),
         _ => 100.0,
     };
     match (kind, tune.division) {
-        (Kind::Prompt, Division::Polynomial) => speed * 1.2,
-        (Kind::Decode, Division::Polynomial) => speed * 0.9,
+        (WorkloadKind::Prompt, DivisionMethod::Polynomial) => speed * 1.2,
+        (WorkloadKind::Decode, DivisionMethod::Polynomial) => speed * 0.9,
         _ => speed,
     }
 }
@@ -96,7 +98,7 @@ fn the_search_climbs_key_by_key() {
     let mut machine = formula(hill);
     let found = search(&mut machine, &base).unwrap();
     assert!(found.complete);
-    assert_eq!(tune(&found.level).stream.q8, Stream::Every { distance: 4096 });
+    assert_eq!(tune(&found.level).stream.q8, StreamPrefetch::Every { distance: 4096 });
     assert_eq!(tune(&found.level).product.few_rows, 8);
     // Better in sum, but worse at something.
     assert_eq!(tune(&found.level).division, tune(&base).division);
@@ -107,7 +109,7 @@ fn the_search_climbs_key_by_key() {
     assert_eq!(trials, BTreeSet::from(["division", "product.few_rows", "stream.q8"]));
     let mut artifact = found.artifact;
     let last = confirm(&mut machine, &base, &mut artifact).unwrap();
-    assert_eq!(last.iter().map(|c| c.kind).collect::<Vec<_>>(), Kind::OF_CPUS);
+    assert_eq!(last.iter().map(|c| c.kind).collect::<Vec<_>>(), WorkloadKind::OF_CPUS);
     assert!(is_better(&last) && last[0].gain > 1.05 && (last[1].gain - 1.0).abs() < 0.02, "{last:?}");
 }
 
@@ -121,7 +123,7 @@ fn noise_and_drift_change_nothing() {
 #[test]
 fn what_was_found_so_far_stays_when_the_time_is_over() {
     for most_runs in [0, 5, 60, 120] {
-        let mut machine = Formula { most_runs, ..formula(hill) };
+        let mut machine = SpeedFormula { most_runs, ..formula(hill) };
         let found = search(&mut machine, &base()).unwrap();
         assert!(!found.complete);
         assert!(machine.runs <= most_runs + 1, "{} runs", machine.runs);
@@ -132,21 +134,21 @@ fn what_was_found_so_far_stays_when_the_time_is_over() {
 }
 
 /// Predictions by a formula, of code that some tiles have none of.
-struct Predicted {
-    speed: fn(MatrixTile, Kind) -> f64,
+struct PredictedSpeed {
+    speed: fn(MatrixTile, WorkloadKind) -> f64,
     last: Option<MatrixTile>,
     judged: usize,
     most: usize,
 }
 
-fn tile(level: &Level) -> MatrixTile {
+fn tile(level: &FeatureLevel) -> MatrixTile {
     level.gpu.as_ref().unwrap().code_product.unwrap()
 }
 
-impl Machine for Predicted {
+impl CandidateEvaluator for PredictedSpeed {
     type Artifact = MatrixTile;
     type Error = String;
-    fn code(&mut self, level: &Level) -> Result<u128, String> {
+    fn code(&mut self, level: &FeatureLevel) -> Result<u128, String> {
         let MatrixTile { rows, columns, warps: [down, across], stages } = tile(level);
         self.last = Some(tile(level));
         let numbers = [rows, columns, down, across, stages];
@@ -160,11 +162,11 @@ impl Machine for Predicted {
         &mut self,
         old: &mut MatrixTile,
         new: &mut MatrixTile,
-        kind: Kind,
-        _: Effort,
-    ) -> Result<Option<Comparison>, String> {
+        kind: WorkloadKind,
+        _: ComparisonEffort,
+    ) -> Result<Option<SpeedComparison>, String> {
         self.judged += 1;
-        Ok(Some(Comparison::exact(kind, (self.speed)(*old, kind), (self.speed)(*new, kind))))
+        Ok(Some(SpeedComparison::exact(kind, (self.speed)(*old, kind), (self.speed)(*new, kind))))
     }
     fn refused(&self, error: String) -> Result<String, String> {
         Ok(error)
@@ -172,18 +174,18 @@ impl Machine for Predicted {
     fn is_over(&self) -> bool {
         self.judged >= self.most
     }
-    fn tried(&mut self, _: &Trial) {}
+    fn tried(&mut self, _: &TuneTrial) {}
 }
 
-fn predicted(speed: fn(MatrixTile, Kind) -> f64) -> Found<MatrixTile> {
+fn predicted(speed: fn(MatrixTile, WorkloadKind) -> f64) -> TuneResult<MatrixTile> {
     let base = level("sm_90").unwrap().unwrap();
-    search(&mut Predicted { speed, last: None, judged: 0, most: usize::MAX }, &base).unwrap()
+    search(&mut PredictedSpeed { speed, last: None, judged: 0, most: usize::MAX }, &base).unwrap()
 }
 
 /// Large tiles are faster in prompts by more than a hundredth, in steps by less.
-fn large(tile: MatrixTile, kind: Kind) -> f64 {
+fn large(tile: MatrixTile, kind: WorkloadKind) -> f64 {
     let results = f64::from(tile.rows * tile.columns);
-    if kind == Kind::Prompt { results.sqrt() } else { 100.0 + results / 1e6 }
+    if kind == WorkloadKind::Prompt { results.sqrt() } else { 100.0 + results / 1e6 }
 }
 
 #[test]
@@ -205,10 +207,10 @@ fn predictions_choose_a_tile_of_a_gpu() {
     let again = predicted(large);
     assert_eq!((again.level, again.trials, again.refused), (found.level, found.trials, found.refused));
     let last =
-        confirm(&mut Predicted { speed: large, last: None, judged: 0, most: usize::MAX }, &base, &mut {
+        confirm(&mut PredictedSpeed { speed: large, last: None, judged: 0, most: usize::MAX }, &base, &mut {
             found.artifact
         });
-    assert_eq!(last.unwrap().iter().map(|c| c.kind).collect::<Vec<_>>(), Kind::OF_GPUS);
+    assert_eq!(last.unwrap().iter().map(|c| c.kind).collect::<Vec<_>>(), WorkloadKind::OF_GPUS);
 }
 
 #[test]
@@ -221,7 +223,7 @@ fn predicted_gains_below_a_hundredth_are_not_taken() {
     assert_eq!(predicted(slightly).level, base);
     // Faster in sum, but slower at something.
     let mixed = |tile: MatrixTile, kind| match kind {
-        Kind::Prompt => f64::from(tile.columns),
+        WorkloadKind::Prompt => f64::from(tile.columns),
         _ => 100.0 - f64::from(tile.columns) / 20.0,
     };
     assert_eq!(predicted(mixed).level, base);
@@ -230,7 +232,7 @@ fn predicted_gains_below_a_hundredth_are_not_taken() {
 #[test]
 fn errors_of_the_first_build_end_the_search_and_its_end_is_no_error() {
     let mut base = level("sm_90").unwrap().unwrap();
-    let mut machine = Predicted { speed: large, last: None, judged: 0, most: 4 };
+    let mut machine = PredictedSpeed { speed: large, last: None, judged: 0, most: 4 };
     let found = search(&mut machine, &base).unwrap();
     assert!(!found.complete && found.trials.len() == 2);
     base.gpu.as_mut().unwrap().code_product.as_mut().unwrap().stages = 5;

@@ -3,20 +3,20 @@
 
 use super::place::concrete_dims;
 use super::plan::{FunctionPlan, malformed};
-use super::step::{Step, Values, check};
-use super::{GraphError, Interpreter, States, Tensor};
+use super::step::{StepEvaluator, TensorList, check};
+use super::{GraphError, Interpreter, StateValues, Tensor};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::graph::{Function, Node, NodeId, ValueId};
+use mlcc_ir::graph::{Function, GraphNode, NodeId, ValueId};
 use mlcc_ir::module::FuncId;
 use mlcc_ir::ops::Op;
-use mlcc_ir::sequences::{Batching, Scope, batching, scope_of, scopes};
+use mlcc_ir::sequences::{RowBatching, RowScope, batching, scope_of, scopes};
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// What a sequence of a batch brings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Piece {
+pub struct SequenceRows {
     /// Tokens that it has seen.
     pub past: i64,
     /// Its rows in this call.
@@ -25,56 +25,56 @@ pub struct Piece {
 
 /// A value of all sequences, or one of each.
 #[derive(Clone)]
-enum Value {
+enum BatchValue {
     All(Arc<Tensor>),
-    Each(Values),
+    Each(TensorList),
 }
 
-impl Value {
+impl BatchValue {
     fn of(&self, sequence: usize) -> Arc<Tensor> {
         match self {
-            Value::All(tensor) => tensor.clone(),
-            Value::Each(tensors) => tensors[sequence].clone(),
+            BatchValue::All(tensor) => tensor.clone(),
+            BatchValue::Each(tensors) => tensors[sequence].clone(),
         }
     }
 }
 
 /// A step in a scope, with its plan of the function.
-struct Run<'i, 'm> {
-    step: Step<'i, 'm>,
+struct ScopedEvaluator<'i, 'm> {
+    step: StepEvaluator<'i, 'm>,
     plan: Rc<FunctionPlan<'m>>,
 }
 
-impl<'i, 'm> Run<'i, 'm> {
+impl<'i, 'm> ScopedEvaluator<'i, 'm> {
     fn new(
         interpreter: &'i Interpreter<'m>,
         id: FuncId,
-        states: &States,
+        states: &StateValues,
         syms: SymValues,
-    ) -> Result<Run<'i, 'm>, GraphError> {
-        let mut step = Step::new(interpreter, states, syms);
+    ) -> Result<ScopedEvaluator<'i, 'm>, GraphError> {
+        let mut step = StepEvaluator::new(interpreter, states, syms);
         let plan = step.plan(id)?;
-        Ok(Run { step, plan })
+        Ok(ScopedEvaluator { step, plan })
     }
 }
 
-struct Batch<'i, 'm> {
+struct BatchEvaluator<'i, 'm> {
     f: &'m Function,
-    pieces: &'i [Piece],
+    pieces: &'i [SequenceRows],
     /// Sizes of the call, and how many rows are wanted.
     sizes: SymValues,
     wanted: usize,
-    all: Run<'i, 'm>,
-    behind: Run<'i, 'm>,
-    each: Vec<Run<'i, 'm>>,
+    all: ScopedEvaluator<'i, 'm>,
+    behind: ScopedEvaluator<'i, 'm>,
+    each: Vec<ScopedEvaluator<'i, 'm>>,
 }
 
 pub(super) fn run(
     interpreter: &Interpreter<'_>,
     id: FuncId,
     inputs: &[Tensor],
-    states: &mut [States],
-    pieces: &[Piece],
+    states: &mut [StateValues],
+    pieces: &[SequenceRows],
     wanted: usize,
 ) -> Result<Vec<Tensor>, GraphError> {
     let module = interpreter.module;
@@ -98,28 +98,29 @@ pub(super) fn run(
         return Err(GraphError::Arity { function: f.name.clone(), expected, found });
     }
     let rows: i64 = pieces.iter().map(|p| p.rows).sum();
-    let ragged = batching(f) == Batching::Ragged;
+    let ragged = batching(f) == RowBatching::Ragged;
     if (ragged && !(1..=rows as usize).contains(&wanted)) || (!ragged && rows != pieces.len() as i64) {
         return Err(wrong("as many rows as the function takes", format!("{rows}, {wanted} of them wanted")));
     }
     let sizes = SymValues { n: rows, b: pieces.len() as i64, past: 0 };
-    let of_piece = |p: &Piece| SymValues { n: if ragged { p.rows } else { rows }, past: p.past, ..sizes };
-    let each = states.iter().zip(pieces).map(|(s, p)| Run::new(interpreter, id, s, of_piece(p)));
-    let mut batch = Batch {
+    let of_piece =
+        |p: &SequenceRows| SymValues { n: if ragged { p.rows } else { rows }, past: p.past, ..sizes };
+    let each = states.iter().zip(pieces).map(|(s, p)| ScopedEvaluator::new(interpreter, id, s, of_piece(p)));
+    let mut batch = BatchEvaluator {
         f,
         pieces,
         sizes,
         wanted,
-        all: Run::new(interpreter, id, &states[0], sizes)?,
-        behind: Run::new(interpreter, id, &states[0], SymValues { n: wanted as i64, ..sizes })?,
+        all: ScopedEvaluator::new(interpreter, id, &states[0], sizes)?,
+        behind: ScopedEvaluator::new(interpreter, id, &states[0], SymValues { n: wanted as i64, ..sizes })?,
         each: each.collect::<Result<_, _>>()?,
     };
-    let mut values: Vec<Option<Value>> = vec![None; f.values.len()];
+    let mut values: Vec<Option<BatchValue>> = vec![None; f.values.len()];
     for (i, (&v, tensor)) in f.inputs.iter().zip(inputs).enumerate() {
         check(|| format!("input {i} of @{}", f.name), f.ty(v), tensor, &sizes)?;
-        values[v.index()] = Some(Value::All(Arc::new(tensor.clone())));
+        values[v.index()] = Some(BatchValue::All(Arc::new(tensor.clone())));
     }
-    let get = |values: &[Option<Value>], v: ValueId| {
+    let get = |values: &[Option<BatchValue>], v: ValueId| {
         let value = values[v.index()].clone();
         value.ok_or_else(|| wrong("a value defined before its use", "none".into()))
     };
@@ -131,49 +132,51 @@ pub(super) fn run(
         }
     }
     let outputs = f.outputs.iter().map(|&v| Ok(get(&values, v)?.of(0)));
-    let outputs = outputs.collect::<Result<Values, GraphError>>()?;
+    let outputs = outputs.collect::<Result<TensorList, GraphError>>()?;
     for (state, run) in states.iter_mut().zip(batch.each) {
         *state = run.step.finish();
     }
     Ok(outputs.into_iter().map(Arc::unwrap_or_clone).collect())
 }
 
-impl Batch<'_, '_> {
+impl BatchEvaluator<'_, '_> {
     fn node(
         &mut self,
         at: usize,
         id: NodeId,
-        node: &Node,
-        scope: Scope,
-        args: &[Value],
-    ) -> Result<Vec<Value>, GraphError> {
+        node: &GraphNode,
+        scope: RowScope,
+        args: &[BatchValue],
+    ) -> Result<Vec<BatchValue>, GraphError> {
         match (&node.op, scope) {
-            (Op::SequenceSplit { .. }, _) => Ok(vec![Value::Each(self.split(&args[0].of(0)))]),
+            (Op::SequenceSplit { .. }, _) => Ok(vec![BatchValue::Each(self.split(&args[0].of(0)))]),
             (Op::SequenceJoin, _) => {
-                let rows: Values = (0..self.each.len()).map(|i| args[0].of(i)).collect();
+                let rows: TensorList = (0..self.each.len()).map(|i| args[0].of(i)).collect();
                 let dims = concrete_dims(self.f.ty(node.outputs[0]), &self.sizes);
                 let dims = dims.ok_or_else(|| malformed(self.f, id, "joins rows without a size".into()))?;
                 let data = rows.iter().flat_map(|row| row.data.iter().copied()).collect();
-                Ok(vec![Value::All(Arc::new(Tensor { dtype: rows[0].dtype, dims, data }))])
+                Ok(vec![BatchValue::All(Arc::new(Tensor { dtype: rows[0].dtype, dims, data }))])
             }
-            (Op::WantedRows, _) => Ok(vec![Value::All(Arc::new(rows_of(&args[0].of(0), 0, self.wanted)))]),
-            (_, Scope::All) => self.all.node(self.f, at, (id, node), args),
-            (_, Scope::Wanted) => self.behind.node(self.f, at, (id, node), args),
-            (_, Scope::Sequence) => {
-                let mut each: Vec<Values> = vec![Vec::new(); node.outputs.len()];
+            (Op::WantedRows, _) => {
+                Ok(vec![BatchValue::All(Arc::new(rows_of(&args[0].of(0), 0, self.wanted)))])
+            }
+            (_, RowScope::All) => self.all.node(self.f, at, (id, node), args),
+            (_, RowScope::Wanted) => self.behind.node(self.f, at, (id, node), args),
+            (_, RowScope::Sequence) => {
+                let mut each: Vec<TensorList> = vec![Vec::new(); node.outputs.len()];
                 for (i, run) in self.each.iter_mut().enumerate() {
-                    let args: Vec<Value> = args.iter().map(|a| Value::All(a.of(i))).collect();
+                    let args: Vec<BatchValue> = args.iter().map(|a| BatchValue::All(a.of(i))).collect();
                     let outputs = run.node(self.f, at, (id, node), &args)?;
                     each.iter_mut().zip(outputs).for_each(|(all, one)| all.push(one.of(0)));
                 }
-                Ok(each.into_iter().map(Value::Each).collect())
+                Ok(each.into_iter().map(BatchValue::Each).collect())
             }
         }
     }
 
-    fn split(&self, all: &Tensor) -> Values {
+    fn split(&self, all: &Tensor) -> TensorList {
         let mut first = 0;
-        let mut next = |piece: &Piece| {
+        let mut next = |piece: &SequenceRows| {
             let rows = rows_of(all, first, piece.rows as usize);
             first += piece.rows as usize;
             Arc::new(rows)
@@ -182,17 +185,17 @@ impl Batch<'_, '_> {
     }
 }
 
-impl Run<'_, '_> {
+impl ScopedEvaluator<'_, '_> {
     fn node(
         &mut self,
         f: &Function,
         at: usize,
-        (id, node): (NodeId, &Node),
-        args: &[Value],
-    ) -> Result<Vec<Value>, GraphError> {
+        (id, node): (NodeId, &GraphNode),
+        args: &[BatchValue],
+    ) -> Result<Vec<BatchValue>, GraphError> {
         let args = args.iter().map(|a| a.of(0)).collect();
         let outputs = self.step.node(f, id, node, &self.plan.nodes[at], args)?;
-        Ok(outputs.into_iter().map(Value::All).collect())
+        Ok(outputs.into_iter().map(BatchValue::All).collect())
     }
 }
 

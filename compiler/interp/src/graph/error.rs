@@ -1,7 +1,7 @@
 //! Why a graph function could not be evaluated.
 
-use super::exec::Fault;
-use super::ranks::ExchangeFault;
+use super::exec::EvaluationFault;
+use super::ranks::AllGatherFault;
 use mlcc_ir::ops::OpError;
 use mlcc_ir::types::TensorType;
 
@@ -17,12 +17,12 @@ pub enum GraphError {
     Arity { function: String, expected: usize, found: usize },
     /// `node` as the printed function shows it: `%3 = gather`.
     #[error("function @{function}, {node}: {fault}")]
-    Fault { function: String, node: String, fault: Fault },
+    Fault { function: String, node: String, fault: EvaluationFault },
     /// The graph is not well formed; the verifier would have said so.
     #[error("function @{function}, {node}: {message}")]
     Malformed { function: String, node: String, message: String },
     #[error("function @{function}, {node}: {fault}")]
-    Exchange { function: String, node: String, fault: Box<ExchangeFault> },
+    Exchange { function: String, node: String, fault: Box<AllGatherFault> },
     #[error("decomposition: {0}")]
     Decompose(#[from] OpError),
 }

@@ -7,16 +7,16 @@
 //! [`Program`]: super::program::Program
 
 use super::place::row_major_strides;
-use super::program::{Kind, Operand};
+use super::program::{InputShape, RegisterKind};
 use super::scalar;
-use mlcc_ir::compute::{RedOp, Scalar};
+use mlcc_ir::compute::{RedOp, ScalarExpr};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::BinOp;
 use mlcc_ir::types::DType;
 
 /// `base + sum(axis index * strides) + reduction index * red` into input `arg`.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Affine {
+pub(super) struct AffineAccess {
     arg: usize,
     base: i64,
     strides: Vec<i64>,
@@ -24,44 +24,44 @@ pub(super) struct Affine {
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Fast {
-    Copy(Affine),
-    Unary(fn(f64) -> f64, Affine),
-    Binary(fn(f64, f64) -> f64, Affine, Affine),
-    Reduce(RedOp, i64, Affine),
+pub(super) enum FastPath {
+    Copy(AffineAccess),
+    Unary(fn(f64) -> f64, AffineAccess),
+    Binary(fn(f64, f64) -> f64, AffineAccess, AffineAccess),
+    Reduce(RedOp, i64, AffineAccess),
     /// Sum of products.
-    Dot(i64, Affine, Affine),
+    Dot(i64, AffineAccess, AffineAccess),
     /// Sum of products whose left operand has a scale per group of so many elements (codes of activations).
     ScaledDot {
         extent: i64,
         group: i64,
-        codes: Affine,
-        scales: Affine,
-        right: Affine,
+        codes: AffineAccess,
+        scales: AffineAccess,
+        right: AffineAccess,
     },
 }
 
 /// A linear integer expression: constant, coefficient of each output axis, coefficient of the reduction variable.
-struct Linear {
+struct LinearForm {
     constant: i64,
     axes: Vec<i64>,
     red: i64,
 }
 
-impl Linear {
-    fn constant(constant: i64, rank: usize) -> Linear {
-        Linear { constant, axes: vec![0; rank], red: 0 }
+impl LinearForm {
+    fn constant(constant: i64, rank: usize) -> LinearForm {
+        LinearForm { constant, axes: vec![0; rank], red: 0 }
     }
     fn as_const(&self) -> Option<i64> {
         (self.red == 0 && self.axes.iter().all(|&c| c == 0)).then_some(self.constant)
     }
-    fn scale(mut self, by: i64) -> Linear {
+    fn scale(mut self, by: i64) -> LinearForm {
         self.constant *= by;
         self.red *= by;
         self.axes.iter_mut().for_each(|c| *c *= by);
         self
     }
-    fn add(mut self, other: &Linear) -> Linear {
+    fn add(mut self, other: &LinearForm) -> LinearForm {
         self.constant += other.constant;
         self.red += other.red;
         self.axes.iter_mut().zip(&other.axes).for_each(|(a, b)| *a += b);
@@ -81,46 +81,46 @@ impl Linear {
 }
 
 /// Where a definition is evaluated.
-pub(super) struct Domain<'a> {
+pub(super) struct EvaluationDomain<'a> {
     pub dims: &'a [usize],
     /// Type of the output.
     pub dtype: DType,
-    pub args: &'a [Operand],
+    pub args: &'a [InputShape],
     pub syms: &'a SymValues,
 }
 
-impl Fast {
+impl FastPath {
     /// The loops for a definition, if it has one of the known forms and stays within bounds.
-    pub fn recognise(scalar: &Scalar, domain: &Domain) -> Option<Fast> {
+    pub fn recognise(scalar: &ScalarExpr, domain: &EvaluationDomain) -> Option<FastPath> {
         match scalar {
-            Scalar::Load { .. } => domain.affine(scalar, None, false).map(Fast::Copy),
+            ScalarExpr::Load { .. } => domain.affine(scalar, None, false).map(FastPath::Copy),
             // From a float, the rounding to the output's type is the cast; integers would wrap instead.
-            Scalar::Cast(dtype, inner) if *dtype == domain.dtype => {
-                domain.affine(inner, None, true).map(Fast::Copy)
+            ScalarExpr::Cast(dtype, inner) if *dtype == domain.dtype => {
+                domain.affine(inner, None, true).map(FastPath::Copy)
             }
-            Scalar::Unary(op, a) => {
-                Some(Fast::Unary(scalar::float_unary(*op)?, domain.affine(a, None, true)?))
+            ScalarExpr::Unary(op, a) => {
+                Some(FastPath::Unary(scalar::float_unary(*op)?, domain.affine(a, None, true)?))
             }
-            Scalar::Binary(op, a, b) => {
+            ScalarExpr::Binary(op, a, b) => {
                 let f = scalar::float_binary(*op)?;
-                Some(Fast::Binary(f, domain.affine(a, None, true)?, domain.affine(b, None, true)?))
+                Some(FastPath::Binary(f, domain.affine(a, None, true)?, domain.affine(b, None, true)?))
             }
-            Scalar::Reduce { op, var, extent, body } => {
+            ScalarExpr::Reduce { op, var, extent, body } => {
                 let red = Some((*var, extent.eval(domain.syms)));
                 let count = red?.1;
                 if let Some(scaled) = domain.scaled_dot(*op, *var, count, body) {
                     return Some(scaled);
                 }
-                if let Scalar::Binary(BinOp::Mul, a, b) = &**body
+                if let ScalarExpr::Binary(BinOp::Mul, a, b) = &**body
                     && *op == RedOp::Sum
                 {
-                    return Some(Fast::Dot(
+                    return Some(FastPath::Dot(
                         count,
                         domain.affine(a, red, true)?,
                         domain.affine(b, red, true)?,
                     ));
                 }
-                Some(Fast::Reduce(*op, count, domain.affine(body, red, true)?))
+                Some(FastPath::Reduce(*op, count, domain.affine(body, red, true)?))
             }
             _ => None,
         }
@@ -130,7 +130,7 @@ impl Fast {
     pub fn run(&self, dims: &[usize], dtype: DType, args: &[&[f64]]) -> Vec<f64> {
         let mut out = vec![0.0; dims.iter().product()];
         match self {
-            Fast::Copy(a) => {
+            FastPath::Copy(a) => {
                 let x = args[a.arg];
                 rows(dims, [a], |row, [i], [s]| {
                     for (k, o) in out[row].iter_mut().enumerate() {
@@ -138,7 +138,7 @@ impl Fast {
                     }
                 });
             }
-            Fast::Unary(f, a) => {
+            FastPath::Unary(f, a) => {
                 let x = args[a.arg];
                 rows(dims, [a], |row, [i], [s]| {
                     for (k, o) in out[row].iter_mut().enumerate() {
@@ -146,7 +146,7 @@ impl Fast {
                     }
                 });
             }
-            Fast::Binary(f, a, b) => {
+            FastPath::Binary(f, a, b) => {
                 let (x, y) = (args[a.arg], args[b.arg]);
                 rows(dims, [a, b], |row, [i, j], [s, t]| {
                     for (k, o) in out[row].iter_mut().enumerate() {
@@ -154,7 +154,7 @@ impl Fast {
                     }
                 });
             }
-            Fast::Reduce(op, extent, a) => {
+            FastPath::Reduce(op, extent, a) => {
                 let x = args[a.arg];
                 rows(dims, [a], |row, [i], [s]| {
                     for (k, o) in out[row].iter_mut().enumerate() {
@@ -162,7 +162,7 @@ impl Fast {
                     }
                 });
             }
-            Fast::Dot(extent, a, b) => {
+            FastPath::Dot(extent, a, b) => {
                 let (x, y) = (args[a.arg], args[b.arg]);
                 let n = (*extent).max(0) as usize;
                 rows(dims, [a, b], |row, [i, j], [s, t]| {
@@ -180,7 +180,7 @@ impl Fast {
                     }
                 });
             }
-            Fast::ScaledDot { extent, group, codes, scales, right } => {
+            FastPath::ScaledDot { extent, group, codes, scales, right } => {
                 let (x, scale, y) = (args[codes.arg], args[scales.arg], args[right.arg]);
                 let n = (*extent).max(0) as usize;
                 let mut left = vec![0.0; n];
@@ -209,7 +209,7 @@ fn at(base: i64, k: usize, stride: i64) -> usize {
 /// Calls `f` for each run of the innermost output axis: output range, offset of each operand, its stride.
 fn rows<const K: usize>(
     dims: &[usize],
-    operands: [&Affine; K],
+    operands: [&AffineAccess; K],
     mut f: impl FnMut(std::ops::Range<usize>, [i64; K], [i64; K]),
 ) {
     if dims.contains(&0) {
@@ -267,30 +267,30 @@ fn reduce(op: RedOp, extent: i64, x: &[f64], from: i64, stride: i64) -> f64 {
     }
 }
 
-impl Domain<'_> {
+impl EvaluationDomain<'_> {
     /// `sum over r: codes[.., r] * scales[.., r / group] * right[.., r]`, where the left side is the same along the
     /// innermost axis.
-    fn scaled_dot(&self, op: RedOp, var: u32, extent: i64, body: &Scalar) -> Option<Fast> {
-        let Scalar::Binary(BinOp::Mul, left, right) = body else { return None };
-        let Scalar::Binary(BinOp::Mul, codes, scales) = &**left else { return None };
-        let Scalar::Load { arg, index } = &**scales else { return None };
-        let Some(Scalar::Binary(BinOp::Div, r, group)) = index.last() else { return None };
-        let (Scalar::Red(r), Scalar::Int(group)) = (&**r, &**group) else { return None };
+    fn scaled_dot(&self, op: RedOp, var: u32, extent: i64, body: &ScalarExpr) -> Option<FastPath> {
+        let ScalarExpr::Binary(BinOp::Mul, left, right) = body else { return None };
+        let ScalarExpr::Binary(BinOp::Mul, codes, scales) = &**left else { return None };
+        let ScalarExpr::Load { arg, index } = &**scales else { return None };
+        let Some(ScalarExpr::Binary(BinOp::Div, r, group)) = index.last() else { return None };
+        let (ScalarExpr::Red(r), ScalarExpr::Int(group)) = (&**r, &**group) else { return None };
         if op != RedOp::Sum || *r != var || *group <= 0 {
             return None;
         }
         // The number of a group takes the place of the reduction's index.
         let mut index = index.clone();
-        *index.last_mut()? = Scalar::Red(var);
-        let scales = Scalar::Load { arg: *arg, index };
+        *index.last_mut()? = ScalarExpr::Red(var);
+        let scales = ScalarExpr::Load { arg: *arg, index };
         let groups = (extent + group - 1) / group;
         let (codes, scales, right) = (
             self.affine(codes, Some((var, extent)), false)?,
             self.affine(&scales, Some((var, groups)), true)?,
             self.affine(right, Some((var, extent)), true)?,
         );
-        let same = |a: &Affine| a.strides.last().is_none_or(|&s| s == 0);
-        (same(&codes) && same(&scales)).then_some(Fast::ScaledDot {
+        let same = |a: &AffineAccess| a.strides.last().is_none_or(|&s| s == 0);
+        (same(&codes) && same(&scales)).then_some(FastPath::ScaledDot {
             extent,
             group: *group,
             codes,
@@ -300,14 +300,16 @@ impl Domain<'_> {
     }
 
     /// A load with linear indices that stay within bounds; `float`: of float elements only.
-    fn affine(&self, scalar: &Scalar, red: Option<(u32, i64)>, float: bool) -> Option<Affine> {
-        let Scalar::Load { arg, index } = scalar else { return None };
+    fn affine(&self, scalar: &ScalarExpr, red: Option<(u32, i64)>, float: bool) -> Option<AffineAccess> {
+        let ScalarExpr::Load { arg, index } = scalar else { return None };
         let operand = self.args.get(*arg)?;
-        if index.len() != operand.dims.len() || float && Kind::of(operand.dtype) != Kind::Float {
+        if index.len() != operand.dims.len()
+            || float && RegisterKind::of(operand.dtype) != RegisterKind::Float
+        {
             return None;
         }
         let rank = self.dims.len();
-        let mut offset = Linear::constant(0, rank);
+        let mut offset = LinearForm::constant(0, rank);
         let strides = row_major_strides(&operand.dims);
         for ((e, &size), stride) in index.iter().zip(&operand.dims).zip(strides) {
             let linear = self.linear(e, red.map(|r| r.0))?;
@@ -316,25 +318,27 @@ impl Domain<'_> {
             }
             offset = offset.add(&linear.scale(stride));
         }
-        Some(Affine { arg: *arg, base: offset.constant, strides: offset.axes, red: offset.red })
+        Some(AffineAccess { arg: *arg, base: offset.constant, strides: offset.axes, red: offset.red })
     }
 
-    fn linear(&self, e: &Scalar, red: Option<u32>) -> Option<Linear> {
+    fn linear(&self, e: &ScalarExpr, red: Option<u32>) -> Option<LinearForm> {
         let rank = self.dims.len();
         match e {
-            Scalar::Axis(axis) if *axis < rank => {
-                let mut l = Linear::constant(0, rank);
+            ScalarExpr::Axis(axis) if *axis < rank => {
+                let mut l = LinearForm::constant(0, rank);
                 l.axes[*axis] = 1;
                 Some(l)
             }
-            Scalar::Red(var) if red == Some(*var) => Some(Linear { red: 1, ..Linear::constant(0, rank) }),
-            Scalar::Int(value) => Some(Linear::constant(*value, rank)),
-            Scalar::Dim(dim) => Some(Linear::constant(dim.eval(self.syms), rank)),
-            Scalar::Binary(BinOp::Add, a, b) => Some(self.linear(a, red)?.add(&self.linear(b, red)?)),
-            Scalar::Binary(BinOp::Sub, a, b) => {
+            ScalarExpr::Red(var) if red == Some(*var) => {
+                Some(LinearForm { red: 1, ..LinearForm::constant(0, rank) })
+            }
+            ScalarExpr::Int(value) => Some(LinearForm::constant(*value, rank)),
+            ScalarExpr::Dim(dim) => Some(LinearForm::constant(dim.eval(self.syms), rank)),
+            ScalarExpr::Binary(BinOp::Add, a, b) => Some(self.linear(a, red)?.add(&self.linear(b, red)?)),
+            ScalarExpr::Binary(BinOp::Sub, a, b) => {
                 Some(self.linear(a, red)?.add(&self.linear(b, red)?.scale(-1)))
             }
-            Scalar::Binary(BinOp::Mul, a, b) => {
+            ScalarExpr::Binary(BinOp::Mul, a, b) => {
                 let (a, b) = (self.linear(a, red)?, self.linear(b, red)?);
                 match (a.as_const(), b.as_const()) {
                     (_, Some(c)) => Some(a.scale(c)),

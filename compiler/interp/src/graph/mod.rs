@@ -17,12 +17,12 @@ mod step;
 mod tensor;
 mod weights;
 
-pub use batch::Piece;
+pub use batch::SequenceRows;
 pub use error::GraphError;
-pub use exec::Fault;
-pub use ranks::{ExchangeFault, Message, RankError, Ranks, Tamper};
-pub use tensor::{States, Tensor};
-pub use weights::{WeightError, param_value, param_value_of_rank};
+pub use exec::EvaluationFault;
+pub use ranks::{AllGatherFault, FaultInjector, RankError, RankMessage, RankedModel};
+pub use tensor::{StateValues, Tensor};
+pub use weights::{WeightLoadError, param_value, param_value_of_rank};
 
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
@@ -31,7 +31,7 @@ use std::sync::{Arc, OnceLock};
 
 /// How compute definitions are evaluated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Mode {
+pub enum EvaluationMode {
     /// By plain loops where a definition has a common form.
     #[default]
     Fast,
@@ -44,9 +44,9 @@ pub struct Interpreter<'m> {
     module: &'m Module,
     source: Box<dyn Fn(ParamId) -> Tensor + 'm>,
     params: Vec<OnceLock<Arc<Tensor>>>,
-    mode: Mode,
+    mode: EvaluationMode,
     /// What leads to the other ranks; none where the module runs alone.
-    link: Option<ranks::Link<'m>>,
+    link: Option<ranks::SimulatedLink<'m>>,
 }
 
 impl<'m> Interpreter<'m> {
@@ -56,20 +56,20 @@ impl<'m> Interpreter<'m> {
             module,
             source: Box::new(params),
             params: module.params.ids().map(|_| OnceLock::new()).collect(),
-            mode: Mode::default(),
+            mode: EvaluationMode::default(),
             link: None,
         }
     }
-    pub fn with_mode(mut self, mode: Mode) -> Self {
+    pub fn with_mode(mut self, mode: EvaluationMode) -> Self {
         self.mode = mode;
         self
     }
     pub fn module(&self) -> &'m Module {
         self.module
     }
-    /// Which rank this is, in [`Ranks::run`]; 0 where the module runs alone.
+    /// Which rank this is, in [`RankedModel::run`]; 0 where the module runs alone.
     pub fn rank(&self) -> usize {
-        self.link.as_ref().map_or(0, ranks::Link::rank)
+        self.link.as_ref().map_or(0, ranks::SimulatedLink::rank)
     }
 
     /// Runs a function; `states` changes only if it succeeds.
@@ -77,10 +77,10 @@ impl<'m> Interpreter<'m> {
         &self,
         function: FuncId,
         inputs: &[Tensor],
-        states: &mut States,
+        states: &mut StateValues,
         syms: SymValues,
     ) -> Result<Vec<Tensor>, GraphError> {
-        let mut step = step::Step::new(self, states, syms);
+        let mut step = step::StepEvaluator::new(self, states, syms);
         let inputs: Vec<Arc<Tensor>> = inputs.iter().map(|t| Arc::new(t.clone())).collect();
         let outputs = step.call(function, inputs)?;
         *states = step.finish();
@@ -93,10 +93,10 @@ impl<'m> Interpreter<'m> {
         &self,
         function: FuncId,
         inputs: &[Tensor],
-        states: &mut [States],
+        states: &mut [StateValues],
         pasts: &[i64],
     ) -> Result<Vec<Tensor>, GraphError> {
-        let pieces: Vec<Piece> = pasts.iter().map(|&past| Piece { past, rows: 1 }).collect();
+        let pieces: Vec<SequenceRows> = pasts.iter().map(|&past| SequenceRows { past, rows: 1 }).collect();
         batch::run(self, function, inputs, states, &pieces, pieces.len())
     }
 
@@ -106,8 +106,8 @@ impl<'m> Interpreter<'m> {
         &self,
         function: FuncId,
         inputs: &[Tensor],
-        states: &mut [States],
-        pieces: &[Piece],
+        states: &mut [StateValues],
+        pieces: &[SequenceRows],
         wanted: usize,
     ) -> Result<Vec<Tensor>, GraphError> {
         batch::run(self, function, inputs, states, pieces, wanted)
@@ -118,7 +118,7 @@ impl<'m> Interpreter<'m> {
         &self,
         function: &str,
         inputs: &[Tensor],
-        states: &mut States,
+        states: &mut StateValues,
         syms: SymValues,
     ) -> Result<Vec<Tensor>, GraphError> {
         match self.module.function(function) {

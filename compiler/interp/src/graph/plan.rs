@@ -1,16 +1,16 @@
 //! What is prepared once per function and step: sizes and compiled definitions of its nodes.
 
+use super::EvaluationMode;
 use super::GraphError;
-use super::Mode;
-use super::exec::Fault;
-use super::fast::{Domain, Fast};
+use super::exec::EvaluationFault;
+use super::fast::{EvaluationDomain, FastPath};
 use super::place::concrete_dims;
-use super::program::{Operand, Program};
+use super::program::{InputShape, ScalarProgram};
 use super::tensor::Tensor;
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::graph::{Function, FunctionKind, Node, NodeId};
+use mlcc_ir::graph::{Function, FunctionKind, GraphNode, NodeId};
 use mlcc_ir::module::Module;
-use mlcc_ir::ops::{Meaning, Op};
+use mlcc_ir::ops::{Op, OpSemantics};
 use mlcc_ir::text::node_label;
 use mlcc_ir::types::{DType, TensorType};
 use std::borrow::Cow;
@@ -25,32 +25,32 @@ pub(super) struct FunctionPlan<'m> {
 
 pub(super) enum NodePlan {
     /// One per output.
-    Compute(Vec<Output>),
+    Compute(Vec<PlannedOutput>),
     Decomposed(Rc<FunctionPlan<'static>>),
     Structural,
 }
 
 /// An output with the way to compute it.
-pub(super) struct Output {
+pub(super) struct PlannedOutput {
     dtype: DType,
     dims: Vec<usize>,
-    how: How,
+    how: EvaluationMethod,
 }
 
-enum How {
+enum EvaluationMethod {
     /// The elements of input 0 in the same order.
     Same,
-    Fast(Fast),
-    Program(Program),
+    Fast(FastPath),
+    Program(ScalarProgram),
 }
 
-impl Output {
-    pub fn evaluate(&self, args: &[Arc<Tensor>]) -> Result<Tensor, Fault> {
+impl PlannedOutput {
+    pub fn evaluate(&self, args: &[Arc<Tensor>]) -> Result<Tensor, EvaluationFault> {
         let slices: Vec<&[f64]> = args.iter().map(|t| t.data.as_slice()).collect();
         let data = match &self.how {
-            How::Same => slices[0].to_vec(),
-            How::Fast(fast) => fast.run(&self.dims, self.dtype, &slices),
-            How::Program(program) => program.run(&self.dims, self.dtype, &slices)?,
+            EvaluationMethod::Same => slices[0].to_vec(),
+            EvaluationMethod::Fast(fast) => fast.run(&self.dims, self.dtype, &slices),
+            EvaluationMethod::Program(program) => program.run(&self.dims, self.dtype, &slices)?,
         };
         Ok(Tensor { dtype: self.dtype, dims: self.dims.clone(), data })
     }
@@ -58,13 +58,13 @@ impl Output {
 
 /// Everything a plan depends on.
 #[derive(Clone, Copy)]
-pub(super) struct Planner<'m> {
+pub(super) struct FunctionPlanner<'m> {
     pub module: &'m Module,
     pub syms: SymValues,
-    pub mode: Mode,
+    pub mode: EvaluationMode,
 }
 
-impl<'m> Planner<'m> {
+impl<'m> FunctionPlanner<'m> {
     pub fn function<'f>(&self, function: Cow<'f, Function>) -> Result<FunctionPlan<'f>, GraphError> {
         let nodes = function
             .live()
@@ -73,7 +73,7 @@ impl<'m> Planner<'m> {
         Ok(FunctionPlan { function, nodes })
     }
 
-    fn node(&self, function: &Function, id: NodeId, node: &Node) -> Result<NodePlan, GraphError> {
+    fn node(&self, function: &Function, id: NodeId, node: &GraphNode) -> Result<NodePlan, GraphError> {
         let types: Vec<&TensorType> = node.inputs.iter().map(|&v| function.ty(v)).collect();
         // Definitions rely on valid inputs: this is what the verifier would say.
         let inferred = node.op.infer(self.module, &types);
@@ -87,29 +87,32 @@ impl<'m> Planner<'m> {
             Err(error) => return Err(malformed(function, id, error.message)),
         }
         match node.op.meaning(&types) {
-            Meaning::Structural => Ok(NodePlan::Structural),
-            Meaning::Decompose => self.decomposed(node, &types).map(NodePlan::Decomposed),
-            Meaning::Compute(definitions) => {
+            OpSemantics::Structural => Ok(NodePlan::Structural),
+            OpSemantics::Decompose => self.decomposed(node, &types).map(NodePlan::Decomposed),
+            OpSemantics::Compute(definitions) => {
                 let args = types
                     .iter()
-                    .map(|ty| Ok(Operand { dims: self.dims(function, ty)?, dtype: ty.dtype }))
+                    .map(|ty| Ok(InputShape { dims: self.dims(function, ty)?, dtype: ty.dtype }))
                     .collect::<Result<Vec<_>, GraphError>>()?;
                 let mut plans = Vec::with_capacity(outputs.len());
                 for (definition, ty) in definitions.iter().zip(outputs) {
                     let dims = self.dims(function, ty)?;
-                    let domain = Domain { dims: &dims, dtype: ty.dtype, args: &args, syms: &self.syms };
+                    let domain =
+                        EvaluationDomain { dims: &dims, dtype: ty.dtype, args: &args, syms: &self.syms };
                     let fast = match (self.mode, &node.op) {
-                        (Mode::Plain, _) => None,
-                        (Mode::Fast, Op::Reshape { .. }) => Some(How::Same),
-                        (Mode::Fast, _) => Fast::recognise(definition, &domain).map(How::Fast),
+                        (EvaluationMode::Plain, _) => None,
+                        (EvaluationMode::Fast, Op::Reshape { .. }) => Some(EvaluationMethod::Same),
+                        (EvaluationMode::Fast, _) => {
+                            FastPath::recognise(definition, &domain).map(EvaluationMethod::Fast)
+                        }
                     };
                     let how = match fast {
                         Some(how) => how,
-                        None => Program::compile(definition, dims.len(), &args, &self.syms)
-                            .map(How::Program)
+                        None => ScalarProgram::compile(definition, dims.len(), &args, &self.syms)
+                            .map(EvaluationMethod::Program)
                             .map_err(|message| malformed(function, id, message))?,
                     };
-                    plans.push(Output { dtype: ty.dtype, dims, how });
+                    plans.push(PlannedOutput { dtype: ty.dtype, dims, how });
                 }
                 Ok(NodePlan::Compute(plans))
             }
@@ -124,7 +127,7 @@ impl<'m> Planner<'m> {
     /// The decomposition as a function of its own.
     fn decomposed(
         &self,
-        node: &Node,
+        node: &GraphNode,
         types: &[&TensorType],
     ) -> Result<Rc<FunctionPlan<'static>>, GraphError> {
         let mut scratch = Function::new(node.op.name(), FunctionKind::Group);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// What a rank sends to all in one exchange.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Message {
+pub struct RankMessage {
     pub from: usize,
     /// How many exchanges the rank had behind it in this call.
     pub number: usize,
@@ -19,11 +19,11 @@ pub struct Message {
 }
 
 /// What becomes of a message on its way to a rank (its number is the first argument): for tests that inject faults.
-pub type Tamper<'a> = dyn Fn(usize, Message) -> Option<Message> + Sync + 'a;
+pub type FaultInjector<'a> = dyn Fn(usize, RankMessage) -> Option<RankMessage> + Sync + 'a;
 
 /// Why an exchange failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ExchangeFault {
+pub enum AllGatherFault {
     #[error("joins the parts of {ranks} ranks, but runs alone")]
     Alone { ranks: usize },
     #[error("joins the parts of {expected} ranks, {found} run")]
@@ -52,33 +52,34 @@ pub struct RankError {
 }
 
 /// Where messages lie. A round is over when every rank has taken what all have sent.
-struct Hub<'a> {
-    table: Mutex<Table>,
+struct RankMailbox<'a> {
+    table: Mutex<MailboxState>,
     changed: Condvar,
-    tamper: Option<&'a Tamper<'a>>,
+    tamper: Option<&'a FaultInjector<'a>>,
 }
 
-struct Table {
+struct MailboxState {
     /// By rank: the message of the running round.
-    sent: Vec<Option<Message>>,
+    sent: Vec<Option<RankMessage>>,
     /// By rank: whether it has taken the messages of the running round.
     taken: Vec<bool>,
     /// By rank: how many exchanges it had when it ended.
     ended: Vec<Option<usize>>,
 }
 
-impl Hub<'_> {
-    fn new<'a>(ranks: usize, tamper: Option<&'a Tamper<'a>>) -> Hub<'a> {
-        let table = Table { sent: vec![None; ranks], taken: vec![false; ranks], ended: vec![None; ranks] };
-        Hub { table: Mutex::new(table), changed: Condvar::new(), tamper }
+impl RankMailbox<'_> {
+    fn new<'a>(ranks: usize, tamper: Option<&'a FaultInjector<'a>>) -> RankMailbox<'a> {
+        let table =
+            MailboxState { sent: vec![None; ranks], taken: vec![false; ranks], ended: vec![None; ranks] };
+        RankMailbox { table: Mutex::new(table), changed: Condvar::new(), tamper }
     }
 
     /// A thread that panicked leaves the table as whole as any other.
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, MailboxState> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'g>(&self, table: MutexGuard<'g, Table>) -> MutexGuard<'g, Table> {
+    fn wait<'g>(&self, table: MutexGuard<'g, MailboxState>) -> MutexGuard<'g, MailboxState> {
         self.changed.wait(table).unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -88,7 +89,7 @@ impl Hub<'_> {
     }
 
     /// Sends a message and takes those of all, in the order of the ranks.
-    fn exchange(&self, message: Message) -> Result<Vec<Message>, ExchangeFault> {
+    fn exchange(&self, message: RankMessage) -> Result<Vec<RankMessage>, AllGatherFault> {
         let (rank, number) = (message.from, message.number);
         let mut table = self.lock();
         // The round before is over when the last one has taken its messages, which clears the slots.
@@ -103,9 +104,9 @@ impl Hub<'_> {
         let missing = table.sent.iter().zip(&table.ended).position(|(sent, _)| sent.is_none());
         if let Some(other) = missing {
             let count = table.ended[other].unwrap_or(0);
-            return Err(ExchangeFault::Missed { rank, number, other, count });
+            return Err(AllGatherFault::Missed { rank, number, other, count });
         }
-        let all: Vec<Message> = table.sent.iter().flatten().cloned().collect();
+        let all: Vec<RankMessage> = table.sent.iter().flatten().cloned().collect();
         table.taken[rank] = true;
         if table.taken.iter().all(|&taken| taken) {
             table.taken.fill(false);
@@ -121,17 +122,17 @@ impl Hub<'_> {
         &self,
         rank: usize,
         number: usize,
-        all: Vec<Message>,
-    ) -> Result<Vec<Message>, ExchangeFault> {
-        let arrive = |(other, message): (usize, Message)| {
+        all: Vec<RankMessage>,
+    ) -> Result<Vec<RankMessage>, AllGatherFault> {
+        let arrive = |(other, message): (usize, RankMessage)| {
             let message = match self.tamper {
                 Some(tamper) => tamper(rank, message),
                 None => Some(message),
             };
-            let message = message.ok_or(ExchangeFault::NotSent { rank, number, other })?;
+            let message = message.ok_or(AllGatherFault::NotSent { rank, number, other })?;
             if (message.from, message.number) != (other, number) {
                 let (from, found) = (message.from, message.number);
-                return Err(ExchangeFault::Misdirected { rank, number, other, from, found });
+                return Err(AllGatherFault::Misdirected { rank, number, other, from, found });
             }
             Ok(message)
         };
@@ -140,27 +141,27 @@ impl Hub<'_> {
 }
 
 /// A rank's way to the others in one call.
-pub(super) struct Link<'h> {
-    hub: &'h Hub<'h>,
+pub(super) struct SimulatedLink<'h> {
+    hub: &'h RankMailbox<'h>,
     rank: usize,
     count: std::cell::Cell<usize>,
 }
 
-impl Link<'_> {
+impl SimulatedLink<'_> {
     pub fn rank(&self) -> usize {
         self.rank
     }
 
     /// The parts of all ranks in their order, each as large as the own one.
-    pub fn exchange(&self, ranks: usize, part: &Arc<Tensor>) -> Result<Vec<Arc<Tensor>>, ExchangeFault> {
+    pub fn exchange(&self, ranks: usize, part: &Arc<Tensor>) -> Result<Vec<Arc<Tensor>>, AllGatherFault> {
         let (rank, number) = (self.rank, self.count.get());
         let found = self.hub.lock().sent.len();
         if found != ranks {
-            return Err(ExchangeFault::Ranks { expected: ranks, found });
+            return Err(AllGatherFault::Ranks { expected: ranks, found });
         }
         self.count.set(number + 1);
-        let all = self.hub.exchange(Message { from: rank, number, part: part.clone() })?;
-        let same = |message: Message| {
+        let all = self.hub.exchange(RankMessage { from: rank, number, part: part.clone() })?;
+        let same = |message: RankMessage| {
             let other = message.from;
             let fits = message.part.dims == part.dims
                 && message.part.dtype == part.dtype
@@ -169,7 +170,7 @@ impl Link<'_> {
                 true => Ok(message.part),
                 false => {
                     let (expected, found) = (part.describe(), message.part.describe());
-                    Err(ExchangeFault::Size { rank, number, other, expected, found })
+                    Err(AllGatherFault::Size { rank, number, other, expected, found })
                 }
             }
         };
@@ -177,7 +178,7 @@ impl Link<'_> {
     }
 }
 
-impl Drop for Link<'_> {
+impl Drop for SimulatedLink<'_> {
     /// However a rank ends, the others learn of it.
     fn drop(&mut self) {
         self.hub.end(self.rank, self.count.get());
@@ -185,20 +186,20 @@ impl Drop for Link<'_> {
 }
 
 /// Ranks of one model: a module and the values of its parameters for each.
-pub struct Ranks<'m> {
+pub struct RankedModel<'m> {
     ranks: Vec<(&'m Module, Vec<Tensor>)>,
-    tamper: Option<&'m Tamper<'m>>,
+    tamper: Option<&'m FaultInjector<'m>>,
 }
 
-impl<'m> Ranks<'m> {
+impl<'m> RankedModel<'m> {
     /// Usually all have the same module. The values are listed by parameter.
-    pub fn new(ranks: Vec<(&'m Module, Vec<Tensor>)>) -> Ranks<'m> {
-        Ranks { ranks, tamper: None }
+    pub fn new(ranks: Vec<(&'m Module, Vec<Tensor>)>) -> RankedModel<'m> {
+        RankedModel { ranks, tamper: None }
     }
 
     /// Passes every message through `tamper`.
-    pub fn with_tamper(self, tamper: &'m Tamper<'m>) -> Ranks<'m> {
-        Ranks { tamper: Some(tamper), ..self }
+    pub fn with_tamper(self, tamper: &'m FaultInjector<'m>) -> RankedModel<'m> {
+        RankedModel { tamper: Some(tamper), ..self }
     }
 
     /// Does `step` on all ranks at the same time, each with its interpreter and its entry of `states`, which change only if
@@ -210,17 +211,17 @@ impl<'m> Ranks<'m> {
     ) -> Result<Vec<T>, RankError> {
         let found = states.len().min(self.ranks.len());
         if states.len() != self.ranks.len() {
-            let fault = ExchangeFault::Ranks { expected: self.ranks.len(), found: states.len() }.into();
+            let fault = AllGatherFault::Ranks { expected: self.ranks.len(), found: states.len() }.into();
             let (function, node) = ("any".into(), "states".into());
             let error = Box::new(GraphError::Exchange { function, node, fault });
             return Err(RankError { rank: found, error });
         }
-        let hub = Hub::new(self.ranks.len(), self.tamper);
+        let hub = RankMailbox::new(self.ranks.len(), self.tamper);
         let (hub, step) = (&hub, &step);
         let one = |rank: usize, mut state: S| {
             let (module, params) = &self.ranks[rank];
             let mut interpreter = Interpreter::new(module, |id| params[id.index()].clone());
-            interpreter.link = Some(Link { hub, rank, count: std::cell::Cell::new(0) });
+            interpreter.link = Some(SimulatedLink { hub, rank, count: std::cell::Cell::new(0) });
             step(&interpreter, &mut state).map(|value| (value, state))
         };
         let results: Vec<Result<(T, S), GraphError>> = std::thread::scope(|scope| {
@@ -258,5 +259,5 @@ impl<'m> Ranks<'m> {
 
 /// Whether an error tells of another rank that ended, which may have had an error of its own.
 fn is_caused(error: &GraphError) -> bool {
-    matches!(error, GraphError::Exchange { fault, .. } if matches!(**fault, ExchangeFault::Missed { .. }))
+    matches!(error, GraphError::Exchange { fault, .. } if matches!(**fault, AllGatherFault::Missed { .. }))
 }

@@ -1,11 +1,11 @@
 //! One run of a function: values, states before and after, calls and scans.
 
 use super::place::concrete_dims;
-use super::plan::{FunctionPlan, NodePlan, Planner, malformed};
-use super::{ExchangeFault, GraphError, Interpreter, States, Tensor};
+use super::plan::{FunctionPlan, FunctionPlanner, NodePlan, malformed};
+use super::{AllGatherFault, GraphError, Interpreter, StateValues, Tensor};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::graph::{Function, Node, NodeId};
+use mlcc_ir::graph::{Function, GraphNode, NodeId};
 use mlcc_ir::module::{FuncId, StateId};
 use mlcc_ir::ops::Op;
 use mlcc_ir::text::node_label;
@@ -14,17 +14,17 @@ use std::borrow::Cow;
 use std::rc::Rc;
 use std::sync::Arc;
 
-pub(super) type Values = Vec<Arc<Tensor>>;
+pub(super) type TensorList = Vec<Arc<Tensor>>;
 
 /// Calls nested deeper than this are taken for a recursion (which the verifier refuses).
 const MAX_DEPTH: usize = 64;
 
-pub(super) struct Step<'i, 'm> {
+pub(super) struct StepEvaluator<'i, 'm> {
     interpreter: &'i Interpreter<'m>,
-    planner: Planner<'m>,
+    planner: FunctionPlanner<'m>,
     plans: Vec<Option<Rc<FunctionPlan<'m>>>>,
-    before: States,
-    after: States,
+    before: StateValues,
+    after: StateValues,
     depth: usize,
 }
 
@@ -44,10 +44,10 @@ pub(super) fn check(
     Err(GraphError::Shape { place: place(), expected, found: tensor.describe() })
 }
 
-impl<'i, 'm> Step<'i, 'm> {
-    pub fn new(interpreter: &'i Interpreter<'m>, states: &States, syms: SymValues) -> Self {
-        let planner = Planner { module: interpreter.module, syms, mode: interpreter.mode };
-        Step {
+impl<'i, 'm> StepEvaluator<'i, 'm> {
+    pub fn new(interpreter: &'i Interpreter<'m>, states: &StateValues, syms: SymValues) -> Self {
+        let planner = FunctionPlanner { module: interpreter.module, syms, mode: interpreter.mode };
+        StepEvaluator {
             interpreter,
             planner,
             plans: vec![None; interpreter.module.functions.len()],
@@ -57,11 +57,11 @@ impl<'i, 'm> Step<'i, 'm> {
         }
     }
     /// The states after the step.
-    pub fn finish(self) -> States {
+    pub fn finish(self) -> StateValues {
         self.after
     }
 
-    pub fn call(&mut self, id: FuncId, inputs: Values) -> Result<Values, GraphError> {
+    pub fn call(&mut self, id: FuncId, inputs: TensorList) -> Result<TensorList, GraphError> {
         let plan = self.plan(id)?;
         self.depth += 1;
         if self.depth > MAX_DEPTH {
@@ -85,7 +85,7 @@ impl<'i, 'm> Step<'i, 'm> {
         Ok(plan)
     }
 
-    fn run(&mut self, plan: &FunctionPlan, inputs: Values) -> Result<Values, GraphError> {
+    fn run(&mut self, plan: &FunctionPlan, inputs: TensorList) -> Result<TensorList, GraphError> {
         let f = &*plan.function;
         if inputs.len() != f.inputs.len() {
             let (expected, found) = (f.inputs.len(), inputs.len());
@@ -102,7 +102,7 @@ impl<'i, 'm> Step<'i, 'm> {
                 .inputs
                 .iter()
                 .map(|v| values[v.index()].clone().ok_or_else(undefined))
-                .collect::<Result<Values, _>>()?;
+                .collect::<Result<TensorList, _>>()?;
             let outputs = self.node(f, id, node, how, args)?;
             for (&v, tensor) in node.outputs.iter().zip(outputs) {
                 values[v.index()] = Some(tensor);
@@ -120,10 +120,10 @@ impl<'i, 'm> Step<'i, 'm> {
         &mut self,
         f: &Function,
         id: NodeId,
-        node: &Node,
+        node: &GraphNode,
         how: &NodePlan,
-        args: Values,
-    ) -> Result<Values, GraphError> {
+        args: TensorList,
+    ) -> Result<TensorList, GraphError> {
         match how {
             NodePlan::Decomposed(plan) => self.run(plan, args),
             NodePlan::Structural => self.structural(f, id, node, args),
@@ -139,9 +139,9 @@ impl<'i, 'm> Step<'i, 'm> {
         &mut self,
         f: &Function,
         id: NodeId,
-        node: &Node,
-        mut args: Values,
-    ) -> Result<Values, GraphError> {
+        node: &GraphNode,
+        mut args: TensorList,
+    ) -> Result<TensorList, GraphError> {
         let bad = |message: &str| malformed(f, id, message.into());
         match &node.op {
             Op::Param(param) => Ok(vec![self.interpreter.param(*param)?]),
@@ -176,15 +176,15 @@ impl<'i, 'm> Step<'i, 'm> {
         id: NodeId,
         ranks: usize,
         part: &Arc<Tensor>,
-    ) -> Result<Values, GraphError> {
-        let fault = |fault: ExchangeFault| GraphError::Exchange {
+    ) -> Result<TensorList, GraphError> {
+        let fault = |fault: AllGatherFault| GraphError::Exchange {
             function: f.name.clone(),
             node: node_label(f, id),
             fault: Box::new(fault),
         };
         let parts = match &self.interpreter.link {
             Some(link) => link.exchange(ranks, part).map_err(fault)?,
-            None => return Err(fault(ExchangeFault::Alone { ranks })),
+            None => return Err(fault(AllGatherFault::Alone { ranks })),
         };
         let Some((&width, leading)) = part.dims.split_last() else {
             return Err(malformed(f, id, "joins parts without an axis".into()));
@@ -205,7 +205,7 @@ impl<'i, 'm> Step<'i, 'm> {
         id: NodeId,
         state: StateId,
         rows: &Tensor,
-    ) -> Result<Values, GraphError> {
+    ) -> Result<TensorList, GraphError> {
         let bad = |message: String| malformed(f, id, message);
         let kept = self.before.shared(state).ok_or_else(|| bad("no value for the state".into()))?;
         let past = usize::try_from(self.planner.syms.past).map_err(|_| bad("a negative past".into()))?;
@@ -225,14 +225,14 @@ impl<'i, 'm> Step<'i, 'm> {
     fn scan(
         &mut self,
         f: &Function,
-        node: &Node,
+        node: &GraphNode,
         body: FuncId,
         carries: usize,
         seqs: usize,
-        args: Values,
-    ) -> Result<Values, GraphError> {
+        args: TensorList,
+    ) -> Result<TensorList, GraphError> {
         let length = args[carries].dims[0];
-        let mut carried: Values = args[..carries].to_vec();
+        let mut carried: TensorList = args[..carries].to_vec();
         // Stacked outputs have the type of the node; filled slice by slice.
         let mut stacked = Vec::with_capacity(node.outputs.len() - carries);
         for &v in &node.outputs[carries..] {

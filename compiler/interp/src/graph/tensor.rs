@@ -51,13 +51,13 @@ impl Tensor {
 
 /// Value of every state of a module between two steps.
 #[derive(Clone, PartialEq, Debug)]
-pub struct States {
+pub struct StateValues {
     values: Vec<Arc<Tensor>>,
 }
 
-impl States {
+impl StateValues {
     /// The start of a sequence.
-    pub fn new(module: &Module) -> Result<States, GraphError> {
+    pub fn new(module: &Module) -> Result<StateValues, GraphError> {
         let none = SymValues { n: 0, b: 0, past: 0 };
         let mut values = Vec::with_capacity(module.states.len());
         for state in module.states.values() {
@@ -66,7 +66,7 @@ impl States {
                 .ok_or_else(|| GraphError::Size { place: place(), ty: state.ty.clone() })?;
             values.push(Arc::new(Tensor::full(state.ty.dtype, &dims, state.init)));
         }
-        Ok(States { values })
+        Ok(StateValues { values })
     }
     pub fn get(&self, id: StateId) -> Option<&Tensor> {
         self.values.get(id.index()).map(|t| &**t)

@@ -2,12 +2,12 @@
 //! parameter's type (group formats through quantization and back).
 
 use super::Tensor;
-use mlcc_ir::module::{Param, ParamSource};
+use mlcc_ir::module::{ModelParam, ParamSource};
 use mlcc_ir::types::{DType, Packing};
 use mlcc_quant::{PackOptions, QuantError, dequantize, pack};
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum WeightError {
+pub enum WeightLoadError {
     #[error("parameter @{param} needs the tensor {tensor}, which is not there")]
     Missing { param: String, tensor: String },
     #[error("parameter @{param}: {message}")]
@@ -18,20 +18,23 @@ pub enum WeightError {
 
 /// The value that a parameter has on a rank, as [`param_value`].
 pub fn param_value_of_rank(
-    param: &Param,
+    param: &ModelParam,
     rank: usize,
     tensor: &dyn Fn(&str) -> Option<Tensor>,
-) -> Result<Tensor, WeightError> {
+) -> Result<Tensor, WeightLoadError> {
     let message = format!("its source has no part for rank {rank}");
-    let shape = WeightError::Shape { param: param.name.clone(), message };
+    let shape = WeightLoadError::Shape { param: param.name.clone(), message };
     let source = param.source.of_rank(rank).ok_or(shape)?.clone();
-    param_value(&Param { source, ..param.clone() }, tensor)
+    param_value(&ModelParam { source, ..param.clone() }, tensor)
 }
 
 /// The value of a parameter as the interpreter takes it; `tensor` gives checkpoint tensors by name.
-pub fn param_value(param: &Param, tensor: &dyn Fn(&str) -> Option<Tensor>) -> Result<Tensor, WeightError> {
+pub fn param_value(
+    param: &ModelParam,
+    tensor: &dyn Fn(&str) -> Option<Tensor>,
+) -> Result<Tensor, WeightLoadError> {
     let value = evaluate(param, &param.source, tensor)?;
-    let shape = |message| WeightError::Shape { param: param.name.clone(), message };
+    let shape = |message| WeightLoadError::Shape { param: param.name.clone(), message };
     let dims: Option<Vec<usize>> =
         param.ty.dims.iter().map(|d| usize::try_from(d.as_const()?).ok()).collect();
     let dims = dims.ok_or_else(|| shape(format!("{} does not have constant sizes", param.ty)))?;
@@ -44,7 +47,7 @@ pub fn param_value(param: &Param, tensor: &dyn Fn(&str) -> Option<Tensor>) -> Re
     let &[rows, columns] = dims.as_slice() else {
         return Err(shape(format!("packed weights are matrices, not {}", param.ty)));
     };
-    let quant = |source| WeightError::Quant { param: param.name.clone(), source };
+    let quant = |source| WeightLoadError::Quant { param: param.name.clone(), source };
     let (dtype, packing) = (param.ty.dtype, Packing::RowMajor);
     let bytes =
         pack(dtype, packing, rows, columns, &value.to_f32(), PackOptions::default()).map_err(quant)?;
@@ -57,18 +60,18 @@ pub fn param_value(param: &Param, tensor: &dyn Fn(&str) -> Option<Tensor>) -> Re
 const SHORTEST: f64 = 1e-12;
 
 fn evaluate(
-    param: &Param,
+    param: &ModelParam,
     source: &ParamSource,
     tensor: &dyn Fn(&str) -> Option<Tensor>,
-) -> Result<Tensor, WeightError> {
+) -> Result<Tensor, WeightLoadError> {
     let map = |t: Tensor, f: &dyn Fn(f32) -> f32| {
         let data: Vec<f32> = t.to_f32().into_iter().map(f).collect();
         Tensor::f32(&t.dims, &data)
     };
-    let shape = |message| WeightError::Shape { param: param.name.clone(), message };
+    let shape = |message| WeightLoadError::Shape { param: param.name.clone(), message };
     match source {
         ParamSource::Tensor(name) => tensor(name)
-            .ok_or_else(|| WeightError::Missing { param: param.name.clone(), tensor: name.clone() }),
+            .ok_or_else(|| WeightLoadError::Missing { param: param.name.clone(), tensor: name.clone() }),
         ParamSource::Scale(factor, s) => {
             Ok(map(evaluate(param, s, tensor)?, &|v| (f64::from(v) * factor) as f32))
         }

@@ -7,18 +7,18 @@ use half::{bf16, f16};
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::types::DType;
 
-pub type Cell = u64;
+pub type RegisterCell = u64;
 
-pub fn of_f32(v: f32) -> Cell {
-    Cell::from(v.to_bits())
+pub fn of_f32(v: f32) -> RegisterCell {
+    RegisterCell::from(v.to_bits())
 }
 
-pub fn to_f32(c: Cell) -> f32 {
+pub fn to_f32(c: RegisterCell) -> f32 {
     f32::from_bits(c as u32)
 }
 
 /// Value of a cell of a float type; exact.
-pub fn float(dtype: DType, c: Cell) -> f32 {
+pub fn float(dtype: DType, c: RegisterCell) -> f32 {
     match dtype {
         DType::F16 => f16::from_bits(c as u16).to_f32(),
         DType::BF16 => bf16::from_bits(c as u16).to_f32(),
@@ -27,16 +27,16 @@ pub fn float(dtype: DType, c: Cell) -> f32 {
 }
 
 /// Rounds to a float type, to nearest even.
-pub fn of_float(dtype: DType, v: f32) -> Cell {
+pub fn of_float(dtype: DType, v: f32) -> RegisterCell {
     match dtype {
-        DType::F16 => Cell::from(f16::from_f32(v).to_bits()),
-        DType::BF16 => Cell::from(bf16::from_f32(v).to_bits()),
+        DType::F16 => RegisterCell::from(f16::from_f32(v).to_bits()),
+        DType::BF16 => RegisterCell::from(bf16::from_f32(v).to_bits()),
         _ => of_f32(v),
     }
 }
 
 /// Reduces an integer to the range of its type.
-pub fn wrap(dtype: DType, v: i64) -> Cell {
+pub fn wrap(dtype: DType, v: i64) -> RegisterCell {
     (match dtype {
         DType::Bool => v & 1,
         DType::I8 => i64::from(v as i8),
@@ -46,11 +46,11 @@ pub fn wrap(dtype: DType, v: i64) -> Cell {
         DType::I32 => i64::from(v as i32),
         DType::U32 => i64::from(v as u32),
         _ => v,
-    }) as Cell
+    }) as RegisterCell
 }
 
 /// Float to integer: truncated, saturated, NaN gives 0.
-fn saturate(dtype: DType, v: f32) -> Cell {
+fn saturate(dtype: DType, v: f32) -> RegisterCell {
     (match dtype {
         DType::I8 => i64::from(v as i8),
         DType::U8 => i64::from(v as u8),
@@ -59,14 +59,14 @@ fn saturate(dtype: DType, v: f32) -> Cell {
         DType::I32 => i64::from(v as i32),
         DType::U32 => i64::from(v as u32),
         _ => v as i64,
-    }) as Cell
+    }) as RegisterCell
 }
 
 /// The IR's value conversion. To bool: not equal to zero. Between the half types and from 64-bit integers: through f32.
-pub fn cast(from: DType, to: DType, c: Cell) -> Cell {
+pub fn cast(from: DType, to: DType, c: RegisterCell) -> RegisterCell {
     match (from.is_float(), to) {
-        (true, DType::Bool) => Cell::from(float(from, c) != 0.0),
-        (false, DType::Bool) => Cell::from(c != 0),
+        (true, DType::Bool) => RegisterCell::from(float(from, c) != 0.0),
+        (false, DType::Bool) => RegisterCell::from(c != 0),
         (true, to) if to.is_float() => of_float(to, float(from, c)),
         (true, to) => saturate(to, float(from, c)),
         (false, to) if to.is_float() => of_float(to, c as i64 as f32),
@@ -75,23 +75,23 @@ pub fn cast(from: DType, to: DType, c: Cell) -> Cell {
 }
 
 /// Element `index` of little-endian bytes; the caller has checked the bounds.
-pub fn read(dtype: DType, bytes: &[u8], index: usize) -> Cell {
+pub fn read(dtype: DType, bytes: &[u8], index: usize) -> RegisterCell {
     let four = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     let two = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
     match dtype {
-        DType::Bool => Cell::from(bytes[index] != 0),
-        DType::I8 => bytes[index] as i8 as i64 as Cell,
-        DType::U8 | DType::Packed(_) => Cell::from(bytes[index]),
-        DType::I16 => two(2 * index) as i16 as i64 as Cell,
-        DType::U16 | DType::F16 | DType::BF16 => Cell::from(two(2 * index)),
-        DType::I32 => four(4 * index) as i32 as i64 as Cell,
-        DType::U32 | DType::F32 => Cell::from(four(4 * index)),
-        DType::I64 => Cell::from(four(8 * index)) | Cell::from(four(8 * index + 4)) << 32,
+        DType::Bool => RegisterCell::from(bytes[index] != 0),
+        DType::I8 => bytes[index] as i8 as i64 as RegisterCell,
+        DType::U8 | DType::Packed(_) => RegisterCell::from(bytes[index]),
+        DType::I16 => two(2 * index) as i16 as i64 as RegisterCell,
+        DType::U16 | DType::F16 | DType::BF16 => RegisterCell::from(two(2 * index)),
+        DType::I32 => four(4 * index) as i32 as i64 as RegisterCell,
+        DType::U32 | DType::F32 => RegisterCell::from(four(4 * index)),
+        DType::I64 => RegisterCell::from(four(8 * index)) | RegisterCell::from(four(8 * index + 4)) << 32,
     }
 }
 
 /// Stores element `index`; the caller has checked the bounds.
-pub fn write(dtype: DType, bytes: &mut [u8], index: usize, value: Cell) {
+pub fn write(dtype: DType, bytes: &mut [u8], index: usize, value: RegisterCell) {
     let size = dtype.bytes().unwrap_or(1);
     bytes[index * size..(index + 1) * size].copy_from_slice(&value.to_le_bytes()[..size]);
 }
@@ -117,23 +117,23 @@ pub fn int2(op: BinOp) -> Option<fn(i64, i64) -> i64> {
 
 /// Why an integer operation has no result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Undefined {
+pub enum UndefinedResult {
     DivisionByZero,
     DivisionOverflow,
     Shift,
 }
 
 /// The integer operations whose result is not defined for all operands.
-pub fn int2_checked(op: BinOp, dtype: DType, a: i64, b: i64) -> Result<i64, Undefined> {
+pub fn int2_checked(op: BinOp, dtype: DType, a: i64, b: i64) -> Result<i64, UndefinedResult> {
     let bits = dtype.bytes().unwrap_or(8) as i64 * 8;
     match op {
-        BinOp::Div | BinOp::Rem if b == 0 => Err(Undefined::DivisionByZero),
+        BinOp::Div | BinOp::Rem if b == 0 => Err(UndefinedResult::DivisionByZero),
         BinOp::Div | BinOp::Rem if b == -1 && a == i64::MIN >> (64 - bits) => {
-            Err(Undefined::DivisionOverflow)
+            Err(UndefinedResult::DivisionOverflow)
         }
         BinOp::Div => Ok(a / b),
         BinOp::Rem => Ok(a % b),
-        BinOp::Shl | BinOp::Shr if !(0..bits).contains(&b) => Err(Undefined::Shift),
+        BinOp::Shl | BinOp::Shr if !(0..bits).contains(&b) => Err(UndefinedResult::Shift),
         BinOp::Shl => Ok(a << b),
         BinOp::Shr => Ok(a >> b),
         other => Ok(int2(other).map_or(0, |f| f(a, b))),
@@ -195,10 +195,10 @@ pub fn float1(op: UnOp) -> Option<fn(f32) -> f32> {
 }
 
 /// A literal: rounded once, from f64.
-pub fn of_float_f64(dtype: DType, v: f64) -> Cell {
+pub fn of_float_f64(dtype: DType, v: f64) -> RegisterCell {
     match dtype {
-        DType::F16 => Cell::from(f16::from_f64(v).to_bits()),
-        DType::BF16 => Cell::from(bf16::from_f64(v).to_bits()),
+        DType::F16 => RegisterCell::from(f16::from_f64(v).to_bits()),
+        DType::BF16 => RegisterCell::from(bf16::from_f64(v).to_bits()),
         _ => of_f32(v as f32),
     }
 }

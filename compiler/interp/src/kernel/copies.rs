@@ -1,15 +1,15 @@
 //! Asynchronous copies (`cp.async`): what a thread has begun and not waited for. Data moves at the last moment that is allowed, when the
 //! thread waits; until then the target has no contents and the source is locked.
 
-use super::cell::Cell;
-use super::error::{Fault, Run};
-use super::machine::Machine;
-use super::program::Reg;
+use super::cell::RegisterCell;
+use super::error::{KernelFault, RunResult};
+use super::machine::KernelMachine;
+use super::program::RegisterRange;
 use std::collections::VecDeque;
 
 /// Elements `from` of a buffer on their way to elements `to` of another.
 #[derive(Clone, Copy, Debug)]
-struct Copy {
+struct AsyncCopy {
     to: (usize, i64),
     from: (usize, i64),
     len: i64,
@@ -17,17 +17,17 @@ struct Copy {
 
 /// Copies of one thread.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct Copies {
+pub(crate) struct CopyGroups {
     /// Committed, the oldest first.
-    groups: VecDeque<Vec<Copy>>,
-    open: Vec<Copy>,
+    groups: VecDeque<Vec<AsyncCopy>>,
+    open: Vec<AsyncCopy>,
 }
 
-impl Copies {
+impl CopyGroups {
     /// Takes what has to have landed so that at most `pending` groups are left; with 0, what was not committed, too.
-    fn over(&mut self, pending: usize) -> Vec<Copy> {
+    fn over(&mut self, pending: usize) -> Vec<AsyncCopy> {
         let over = self.groups.len().saturating_sub(pending);
-        let mut all: Vec<Copy> = self.groups.drain(..over).flatten().collect();
+        let mut all: Vec<AsyncCopy> = self.groups.drain(..over).flatten().collect();
         if pending == 0 {
             all.append(&mut self.open);
         }
@@ -36,17 +36,23 @@ impl Copies {
 }
 
 /// One side of a copy: a buffer and the register with the number of its first element.
-pub(crate) type Side = (usize, Reg);
+pub(crate) type CopyOperand = (usize, RegisterRange);
 
-impl Machine<'_> {
+impl KernelMachine<'_> {
     fn active(&self) -> Vec<usize> {
         (0..self.threads()).filter(|t| self.mask[*t]).collect()
     }
 
-    pub(crate) fn begin_copies(&mut self, instr: &'static str, to: Side, from: Side, bytes: u32) -> Run {
+    pub(crate) fn begin_copies(
+        &mut self,
+        instr: &'static str,
+        to: CopyOperand,
+        from: CopyOperand,
+        bytes: u32,
+    ) -> RunResult {
         for thread in self.active() {
             let who = self.who(thread);
-            let at = |(buf, index): Side| (buf, self.cells(index)[thread] as i64);
+            let at = |(buf, index): CopyOperand| (buf, self.cells(index)[thread] as i64);
             let (to, from) = (at(to), at(from));
             let len = self.memory[to.0].aligned(instr, to.1, bytes)?;
             self.memory[from.0].aligned(instr, from.1, bytes)?;
@@ -55,7 +61,7 @@ impl Machine<'_> {
                 self.memory[to.0].begin_copy(to.1 + i, who)?;
                 self.memory[from.0].lock(from.1 + i);
             }
-            self.copies[thread].open.push(Copy { to, from, len });
+            self.copies[thread].open.push(AsyncCopy { to, from, len });
         }
         Ok(())
     }
@@ -68,13 +74,13 @@ impl Machine<'_> {
         }
     }
 
-    pub(crate) fn wait_for_copies(&mut self, pending: u32) -> Run {
+    pub(crate) fn wait_for_copies(&mut self, pending: u32) -> RunResult {
         for thread in self.active() {
             let who = self.who(thread);
-            for Copy { to, from, len } in self.copies[thread].over(pending as usize) {
+            for AsyncCopy { to, from, len } in self.copies[thread].over(pending as usize) {
                 for i in 0..len {
                     self.memory[from.0].unlock(from.1 + i);
-                    let value: Cell = self.memory[from.0].load(from.1 + i, who)?;
+                    let value: RegisterCell = self.memory[from.0].load(from.1 + i, who)?;
                     self.memory[to.0].end_copy(to.1 + i, value, who)?;
                 }
             }
@@ -83,12 +89,12 @@ impl Machine<'_> {
     }
 
     /// At the end of a block nothing is under way.
-    pub(crate) fn no_copies_left(&self) -> Run {
-        let left = |c: &Copies| c.groups.iter().flatten().chain(&c.open).next().copied();
+    pub(crate) fn no_copies_left(&self) -> RunResult {
+        let left = |c: &CopyGroups| c.groups.iter().flatten().chain(&c.open).next().copied();
         for (thread, copies) in self.copies.iter().enumerate() {
             if let Some(copy) = left(copies) {
                 let buffer = self.memory[copy.to.0].name.clone();
-                return Err(Fault::NotWaitedFor { thread, buffer, index: copy.to.1 as usize }.into());
+                return Err(KernelFault::NotWaitedFor { thread, buffer, index: copy.to.1 as usize }.into());
             }
         }
         Ok(())

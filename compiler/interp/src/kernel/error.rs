@@ -1,7 +1,7 @@
 //! What can be wrong with a kernel or with the call of one, found while it runs.
 
-use super::cell::Undefined;
-use super::memory::Who;
+use super::cell::UndefinedResult;
+use super::memory::AccessOrigin;
 use std::fmt;
 
 /// A kernel did something that is not allowed; carries the loop variables of the place where it happened.
@@ -9,25 +9,32 @@ use std::fmt;
 #[error("kernel {kernel}: {fault}{}", LoopVars(at))]
 pub struct InterpError {
     pub kernel: String,
-    pub fault: Fault,
+    pub fault: KernelFault,
     /// Loop variables around the failing statement, innermost first.
     pub at: Vec<(String, i64)>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Fault {
+pub enum KernelFault {
     #[error("argument {name}: expected {expected}, found {found}")]
     Argument { name: String, expected: String, found: String },
     #[error("buffer {buffer} begins at byte {address}: the kernel relies on a multiple of {align}")]
     Misplaced { buffer: String, address: u64, align: u32 },
     #[error("{action} of {buffer}[{index}] is out of bounds: the buffer has {len} elements")]
-    OutOfBounds { action: Action, buffer: String, index: i64, len: usize },
+    OutOfBounds { action: MemoryAction, buffer: String, index: i64, len: usize },
     #[error("read of {buffer}[{index}], which was never written")]
     Poison { buffer: String, index: usize },
     #[error(
         "race on {buffer}[{index}]: {action} by {second} after {earlier} by {first} without a barrier that orders them"
     )]
-    Race { buffer: String, index: usize, action: Action, second: Who, earlier: Action, first: Who },
+    Race {
+        buffer: String,
+        index: usize,
+        action: MemoryAction,
+        second: AccessOrigin,
+        earlier: MemoryAction,
+        first: AccessOrigin,
+    },
     #[error(
         "barrier reached by {active} of {threads} threads: all threads of a block must reach it together"
     )]
@@ -43,35 +50,35 @@ pub enum Fault {
     #[error("{instr} of {buffer}[{index}]: the place is no multiple of {align} bytes")]
     Misaligned { instr: &'static str, buffer: String, index: i64, align: u32 },
     #[error("{action} of {buffer}[{index}] by {who}: a copy that nobody has waited for {does} it")]
-    UnderWay { action: Action, buffer: String, index: usize, who: Who, does: &'static str },
+    UnderWay { action: MemoryAction, buffer: String, index: usize, who: AccessOrigin, does: &'static str },
     #[error("thread {thread} ends and has not waited for its copy to {buffer}[{index}]")]
     NotWaitedFor { thread: usize, buffer: String, index: usize },
     #[error("{op} of {a} and {b} is not defined: {}", undefined(*.why))]
-    Undefined { op: &'static str, a: i64, b: i64, why: Undefined },
+    Undefined { op: &'static str, a: i64, b: i64, why: UndefinedResult },
     #[error("the kernel is not well formed: {0}")]
     Malformed(String),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Action {
+pub enum MemoryAction {
     Read,
     Write,
 }
 
-impl fmt::Display for Action {
+impl fmt::Display for MemoryAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Action::Read => "read",
-            Action::Write => "write",
+            MemoryAction::Read => "read",
+            MemoryAction::Write => "write",
         })
     }
 }
 
-fn undefined(why: Undefined) -> &'static str {
+fn undefined(why: UndefinedResult) -> &'static str {
     match why {
-        Undefined::DivisionByZero => "division by zero",
-        Undefined::DivisionOverflow => "the quotient does not fit",
-        Undefined::Shift => "the shift is not smaller than the width",
+        UndefinedResult::DivisionByZero => "division by zero",
+        UndefinedResult::DivisionOverflow => "the quotient does not fit",
+        UndefinedResult::Shift => "the shift is not smaller than the width",
     }
 }
 
@@ -87,17 +94,17 @@ impl fmt::Display for LoopVars<'_> {
 }
 
 /// Result inside the interpreter; boxed because the error is large and rare.
-pub(crate) type Run<T = ()> = Result<T, Box<Failure>>;
+pub(crate) type RunResult<T = ()> = Result<T, Box<LocatedFault>>;
 
 /// A fault on its way out of the loops around it.
 #[derive(Debug)]
-pub(crate) struct Failure {
-    pub fault: Fault,
+pub(crate) struct LocatedFault {
+    pub fault: KernelFault,
     pub at: Vec<(String, i64)>,
 }
 
-impl From<Fault> for Box<Failure> {
-    fn from(fault: Fault) -> Self {
-        Box::new(Failure { fault, at: Vec::new() })
+impl From<KernelFault> for Box<LocatedFault> {
+    fn from(fault: KernelFault) -> Self {
+        Box::new(LocatedFault { fault, at: Vec::new() })
     }
 }

@@ -1,21 +1,21 @@
-//! Runs a [`Program`] for one CPU worker or one GPU block: all threads of the block in lockstep, statement by statement,
+//! Runs a [`KernelProgram`] for one CPU worker or one GPU block: all threads of the block in lockstep, statement by statement,
 //! with a mask of active threads (a CPU worker is a block of one thread).
 
-use super::cell::{self, Cell};
-use super::copies::Copies;
-use super::error::{Fault, Run};
-use super::memory::{Storage, Who};
-use super::program::{Inst, Node, Op, Program, Reg, Stage};
+use super::cell::{self, RegisterCell};
+use super::copies::CopyGroups;
+use super::error::{KernelFault, RunResult};
+use super::memory::{AccessOrigin, BufferStorage};
+use super::program::{CompiledNode, CompiledStmt, KernelProgram, RegisterInstr, RegisterOp, RegisterRange};
 use mlcc_ir::kernel::ForKind;
-use mlcc_ir::step::Share;
+use mlcc_ir::step::WorkShare;
 use mlcc_ir::types::DType;
 
 /// What a run does of the work.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Task {
+pub(crate) enum ExecutionTask {
     /// What worker `number` does.
     Worker {
-        share: Share,
+        share: WorkShare,
         number: usize,
     },
     Block {
@@ -24,43 +24,47 @@ pub(crate) enum Task {
     },
 }
 
-pub(crate) struct Machine<'p> {
-    pub program: &'p Program,
-    pub registers: Vec<Cell>,
-    pub memory: Vec<Storage>,
+pub(crate) struct KernelMachine<'p> {
+    pub program: &'p KernelProgram,
+    pub registers: Vec<RegisterCell>,
+    pub memory: Vec<BufferStorage>,
     pub mask: Vec<bool>,
-    pub task: Task,
+    pub task: ExecutionTask,
     /// Barriers passed.
     pub epoch: u32,
     /// Of each thread.
-    pub copies: Vec<Copies>,
+    pub copies: Vec<CopyGroups>,
 }
 
-impl<'p> Machine<'p> {
-    pub fn new(program: &'p Program, memory: Vec<Storage>, dims: &[i64]) -> Run<Machine<'p>> {
+impl<'p> KernelMachine<'p> {
+    pub fn new(
+        program: &'p KernelProgram,
+        memory: Vec<BufferStorage>,
+        dims: &[i64],
+    ) -> RunResult<KernelMachine<'p>> {
         let threads = program.threads.iter().product();
-        let mut machine = Machine {
+        let mut machine = KernelMachine {
             program,
             registers: vec![0; program.cells * threads],
             memory,
             mask: vec![true; threads],
-            task: Task::Worker { share: Share::WHOLE, number: 0 },
+            task: ExecutionTask::Worker { share: WorkShare::WHOLE, number: 0 },
             epoch: 0,
-            copies: vec![Copies::default(); threads],
+            copies: vec![CopyGroups::default(); threads],
         };
         for (reg, &value) in program.dims.iter().zip(dims) {
-            machine.broadcast(*reg, value as Cell);
+            machine.broadcast(*reg, value as RegisterCell);
         }
         machine.compute(&program.preamble)?;
         Ok(machine)
     }
 
     /// Runs the kernel for one worker or block.
-    pub fn run(&mut self, task: Task) -> Run {
+    pub fn run(&mut self, task: ExecutionTask) -> RunResult {
         self.task = task;
         self.epoch = 0;
         self.mask.fill(true);
-        self.memory.iter_mut().for_each(Storage::begin_block);
+        self.memory.iter_mut().for_each(BufferStorage::begin_block);
         let program = self.program;
         self.stages(&program.body)?;
         self.no_copies_left()
@@ -70,39 +74,40 @@ impl<'p> Machine<'p> {
         self.mask.len()
     }
 
-    pub fn who(&self, thread: usize) -> Who {
-        let (Task::Worker { number: block, .. } | Task::Block { number: block, .. }) = self.task;
-        Who { block: block as u32, thread: thread as u32, epoch: self.epoch }
+    pub fn who(&self, thread: usize) -> AccessOrigin {
+        let (ExecutionTask::Worker { number: block, .. } | ExecutionTask::Block { number: block, .. }) =
+            self.task;
+        AccessOrigin { block: block as u32, thread: thread as u32, epoch: self.epoch }
     }
 
     /// Cells of a register for all threads.
-    pub fn cells(&self, reg: Reg) -> &[Cell] {
+    pub fn cells(&self, reg: RegisterRange) -> &[RegisterCell] {
         let threads = self.threads();
         &self.registers[reg.at * threads..(reg.at + reg.lanes) * threads]
     }
 
-    pub fn broadcast(&mut self, reg: Option<Reg>, value: Cell) {
+    pub fn broadcast(&mut self, reg: Option<RegisterRange>, value: RegisterCell) {
         if let Some(reg) = reg {
             let threads = self.threads();
             self.registers[reg.at * threads..(reg.at + reg.lanes) * threads].fill(value);
         }
     }
 
-    pub fn stages(&mut self, stages: &'p [Stage]) -> Run {
+    pub fn stages(&mut self, stages: &'p [CompiledStmt]) -> RunResult {
         stages.iter().try_for_each(|stage| self.stage(stage))
     }
 
-    fn stage(&mut self, stage: &'p Stage) -> Run {
+    fn stage(&mut self, stage: &'p CompiledStmt) -> RunResult {
         self.compute(&stage.before)?;
         match &stage.node {
-            Node::For { extent, var, name, kind, body } => match kind {
+            CompiledNode::For { extent, var, name, kind, body } => match kind {
                 ForKind::Serial | ForKind::Unroll => self.serial(*extent, *var, name, body),
                 ForKind::Par => self.par(*extent, *var, name, body),
                 ForKind::Block(axis) => self.block_axis(*axis, *extent, *var, body),
                 ForKind::Thread(axis) => self.thread_axis(*axis, *extent, *var, body),
             },
-            Node::If { cond, then, otherwise } => self.branch(*cond, then, otherwise),
-            Node::Let { var, value } => {
+            CompiledNode::If { cond, then, otherwise } => self.branch(*cond, then, otherwise),
+            CompiledNode::Let { var, value } => {
                 if let Some(var) = var {
                     let threads = self.threads();
                     let from = value.at * threads..(value.at + value.lanes) * threads;
@@ -110,40 +115,52 @@ impl<'p> Machine<'p> {
                 }
                 Ok(())
             }
-            Node::Store { buf, index, value, mask } => self.store(*buf, *index, *value, *mask),
-            Node::Alloc { buf } => {
+            CompiledNode::Store { buf, index, value, mask } => self.store(*buf, *index, *value, *mask),
+            CompiledNode::Alloc { buf } => {
                 self.memory[*buf].poison(&self.mask);
                 Ok(())
             }
-            Node::Barrier => self.barrier(),
-            Node::Hint { buf, index } => self.hint(*buf, *index),
-            Node::Copy { instr, to, from, bytes } => self.begin_copies(instr, *to, *from, *bytes),
-            Node::Commit => {
+            CompiledNode::Barrier => self.barrier(),
+            CompiledNode::Hint { buf, index } => self.hint(*buf, *index),
+            CompiledNode::Copy { instr, to, from, bytes } => self.begin_copies(instr, *to, *from, *bytes),
+            CompiledNode::Commit => {
                 self.commit_copies();
                 Ok(())
             }
-            Node::Wait { pending } => self.wait_for_copies(*pending),
-            Node::Nothing => Ok(()),
+            CompiledNode::Wait { pending } => self.wait_for_copies(*pending),
+            CompiledNode::Nothing => Ok(()),
         }
     }
 
-    fn par(&mut self, extent: Reg, var: Option<Reg>, name: &str, body: &'p [Stage]) -> Run {
+    fn par(
+        &mut self,
+        extent: RegisterRange,
+        var: Option<RegisterRange>,
+        name: &str,
+        body: &'p [CompiledStmt],
+    ) -> RunResult {
         let extent = self.cells(extent)[0] as i64;
         let share = match self.task {
-            Task::Worker { share, .. } => share,
-            Task::Block { .. } => Share::WHOLE,
+            ExecutionTask::Worker { share, .. } => share,
+            ExecutionTask::Block { .. } => WorkShare::WHOLE,
         };
         for i in share.range(extent) {
-            self.broadcast(var, i as Cell);
+            self.broadcast(var, i as RegisterCell);
             self.stages(body).map_err(|e| e.inside(name, i))?;
         }
         Ok(())
     }
 
-    fn store(&mut self, buf: usize, index: Reg, value: Reg, mask: Option<Reg>) -> Run {
+    fn store(
+        &mut self,
+        buf: usize,
+        index: RegisterRange,
+        value: RegisterRange,
+        mask: Option<RegisterRange>,
+    ) -> RunResult {
         let (mut who, threads) = (self.who(0), self.threads());
-        let Machine { registers, memory, mask: active, .. } = self;
-        let of = |reg: Reg| &registers[reg.at * threads..(reg.at + reg.lanes) * threads];
+        let KernelMachine { registers, memory, mask: active, .. } = self;
+        let of = |reg: RegisterRange| &registers[reg.at * threads..(reg.at + reg.lanes) * threads];
         let (indices, values, lane_mask) = (of(index), of(value), mask.map(of));
         let storage = &mut memory[buf];
         for (thread, _) in active.iter().enumerate().filter(|(_, on)| **on) {
@@ -157,7 +174,7 @@ impl<'p> Machine<'p> {
         Ok(())
     }
 
-    fn hint(&mut self, buf: usize, index: Reg) -> Run {
+    fn hint(&mut self, buf: usize, index: RegisterRange) -> RunResult {
         let threads = self.threads();
         let indices = &self.registers[index.at * threads..(index.at + index.lanes) * threads];
         let storage = &self.memory[buf];
@@ -169,11 +186,17 @@ impl<'p> Machine<'p> {
         Ok(())
     }
 
-    fn load(&mut self, buf: usize, index: Reg, mask: Option<Reg>, out: Reg) -> Run {
+    fn load(
+        &mut self,
+        buf: usize,
+        index: RegisterRange,
+        mask: Option<RegisterRange>,
+        out: RegisterRange,
+    ) -> RunResult {
         let (mut who, threads) = (self.who(0), self.threads());
-        let Machine { registers, memory, mask: active, .. } = self;
+        let KernelMachine { registers, memory, mask: active, .. } = self;
         let (below, rest) = registers.split_at_mut(out.at * threads);
-        let of = |reg: Reg| &below[reg.at * threads..(reg.at + reg.lanes) * threads];
+        let of = |reg: RegisterRange| &below[reg.at * threads..(reg.at + reg.lanes) * threads];
         let (indices, lane_mask) = (of(index), mask.map(of));
         let storage = &mut memory[buf];
         for (thread, _) in active.iter().enumerate().filter(|(_, on)| **on) {
@@ -186,32 +209,38 @@ impl<'p> Machine<'p> {
         Ok(())
     }
 
-    fn compute(&mut self, list: &[Inst]) -> Run {
+    fn compute(&mut self, list: &[RegisterInstr]) -> RunResult {
         for inst in list {
             match &inst.op {
-                Op::Load { buf, index, mask } => self.load(*buf, *index, *mask, inst.out)?,
-                Op::ShuffleXor { instr, value, lane_mask } => {
+                RegisterOp::Load { buf, index, mask } => self.load(*buf, *index, *mask, inst.out)?,
+                RegisterOp::ShuffleXor { instr, value, lane_mask } => {
                     self.shuffle_xor(instr, *value, *lane_mask, inst.out)?;
                 }
-                Op::Mma { instr, mma, operands } => self.multiply(instr, mma, *operands, inst.out)?,
-                Op::LoadMatrix { instr, at, matrices, transposed } => {
+                RegisterOp::Mma { instr, mma, operands } => self.multiply(instr, mma, *operands, inst.out)?,
+                RegisterOp::LoadMatrix { instr, at, matrices, transposed } => {
                     self.load_matrices(instr, *at, (*matrices as usize, *transposed), inst.out)?;
                 }
-                Op::IntChecked { op, a, b } => self.int_checked(*op, *a, *b, inst)?,
+                RegisterOp::IntChecked { op, a, b } => self.int_checked(*op, *a, *b, inst)?,
                 pure => self.pure(pure, inst),
             }
         }
         Ok(())
     }
 
-    fn int_checked(&mut self, op: mlcc_ir::kernel::BinOp, a: Reg, b: Reg, inst: &Inst) -> Run {
+    fn int_checked(
+        &mut self,
+        op: mlcc_ir::kernel::BinOp,
+        a: RegisterRange,
+        b: RegisterRange,
+        inst: &RegisterInstr,
+    ) -> RunResult {
         let first = inst.out.at * self.threads();
         for i in 0..inst.out.lanes * self.threads() {
             let (x, y) = (self.cells(a)[i] as i64, self.cells(b)[i] as i64);
             self.registers[first + i] = match cell::int2_checked(op, inst.dtype, x, y) {
                 Ok(v) => cell::wrap(inst.dtype, v),
                 Err(why) if self.mask[i / inst.out.lanes] => {
-                    return Err(Fault::Undefined { op: op.name(), a: x, b: y, why }.into());
+                    return Err(KernelFault::Undefined { op: op.name(), a: x, b: y, why }.into());
                 }
                 Err(_) => 0,
             };
@@ -220,18 +249,22 @@ impl<'p> Machine<'p> {
     }
 
     /// Operations that cannot fail are computed for all threads, active or not.
-    fn pure(&mut self, op: &Op, inst: &Inst) {
+    fn pure(&mut self, op: &RegisterOp, inst: &RegisterInstr) {
         let threads = self.mask.len();
         let (below, rest) = self.registers.split_at_mut(inst.out.at * threads);
         let out = &mut rest[..inst.out.lanes * threads];
         let (dtype, lanes) = (inst.dtype, inst.out.lanes);
-        let of = |reg: &Reg| &below[reg.at * threads..(reg.at + reg.lanes) * threads];
+        let of = |reg: &RegisterRange| &below[reg.at * threads..(reg.at + reg.lanes) * threads];
         match op {
-            Op::Const(value) => out.fill(*value),
-            Op::Int1 { f, a } => map(out, of(a), |x| cell::wrap(dtype, f(x as i64))),
-            Op::Int2 { f, a, b } => zip(out, of(a), of(b), |x, y| cell::wrap(dtype, f(x as i64, y as i64))),
-            Op::Float1 { f, a } => map(out, of(a), |x| cell::of_float(dtype, f(cell::float(dtype, x)))),
-            Op::Float2 { f, a, b } => match dtype {
+            RegisterOp::Const(value) => out.fill(*value),
+            RegisterOp::Int1 { f, a } => map(out, of(a), |x| cell::wrap(dtype, f(x as i64))),
+            RegisterOp::Int2 { f, a, b } => {
+                zip(out, of(a), of(b), |x, y| cell::wrap(dtype, f(x as i64, y as i64)))
+            }
+            RegisterOp::Float1 { f, a } => {
+                map(out, of(a), |x| cell::of_float(dtype, f(cell::float(dtype, x))))
+            }
+            RegisterOp::Float2 { f, a, b } => match dtype {
                 DType::F32 => {
                     zip(out, of(a), of(b), |x, y| cell::of_f32(f(cell::to_f32(x), cell::to_f32(y))))
                 }
@@ -239,23 +272,25 @@ impl<'p> Machine<'p> {
                     cell::of_float(dtype, f(cell::float(dtype, x), cell::float(dtype, y)))
                 }),
             },
-            Op::FloatCompare { f, of: from, a, b } => {
-                zip(out, of(a), of(b), |x, y| Cell::from(f(cell::float(*from, x), cell::float(*from, y))));
+            RegisterOp::FloatCompare { f, of: from, a, b } => {
+                zip(out, of(a), of(b), |x, y| {
+                    RegisterCell::from(f(cell::float(*from, x), cell::float(*from, y)))
+                });
             }
-            Op::Fma { a, b, c } => {
+            RegisterOp::Fma { a, b, c } => {
                 let value = |x| cell::float(dtype, x);
                 for (((o, &a), &b), &c) in out.iter_mut().zip(of(a)).zip(of(b)).zip(of(c)) {
                     *o = cell::of_float(dtype, value(a).mul_add(value(b), value(c)));
                 }
             }
-            Op::Cast { from, a } => map(out, of(a), |x| cell::cast(*from, dtype, x)),
-            Op::Bitcast { from, a } => bitcast(out, dtype, of(a), *from),
-            Op::Select { cond, a, b } => {
+            RegisterOp::Cast { from, a } => map(out, of(a), |x| cell::cast(*from, dtype, x)),
+            RegisterOp::Bitcast { from, a } => bitcast(out, dtype, of(a), *from),
+            RegisterOp::Select { cond, a, b } => {
                 for (((o, &c), &a), &b) in out.iter_mut().zip(of(cond)).zip(of(a)).zip(of(b)) {
                     *o = if c != 0 { a } else { b };
                 }
             }
-            Op::Ramp { base, stride } => {
+            RegisterOp::Ramp { base, stride } => {
                 for ((o, &base), &stride) in out.chunks_exact_mut(lanes).zip(of(base)).zip(of(stride)) {
                     let mut value = base as i64;
                     for o in o {
@@ -264,12 +299,12 @@ impl<'p> Machine<'p> {
                     }
                 }
             }
-            Op::Splat(a) => {
+            RegisterOp::Splat(a) => {
                 for (o, &value) in out.chunks_exact_mut(lanes).zip(of(a)) {
                     o.fill(value);
                 }
             }
-            Op::Shuffle { a, b, lanes: picks } => {
+            RegisterOp::Shuffle { a, b, lanes: picks } => {
                 for (thread, o) in out.chunks_exact_mut(lanes).enumerate() {
                     for (o, &pick) in o.iter_mut().zip(picks) {
                         let pick = pick as usize;
@@ -280,33 +315,38 @@ impl<'p> Machine<'p> {
                     }
                 }
             }
-            Op::Load { .. }
-            | Op::ShuffleXor { .. }
-            | Op::Mma { .. }
-            | Op::LoadMatrix { .. }
-            | Op::IntChecked { .. } => {
+            RegisterOp::Load { .. }
+            | RegisterOp::ShuffleXor { .. }
+            | RegisterOp::Mma { .. }
+            | RegisterOp::LoadMatrix { .. }
+            | RegisterOp::IntChecked { .. } => {
                 unreachable!("handled by compute")
             }
         }
     }
 
-    pub fn barrier(&mut self) -> Run {
+    pub fn barrier(&mut self) -> RunResult {
         let (active, threads) = (self.mask.iter().filter(|m| **m).count(), self.threads());
         if active != threads {
-            return Err(Fault::NonUniformBarrier { active, threads }.into());
+            return Err(KernelFault::NonUniformBarrier { active, threads }.into());
         }
         self.epoch += 1;
         Ok(())
     }
 }
 
-fn map(out: &mut [Cell], a: &[Cell], f: impl Fn(Cell) -> Cell) {
+fn map(out: &mut [RegisterCell], a: &[RegisterCell], f: impl Fn(RegisterCell) -> RegisterCell) {
     for (o, &a) in out.iter_mut().zip(a) {
         *o = f(a);
     }
 }
 
-fn zip(out: &mut [Cell], a: &[Cell], b: &[Cell], f: impl Fn(Cell, Cell) -> Cell) {
+fn zip(
+    out: &mut [RegisterCell],
+    a: &[RegisterCell],
+    b: &[RegisterCell],
+    f: impl Fn(RegisterCell, RegisterCell) -> RegisterCell,
+) {
     for ((o, &a), &b) in out.iter_mut().zip(a).zip(b) {
         *o = f(a, b);
     }
@@ -314,7 +354,7 @@ fn zip(out: &mut [Cell], a: &[Cell], b: &[Cell], f: impl Fn(Cell, Cell) -> Cell)
 
 /// Threads follow each other and each has the same number of bytes on both sides, so the whole register is one string
 /// of bytes.
-fn bitcast(out: &mut [Cell], to: DType, a: &[Cell], from: DType) {
+fn bitcast(out: &mut [RegisterCell], to: DType, a: &[RegisterCell], from: DType) {
     let (small, large) = (from.bytes().unwrap_or(1), to.bytes().unwrap_or(1));
     let bytes: Vec<u8> = a.iter().flat_map(|c| c.to_le_bytes().into_iter().take(small)).collect();
     debug_assert_eq!(bytes.len(), out.len() * large);
@@ -323,7 +363,7 @@ fn bitcast(out: &mut [Cell], to: DType, a: &[Cell], from: DType) {
     }
 }
 
-impl super::error::Failure {
+impl super::error::LocatedFault {
     /// Adds the loop around the failure.
     pub(crate) fn inside(mut self: Box<Self>, name: &str, value: i64) -> Box<Self> {
         self.at.push((name.into(), value));

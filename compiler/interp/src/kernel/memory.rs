@@ -4,16 +4,16 @@
 //! in the same kernel; inside a GPU block, a cell written by one thread may be touched by another only after a barrier
 //! (an *epoch* is the number of barriers passed). Every access is remembered per cell as last writer and last readers.
 
-use super::buffer::Buffer;
-use super::cell::{self, Cell};
-use super::error::{Action, Fault, Run};
-use mlcc_ir::kernel::Space;
+use super::buffer::KernelBuffer;
+use super::cell::{self, RegisterCell};
+use super::error::{KernelFault, MemoryAction, RunResult};
+use mlcc_ir::kernel::MemorySpace;
 use mlcc_ir::types::DType;
 use std::fmt;
 
 /// Who accesses memory, and when.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Who {
+pub struct AccessOrigin {
     /// GPU block or CPU worker.
     pub block: u32,
     pub thread: u32,
@@ -21,9 +21,9 @@ pub struct Who {
 }
 
 const MANY: u32 = u32::MAX - 1;
-const NOBODY: Who = Who { block: u32::MAX, thread: 0, epoch: 0 };
+const NOBODY: AccessOrigin = AccessOrigin { block: u32::MAX, thread: 0, epoch: 0 };
 
-impl fmt::Display for Who {
+impl fmt::Display for AccessOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.block {
             MANY => write!(f, "several blocks or workers")?,
@@ -37,88 +37,100 @@ impl fmt::Display for Who {
 }
 
 /// True if `earlier` and `now` may run at the same time.
-fn concurrent(earlier: Who, now: Who) -> bool {
+fn concurrent(earlier: AccessOrigin, now: AccessOrigin) -> bool {
     earlier != NOBODY
         && (earlier.block != now.block || (earlier.thread != now.thread && earlier.epoch == now.epoch))
 }
 
 #[derive(Clone, Copy)]
-struct Touch {
-    write: Who,
-    read: Who,
+struct LastAccess {
+    write: AccessOrigin,
+    read: AccessOrigin,
 }
 
-enum Data {
+enum StorageData {
     /// A caller's buffer.
     Bytes(Vec<u8>),
     /// Memory of the kernel: for `Local` and `Stack`, `len` cells per thread.
-    Cells(Vec<Cell>),
+    Cells(Vec<RegisterCell>),
 }
 
 /// One buffer of the kernel.
-pub(crate) struct Storage {
+pub(crate) struct BufferStorage {
     pub name: String,
     pub dtype: DType,
-    pub space: Space,
+    pub space: MemorySpace,
     pub len: usize,
-    data: Data,
+    data: StorageData,
     /// Cells that hold a value; `None` when all do.
     written: Option<Vec<bool>>,
-    touched: Option<Vec<Touch>>,
+    touched: Option<Vec<LastAccess>>,
     /// Copies that are under way, where there was one.
-    flights: Vec<Flight>,
+    flights: Vec<CopyState>,
 }
 
 /// What copies that nobody has waited for do with a cell.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Flight {
+enum CopyState {
     None,
     Target,
     /// Source of so many.
     Source(u32),
 }
 
-impl Storage {
-    /// A parameter; the buffer's bytes are moved in, and out again by [`Storage::into_bytes`].
-    pub fn param(name: &str, buffer: &mut Buffer, len: usize, undefined: bool, races: bool) -> Storage {
-        Storage {
+impl BufferStorage {
+    /// A parameter; the buffer's bytes are moved in, and out again by [`BufferStorage::into_bytes`].
+    pub fn param(
+        name: &str,
+        buffer: &mut KernelBuffer,
+        len: usize,
+        undefined: bool,
+        races: bool,
+    ) -> BufferStorage {
+        BufferStorage {
             name: name.into(),
             dtype: buffer.dtype,
-            space: Space::Global,
+            space: MemorySpace::Global,
             len,
-            data: Data::Bytes(std::mem::take(&mut buffer.bytes)),
+            data: StorageData::Bytes(std::mem::take(&mut buffer.bytes)),
             written: undefined.then(|| vec![false; len]),
-            touched: races.then(|| vec![Touch { write: NOBODY, read: NOBODY }; len]),
+            touched: races.then(|| vec![LastAccess { write: NOBODY, read: NOBODY }; len]),
             flights: Vec::new(),
         }
     }
 
     /// Memory of the kernel itself.
-    pub fn allocation(name: &str, dtype: DType, space: Space, len: usize, threads: usize) -> Storage {
-        let cells = if space == Space::Shared { len } else { len * threads };
-        let races = space == Space::Shared;
-        Storage {
+    pub fn allocation(
+        name: &str,
+        dtype: DType,
+        space: MemorySpace,
+        len: usize,
+        threads: usize,
+    ) -> BufferStorage {
+        let cells = if space == MemorySpace::Shared { len } else { len * threads };
+        let races = space == MemorySpace::Shared;
+        BufferStorage {
             name: name.into(),
             dtype,
             space,
             len,
-            data: Data::Cells(vec![0; cells]),
+            data: StorageData::Cells(vec![0; cells]),
             written: Some(vec![false; cells]),
-            touched: races.then(|| vec![Touch { write: NOBODY, read: NOBODY }; cells]),
+            touched: races.then(|| vec![LastAccess { write: NOBODY, read: NOBODY }; cells]),
             flights: Vec::new(),
         }
     }
 
     pub fn into_bytes(self) -> Vec<u8> {
         match self.data {
-            Data::Bytes(bytes) => bytes,
-            Data::Cells(_) => Vec::new(),
+            StorageData::Bytes(bytes) => bytes,
+            StorageData::Cells(_) => Vec::new(),
         }
     }
 
     /// A new block or worker begins: kernel memory has no contents and no history.
     pub fn begin_block(&mut self) {
-        if self.space == Space::Global {
+        if self.space == MemorySpace::Global {
             return;
         }
         self.flights.clear();
@@ -126,7 +138,7 @@ impl Storage {
             written.fill(false);
         }
         if let Some(touched) = &mut self.touched {
-            touched.fill(Touch { write: NOBODY, read: NOBODY });
+            touched.fill(LastAccess { write: NOBODY, read: NOBODY });
         }
     }
 
@@ -135,7 +147,7 @@ impl Storage {
     pub fn poison(&mut self, mask: &[bool]) {
         let (space, len) = (self.space, self.len);
         let Some(written) = &mut self.written else { return };
-        if space == Space::Shared {
+        if space == MemorySpace::Shared {
             written.fill(false);
         } else {
             for (thread, _) in mask.iter().enumerate().filter(|(_, on)| **on) {
@@ -144,60 +156,60 @@ impl Storage {
         }
     }
 
-    fn slot(&self, index: i64, thread: u32, action: Action) -> Run<usize> {
+    fn slot(&self, index: i64, thread: u32, action: MemoryAction) -> RunResult<usize> {
         if index < 0 || index as u64 >= self.len as u64 {
             let (buffer, len) = (self.name.clone(), self.len);
-            return Err(Fault::OutOfBounds { action, buffer, index, len }.into());
+            return Err(KernelFault::OutOfBounds { action, buffer, index, len }.into());
         }
         Ok(match self.space {
-            Space::Global | Space::Shared => index as usize,
-            Space::Local | Space::Stack => thread as usize * self.len + index as usize,
+            MemorySpace::Global | MemorySpace::Shared => index as usize,
+            MemorySpace::Local | MemorySpace::Stack => thread as usize * self.len + index as usize,
         })
     }
 
     /// Checks that the cell exists; what it holds, and who wrote it, does not matter.
-    pub fn within(&self, index: i64, thread: u32) -> Run {
-        self.slot(index, thread, Action::Read).map(drop)
+    pub fn within(&self, index: i64, thread: u32) -> RunResult {
+        self.slot(index, thread, MemoryAction::Read).map(drop)
     }
 
     /// Elements in `bytes` bytes, to which the place must be aligned. That the buffer is, the verifier has checked.
-    pub fn aligned(&self, instr: &'static str, index: i64, bytes: u32) -> Run<i64> {
+    pub fn aligned(&self, instr: &'static str, index: i64, bytes: u32) -> RunResult<i64> {
         let len = i64::from(bytes) / self.dtype.bytes().unwrap_or(1) as i64;
         if index.rem_euclid(len) != 0 {
             let buffer = self.name.clone();
-            return Err(Fault::Misaligned { instr, buffer, index, align: bytes }.into());
+            return Err(KernelFault::Misaligned { instr, buffer, index, align: bytes }.into());
         }
         Ok(len)
     }
 
     // ---- copies
 
-    fn under_way(&self, slot: usize, action: Action, who: Who) -> Run {
+    fn under_way(&self, slot: usize, action: MemoryAction, who: AccessOrigin) -> RunResult {
         let does = match (self.flights.get(slot), action) {
-            (Some(Flight::Target), _) => "writes",
-            (Some(Flight::Source(_)), Action::Write) => "reads",
+            (Some(CopyState::Target), _) => "writes",
+            (Some(CopyState::Source(_)), MemoryAction::Write) => "reads",
             _ => return Ok(()),
         };
         let buffer = self.name.clone();
-        Err(Fault::UnderWay { action, buffer, index: slot, who, does }.into())
+        Err(KernelFault::UnderWay { action, buffer, index: slot, who, does }.into())
     }
 
-    fn flight(&mut self, slot: usize) -> &mut Flight {
+    fn flight(&mut self, slot: usize) -> &mut CopyState {
         if self.flights.is_empty() {
-            self.flights = vec![Flight::None; self.len];
+            self.flights = vec![CopyState::None; self.len];
         }
         &mut self.flights[slot]
     }
 
     /// A copy to a cell of shared memory begins: as a store, whose value nobody sees before [`Self::end_copy`].
-    pub fn begin_copy(&mut self, index: i64, who: Who) -> Run {
+    pub fn begin_copy(&mut self, index: i64, who: AccessOrigin) -> RunResult {
         self.store(index, 0, who)?;
-        *self.flight(index as usize) = Flight::Target;
+        *self.flight(index as usize) = CopyState::Target;
         Ok(())
     }
 
-    pub fn end_copy(&mut self, index: i64, value: Cell, who: Who) -> Run {
-        *self.flight(index as usize) = Flight::None;
+    pub fn end_copy(&mut self, index: i64, value: RegisterCell, who: AccessOrigin) -> RunResult {
+        *self.flight(index as usize) = CopyState::None;
         self.store(index, value, who)
     }
 
@@ -208,8 +220,8 @@ impl Storage {
         }
         let flight = self.flight(index as usize);
         *flight = match *flight {
-            Flight::Source(copies) => Flight::Source(copies + 1),
-            _ => Flight::Source(1),
+            CopyState::Source(copies) => CopyState::Source(copies + 1),
+            _ => CopyState::Source(1),
         };
     }
 
@@ -219,26 +231,33 @@ impl Storage {
         }
         let flight = self.flight(index as usize);
         *flight = match *flight {
-            Flight::Source(copies) if copies > 1 => Flight::Source(copies - 1),
-            _ => Flight::None,
+            CopyState::Source(copies) if copies > 1 => CopyState::Source(copies - 1),
+            _ => CopyState::None,
         };
     }
 
-    fn race(&self, index: usize, action: Action, second: Who, earlier: Action, first: Who) -> Run {
-        Err(Fault::Race { buffer: self.name.clone(), index, action, second, earlier, first }.into())
+    fn race(
+        &self,
+        index: usize,
+        action: MemoryAction,
+        second: AccessOrigin,
+        earlier: MemoryAction,
+        first: AccessOrigin,
+    ) -> RunResult {
+        Err(KernelFault::Race { buffer: self.name.clone(), index, action, second, earlier, first }.into())
     }
 
-    pub fn load(&mut self, index: i64, who: Who) -> Run<Cell> {
-        let slot = self.slot(index, who.thread, Action::Read)?;
-        self.under_way(slot, Action::Read, who)?;
+    pub fn load(&mut self, index: i64, who: AccessOrigin) -> RunResult<RegisterCell> {
+        let slot = self.slot(index, who.thread, MemoryAction::Read)?;
+        self.under_way(slot, MemoryAction::Read, who)?;
         if self.written.as_ref().is_some_and(|w| !w[slot]) {
-            return Err(Fault::Poison { buffer: self.name.clone(), index: index as usize }.into());
+            return Err(KernelFault::Poison { buffer: self.name.clone(), index: index as usize }.into());
         }
         if let Some(touched) = &mut self.touched {
-            let Touch { write, read } = &mut touched[slot];
+            let LastAccess { write, read } = &mut touched[slot];
             if concurrent(*write, who) {
                 let first = *write;
-                self.race(slot, Action::Read, who, Action::Write, first)?;
+                self.race(slot, MemoryAction::Read, who, MemoryAction::Write, first)?;
             } else if *read == NOBODY || (read.block == who.block && read.epoch != who.epoch) {
                 *read = who;
             } else if read.block != who.block {
@@ -248,21 +267,21 @@ impl Storage {
             }
         }
         Ok(match &self.data {
-            Data::Bytes(bytes) => cell::read(self.dtype, bytes, slot),
-            Data::Cells(cells) => cells[slot],
+            StorageData::Bytes(bytes) => cell::read(self.dtype, bytes, slot),
+            StorageData::Cells(cells) => cells[slot],
         })
     }
 
-    pub fn store(&mut self, index: i64, value: Cell, who: Who) -> Run {
-        let slot = self.slot(index, who.thread, Action::Write)?;
-        self.under_way(slot, Action::Write, who)?;
+    pub fn store(&mut self, index: i64, value: RegisterCell, who: AccessOrigin) -> RunResult {
+        let slot = self.slot(index, who.thread, MemoryAction::Write)?;
+        self.under_way(slot, MemoryAction::Write, who)?;
         if let Some(touched) = &mut self.touched {
-            let Touch { write, read } = touched[slot];
+            let LastAccess { write, read } = touched[slot];
             if concurrent(write, who) {
-                return self.race(slot, Action::Write, who, Action::Write, write);
+                return self.race(slot, MemoryAction::Write, who, MemoryAction::Write, write);
             }
             if concurrent(read, who) {
-                return self.race(slot, Action::Write, who, Action::Read, read);
+                return self.race(slot, MemoryAction::Write, who, MemoryAction::Read, read);
             }
             touched[slot].write = who;
         }
@@ -270,8 +289,8 @@ impl Storage {
             written[slot] = true;
         }
         match &mut self.data {
-            Data::Bytes(bytes) => cell::write(self.dtype, bytes, slot, value),
-            Data::Cells(cells) => cells[slot] = value,
+            StorageData::Bytes(bytes) => cell::write(self.dtype, bytes, slot, value),
+            StorageData::Cells(cells) => cells[slot] = value,
         }
         Ok(())
     }

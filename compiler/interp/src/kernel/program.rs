@@ -2,16 +2,16 @@
 //! carries the list of instructions that compute its operands.
 //!
 //! The register file holds `lanes` cells per thread for each expression, ordered by expression id. Operands are interned
-//! before the expressions that use them, so they always lie below; execution relies on this and `Program::new` checks it.
+//! before the expressions that use them, so they always lie below; execution relies on this and `KernelProgram::new` checks it.
 //! Expressions that cannot fail and read no memory are computed where the last of their variables gets its value (for
 //! constants and dimensions: before the kernel starts), the others by each statement that uses them.
 
 use super::cell;
-use super::copies::Side;
-use super::error::Fault;
-use crate::simt::matrix::Operands;
-use mlcc_ir::fragment::Mma;
-use mlcc_ir::instr::{InstrDef, Meaning};
+use super::copies::CopyOperand;
+use super::error::KernelFault;
+use crate::simt::matrix::MmaRegisters;
+use mlcc_ir::fragment::MmaLayout;
+use mlcc_ir::instr::{InstrDef, InstrSemantics};
 use mlcc_ir::kernel::*;
 use mlcc_ir::rewrite::expand_instrs;
 use mlcc_ir::types::DType;
@@ -19,123 +19,123 @@ use mlcc_ir::verify::verify_kernel;
 
 /// Place of an expression in the register file: first cell for one thread, and lanes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reg {
+pub(crate) struct RegisterRange {
     pub at: usize,
     pub lanes: usize,
 }
 
 /// Computes one register from registers below it.
-pub(crate) enum Op {
+pub(crate) enum RegisterOp {
     Const(u64),
     Int1 {
         f: fn(i64) -> i64,
-        a: Reg,
+        a: RegisterRange,
     },
     Int2 {
         f: fn(i64, i64) -> i64,
-        a: Reg,
-        b: Reg,
+        a: RegisterRange,
+        b: RegisterRange,
     },
     /// Operations that are not defined for all operands.
     IntChecked {
         op: BinOp,
-        a: Reg,
-        b: Reg,
+        a: RegisterRange,
+        b: RegisterRange,
     },
     Float1 {
         f: fn(f32) -> f32,
-        a: Reg,
+        a: RegisterRange,
     },
     Float2 {
         f: fn(f32, f32) -> f32,
-        a: Reg,
-        b: Reg,
+        a: RegisterRange,
+        b: RegisterRange,
     },
     FloatCompare {
         f: fn(f32, f32) -> bool,
         of: DType,
-        a: Reg,
-        b: Reg,
+        a: RegisterRange,
+        b: RegisterRange,
     },
     Fma {
-        a: Reg,
-        b: Reg,
-        c: Reg,
+        a: RegisterRange,
+        b: RegisterRange,
+        c: RegisterRange,
     },
     Cast {
         from: DType,
-        a: Reg,
+        a: RegisterRange,
     },
     Bitcast {
         from: DType,
-        a: Reg,
+        a: RegisterRange,
     },
     Select {
-        cond: Reg,
-        a: Reg,
-        b: Reg,
+        cond: RegisterRange,
+        a: RegisterRange,
+        b: RegisterRange,
     },
     Ramp {
-        base: Reg,
-        stride: Reg,
+        base: RegisterRange,
+        stride: RegisterRange,
     },
-    Splat(Reg),
+    Splat(RegisterRange),
     Shuffle {
-        a: Reg,
-        b: Option<Reg>,
+        a: RegisterRange,
+        b: Option<RegisterRange>,
         lanes: Vec<u32>,
     },
     Load {
         buf: usize,
-        index: Reg,
-        mask: Option<Reg>,
+        index: RegisterRange,
+        mask: Option<RegisterRange>,
     },
     ShuffleXor {
         instr: &'static str,
-        value: Reg,
-        lane_mask: Reg,
+        value: RegisterRange,
+        lane_mask: RegisterRange,
     },
     Mma {
         instr: &'static str,
-        mma: &'static Mma,
-        operands: Operands,
+        mma: &'static MmaLayout,
+        operands: MmaRegisters,
     },
     LoadMatrix {
         instr: &'static str,
-        at: Side,
+        at: CopyOperand,
         matrices: u32,
         transposed: bool,
     },
 }
 
-pub(crate) struct Inst {
-    pub op: Op,
-    pub out: Reg,
+pub(crate) struct RegisterInstr {
+    pub op: RegisterOp,
+    pub out: RegisterRange,
     pub dtype: DType,
 }
 
-pub(crate) enum Node {
+pub(crate) enum CompiledNode {
     For {
-        extent: Reg,
-        var: Option<Reg>,
+        extent: RegisterRange,
+        var: Option<RegisterRange>,
         name: String,
         kind: ForKind,
-        body: Vec<Stage>,
+        body: Vec<CompiledStmt>,
     },
     If {
-        cond: Reg,
-        then: Vec<Stage>,
-        otherwise: Vec<Stage>,
+        cond: RegisterRange,
+        then: Vec<CompiledStmt>,
+        otherwise: Vec<CompiledStmt>,
     },
     Let {
-        var: Option<Reg>,
-        value: Reg,
+        var: Option<RegisterRange>,
+        value: RegisterRange,
     },
     Store {
         buf: usize,
-        index: Reg,
-        value: Reg,
-        mask: Option<Reg>,
+        index: RegisterRange,
+        value: RegisterRange,
+        mask: Option<RegisterRange>,
     },
     Alloc {
         buf: usize,
@@ -144,13 +144,13 @@ pub(crate) enum Node {
     /// The place must lie within the buffer; whether anything was written there does not matter.
     Hint {
         buf: usize,
-        index: Reg,
+        index: RegisterRange,
     },
     /// Copies to shared memory that the active threads begin.
     Copy {
         instr: &'static str,
-        to: Side,
-        from: Side,
+        to: CopyOperand,
+        from: CopyOperand,
         bytes: u32,
     },
     Commit,
@@ -162,40 +162,40 @@ pub(crate) enum Node {
 }
 
 /// A statement with the instructions that must run first.
-pub(crate) struct Stage {
-    pub before: Vec<Inst>,
-    pub node: Node,
+pub(crate) struct CompiledStmt {
+    pub before: Vec<RegisterInstr>,
+    pub node: CompiledNode,
 }
 
 /// A kernel ready to run, any number of times.
-pub struct Program {
+pub struct KernelProgram {
     pub(crate) kernel: Kernel,
-    pub(crate) preamble: Vec<Inst>,
+    pub(crate) preamble: Vec<RegisterInstr>,
     /// Where the dimension arguments go, in order; `None` if the kernel does not read the dimension.
-    pub(crate) dims: Vec<Option<Reg>>,
-    pub(crate) body: Vec<Stage>,
+    pub(crate) dims: Vec<Option<RegisterRange>>,
+    pub(crate) body: Vec<CompiledStmt>,
     /// Cells of the register file per thread.
     pub(crate) cells: usize,
     /// Launch shape: extents of the thread axes.
     pub(crate) threads: [usize; 3],
     /// Extents of the block axes.
-    pub(crate) blocks: [Vec<Reg>; 3],
+    pub(crate) blocks: [Vec<RegisterRange>; 3],
     pub(crate) gpu: bool,
 }
 
-impl Program {
+impl KernelProgram {
     /// Prepares a kernel. Fails on kernels that are not well formed.
-    pub fn new(kernel: &Kernel) -> Result<Program, super::InterpError> {
+    pub fn new(kernel: &Kernel) -> Result<KernelProgram, super::InterpError> {
         let error = |fault| super::InterpError { kernel: kernel.name.clone(), fault, at: Vec::new() };
-        verify_kernel(kernel).map_err(|e| error(Fault::Malformed(e.to_string())))?;
-        Compiler::compile(expand_instrs(kernel, |_| false)).map_err(error)
+        verify_kernel(kernel).map_err(|e| error(KernelFault::Malformed(e.to_string())))?;
+        KernelCompiler::compile(expand_instrs(kernel, |_| false)).map_err(error)
     }
 }
 
-struct Compiler {
+struct KernelCompiler {
     kernel: Kernel,
-    regs: Vec<Reg>,
-    var_regs: Vec<Option<Reg>>,
+    regs: Vec<RegisterRange>,
+    var_regs: Vec<Option<RegisterRange>>,
     /// Computed once before the kernel starts.
     early: Vec<bool>,
     /// Reads no memory and cannot fail.
@@ -207,24 +207,24 @@ struct Compiler {
     /// The block that holds an expression.
     held_in: Vec<Option<usize>>,
     /// Instructions before the current statement of each open block.
-    pending: Vec<Vec<Inst>>,
+    pending: Vec<Vec<RegisterInstr>>,
     /// Last statement for which an expression was emitted.
     emitted: Vec<u32>,
     statement: u32,
     threads: [usize; 3],
-    blocks: [Vec<Reg>; 3],
+    blocks: [Vec<RegisterRange>; 3],
 }
 
-type Compiled<T> = Result<T, Fault>;
+type CompileResult<T> = Result<T, KernelFault>;
 
-fn malformed<T>(what: impl Into<String>) -> Compiled<T> {
-    Err(Fault::Malformed(what.into()))
+fn malformed<T>(what: impl Into<String>) -> CompileResult<T> {
+    Err(KernelFault::Malformed(what.into()))
 }
 
-impl Compiler {
-    fn compile(kernel: Kernel) -> Compiled<Program> {
+impl KernelCompiler {
+    fn compile(kernel: Kernel) -> CompileResult<KernelProgram> {
         let count = kernel.exprs.len();
-        let mut c = Compiler {
+        let mut c = KernelCompiler {
             regs: Vec::with_capacity(count),
             var_regs: vec![None; kernel.vars.len()],
             early: Vec::with_capacity(count),
@@ -254,15 +254,15 @@ impl Compiler {
         let dims = c.kernel.dims.iter().map(|(_, v)| c.var_regs[v.0 as usize]).collect();
         let gpu = c.kernel.is_gpu();
         let (threads, blocks) = (c.threads, c.blocks);
-        Ok(Program { kernel: c.kernel, preamble, dims, body, cells, threads, blocks, gpu })
+        Ok(KernelProgram { kernel: c.kernel, preamble, dims, body, cells, threads, blocks, gpu })
     }
 
     /// Gives every expression its register and decides which ones are computed early.
-    fn lay_out(&mut self) -> Compiled<usize> {
+    fn lay_out(&mut self) -> CompileResult<usize> {
         let mut at = 0;
         for (i, id) in self.kernel.exprs.ids().enumerate() {
             let (expr, ty) = (self.kernel.exprs.expr(id), self.kernel.exprs.ty(id));
-            let reg = Reg { at, lanes: ty.lanes as usize };
+            let reg = RegisterRange { at, lanes: ty.lanes as usize };
             at += reg.lanes;
             let mut pure = match expr {
                 Expr::Load { .. } | Expr::Instr(..) => false,
@@ -298,12 +298,12 @@ impl Compiler {
         Ok(at)
     }
 
-    fn reg(&self, id: ExprId) -> Reg {
+    fn reg(&self, id: ExprId) -> RegisterRange {
         self.regs[id.0 as usize]
     }
 
     /// Compiles a block; its first variable, if it is a loop's, has its value from the start.
-    fn block(&mut self, var: Option<VarId>, body: &[Stmt]) -> Compiled<Vec<Stage>> {
+    fn block(&mut self, var: Option<VarId>, body: &[Stmt]) -> CompileResult<Vec<CompiledStmt>> {
         let depth = self.held.len();
         self.held.push(Vec::new());
         self.pending.push(Vec::new());
@@ -313,7 +313,7 @@ impl Compiler {
         for stmt in body {
             let node = self.node(stmt)?;
             let before = std::mem::take(&mut self.pending[depth]);
-            stages.push(Stage { before, node });
+            stages.push(CompiledStmt { before, node });
             if let Stmt::Let { var, .. } = stmt {
                 self.scope[var.0 as usize] = Some(depth);
                 bound.push(*var);
@@ -327,7 +327,7 @@ impl Compiler {
         Ok(stages)
     }
 
-    fn node(&mut self, stmt: &Stmt) -> Compiled<Node> {
+    fn node(&mut self, stmt: &Stmt) -> CompileResult<CompiledNode> {
         self.statement += 1;
         Ok(match stmt {
             Stmt::For { var, extent, kind, body } => {
@@ -336,52 +336,52 @@ impl Compiler {
                 let body = self.block(Some(*var), body)?;
                 let name = self.kernel.vars[*var].name.clone();
                 let var = self.var_regs[var.0 as usize];
-                Node::For { extent: self.reg(*extent), var, name, kind: *kind, body }
+                CompiledNode::For { extent: self.reg(*extent), var, name, kind: *kind, body }
             }
             Stmt::If { cond, then, otherwise } => {
                 self.emit(*cond)?;
                 let (then, otherwise) = (self.block(None, then)?, self.block(None, otherwise)?);
-                Node::If { cond: self.reg(*cond), then, otherwise }
+                CompiledNode::If { cond: self.reg(*cond), then, otherwise }
             }
             Stmt::Let { var, value } => {
                 self.emit(*value)?;
-                Node::Let { var: self.var_regs[var.0 as usize], value: self.reg(*value) }
+                CompiledNode::Let { var: self.var_regs[var.0 as usize], value: self.reg(*value) }
             }
             Stmt::Store { buf, index, value, mask } => {
                 self.emit(*index)?;
                 self.emit(*value)?;
                 mask.iter().try_for_each(|m| self.emit(*m).map(drop))?;
                 let (index, value, mask) = (self.reg(*index), self.reg(*value), mask.map(|m| self.reg(m)));
-                Node::Store { buf: buf.0 as usize, index, value, mask }
+                CompiledNode::Store { buf: buf.0 as usize, index, value, mask }
             }
-            Stmt::Alloc { buf } => Node::Alloc { buf: buf.0 as usize },
-            Stmt::Barrier => Node::Barrier,
-            Stmt::Commit => Node::Commit,
-            Stmt::Wait { pending } => Node::Wait { pending: *pending },
+            Stmt::Alloc { buf } => CompiledNode::Alloc { buf: buf.0 as usize },
+            Stmt::Barrier => CompiledNode::Barrier,
+            Stmt::Commit => CompiledNode::Commit,
+            Stmt::Wait { pending } => CompiledNode::Wait { pending: *pending },
             Stmt::Instr { instr, args } => self.instr_statement(instr.def(), args)?,
         })
     }
 
-    fn instr_statement(&mut self, def: &'static InstrDef, args: &[ExprId]) -> Compiled<Node> {
+    fn instr_statement(&mut self, def: &'static InstrDef, args: &[ExprId]) -> CompileResult<CompiledNode> {
         match (def.meaning, args) {
-            (Meaning::Hint, [at]) => {
+            (InstrSemantics::Hint, [at]) => {
                 let (buf, index) = self.emit_side(def, *at)?;
-                Ok(Node::Hint { buf, index })
+                Ok(CompiledNode::Hint { buf, index })
             }
-            (Meaning::Copy { bytes }, [to, from]) => {
+            (InstrSemantics::Copy { bytes }, [to, from]) => {
                 let (to, from) = (self.emit_side(def, *to)?, self.emit_side(def, *from)?);
-                Ok(Node::Copy { instr: def.name, to, from, bytes })
+                Ok(CompiledNode::Copy { instr: def.name, to, from, bytes })
             }
-            (Meaning::Expr(_), _) => {
+            (InstrSemantics::Expr(_), _) => {
                 args.iter().try_for_each(|a| self.emit(*a).map(drop))?;
-                Ok(Node::Nothing)
+                Ok(CompiledNode::Nothing)
             }
             _ => malformed(format!("{} used as a statement", def.name)),
         }
     }
 
     /// Computes where a load that is not done would read.
-    fn emit_side(&mut self, def: &InstrDef, load: ExprId) -> Compiled<Side> {
+    fn emit_side(&mut self, def: &InstrDef, load: ExprId) -> CompileResult<CopyOperand> {
         let Expr::Load { index, .. } = *self.kernel.exprs.expr(load) else {
             return malformed(format!("{} of something that is not a load", def.name));
         };
@@ -389,14 +389,14 @@ impl Compiler {
         self.side(def, load)
     }
 
-    fn side(&self, def: &InstrDef, load: ExprId) -> Compiled<Side> {
+    fn side(&self, def: &InstrDef, load: ExprId) -> CompileResult<CopyOperand> {
         match *self.kernel.exprs.expr(load) {
             Expr::Load { buf, index, .. } => Ok((buf.0 as usize, self.reg(index))),
             _ => malformed(format!("{} of something that is not a load", def.name)),
         }
     }
 
-    fn note_axis(&mut self, kind: ForKind, extent: ExprId) -> Compiled<()> {
+    fn note_axis(&mut self, kind: ForKind, extent: ExprId) -> CompileResult<()> {
         let axis = match kind {
             ForKind::Block(axis) | ForKind::Thread(axis) => axis as usize,
             _ => return Ok(()),
@@ -420,7 +420,7 @@ impl Compiler {
 
     /// Emits the instructions for an expression, operands first. Returns the outermost block in which it could be
     /// computed.
-    fn emit(&mut self, id: ExprId) -> Compiled<usize> {
+    fn emit(&mut self, id: ExprId) -> CompileResult<usize> {
         let i = id.0 as usize;
         let here = self.held.len() - 1;
         if self.early[i] {
@@ -444,7 +444,7 @@ impl Compiler {
             };
         }
         match expr {
-            Expr::Instr(instr, args) if matches!(instr.def().meaning, Meaning::LoadMatrix { .. }) => {
+            Expr::Instr(instr, args) if matches!(instr.def().meaning, InstrSemantics::LoadMatrix { .. }) => {
                 for &load in args {
                     self.kernel.exprs.expr(load).for_each_child(|c| children.push(c));
                 }
@@ -467,48 +467,50 @@ impl Compiler {
         Ok(block)
     }
 
-    fn inst(&self, index: usize) -> Compiled<Inst> {
+    fn inst(&self, index: usize) -> CompileResult<RegisterInstr> {
         let id = ExprId(index as u32);
         let ty = self.kernel.exprs.ty(id);
         let r = |e: &ExprId| self.reg(*e);
         let of = |e: &ExprId| self.kernel.exprs.ty(*e).dtype;
         let op = match self.kernel.exprs.expr(id) {
-            Expr::Const(literal) => Op::Const(self.literal(*literal, ty)),
+            Expr::Const(literal) => RegisterOp::Const(self.literal(*literal, ty)),
             Expr::Var(_) => return malformed("a variable is not computed"),
             Expr::Load { buf, index, mask } => {
-                Op::Load { buf: buf.0 as usize, index: r(index), mask: mask.as_ref().map(r) }
+                RegisterOp::Load { buf: buf.0 as usize, index: r(index), mask: mask.as_ref().map(r) }
             }
             Expr::Unary(op, a) => self.unary(*op, of(a), r(a))?,
             Expr::Binary(op, a, b) => self.binary(*op, of(a), r(a), r(b))?,
-            Expr::Fma(a, b, c) => Op::Fma { a: r(a), b: r(b), c: r(c) },
-            Expr::Cast(a) => Op::Cast { from: of(a), a: r(a) },
-            Expr::Bitcast(a) => Op::Bitcast { from: of(a), a: r(a) },
-            Expr::Select(cond, a, b) => Op::Select { cond: r(cond), a: r(a), b: r(b) },
-            Expr::Ramp { base, stride } => Op::Ramp { base: r(base), stride: r(stride) },
-            Expr::Splat(a) => Op::Splat(r(a)),
+            Expr::Fma(a, b, c) => RegisterOp::Fma { a: r(a), b: r(b), c: r(c) },
+            Expr::Cast(a) => RegisterOp::Cast { from: of(a), a: r(a) },
+            Expr::Bitcast(a) => RegisterOp::Bitcast { from: of(a), a: r(a) },
+            Expr::Select(cond, a, b) => RegisterOp::Select { cond: r(cond), a: r(a), b: r(b) },
+            Expr::Ramp { base, stride } => RegisterOp::Ramp { base: r(base), stride: r(stride) },
+            Expr::Splat(a) => RegisterOp::Splat(r(a)),
             Expr::Shuffle { a, b, lanes } => {
-                Op::Shuffle { a: r(a), b: b.as_ref().map(r), lanes: lanes.clone() }
+                RegisterOp::Shuffle { a: r(a), b: b.as_ref().map(r), lanes: lanes.clone() }
             }
             Expr::Instr(instr, args) => match (instr.def().meaning, args.as_slice()) {
-                (Meaning::ShuffleXor, [value, lane_mask]) => {
-                    Op::ShuffleXor { instr: instr.def().name, value: r(value), lane_mask: r(lane_mask) }
+                (InstrSemantics::ShuffleXor, [value, lane_mask]) => RegisterOp::ShuffleXor {
+                    instr: instr.def().name,
+                    value: r(value),
+                    lane_mask: r(lane_mask),
+                },
+                (InstrSemantics::Mma(mma), [sums, a, b]) => {
+                    let operands = MmaRegisters { sums: r(sums), a: r(a), b: r(b), dtype: of(a) };
+                    RegisterOp::Mma { instr: instr.def().name, mma, operands }
                 }
-                (Meaning::Mma(mma), [sums, a, b]) => {
-                    let operands = Operands { sums: r(sums), a: r(a), b: r(b), dtype: of(a) };
-                    Op::Mma { instr: instr.def().name, mma, operands }
-                }
-                (Meaning::LoadMatrix { matrices, transposed }, [load]) => {
+                (InstrSemantics::LoadMatrix { matrices, transposed }, [load]) => {
                     let at = self.side(instr.def(), *load)?;
-                    Op::LoadMatrix { instr: instr.def().name, at, matrices, transposed }
+                    RegisterOp::LoadMatrix { instr: instr.def().name, at, matrices, transposed }
                 }
                 _ => return malformed(format!("{} used as an expression", instr.def().name)),
             },
         };
         self.check_operands(id, ty)?;
-        Ok(Inst { op, out: self.reg(id), dtype: ty.dtype })
+        Ok(RegisterInstr { op, out: self.reg(id), dtype: ty.dtype })
     }
 
-    fn literal(&self, literal: Literal, ty: Ty) -> u64 {
+    fn literal(&self, literal: Literal, ty: ExprType) -> u64 {
         match (literal, ty.dtype.is_float()) {
             (literal, true) => cell::of_float_f64(ty.dtype, literal.as_f64()),
             (Literal::Int(i), false) => cell::wrap(ty.dtype, i),
@@ -516,29 +518,35 @@ impl Compiler {
         }
     }
 
-    fn unary(&self, op: UnOp, dtype: DType, a: Reg) -> Compiled<Op> {
+    fn unary(&self, op: UnOp, dtype: DType, a: RegisterRange) -> CompileResult<RegisterOp> {
         let found = if dtype.is_float() {
-            cell::float1(op).map(|f| Op::Float1 { f, a })
+            cell::float1(op).map(|f| RegisterOp::Float1 { f, a })
         } else {
-            cell::int1(op).map(|f| Op::Int1 { f, a })
+            cell::int1(op).map(|f| RegisterOp::Int1 { f, a })
         };
-        found.ok_or_else(|| Fault::Malformed(format!("{} of {dtype}", op.name())))
+        found.ok_or_else(|| KernelFault::Malformed(format!("{} of {dtype}", op.name())))
     }
 
-    fn binary(&self, op: BinOp, dtype: DType, a: Reg, b: Reg) -> Compiled<Op> {
+    fn binary(
+        &self,
+        op: BinOp,
+        dtype: DType,
+        a: RegisterRange,
+        b: RegisterRange,
+    ) -> CompileResult<RegisterOp> {
         let found = match (dtype.is_float(), op.is_comparison()) {
-            (true, true) => cell::float_compare(op).map(|f| Op::FloatCompare { f, of: dtype, a, b }),
-            (true, false) => cell::float2(op).map(|f| Op::Float2 { f, a, b }),
+            (true, true) => cell::float_compare(op).map(|f| RegisterOp::FloatCompare { f, of: dtype, a, b }),
+            (true, false) => cell::float2(op).map(|f| RegisterOp::Float2 { f, a, b }),
             (false, _) => Some(match cell::int2(op) {
-                Some(f) => Op::Int2 { f, a, b },
-                None => Op::IntChecked { op, a, b },
+                Some(f) => RegisterOp::Int2 { f, a, b },
+                None => RegisterOp::IntChecked { op, a, b },
             }),
         };
-        found.ok_or_else(|| Fault::Malformed(format!("{} of {dtype}", op.name())))
+        found.ok_or_else(|| KernelFault::Malformed(format!("{} of {dtype}", op.name())))
     }
 
     /// Lanes of operands must fit, because execution indexes registers by them.
-    fn check_operands(&self, id: ExprId, ty: Ty) -> Compiled<()> {
+    fn check_operands(&self, id: ExprId, ty: ExprType) -> CompileResult<()> {
         let expr = self.kernel.exprs.expr(id);
         let lanes = |e: &ExprId| self.kernel.exprs.ty(*e).lanes;
         let mut same = true;
@@ -551,11 +559,11 @@ impl Compiler {
                 picks.len() == ty.lanes as usize && picks.iter().all(|&p| p < available)
             }
             Expr::Bitcast(a) => {
-                let bytes = |t: Ty| t.dtype.bytes().unwrap_or(0) * t.lanes as usize;
+                let bytes = |t: ExprType| t.dtype.bytes().unwrap_or(0) * t.lanes as usize;
                 bytes(self.kernel.exprs.ty(*a)) == bytes(ty)
             }
             // The verifier holds them against their signature.
-            Expr::Instr(instr, _) if !matches!(instr.def().meaning, Meaning::ShuffleXor) => true,
+            Expr::Instr(instr, _) if !matches!(instr.def().meaning, InstrSemantics::ShuffleXor) => true,
             _ => {
                 expr.for_each_child(|c| same &= lanes(&c) == ty.lanes);
                 same

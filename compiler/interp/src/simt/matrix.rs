@@ -1,45 +1,52 @@
 //! What the lanes of a warp do with matrices: products of fragments, and rows from shared memory.
 
 use super::WARP;
-use crate::kernel::cell::{self, Cell};
-use crate::kernel::error::{Fault, Run};
-use crate::kernel::machine::Machine;
-use crate::kernel::program::Reg;
-use mlcc_ir::fragment::{Fragment, Mma, UNITS};
+use crate::kernel::cell::{self, RegisterCell};
+use crate::kernel::error::{KernelFault, RunResult};
+use crate::kernel::machine::KernelMachine;
+use crate::kernel::program::RegisterRange;
+use mlcc_ir::fragment::{Fragment, MmaLayout, UNITS};
 use mlcc_ir::instr::MATRIX_ROW_BYTES;
 use mlcc_ir::types::DType;
 
 /// Registers of `sums + a * b`.
 #[derive(Clone, Copy)]
-pub(crate) struct Operands {
-    pub sums: Reg,
-    pub a: Reg,
-    pub b: Reg,
+pub(crate) struct MmaRegisters {
+    pub sums: RegisterRange,
+    pub a: RegisterRange,
+    pub b: RegisterRange,
     /// Type of `a` and `b`.
     pub dtype: DType,
 }
 
-impl Machine<'_> {
+impl KernelMachine<'_> {
     /// Warps that execute an instruction together: those with active threads, which must have all of them.
-    fn warps(&self, instr: &'static str) -> Run<Vec<usize>> {
+    fn warps(&self, instr: &'static str) -> RunResult<Vec<usize>> {
         let mut warps = Vec::new();
         for (warp, mask) in self.mask.chunks(WARP).enumerate() {
             match mask.iter().filter(|on| **on).count() {
                 0 => {}
                 WARP => warps.push(warp),
-                active => return Err(Fault::PartOfAWarp { instr, warp, active }.into()),
+                active => return Err(KernelFault::PartOfAWarp { instr, warp, active }.into()),
             }
         }
         Ok(warps)
     }
 
-    pub(crate) fn multiply(&mut self, instr: &'static str, mma: &Mma, of: Operands, out: Reg) -> Run {
+    pub(crate) fn multiply(
+        &mut self,
+        instr: &'static str,
+        mma: &MmaLayout,
+        of: MmaRegisters,
+        out: RegisterRange,
+    ) -> RunResult {
         let threads = self.threads();
         for warp in self.warps(instr)? {
             let a = self.matrix(warp, &mma.a, of.a);
             let b = self.matrix(warp, &mma.b, of.b);
-            let value =
-                |c: Cell| if of.dtype.is_float() { cell::float(of.dtype, c).into() } else { c as i64 as f64 };
+            let value = |c: RegisterCell| {
+                if of.dtype.is_float() { cell::float(of.dtype, c).into() } else { c as i64 as f64 }
+            };
             let (columns, k) = (mma.b.columns as usize, mma.a.columns as usize);
             for lane in 0..WARP {
                 let thread = warp * WARP + lane;
@@ -62,7 +69,7 @@ impl Machine<'_> {
     }
 
     /// The matrix that a warp holds, row-major.
-    fn matrix(&self, warp: usize, f: &Fragment, reg: Reg) -> Vec<Cell> {
+    fn matrix(&self, warp: usize, f: &Fragment, reg: RegisterRange) -> Vec<RegisterCell> {
         let cells = self.cells(reg);
         let mut all = vec![0; (f.rows * f.columns) as usize];
         for lane in 0..WARP {
@@ -78,10 +85,10 @@ impl Machine<'_> {
     pub(crate) fn load_matrices(
         &mut self,
         instr: &'static str,
-        (buf, index): (usize, Reg),
+        (buf, index): (usize, RegisterRange),
         (matrices, transposed): (usize, bool),
-        out: Reg,
-    ) -> Run {
+        out: RegisterRange,
+    ) -> RunResult {
         let threads = self.threads();
         // Elements in a unit of 16 bits.
         let unit = 2 / self.memory[buf].dtype.bytes().unwrap_or(2);

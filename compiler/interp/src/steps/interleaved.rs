@@ -2,17 +2,17 @@
 //! all its work before the next one begins. Where a barrier is missing, a worker reads what another one has not written
 //! yet, or no longer, and the results differ from those of [`super::run_step`].
 
-use super::ranks::{Call, RankRef, join};
-use super::{Memory, Sequence, StepError, Turn, find, is_for_one, on_buffers, with_state};
-use crate::kernel::{Order, Program};
+use super::ranks::{RankCall, RankRef, join};
+use super::{BatchSequence, LaunchRun, StepMemory, StepRunError, find, is_for_one, on_buffers, with_state};
+use crate::kernel::{ExecutionOrder, KernelProgram};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
-use mlcc_ir::step::{Launch, Repeat, Share, Step, StepItem};
+use mlcc_ir::step::{LaunchItem, RepeatMode, StepItem, StepProgram, WorkShare};
 use std::collections::BTreeMap;
 
 /// Which worker gets the pieces of launches with dynamic shares.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Takers {
+pub enum ChunkOwnership {
     /// Everybody those of its own share.
     Owners,
     /// This one all of them.
@@ -23,94 +23,98 @@ pub enum Takers {
 
 /// Who does what, and when.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Schedule {
+pub struct WorkerSchedule {
     pub workers: usize,
     /// Of the workers, between two barriers.
-    pub order: Order,
-    pub takers: Takers,
+    pub order: ExecutionOrder,
+    pub takers: ChunkOwnership,
 }
 
-impl Schedule {
+impl WorkerSchedule {
     /// Schedules that differ as much as they can, for so many workers.
-    pub fn all(workers: usize) -> Vec<Schedule> {
-        let takers =
-            [Takers::Owners, Takers::One(0), Takers::One(workers.saturating_sub(1)), Takers::InTurns];
-        let with = |order| takers.map(|takers| Schedule { workers, order, takers });
-        [Order::Forward, Order::Reverse].into_iter().flat_map(with).collect()
+    pub fn all(workers: usize) -> Vec<WorkerSchedule> {
+        let takers = [
+            ChunkOwnership::Owners,
+            ChunkOwnership::One(0),
+            ChunkOwnership::One(workers.saturating_sub(1)),
+            ChunkOwnership::InTurns,
+        ];
+        let with = |order| takers.map(|takers| WorkerSchedule { workers, order, takers });
+        [ExecutionOrder::Forward, ExecutionOrder::Reverse].into_iter().flat_map(with).collect()
     }
 
     /// What `worker` computes of a launch, or of one for each sequence, in a turn of it.
-    fn shares(&self, launch: &Launch, turn: &Turn, worker: usize) -> Vec<Share> {
+    fn shares(&self, launch: &LaunchItem, turn: &LaunchRun, worker: usize) -> Vec<WorkShare> {
         let shares = self.shares_of_all(launch, turn, worker);
         let [at, work, total] = turn.line;
         match launch.repeat {
-            Repeat::EachWorker => vec![Share::WHOLE],
-            Repeat::Once | Repeat::Wanted => shares,
-            Repeat::EachSequence { .. } => {
+            RepeatMode::EachWorker => vec![WorkShare::WHOLE],
+            RepeatMode::Once | RepeatMode::Wanted => shares,
+            RepeatMode::EachSequence { .. } => {
                 shares.into_iter().filter_map(|share| share.of_sequence(at, work, total)).collect()
             }
         }
     }
 
     /// The same of a launch as a whole.
-    fn shares_of_all(&self, launch: &Launch, turn: &Turn, worker: usize) -> Vec<Share> {
+    fn shares_of_all(&self, launch: &LaunchItem, turn: &LaunchRun, worker: usize) -> Vec<WorkShare> {
         let Some(pieces) = launch.shares.pieces(self.workers, &turn.sizes) else {
-            return vec![Share::part(worker, self.workers)];
+            return vec![WorkShare::part(worker, self.workers)];
         };
         let mine = |piece: &usize| match self.takers {
-            Takers::Owners => piece / pieces.count() == worker,
-            Takers::One(taker) => taker == worker,
-            Takers::InTurns => piece % self.workers == worker,
+            ChunkOwnership::Owners => piece / pieces.count() == worker,
+            ChunkOwnership::One(taker) => taker == worker,
+            ChunkOwnership::InTurns => piece % self.workers == worker,
         };
         let all = 0..self.workers * pieces.count();
         let part = |piece| pieces.part(piece, self.workers);
-        all.filter(mine).map(part).map(|(part, of)| Share::part(part, of)).collect()
+        all.filter(mine).map(part).map(|(part, of)| WorkShare::part(part, of)).collect()
     }
 }
 
 /// As [`super::run_step`], with the workers one after the other between barriers. Every worker has its own copy of what
 /// all compute for themselves.
 pub fn run_interleaved(
-    step: &Step,
+    step: &StepProgram,
     kernels: &[Kernel],
-    memory: &mut Memory,
+    memory: &mut StepMemory,
     sizes: &SymValues,
-    schedule: &Schedule,
-) -> Result<(), StepError> {
+    schedule: &WorkerSchedule,
+) -> Result<(), StepRunError> {
     let rank = &mut [RankRef { memory, sequences: &mut [] }];
-    phases(step, kernels, rank, Call::One(*sizes), schedule)
+    phases(step, kernels, rank, RankCall::One(*sizes), schedule)
 }
 
 /// As [`super::run_batch`], with the workers one after the other between barriers.
 pub fn run_batch_interleaved(
-    step: &Step,
+    step: &StepProgram,
     kernels: &[Kernel],
-    memory: &mut Memory,
-    sequences: &mut [Sequence],
+    memory: &mut StepMemory,
+    sequences: &mut [BatchSequence],
     wanted: usize,
-    schedule: &Schedule,
-) -> Result<(), StepError> {
-    phases(step, kernels, &mut [RankRef { memory, sequences }], Call::Batch { wanted }, schedule)
+    schedule: &WorkerSchedule,
+) -> Result<(), StepRunError> {
+    phases(step, kernels, &mut [RankRef { memory, sequences }], RankCall::Batch { wanted }, schedule)
 }
 
 /// The ranks are in lockstep from item to item: between two exchanges none sees what another one does.
 pub(super) fn phases(
-    step: &Step,
+    step: &StepProgram,
     kernels: &[Kernel],
     ranks: &mut [RankRef<'_>],
-    call: Call,
-    schedule: &Schedule,
-) -> Result<(), StepError> {
-    let mut programs: BTreeMap<&str, Program> = BTreeMap::new();
+    call: RankCall,
+    schedule: &WorkerSchedule,
+) -> Result<(), StepRunError> {
+    let mut programs: BTreeMap<&str, KernelProgram> = BTreeMap::new();
     let mut workers: Vec<usize> = (0..schedule.workers).collect();
     schedule.order.apply(&mut workers);
     for launch in step.items.iter().filter_map(StepItem::launch) {
-        if matches!(call, Call::One(_)) && !is_for_one(launch) {
-            return Err(StepError::NoBatch(launch.kernel.clone()));
+        if matches!(call, RankCall::One(_)) && !is_for_one(launch) {
+            return Err(StepRunError::NoBatch(launch.kernel.clone()));
         }
         let kernel = find(kernels, launch)?;
         if !programs.contains_key(launch.kernel.as_str()) {
-            programs.insert(&launch.kernel, Program::new(kernel)?);
+            programs.insert(&launch.kernel, KernelProgram::new(kernel)?);
         }
     }
     for phase in step.items.split(|item| matches!(item, StepItem::Barrier)) {
@@ -135,13 +139,13 @@ pub(super) fn phases(
 
 /// What a worker computes of a launch.
 fn run_shares(
-    launch: &Launch,
-    (kernel, program): (&Kernel, &Program),
+    launch: &LaunchItem,
+    (kernel, program): (&Kernel, &KernelProgram),
     rank: &mut RankRef<'_>,
-    call: Call,
-    schedule: &Schedule,
+    call: RankCall,
+    schedule: &WorkerSchedule,
     worker: usize,
-) -> Result<(), StepError> {
+) -> Result<(), StepRunError> {
     for turn in call.turns(launch, rank.sequences) {
         let (sizes, at) = (&turn.sizes, turn.at(worker));
         for share in schedule.shares(launch, &turn, worker) {

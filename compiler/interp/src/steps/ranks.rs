@@ -3,51 +3,52 @@
 
 use super::interleaved::phases;
 use super::{
-    Memory, Schedule, Sequence, StepError, Turn, is_for_one, run_launch, sizes_of_all, turns, with_state,
+    BatchSequence, LaunchRun, StepMemory, StepRunError, WorkerSchedule, is_for_one, run_launch, sizes_of_all,
+    turns, with_state,
 };
-use crate::kernel::Options;
+use crate::kernel::ExecutionOptions;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
-use mlcc_ir::step::{BufferRef, Exchange, Launch, Parts, Step, StepItem};
+use mlcc_ir::step::{AllGather, BufferRef, GatherShape, LaunchItem, StepItem, StepProgram};
 
 /// What a rank has: its memory, and of a batch what each sequence has there.
 #[derive(Clone, Default)]
-pub struct Rank {
-    pub memory: Memory,
-    pub sequences: Vec<Sequence>,
+pub struct RankMemory {
+    pub memory: StepMemory,
+    pub sequences: Vec<BatchSequence>,
 }
 
 /// Rows of one sequence with these sizes, or of the sequences of a batch with so many whose logits are wanted.
 #[derive(Clone, Copy, Debug)]
-pub enum Call {
+pub enum RankCall {
     One(SymValues),
     Batch { wanted: usize },
 }
 
-impl Call {
-    pub(super) fn turns(self, launch: &Launch, sequences: &[Sequence]) -> Vec<Turn> {
+impl RankCall {
+    pub(super) fn turns(self, launch: &LaunchItem, sequences: &[BatchSequence]) -> Vec<LaunchRun> {
         match self {
-            Call::One(sizes) => vec![Turn::once(sizes)],
-            Call::Batch { wanted } => turns(launch, sequences, wanted),
+            RankCall::One(sizes) => vec![LaunchRun::once(sizes)],
+            RankCall::Batch { wanted } => turns(launch, sequences, wanted),
         }
     }
 
     /// Rows that are exchanged.
-    fn rows(self, exchange: &Exchange, sequences: &[Sequence]) -> usize {
+    fn rows(self, exchange: &AllGather, sequences: &[BatchSequence]) -> usize {
         let sizes = match self {
-            Call::One(sizes) => sizes,
-            Call::Batch { wanted } if exchange.wanted => {
+            RankCall::One(sizes) => sizes,
+            RankCall::Batch { wanted } if exchange.wanted => {
                 SymValues { n: wanted as i64, ..sizes_of_all(sequences) }
             }
-            Call::Batch { .. } => sizes_of_all(sequences),
+            RankCall::Batch { .. } => sizes_of_all(sequences),
         };
         exchange.parts.rows.eval(&sizes).max(0) as usize
     }
 }
 
 pub(super) struct RankRef<'a> {
-    pub memory: &'a mut Memory,
-    pub sequences: &'a mut [Sequence],
+    pub memory: &'a mut StepMemory,
+    pub sequences: &'a mut [BatchSequence],
 }
 
 impl RankRef<'_> {
@@ -58,13 +59,13 @@ impl RankRef<'_> {
 
     fn launch(
         &mut self,
-        launch: &Launch,
+        launch: &LaunchItem,
         kernels: &[Kernel],
-        call: Call,
-        options: &Options,
-    ) -> Result<(), StepError> {
-        if matches!(call, Call::One(_)) && !is_for_one(launch) {
-            return Err(StepError::NoBatch(launch.kernel.clone()));
+        call: RankCall,
+        options: &ExecutionOptions,
+    ) -> Result<(), StepRunError> {
+        if matches!(call, RankCall::One(_)) && !is_for_one(launch) {
+            return Err(StepRunError::NoBatch(launch.kernel.clone()));
         }
         for turn in call.turns(launch, self.sequences) {
             with_state(self.memory, self.sequences, &turn, |memory| {
@@ -75,20 +76,20 @@ impl RankRef<'_> {
     }
 }
 
-fn refs(ranks: &mut [Rank]) -> Vec<RankRef<'_>> {
+fn refs(ranks: &mut [RankMemory]) -> Vec<RankRef<'_>> {
     ranks.iter_mut().map(|r| RankRef { memory: &mut r.memory, sequences: &mut r.sequences }).collect()
 }
 
 /// Runs a step on all ranks. Usually all have the same one.
 pub fn run_ranks(
-    steps: &[&Step],
+    steps: &[&StepProgram],
     kernels: &[Kernel],
-    ranks: &mut [Rank],
-    call: Call,
-    options: &Options,
-) -> Result<(), StepError> {
+    ranks: &mut [RankMemory],
+    call: RankCall,
+    options: &ExecutionOptions,
+) -> Result<(), StepRunError> {
     if steps.len() != ranks.len() {
-        return Err(StepError::Ranks { expected: steps.len(), found: ranks.len() });
+        return Err(StepRunError::Ranks { expected: steps.len(), found: ranks.len() });
     }
     let mut ranks = refs(ranks);
     let mut items: Vec<_> = steps.iter().map(|step| step.items.iter()).collect();
@@ -96,7 +97,7 @@ pub fn run_ranks(
         let mut reached = Vec::with_capacity(ranks.len());
         for (number, (rank, items)) in ranks.iter_mut().zip(&mut items).enumerate() {
             let next = until_exchange(items, rank, kernels, call, options);
-            reached.push(next.map_err(|error| StepError::Rank { rank: number, error: Box::new(error) })?);
+            reached.push(next.map_err(|error| StepRunError::Rank { rank: number, error: Box::new(error) })?);
         }
         match agreed(&reached, number)? {
             Some(exchange) => join(exchange, &mut ranks, call)?,
@@ -109,12 +110,12 @@ pub fn run_ranks(
 
 /// As [`run_ranks`] with one step for all, with the workers of each rank one after the other between barriers.
 pub fn run_ranks_interleaved(
-    step: &Step,
+    step: &StepProgram,
     kernels: &[Kernel],
-    ranks: &mut [Rank],
-    call: Call,
-    schedule: &Schedule,
-) -> Result<(), StepError> {
+    ranks: &mut [RankMemory],
+    call: RankCall,
+    schedule: &WorkerSchedule,
+) -> Result<(), StepRunError> {
     phases(step, kernels, &mut refs(ranks), call, schedule)
 }
 
@@ -123,9 +124,9 @@ fn until_exchange<'s>(
     items: &mut impl Iterator<Item = &'s StepItem>,
     rank: &mut RankRef<'_>,
     kernels: &[Kernel],
-    call: Call,
-    options: &Options,
-) -> Result<Option<&'s Exchange>, StepError> {
+    call: RankCall,
+    options: &ExecutionOptions,
+) -> Result<Option<&'s AllGather>, StepRunError> {
     for item in items {
         match item {
             StepItem::Barrier => {}
@@ -137,42 +138,49 @@ fn until_exchange<'s>(
 }
 
 /// The exchange that all ranks have come to, if none has ended.
-fn agreed<'s>(reached: &[Option<&'s Exchange>], number: usize) -> Result<Option<&'s Exchange>, StepError> {
+fn agreed<'s>(
+    reached: &[Option<&'s AllGather>],
+    number: usize,
+) -> Result<Option<&'s AllGather>, StepRunError> {
     let Some((rank, first)) = reached.iter().enumerate().find_map(|(rank, e)| Some((rank, (*e)?))) else {
         return Ok(None);
     };
     for (other, exchange) in reached.iter().enumerate() {
         match exchange {
-            None => return Err(StepError::Missed { rank, number, other, count: number }),
+            None => return Err(StepRunError::Missed { rank, number, other, count: number }),
             Some(exchange) if exchange.parts == first.parts => {}
             Some(exchange) => {
                 let (expected, found) = (describe(&first.parts), describe(&exchange.parts));
-                return Err(StepError::Parts { rank, number, other, expected, found });
+                return Err(StepRunError::Parts { rank, number, other, expected, found });
             }
         }
     }
     Ok(Some(first))
 }
 
-fn describe(parts: &Parts) -> String {
-    let Parts { ranks, rows, row_bytes } = parts;
+fn describe(parts: &GatherShape) -> String {
+    let GatherShape { ranks, rows, row_bytes } = parts;
     format!("{rows} rows of {row_bytes} bytes of {ranks} ranks")
 }
 
 /// Every rank gets the rows of all.
-pub(super) fn join(exchange: &Exchange, ranks: &mut [RankRef<'_>], call: Call) -> Result<(), StepError> {
-    let Exchange { part, all, parts, .. } = exchange;
+pub(super) fn join(
+    exchange: &AllGather,
+    ranks: &mut [RankRef<'_>],
+    call: RankCall,
+) -> Result<(), StepRunError> {
+    let AllGather { part, all, parts, .. } = exchange;
     if parts.ranks != ranks.len() {
         let found = ranks.len();
         return match found {
-            1 => Err(StepError::Alone { ranks: parts.ranks }),
-            _ => Err(StepError::Ranks { expected: parts.ranks, found }),
+            1 => Err(StepRunError::Alone { ranks: parts.ranks }),
+            _ => Err(StepRunError::Ranks { expected: parts.ranks, found }),
         };
     }
     let rows = ranks.first().map_or(0, |rank| call.rows(exchange, rank.sequences));
     let row = parts.row_bytes as usize;
     let of_rank = |rank: &mut RankRef<'_>| Ok(block(rank.memory, part, rows * row)?.to_vec());
-    let sent: Vec<Vec<u8>> = ranks.iter_mut().map(of_rank).collect::<Result<_, StepError>>()?;
+    let sent: Vec<Vec<u8>> = ranks.iter_mut().map(of_rank).collect::<Result<_, StepRunError>>()?;
     let of_all = |i: usize| sent.iter().flat_map(move |part| &part[i * row..(i + 1) * row]);
     let joined: Vec<u8> = (0..rows).flat_map(of_all).copied().collect();
     ranks.iter_mut().try_for_each(|rank| {
@@ -182,9 +190,13 @@ pub(super) fn join(exchange: &Exchange, ranks: &mut [RankRef<'_>], call: Call) -
 }
 
 /// The first bytes of a buffer; of one with a copy for each worker those of the first.
-fn block<'m>(memory: &'m mut Memory, place: &BufferRef, bytes: usize) -> Result<&'m mut [u8], StepError> {
+fn block<'m>(
+    memory: &'m mut StepMemory,
+    place: &BufferRef,
+    bytes: usize,
+) -> Result<&'m mut [u8], StepRunError> {
     let block = memory.block(place.base);
     let (start, size) = (place.offset as usize, block.len());
     let end = start.saturating_add(bytes);
-    block.get_mut(start..end).ok_or(StepError::Range { base: place.base.name(), start, end, size })
+    block.get_mut(start..end).ok_or(StepRunError::Range { base: place.base.name(), start, end, size })
 }

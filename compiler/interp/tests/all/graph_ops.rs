@@ -1,13 +1,13 @@
 //! Every op: the fast path equals the register program bit by bit, and the result equals a directly written reference.
 
-use mlcc_interp::graph::{Interpreter, Mode, States, Tensor};
+use mlcc_interp::graph::{EvaluationMode, Interpreter, StateValues, Tensor};
 use mlcc_ir::compute::RedOp;
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
-use mlcc_ir::types::{DType, Format, TensorType};
+use mlcc_ir::types::{DType, QuantFormat, TensorType};
 
 const SYMS: SymValues = SymValues { n: 3, b: 1, past: 0 };
 
@@ -39,9 +39,9 @@ fn run_all(op: Op, inputs: &[(TensorType, Tensor)]) -> Vec<Tensor> {
     f.outputs = f.append(&module, op, &args).unwrap();
     let id = module.functions.push(f);
     let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
-    let [fast, plain] = [Mode::Fast, Mode::Plain].map(|mode| {
+    let [fast, plain] = [EvaluationMode::Fast, EvaluationMode::Plain].map(|mode| {
         let interpreter = Interpreter::new(&module, |_| unreachable!()).with_mode(mode);
-        let mut states = States::new(&module).unwrap();
+        let mut states = StateValues::new(&module).unwrap();
         interpreter.run(id, &tensors, &mut states, SYMS).unwrap()
     });
     for (fast, plain) in fast.iter().zip(&plain) {
@@ -64,7 +64,7 @@ fn d(v: i64) -> Dim {
     Dim::from(v)
 }
 fn n() -> Dim {
-    Dim::sym(Sym::N)
+    Dim::sym(SizeSymbol::N)
 }
 
 fn assert_close(got: &[f64], want: &[f64], tolerance: f64) {
@@ -261,7 +261,7 @@ fn activation_quantization_with_a_short_last_group() {
     let sums = run(Op::GroupSum { part: 32, zero: 128 }, &[(cty.clone(), codes.clone())]);
     assert_eq!(sums.row(2)[1], -128.0 * codes.row(2)[32..].iter().sum::<f64>());
 
-    let packed = DType::Packed(Format::Q8G32);
+    let packed = DType::Packed(QuantFormat::Q8G32);
     let w = (TensorType::new(packed, [d(5), d(k as i64)]), values(packed, &[5, k], 15));
     let zty = TensorType::new(DType::I32, [n(), d(2)]);
     let inputs = [(cty, codes.clone()), (sty, scales.clone()), (zty, sums), w.clone()];

@@ -2,14 +2,14 @@
 
 use mlcc_interp::compare::Tolerance;
 use mlcc_interp::equivalence::{RandomWeights, random_inputs, same_meaning};
-use mlcc_interp::graph::{Interpreter, Mode, States, Tensor, param_value};
+use mlcc_interp::graph::{EvaluationMode, Interpreter, StateValues, Tensor, param_value};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{BinOp, UnOp};
-use mlcc_ir::module::{Param, ParamRole, ParamSource, RowBlocks};
+use mlcc_ir::module::{ModelParam, ParamRole, ParamSource, RowBlocks};
 use mlcc_ir::ops::Op;
 use mlcc_ir::testing::graph::{GraphOptions, random_module};
 use mlcc_ir::text::{parse_module, print_module};
-use mlcc_ir::types::{DType, Format, TensorType};
+use mlcc_ir::types::{DType, QuantFormat, TensorType};
 
 #[test]
 fn fast_and_plain_evaluation_agree() {
@@ -21,7 +21,7 @@ fn fast_and_plain_evaluation_agree() {
         let inputs = random_inputs(f, &syms, seed);
         let run = |mode| {
             let interpreter = Interpreter::new(&module, |id| weights[id.0 as usize].clone()).with_mode(mode);
-            let mut states = States::new(&module).unwrap();
+            let mut states = StateValues::new(&module).unwrap();
             let outputs = interpreter.run(main, &inputs, &mut states, syms);
             let outputs = outputs.unwrap_or_else(|e| panic!("seed {seed}: {e}\n{}", print_module(&module)));
             (outputs, states)
@@ -29,7 +29,7 @@ fn fast_and_plain_evaluation_agree() {
         let bits = |tensors: &[Tensor]| -> Vec<Vec<u64>> {
             tensors.iter().map(|t| t.data.iter().map(|v| v.to_bits()).collect()).collect()
         };
-        let (fast, plain) = (run(Mode::Fast), run(Mode::Plain));
+        let (fast, plain) = (run(EvaluationMode::Fast), run(EvaluationMode::Plain));
         assert_eq!(bits(&fast.0), bits(&plain.0), "seed {seed}\n{}", print_module(&module));
         for id in module.states.ids() {
             let [a, b] = [&fast.1, &plain.1].map(|s| bits(std::slice::from_ref(s.get(id).unwrap())));
@@ -78,7 +78,7 @@ fn parameters_are_made_from_their_sources() {
     let named = |name: &str| ParamSource::Tensor(name.into());
     let param = |ty, source| {
         let name = "p".into();
-        Param { name, ty, role: ParamRole::Linear, source, packing: None }
+        ModelParam { name, ty, role: ParamRole::Linear, source, packing: None }
     };
     let transposed = ParamSource::Transpose(Box::new(named("a")));
     let joined = ParamSource::Concat(vec![transposed.clone(), ParamSource::NegExp(Box::new(named("b")))]);
@@ -108,7 +108,7 @@ fn parameters_are_made_from_their_sources() {
     // A single-element axis may be squeezed.
     let p = param(TensorType::new(DType::F16, [2]), ParamSource::Scale(0.1, Box::new(named("b"))));
     assert_eq!(param_value(&p, &tensor).unwrap().data[1], half::f16::from_f32(-0.1).to_f64());
-    let packed = |source| param(TensorType::new(DType::Packed(Format::Q8G32), [3, 2]), source);
+    let packed = |source| param(TensorType::new(DType::Packed(QuantFormat::Q8G32), [3, 2]), source);
     // Small integers are on a grid of 8 bits and come back as they were; powers of e are on none.
     let values = param_value(&packed(transposed.clone()), &tensor).unwrap();
     assert_eq!(values.data, [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);

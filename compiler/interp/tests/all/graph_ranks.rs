@@ -1,6 +1,8 @@
 //! Ranks in lockstep: what an exchange gives, and what goes wrong where a rank does not keep to it.
 
-use mlcc_interp::graph::{ExchangeFault, GraphError, Interpreter, Message, RankError, Ranks, States, Tensor};
+use mlcc_interp::graph::{
+    AllGatherFault, GraphError, Interpreter, RankError, RankMessage, RankedModel, StateValues, Tensor,
+};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::module::Module;
 use mlcc_ir::text::parse_module;
@@ -73,26 +75,26 @@ fn values(module: &Module, rank: usize) -> Vec<Tensor> {
     module.params.values().map(|_| Tensor::f32(&[1], &[[1.0, 10.0][rank]])).collect()
 }
 
-fn call(interpreter: &Interpreter<'_>, states: &mut States) -> Result<Vec<f32>, GraphError> {
+fn call(interpreter: &Interpreter<'_>, states: &mut StateValues) -> Result<Vec<f32>, GraphError> {
     let x = [Tensor::f32(&[1, 2], &[1.0, 2.0])];
     Ok(interpreter.run_named("f", &x, states, SymValues::tokens(1))?[0].to_f32())
 }
 
-fn ranks<'m>(modules: [&'m Module; 2]) -> (Ranks<'m>, Vec<States>) {
-    let states = modules.iter().map(|module| States::new(module).unwrap()).collect();
+fn ranks<'m>(modules: [&'m Module; 2]) -> (RankedModel<'m>, Vec<StateValues>) {
+    let states = modules.iter().map(|module| StateValues::new(module).unwrap()).collect();
     let all = modules.into_iter().enumerate().map(|(rank, module)| (module, values(module, rank)));
-    (Ranks::new(all.collect()), states)
+    (RankedModel::new(all.collect()), states)
 }
 
 /// The fault of a run, with the rank that had it.
-fn fault(error: RankError) -> (usize, ExchangeFault) {
+fn fault(error: RankError) -> (usize, AllGatherFault) {
     match *error.error {
         GraphError::Exchange { fault, .. } => (error.rank, *fault),
         other => panic!("rank {}: {other}", error.rank),
     }
 }
 
-fn fails(modules: [&str; 2]) -> (usize, ExchangeFault) {
+fn fails(modules: [&str; 2]) -> (usize, AllGatherFault) {
     let modules = modules.map(module);
     let (ranks, mut states) = ranks([&modules[0], &modules[1]]);
     let before = states.clone();
@@ -102,7 +104,7 @@ fn fails(modules: [&str; 2]) -> (usize, ExchangeFault) {
 }
 
 /// What happens if a message on its way to a rank becomes another.
-fn tampered(tamper: &(dyn Fn(usize, Message) -> Option<Message> + Sync)) -> (usize, ExchangeFault) {
+fn tampered(tamper: &(dyn Fn(usize, RankMessage) -> Option<RankMessage> + Sync)) -> (usize, AllGatherFault) {
     let module = module(TWO);
     let (ranks, mut states) = ranks([&module, &module]);
     fault(ranks.with_tamper(tamper).run(&mut states, call).unwrap_err())
@@ -123,9 +125,9 @@ fn all_ranks_get_the_parts_of_all_in_their_order() {
 
 #[test]
 fn a_rank_that_misses_an_exchange_is_named() {
-    let missed = ExchangeFault::Missed { rank: 0, number: 1, other: 1, count: 1 };
+    let missed = AllGatherFault::Missed { rank: 0, number: 1, other: 1, count: 1 };
     assert_eq!(fails([TWO, ONE]), (0, missed));
-    let missed = ExchangeFault::Missed { rank: 1, number: 1, other: 0, count: 1 };
+    let missed = AllGatherFault::Missed { rank: 1, number: 1, other: 0, count: 1 };
     assert_eq!(fails([ONE, TWO]), (1, missed));
 }
 
@@ -133,17 +135,17 @@ fn a_rank_that_misses_an_exchange_is_named() {
 fn parts_of_other_sizes_are_refused() {
     let (rank, fault) = fails([TWO, SHORT]);
     let (expected, found) = ("f32[1, 2]".into(), "f32[1, 1]".into());
-    assert_eq!((rank, fault), (0, ExchangeFault::Size { rank: 0, number: 0, other: 1, expected, found }));
+    assert_eq!((rank, fault), (0, AllGatherFault::Size { rank: 0, number: 0, other: 1, expected, found }));
 }
 
 #[test]
 fn parts_of_ranks_that_are_not_there_are_not_read() {
-    assert_eq!(fails([FOUR, FOUR]), (0, ExchangeFault::Ranks { expected: 4, found: 2 }));
+    assert_eq!(fails([FOUR, FOUR]), (0, AllGatherFault::Ranks { expected: 4, found: 2 }));
     let module = module(TWO);
     let interpreter = Interpreter::new(&module, |_| Tensor::f32(&[1], &[1.0]));
-    let error = call(&interpreter, &mut States::new(&module).unwrap()).unwrap_err();
+    let error = call(&interpreter, &mut StateValues::new(&module).unwrap()).unwrap_err();
     assert!(
-        matches!(&error, GraphError::Exchange { fault, .. } if **fault == ExchangeFault::Alone { ranks: 2 }),
+        matches!(&error, GraphError::Exchange { fault, .. } if **fault == AllGatherFault::Alone { ranks: 2 }),
         "{error}"
     );
 }
@@ -151,19 +153,19 @@ fn parts_of_ranks_that_are_not_there_are_not_read() {
 #[test]
 fn dropped_swapped_stale_and_short_messages_are_found() {
     let dropped = tampered(&|to, m| (to != 1 || m.from != 0 || m.number != 1).then_some(m));
-    assert_eq!(dropped, (1, ExchangeFault::NotSent { rank: 1, number: 1, other: 0 }));
-    let swapped = tampered(&|_, m| Some(Message { from: 1 - m.from, ..m }));
-    let expected = ExchangeFault::Misdirected { rank: 0, number: 0, other: 0, from: 1, found: 0 };
+    assert_eq!(dropped, (1, AllGatherFault::NotSent { rank: 1, number: 1, other: 0 }));
+    let swapped = tampered(&|_, m| Some(RankMessage { from: 1 - m.from, ..m }));
+    let expected = AllGatherFault::Misdirected { rank: 0, number: 0, other: 0, from: 1, found: 0 };
     assert_eq!(swapped, (0, expected));
-    let stale = tampered(&|_, m| Some(Message { number: m.number.saturating_sub(1), ..m }));
-    let expected = ExchangeFault::Misdirected { rank: 0, number: 1, other: 0, from: 0, found: 0 };
+    let stale = tampered(&|_, m| Some(RankMessage { number: m.number.saturating_sub(1), ..m }));
+    let expected = AllGatherFault::Misdirected { rank: 0, number: 1, other: 0, from: 0, found: 0 };
     assert_eq!(stale, (0, expected));
     let short = tampered(&|to, m| {
         let part = Arc::new(Tensor::f32(&[1, 1], &[0.0]));
-        Some(if to == 1 && m.from == 0 { Message { part, ..m } } else { m })
+        Some(if to == 1 && m.from == 0 { RankMessage { part, ..m } } else { m })
     });
     let (expected, found) = ("f32[1, 2]".into(), "f32[1, 1]".into());
-    assert_eq!(short, (1, ExchangeFault::Size { rank: 1, number: 0, other: 0, expected, found }));
+    assert_eq!(short, (1, AllGatherFault::Size { rank: 1, number: 0, other: 0, expected, found }));
 }
 
 #[test]
@@ -172,7 +174,7 @@ fn of_several_errors_the_cause_is_told() {
     let (ranks, mut states) = ranks([&module, &module]);
     let gone = || GraphError::NoFunction("@gone".into());
     // Rank 0 only waits for rank 1.
-    let step = |interpreter: &Interpreter<'_>, states: &mut States| match interpreter.rank() {
+    let step = |interpreter: &Interpreter<'_>, states: &mut StateValues| match interpreter.rank() {
         1 => Err(gone()),
         _ => call(interpreter, states),
     };

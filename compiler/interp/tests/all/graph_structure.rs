@@ -1,10 +1,10 @@
 //! Parameters, states, calls, scans, and what is refused.
 
-use mlcc_interp::graph::{Fault, GraphError, Interpreter, States, Tensor};
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_interp::graph::{EvaluationFault, GraphError, Interpreter, StateValues, Tensor};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::kernel::BinOp;
-use mlcc_ir::module::{FuncId, Module, Param, ParamRole, ParamSource, State};
+use mlcc_ir::module::{FuncId, ModelParam, ModelState, Module, ParamRole, ParamSource};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, TensorType};
 
@@ -15,8 +15,8 @@ fn f32s(dims: &[i64]) -> TensorType {
 /// `s' = s + w * x` with `s` returned as it was: `f(x: f32[2]) -> f32[2]`.
 fn accumulator() -> (Module, FuncId) {
     let mut module = Module::new("m");
-    let state = module.states.push(State { name: "s".into(), ty: f32s(&[2]), init: 10.0 });
-    let param = module.params.push(Param {
+    let state = module.states.push(ModelState { name: "s".into(), ty: f32s(&[2]), init: 10.0 });
+    let param = module.params.push(ModelParam {
         name: "w".into(),
         ty: f32s(&[2]),
         role: ParamRole::Vector,
@@ -41,7 +41,7 @@ fn accumulator() -> (Module, FuncId) {
 fn states_are_read_before_and_written_after_the_step() {
     let (module, id) = accumulator();
     let interpreter = Interpreter::new(&module, |_| Tensor::f32(&[2], &[1.0, -1.0]));
-    let mut states = States::new(&module).unwrap();
+    let mut states = StateValues::new(&module).unwrap();
     let x = [Tensor::f32(&[2], &[3.0, 4.0])];
     let first = interpreter.run(id, &x, &mut states, SymValues::tokens(1)).unwrap();
     assert_eq!(first[0].data, [10.0, 10.0]);
@@ -63,7 +63,7 @@ fn a_call_runs_the_function_of_the_module() {
     f.outputs = f.append(&module, Op::Call(g), &y).unwrap();
     module.functions.push(f);
     let interpreter = Interpreter::new(&module, |_| unreachable!());
-    let mut states = States::new(&module).unwrap();
+    let mut states = StateValues::new(&module).unwrap();
     let x = [Tensor::f32(&[2], &[1.0, 2.0])];
     let out = interpreter.run_named("f", &x, &mut states, SymValues::tokens(1)).unwrap();
     assert_eq!(out[0].data, [4.0, 8.0]);
@@ -80,7 +80,7 @@ fn scan_module() -> Module {
     let body = module.functions.push(body);
     let mut f = Function::new("f", FunctionKind::Entry);
     let c = f.add_input(f32s(&[2]));
-    let x = f.add_input(TensorType::new(DType::F32, [Dim::sym(Sym::N), Dim::from(2)]));
+    let x = f.add_input(TensorType::new(DType::F32, [Dim::sym(SizeSymbol::N), Dim::from(2)]));
     let k = f.add_input(f32s(&[2]));
     f.outputs = f.append(&module, Op::Scan { body, carries: 1, seqs: 1 }, &[c, x, k]).unwrap();
     module.functions.push(f);
@@ -91,7 +91,7 @@ fn scan_module() -> Module {
 fn a_scan_carries_along_axis_0() {
     let module = scan_module();
     let interpreter = Interpreter::new(&module, |_| unreachable!());
-    let mut states = States::new(&module).unwrap();
+    let mut states = StateValues::new(&module).unwrap();
     let c = Tensor::f32(&[2], &[100.0, 200.0]);
     let k = Tensor::f32(&[2], &[1.0, 10.0]);
     let x = Tensor::f32(&[3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
@@ -115,10 +115,10 @@ fn an_index_out_of_range_names_the_op_and_the_axis() {
     f.outputs = f.append(&module, Op::Gather, &[table, ids]).unwrap();
     module.functions.push(f);
     let interpreter = Interpreter::new(&module, |_| unreachable!());
-    let mut states = States::new(&module).unwrap();
+    let mut states = StateValues::new(&module).unwrap();
     let inputs = [Tensor::full(DType::F32, &[4, 2], 0.0), Tensor::ids(&[4])];
     let error = interpreter.run_named("f", &inputs, &mut states, SymValues::tokens(1)).unwrap_err();
-    let expected = Fault::Index { arg: 0, axis: 0, index: 4, size: 4 };
+    let expected = EvaluationFault::Index { arg: 0, axis: 0, index: 4, size: 4 };
     assert!(matches!(&error, GraphError::Fault { fault, .. } if *fault == expected), "{error}");
     assert_eq!(
         error.to_string(),
@@ -130,7 +130,7 @@ fn an_index_out_of_range_names_the_op_and_the_axis() {
 fn wrong_inputs_are_refused() {
     let (module, id) = accumulator();
     let interpreter = Interpreter::new(&module, |_| Tensor::f32(&[3], &[1.0; 3]));
-    let mut states = States::new(&module).unwrap();
+    let mut states = StateValues::new(&module).unwrap();
     let before = states.clone();
     let none = interpreter.run(id, &[], &mut states, SymValues::tokens(1)).unwrap_err();
     assert_eq!(none.to_string(), "function @f takes 1 inputs, not 0");
@@ -153,7 +153,7 @@ fn an_ill_typed_node_is_refused_before_it_runs() {
     f.outputs = f.append_typed(Op::Binary(BinOp::Add), &[x, x], vec![f32s(&[3])]);
     module.functions.push(f);
     let interpreter = Interpreter::new(&module, |_| unreachable!());
-    let mut states = States::new(&module).unwrap();
+    let mut states = StateValues::new(&module).unwrap();
     let inputs = [Tensor::f32(&[2], &[1.0, 2.0])];
     let error = interpreter.run_named("f", &inputs, &mut states, SymValues::tokens(1)).unwrap_err();
     assert_eq!(error.to_string(), "function @f, %1 = add: gives f32[2]");

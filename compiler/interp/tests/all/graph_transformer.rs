@@ -1,10 +1,10 @@
 //! Attention, caches, top-k and products with chosen experts against directly written references.
 
-use mlcc_interp::graph::{Interpreter, States, Tensor};
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph::{Function, FunctionKind};
-use mlcc_ir::module::{FuncId, Module, State};
-use mlcc_ir::ops::{Attention, Op, Span};
+use mlcc_ir::module::{FuncId, ModelState, Module};
+use mlcc_ir::ops::{AttentionOp, KeySpan, Op};
 use mlcc_ir::text::{parse_module, print_module};
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_ir::verify::verify_module;
@@ -21,14 +21,14 @@ fn values(dims: &[usize], seed: u64) -> Tensor {
     Tensor::new(DType::F32, dims, (0..dims.iter().product()).map(|_| next()).collect())
 }
 
-struct Case {
+struct TransformerCase {
     heads: usize,
     kv: usize,
     size: usize,
     value_size: usize,
     /// Tokens per call.
     calls: &'static [usize],
-    attention: Attention,
+    attention: AttentionOp,
 }
 
 const CONTEXT: usize = 24;
@@ -37,14 +37,14 @@ const DISTANCES: usize = 5;
 const COUNT: usize = 3;
 
 /// `f(q, k, v, ..)`: both appended to their caches, then attention.
-fn module(case: &Case) -> (Module, FuncId) {
+fn module(case: &TransformerCase) -> (Module, FuncId) {
     let mut m = Module::new("m");
     let mut cache = |name: &str, size: usize| {
         let ty = TensorType::new(DType::F32, [CONTEXT, case.kv, size]);
-        m.states.push(State { name: name.into(), ty, init: 0.0 })
+        m.states.push(ModelState { name: name.into(), ty, init: 0.0 })
     };
     let (keys, kept) = (cache("keys", case.size), cache("values", case.value_size));
-    let n = Dim::sym(Sym::N);
+    let n = Dim::sym(SizeSymbol::N);
     let row = |h: usize, s: usize| TensorType::new(DType::F32, [n.clone(), Dim::from(h), Dim::from(s)]);
     let mut f = Function::new("f", FunctionKind::Entry);
     let q = f.add_input(row(case.heads, case.size));
@@ -56,7 +56,7 @@ fn module(case: &Case) -> (Module, FuncId) {
     if case.attention.alibi {
         inputs.push(f.add_input(TensorType::new(DType::F32, [case.heads])));
     }
-    if case.attention.prefix || case.attention.span != Span::All {
+    if case.attention.prefix || case.attention.span != KeySpan::All {
         inputs.push(f.add_input(TensorType::new(DType::I32, [1])));
     }
     if case.attention.sinks > 0 {
@@ -74,7 +74,7 @@ fn module(case: &Case) -> (Module, FuncId) {
 }
 
 /// What a query sees: rows so far, slopes and prefix.
-struct Seen<'a> {
+struct VisibleKeys<'a> {
     keys: &'a Tensor,
     kept: &'a Tensor,
     slopes: &'a [f64],
@@ -84,16 +84,16 @@ struct Seen<'a> {
 }
 
 /// The output row of the query at `position`; `far` is the query for sinks beyond the window.
-fn reference(case: &Case, [q, far]: [&[f64]; 2], position: usize, seen: &Seen) -> Vec<f64> {
+fn reference(case: &TransformerCase, [q, far]: [&[f64]; 2], position: usize, seen: &VisibleKeys) -> Vec<f64> {
     let (a, mut out) = (&case.attention, vec![]);
     for head in 0..case.heads {
         let kv = head / (case.heads / case.kv);
         let in_window = |j: usize| a.window == 0 || position < j + a.window;
         let visible = |j: &usize| {
             let in_span = match a.span {
-                Span::All => true,
-                Span::First => *j < COUNT,
-                Span::Rest => *j >= COUNT,
+                KeySpan::All => true,
+                KeySpan::First => *j < COUNT,
+                KeySpan::Rest => *j >= COUNT,
             };
             let near = *j <= position + a.ahead && (in_window(*j) || *j < a.sinks);
             in_span && (near || (a.prefix && *j < seen.prefix))
@@ -129,10 +129,10 @@ fn reference(case: &Case, [q, far]: [&[f64]; 2], position: usize, seen: &Seen) -
     out
 }
 
-fn check(case: Case) {
+fn check(case: TransformerCase) {
     let (m, id) = module(&case);
     let interpreter = Interpreter::new(&m, |_| unreachable!());
-    let mut states = States::new(&m).unwrap();
+    let mut states = StateValues::new(&m).unwrap();
     let total: usize = case.calls.iter().sum();
     let q = values(&[total, case.heads, case.size], 1);
     let k = values(&[total, case.kv, case.size], 2);
@@ -141,7 +141,7 @@ fn check(case: Case) {
     let far = values(&[total, case.heads, case.size], 6);
     let terms = values(&[case.heads, DISTANCES], 7);
     let count = |prefix: usize| match (case.attention.prefix, case.attention.span) {
-        (false, Span::All) => None,
+        (false, KeySpan::All) => None,
         (true, _) => Some(Tensor::new(DType::I32, &[1], vec![prefix as f64])),
         (false, _) => Some(Tensor::new(DType::I32, &[1], vec![COUNT as f64])),
     };
@@ -167,7 +167,7 @@ fn check(case: Case) {
             let width = case.heads * case.size;
             let row = &inputs[0].data[i * width..][..width];
             let far = &far.data[(past + i) * width..][..width];
-            let seen = Seen {
+            let seen = VisibleKeys {
                 keys: &k,
                 kept: &v,
                 slopes: &slopes.data,
@@ -195,26 +195,26 @@ fn check(case: Case) {
 
 #[test]
 fn attention_over_a_cache_equals_its_formula() {
-    let plain = Attention::causal(0.3);
+    let plain = AttentionOp::causal(0.3);
     let calls: &[usize] = &[5, 1, 4, 1];
-    let case = |heads, kv, attention| Case { heads, kv, size: 6, value_size: 4, calls, attention };
+    let case = |heads, kv, attention| TransformerCase { heads, kv, size: 6, value_size: 4, calls, attention };
     check(case(2, 2, plain.clone()));
     check(case(6, 2, plain.clone()));
-    check(case(4, 1, Attention { softcap: 0.5, ..plain.clone() }));
-    check(case(2, 1, Attention { window: 3, ..plain.clone() }));
-    check(case(3, 3, Attention { alibi: true, ..plain.clone() }));
-    check(case(2, 2, Attention { prefix: true, ..plain.clone() }));
-    check(case(4, 2, Attention { alibi: true, prefix: true, softcap: 2.0, window: 4, ..plain.clone() }));
-    check(case(4, 2, Attention { alibi: true, softcap: 2.0, window: 3, sinks: 2, ..plain.clone() }));
-    check(case(2, 1, Attention { ahead: Attention::ALL, ..plain.clone() }));
-    check(case(4, 2, Attention { ahead: 1, window: 3, alibi: true, ..plain.clone() }));
-    check(case(4, 2, Attention { span: Span::First, terms: Some(3), softcap: 2.0, ..plain.clone() }));
-    check(case(2, 1, Attention { span: Span::Rest, ahead: Attention::ALL, terms: Some(1), ..plain }));
+    check(case(4, 1, AttentionOp { softcap: 0.5, ..plain.clone() }));
+    check(case(2, 1, AttentionOp { window: 3, ..plain.clone() }));
+    check(case(3, 3, AttentionOp { alibi: true, ..plain.clone() }));
+    check(case(2, 2, AttentionOp { prefix: true, ..plain.clone() }));
+    check(case(4, 2, AttentionOp { alibi: true, prefix: true, softcap: 2.0, window: 4, ..plain.clone() }));
+    check(case(4, 2, AttentionOp { alibi: true, softcap: 2.0, window: 3, sinks: 2, ..plain.clone() }));
+    check(case(2, 1, AttentionOp { ahead: AttentionOp::ALL, ..plain.clone() }));
+    check(case(4, 2, AttentionOp { ahead: 1, window: 3, alibi: true, ..plain.clone() }));
+    check(case(4, 2, AttentionOp { span: KeySpan::First, terms: Some(3), softcap: 2.0, ..plain.clone() }));
+    check(case(2, 1, AttentionOp { span: KeySpan::Rest, ahead: AttentionOp::ALL, terms: Some(1), ..plain }));
 }
 
 fn run(m: &Module, id: FuncId, inputs: &[Tensor]) -> Vec<Tensor> {
     let interpreter = Interpreter::new(m, |_| unreachable!());
-    interpreter.run(id, inputs, &mut States::new(m).unwrap(), SymValues::tokens(3)).unwrap()
+    interpreter.run(id, inputs, &mut StateValues::new(m).unwrap(), SymValues::tokens(3)).unwrap()
 }
 
 #[test]

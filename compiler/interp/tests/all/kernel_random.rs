@@ -1,21 +1,21 @@
 //! Random kernels run without faults, and give the same in every order, with every number of workers, and after
 //! printing and parsing.
 
-use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
+use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
-use mlcc_ir::testing::{KernelOptions, Rng, random_arguments, random_kernel};
+use mlcc_ir::testing::{KernelOptions, TestRng, random_arguments, random_kernel};
 use mlcc_ir::text::{Lexer, parse_kernel, print_kernel};
 use mlcc_ir::verify::verify_kernel;
 
-fn results(kernel: &Kernel, seed: u64, n: i64, options: &Options) -> Vec<Buffer> {
+fn results(kernel: &Kernel, seed: u64, n: i64, options: &ExecutionOptions) -> Vec<KernelBuffer> {
     let dims = SymValues::tokens(n);
     let bytes = random_arguments(kernel, &dims, seed);
-    let mut buffers: Vec<Buffer> = kernel
+    let mut buffers: Vec<KernelBuffer> = kernel
         .params
         .iter()
         .zip(bytes)
-        .map(|(id, bytes)| Buffer::new(kernel.bufs[*id].dtype, bytes))
+        .map(|(id, bytes)| KernelBuffer::new(kernel.bufs[*id].dtype, bytes))
         .collect();
     run_with(kernel, &mut buffers, &dims, options)
         .unwrap_or_else(|e| panic!("seed {seed}, {options:?}: {e}\n{}", print_kernel(kernel)));
@@ -24,14 +24,16 @@ fn results(kernel: &Kernel, seed: u64, n: i64, options: &Options) -> Vec<Buffer>
 
 fn check(kernel: &Kernel, seed: u64) {
     let n = 1 + (seed % 5) as i64;
-    let first = results(kernel, seed, n, &Options::default());
-    for (workers, order) in [(1, Order::Shuffled(seed)), (2, Order::Forward), (3, Order::Reverse)] {
-        assert_eq!(results(kernel, seed, n, &Options { workers, order }), first, "seed {seed}");
+    let first = results(kernel, seed, n, &ExecutionOptions::default());
+    for (workers, order) in
+        [(1, ExecutionOrder::Shuffled(seed)), (2, ExecutionOrder::Forward), (3, ExecutionOrder::Reverse)]
+    {
+        assert_eq!(results(kernel, seed, n, &ExecutionOptions { workers, order }), first, "seed {seed}");
     }
     let text = print_kernel(kernel);
     let again = parse_kernel(&mut Lexer::new(&text).unwrap()).unwrap();
     assert_eq!(
-        results(&again, seed, n, &Options::default()),
+        results(&again, seed, n, &ExecutionOptions::default()),
         first,
         "seed {seed} after printing and parsing"
     );
@@ -60,7 +62,7 @@ fn changed_kernels_fail_without_panic() {
     for seed in 0..60 {
         let options = if seed % 3 == 0 { KernelOptions::GPU } else { KernelOptions::ALL };
         let text = print_kernel(&random_kernel(seed, &options));
-        let mut rng = Rng(seed);
+        let mut rng = TestRng(seed);
         for _ in 0..25 {
             let starts: Vec<usize> = text.match_indices([' ', '(', ':', '[']).map(|(at, _)| at + 1).collect();
             let start = rng.pick(&starts);
@@ -75,9 +77,11 @@ fn changed_kernels_fail_without_panic() {
             let dims = SymValues::tokens(2);
             let bytes = random_arguments(&kernel, &dims, seed);
             let dtypes = kernel.params.iter().map(|id| kernel.bufs[*id].dtype);
-            let mut buffers: Vec<Buffer> = dtypes.zip(bytes).map(|(d, b)| Buffer::new(d, b)).collect();
+            let mut buffers: Vec<KernelBuffer> =
+                dtypes.zip(bytes).map(|(d, b)| KernelBuffer::new(d, b)).collect();
             ran += 1;
-            failed += u32::from(run_with(&kernel, &mut buffers, &dims, &Options::workers(2)).is_err());
+            failed +=
+                u32::from(run_with(&kernel, &mut buffers, &dims, &ExecutionOptions::workers(2)).is_err());
         }
     }
     assert!(ran > 100 && failed > 10 && failed < ran, "{failed} of {ran} failed");

@@ -1,18 +1,19 @@
 //! GPU kernels: lockstep threads, barriers, shared memory, shuffles, divergence, races.
 
-use mlcc_interp::kernel::{Buffer, Fault, Options, Order, run_with};
+use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, KernelFault, run_with};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::*;
 use mlcc_ir::types::DType;
 
-const ORDERS: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(3)];
+const ORDERS: [ExecutionOrder; 3] =
+    [ExecutionOrder::Forward, ExecutionOrder::Reverse, ExecutionOrder::Shuffled(3)];
 
 /// A kernel of `blocks` x `threads` on `x: i32[64] inout`; `body` gets (x, block, and is called once per block).
 fn gpu(blocks: i64, body: impl FnOnce(&mut KernelBuilder, BufId, ExprId)) -> Kernel {
     let mut kb = KernelBuilder::new("gpu");
-    let x = kb.param("x", DType::I32, 64, Access::InOut, 64);
+    let x = kb.param("x", DType::I32, 64, ParamAccess::InOut, 64);
     let extent = kb.int(blocks);
     kb.for_("block", extent, ForKind::Block(0), |kb, block| body(kb, x, block));
     kb.finish()
@@ -23,22 +24,23 @@ fn threads(kb: &mut KernelBuilder, count: i64, body: impl FnOnce(&mut KernelBuil
     kb.for_("t", extent, ForKind::Thread(0), body);
 }
 
-fn result(kernel: &Kernel, order: Order) -> Result<Vec<i64>, Fault> {
-    let mut buffers = [Buffer::from_i32(&(0..64).collect::<Vec<i32>>())];
-    let options = Options { workers: 1, order };
+fn result(kernel: &Kernel, order: ExecutionOrder) -> Result<Vec<i64>, KernelFault> {
+    let mut buffers = [KernelBuffer::from_i32(&(0..64).collect::<Vec<i32>>())];
+    let options = ExecutionOptions { workers: 1, order };
     run_with(kernel, &mut buffers, &SymValues::tokens(1), &options).map_err(|e| e.fault)?;
     Ok(buffers[0].to_i64())
 }
 
-fn fault(kernel: &Kernel) -> Fault {
-    let faults: Vec<Fault> = ORDERS.iter().map(|o| result(kernel, *o).expect_err("must fail")).collect();
+fn fault(kernel: &Kernel) -> KernelFault {
+    let faults: Vec<KernelFault> =
+        ORDERS.iter().map(|o| result(kernel, *o).expect_err("must fail")).collect();
     faults[0].clone()
 }
 
 /// Reverses each run of 32 elements through shared memory.
 fn reverse(barrier: bool) -> Kernel {
     gpu(2, |kb, x, block| {
-        let tile = kb.alloc("tile", DType::I32, 32, Space::Shared);
+        let tile = kb.alloc("tile", DType::I32, 32, MemorySpace::Shared);
         let base = kb.mul_int(block, 32);
         threads(kb, 32, |kb, t| {
             let at = kb.add(base, t);
@@ -69,7 +71,7 @@ fn shared_memory_with_a_barrier_works_in_every_block_order() {
 #[test]
 fn shared_memory_without_a_barrier_is_a_race() {
     let f = fault(&reverse(false));
-    assert!(matches!(&f, Fault::Race { buffer, .. } if buffer == "tile"), "{f}");
+    assert!(matches!(&f, KernelFault::Race { buffer, .. } if buffer == "tile"), "{f}");
 }
 
 #[test]
@@ -81,7 +83,7 @@ fn blocks_may_not_touch_what_others_write() {
             kb.store(x, zero, v);
         });
     });
-    assert!(matches!(fault(&kernel), Fault::Race { .. }));
+    assert!(matches!(fault(&kernel), KernelFault::Race { .. }));
 }
 
 #[test]
@@ -93,14 +95,14 @@ fn a_barrier_in_divergent_code_is_refused() {
             kb.if_(low, KernelBuilder::barrier);
         });
     });
-    assert_eq!(fault(&kernel), Fault::NonUniformBarrier { active: 4, threads: 8 });
+    assert_eq!(fault(&kernel), KernelFault::NonUniformBarrier { active: 4, threads: 8 });
 }
 
 #[test]
 fn loops_and_branches_diverge_by_masks() {
     // x[t] = t even ? sum of 0..t : -1, with local memory private to each thread though allocated outside.
     let kernel = gpu(1, |kb, x, _| {
-        let acc = kb.alloc("acc", DType::I32, 1, Space::Local);
+        let acc = kb.alloc("acc", DType::I32, 1, MemorySpace::Local);
         let zero = kb.int(0);
         threads(kb, 64, |kb, t| {
             let nothing = kb.int_of(0, DType::I32);
@@ -145,7 +147,7 @@ fn vector_accesses_of_threads_do_not_mix() {
         });
     });
     let want: Vec<i64> = (0..64).map(|i| (i / 4 * 4 + 3 - i % 4) * 10).collect();
-    assert_eq!(result(&kernel, Order::Forward).unwrap(), want);
+    assert_eq!(result(&kernel, ExecutionOrder::Forward).unwrap(), want);
 }
 
 #[test]
@@ -167,8 +169,11 @@ fn warp_shuffles_sum_and_need_active_lanes() {
         })
     };
     let want: Vec<i64> = (0..64).map(|t| if t < 32 { 496 } else { 496 + 32 * 32 }).collect();
-    assert_eq!(result(&sum(64), Order::Forward).unwrap(), want);
-    assert_eq!(fault(&sum(16)), Fault::InactiveLane { instr: "shfl_xor_i32", thread: 0, source_thread: 16 });
+    assert_eq!(result(&sum(64), ExecutionOrder::Forward).unwrap(), want);
+    assert_eq!(
+        fault(&sum(16)),
+        KernelFault::InactiveLane { instr: "shfl_xor_i32", thread: 0, source_thread: 16 }
+    );
 }
 
 #[test]
@@ -185,7 +190,7 @@ fn two_dimensional_blocks_number_threads_x_first() {
         });
     });
     let want: Vec<i64> = (0..64).map(|i| if i < 32 { i / 8 } else { i }).collect();
-    assert_eq!(result(&kernel, Order::Shuffled(1)).unwrap(), want);
+    assert_eq!(result(&kernel, ExecutionOrder::Shuffled(1)).unwrap(), want);
 }
 
 #[test]
@@ -201,7 +206,7 @@ fn a_smaller_thread_loop_leaves_the_others_idle_but_an_absent_axis_repeats() {
             kb.store(x, t, v);
         });
     });
-    let got = result(&kernel, Order::Forward).unwrap();
+    let got = result(&kernel, ExecutionOrder::Forward).unwrap();
     assert_eq!(&got[..9], [9, 9, 7, 7, 7, 7, 7, 7, 8]);
     let repeated = gpu(1, |kb, x, _| {
         let (two, zero) = (kb.int(2), kb.int(0));
@@ -211,5 +216,5 @@ fn a_smaller_thread_loop_leaves_the_others_idle_but_an_absent_axis_repeats() {
             kb.store(x, zero, v);
         });
     });
-    assert!(matches!(fault(&repeated), Fault::Race { .. }));
+    assert!(matches!(fault(&repeated), KernelFault::Race { .. }));
 }

@@ -1,24 +1,25 @@
 //! CPU kernels run by several workers: slices, order, races.
 
-use mlcc_interp::kernel::{Buffer, Fault, Options, Order, run_with};
+use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, KernelFault, run_with};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::*;
 use mlcc_ir::types::DType;
 
-fn all_orders(workers: usize) -> [Options; 3] {
-    [Order::Forward, Order::Reverse, Order::Shuffled(7)].map(|order| Options { workers, order })
+fn all_orders(workers: usize) -> [ExecutionOptions; 3] {
+    [ExecutionOrder::Forward, ExecutionOrder::Reverse, ExecutionOrder::Shuffled(7)]
+        .map(|order| ExecutionOptions { workers, order })
 }
 
 /// `y[i] = sum over k of w[i, k] * x[k]`.
 fn matvec(rows: usize, cols: usize) -> Kernel {
     let mut kb = KernelBuilder::new("matvec");
-    let x = kb.param("x", DType::F32, cols, Access::In, 64);
-    let w = kb.param("w", DType::F32, rows * cols, Access::In, 64);
-    let y = kb.param("y", DType::F32, rows, Access::Out, 64);
+    let x = kb.param("x", DType::F32, cols, ParamAccess::In, 64);
+    let w = kb.param("w", DType::F32, rows * cols, ParamAccess::In, 64);
+    let y = kb.param("y", DType::F32, rows, ParamAccess::Out, 64);
     let (rows, zero) = (kb.int(rows as i64), kb.int(0));
     kb.par("i", rows, |kb, i| {
-        let acc = kb.alloc("acc", DType::F32, 1, Space::Local);
+        let acc = kb.alloc("acc", DType::F32, 1, MemorySpace::Local);
         let nothing = kb.float(0.0);
         kb.store(acc, zero, nothing);
         let extent = kb.int(cols as i64);
@@ -44,8 +45,11 @@ fn every_number_of_workers_in_every_order_gives_the_same() {
     let want: Vec<f32> = (0..rows).map(|i| (0..cols).map(|k| w[i * cols + k] * x[k]).sum()).collect();
     for workers in [1, 2, 3, 13, 20] {
         for options in all_orders(workers) {
-            let mut buffers =
-                [Buffer::from_f32(&x), Buffer::from_f32(&w), Buffer::from_f32(&vec![f32::NAN; rows])];
+            let mut buffers = [
+                KernelBuffer::from_f32(&x),
+                KernelBuffer::from_f32(&w),
+                KernelBuffer::from_f32(&vec![f32::NAN; rows]),
+            ];
             run_with(&kernel, &mut buffers, &SymValues::tokens(1), &options).unwrap();
             assert_eq!(buffers[2].to_f32(), want, "{options:?}");
         }
@@ -54,13 +58,13 @@ fn every_number_of_workers_in_every_order_gives_the_same() {
 
 fn race(build: impl FnOnce(&mut KernelBuilder, BufId)) -> Kernel {
     let mut kb = KernelBuilder::new("race");
-    let x = kb.param("x", DType::I32, 8, Access::InOut, 64);
+    let x = kb.param("x", DType::I32, 8, ParamAccess::InOut, 64);
     build(&mut kb, x);
     kb.finish()
 }
 
-fn outcome(kernel: &Kernel, options: &Options) -> Result<(), Fault> {
-    let mut buffers = [Buffer::from_i32(&[0; 8])];
+fn outcome(kernel: &Kernel, options: &ExecutionOptions) -> Result<(), KernelFault> {
+    let mut buffers = [KernelBuffer::from_i32(&[0; 8])];
     run_with(kernel, &mut buffers, &SymValues::tokens(1), options).map_err(|e| e.fault)
 }
 
@@ -90,10 +94,10 @@ fn touching_what_another_worker_writes_is_a_race_in_every_order() {
         kb.store(x, zero, one);
     });
     for kernel in [neighbour, two_loops, outside] {
-        assert_eq!(outcome(&kernel, &Options::workers(1)), Ok(()), "one worker cannot race");
+        assert_eq!(outcome(&kernel, &ExecutionOptions::workers(1)), Ok(()), "one worker cannot race");
         for options in all_orders(2) {
             let fault = outcome(&kernel, &options).expect_err("race");
-            assert!(matches!(fault, Fault::Race { .. }), "{fault}");
+            assert!(matches!(fault, KernelFault::Race { .. }), "{fault}");
         }
     }
 }
@@ -119,12 +123,15 @@ fn disjoint_slices_and_common_reads_are_no_race() {
 #[test]
 fn prints_the_time_of_a_small_matvec() {
     let kernel = matvec(64, 64);
-    let mut buffers =
-        [Buffer::from_f32(&[1.0; 64]), Buffer::from_f32(&[0.5; 4096]), Buffer::zeros(DType::F32, 64)];
+    let mut buffers = [
+        KernelBuffer::from_f32(&[1.0; 64]),
+        KernelBuffer::from_f32(&[0.5; 4096]),
+        KernelBuffer::zeros(DType::F32, 64),
+    ];
     let mut best = std::time::Duration::MAX;
     for _ in 0..10 {
         let start = std::time::Instant::now();
-        run_with(&kernel, &mut buffers, &SymValues::tokens(1), &Options::default()).unwrap();
+        run_with(&kernel, &mut buffers, &SymValues::tokens(1), &ExecutionOptions::default()).unwrap();
         best = best.min(start.elapsed());
     }
     println!("64x64 matvec: {best:?}");

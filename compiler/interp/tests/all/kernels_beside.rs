@@ -1,9 +1,9 @@
 //! Kernels side by side in one grid compute what they compute alone.
 
-use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
-use mlcc_ir::beside::{Layout, Part, beside};
+use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
+use mlcc_ir::beside::{FusedGrid, GridMember, beside};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::kernel::*;
 use mlcc_ir::types::DType;
 use mlcc_ir::verify::verify_kernel;
@@ -15,9 +15,9 @@ fn reverse(rows: impl Into<Dim>, threads: i64) -> (Kernel, [Dim; 3]) {
     let rows = rows.into();
     let mut kb = KernelBuilder::new("reverse");
     let len = rows.mul(&Dim::from(WIDTH)).unwrap();
-    let x = kb.param("x", DType::I32, len.clone(), Access::In, 64);
-    let y = kb.param("y", DType::I32, len, Access::Out, 64);
-    let tile = kb.alloc("tile", DType::I32, threads as usize, Space::Shared);
+    let x = kb.param("x", DType::I32, len.clone(), ParamAccess::In, 64);
+    let y = kb.param("y", DType::I32, len, ParamAccess::Out, 64);
+    let tile = kb.alloc("tile", DType::I32, threads as usize, MemorySpace::Shared);
     let (row_extent, runs) = (kb.dim(&rows), kb.int(WIDTH / threads));
     kb.for_("row", row_extent, ForKind::Block(0), |kb, row| {
         kb.for_("run", runs, ForKind::Block(1), |kb, run| {
@@ -47,8 +47,8 @@ fn reverse(rows: impl Into<Dim>, threads: i64) -> (Kernel, [Dim; 3]) {
 /// `y = -x`, a block for each of `blocks` runs of 8 along `axis`.
 fn negate(blocks: i64, axis: u8) -> (Kernel, [Dim; 3]) {
     let mut kb = KernelBuilder::new("negate");
-    let x = kb.param("x", DType::I32, blocks * 8, Access::In, 64);
-    let y = kb.param("y", DType::I32, blocks * 8, Access::Out, 64);
+    let x = kb.param("x", DType::I32, blocks * 8, ParamAccess::In, 64);
+    let y = kb.param("y", DType::I32, blocks * 8, ParamAccess::Out, 64);
     let extent = kb.int(blocks);
     kb.for_("block", extent, ForKind::Block(axis), |kb, block| {
         let eight = kb.int(8);
@@ -65,25 +65,26 @@ fn negate(blocks: i64, axis: u8) -> (Kernel, [Dim; 3]) {
     (kb.finish(), grid)
 }
 
-fn numbers(count: i64) -> Buffer {
-    Buffer::from_i32(&(0..count as i32).map(|i| i * 7 - 30).collect::<Vec<_>>())
+fn numbers(count: i64) -> KernelBuffer {
+    KernelBuffer::from_i32(&(0..count as i32).map(|i| i * 7 - 30).collect::<Vec<_>>())
 }
 
 /// Inputs and empty outputs of a kernel whose parameters are one of each.
-fn memory(kernel: &Kernel, sizes: &SymValues) -> [Buffer; 2] {
+fn memory(kernel: &Kernel, sizes: &SymValues) -> [KernelBuffer; 2] {
     let count = kernel.bufs[kernel.params[0]].len.eval(sizes);
-    [numbers(count), Buffer::from_i32(&vec![0; count as usize])]
+    [numbers(count), KernelBuffer::from_i32(&vec![0; count as usize])]
 }
 
-fn run(kernel: &Kernel, buffers: &mut [Buffer], sizes: &SymValues, order: Order) {
-    run_with(kernel, buffers, sizes, &Options { workers: 1, order }).unwrap_or_else(|e| panic!("{e}"));
+fn run(kernel: &Kernel, buffers: &mut [KernelBuffer], sizes: &SymValues, order: ExecutionOrder) {
+    run_with(kernel, buffers, sizes, &ExecutionOptions { workers: 1, order })
+        .unwrap_or_else(|e| panic!("{e}"));
 }
 
 fn same_together(parts: &[(Kernel, [Dim; 3])], blocks: [Dim; 3]) -> Kernel {
     let grids: Vec<&[Dim; 3]> = parts.iter().map(|(_, grid)| grid).collect();
-    let layout = Layout::of(&grids).expect("they fit");
+    let layout = FusedGrid::of(&grids).expect("they fit");
     assert_eq!(layout.blocks, blocks);
-    let all: Vec<Part> = parts.iter().map(|(kernel, blocks)| Part { kernel, blocks }).collect();
+    let all: Vec<GridMember> = parts.iter().map(|(kernel, blocks)| GridMember { kernel, blocks }).collect();
     let kernel = beside("both", &all, &layout).expect("they are nests of blocks");
     verify_kernel(&kernel).unwrap();
     for rows in [1, 3] {
@@ -91,14 +92,14 @@ fn same_together(parts: &[(Kernel, [Dim; 3])], blocks: [Dim; 3]) -> Kernel {
         let mut want = Vec::new();
         for (kernel, _) in parts {
             let mut alone = memory(kernel, &sizes);
-            run(kernel, &mut alone, &sizes, Order::Forward);
+            run(kernel, &mut alone, &sizes, ExecutionOrder::Forward);
             want.extend(alone.map(|buffer| buffer.to_i64()));
         }
-        for order in [Order::Forward, Order::Reverse, Order::Shuffled(5)] {
-            let mut buffers: Vec<Buffer> =
+        for order in [ExecutionOrder::Forward, ExecutionOrder::Reverse, ExecutionOrder::Shuffled(5)] {
+            let mut buffers: Vec<KernelBuffer> =
                 parts.iter().flat_map(|(kernel, _)| memory(kernel, &sizes)).collect();
             run(&kernel, &mut buffers, &sizes, order);
-            let got: Vec<Vec<i64>> = buffers.iter().map(Buffer::to_i64).collect();
+            let got: Vec<Vec<i64>> = buffers.iter().map(KernelBuffer::to_i64).collect();
             assert_eq!(got, want, "{rows} rows");
         }
     }
@@ -113,7 +114,7 @@ fn constant_grids_lie_on_a_line() {
 
 #[test]
 fn rows_of_a_call_stay_on_their_axis() {
-    let n = Dim::sym(Sym::N);
+    let n = Dim::sym(SizeSymbol::N);
     let blocks = [n.clone(), Dim::from(2 + 5 + 4), Dim::from(1)];
     same_together(&[reverse(n.clone(), 32), negate(5, 0), reverse(n, 16)], blocks);
 }
@@ -122,16 +123,16 @@ fn rows_of_a_call_stay_on_their_axis() {
 fn parts_share_their_memory() {
     let kernel = same_together(&[reverse(1, 16), reverse(1, 64)], [5, 1, 1].map(Dim::from));
     let shared: Vec<&Dim> =
-        kernel.bufs.values().filter(|b| b.space == Space::Shared).map(|b| &b.len).collect();
+        kernel.bufs.values().filter(|b| b.space == MemorySpace::Shared).map(|b| &b.len).collect();
     assert_eq!(shared, [&Dim::from(64)]);
 }
 
 #[test]
 fn different_numbers_of_rows_do_not_fit() {
-    let n = Dim::sym(Sym::N);
+    let n = Dim::sym(SizeSymbol::N);
     let (of_rows, of_halves) =
         ([n.clone(), Dim::from(2), Dim::from(1)], [n.floor_div(2), Dim::from(2), Dim::from(1)]);
-    assert_eq!(Layout::of(&[&of_rows, &of_halves]), None);
+    assert_eq!(FusedGrid::of(&[&of_rows, &of_halves]), None);
     let across = [Dim::from(2), n, Dim::from(1)];
-    assert_eq!(Layout::of(&[&of_rows, &across]), None);
+    assert_eq!(FusedGrid::of(&[&of_rows, &across]), None);
 }

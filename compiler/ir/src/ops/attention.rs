@@ -1,6 +1,6 @@
 //! Attention over a cache, by decomposition.
 
-use super::{Attr, Op, OpError, bad};
+use super::{AttrValue, Op, OpError, bad};
 use crate::compute::RedOp;
 use crate::dim::Dim;
 use crate::graph::{Function, ValueId};
@@ -18,13 +18,13 @@ use crate::types::{DType, TensorType};
 /// `j <= p + ahead`.
 /// Query head `h` reads key head `h / (heads / kv_heads)`. The score is `scale * dot(q, k)`.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Attention {
+pub struct AttentionOp {
     pub scale: f64,
     /// `cap * tanh(score / cap)` (Gemma 2); 0 = none.
     pub softcap: f64,
     /// Only keys with `p - j < window` (Mistral); 0 = all.
     pub window: usize,
-    /// How many keys behind its own a query sees, of those that there are: 0 = none (causal), [`Attention::ALL`] = all, as
+    /// How many keys behind its own a query sees, of those that there are: 0 = none (causal), [`AttentionOp::ALL`] = all, as
     /// encoders do. With a window the query sees so many to the other side. Neither sinks nor a prefix stand beside it. Text
     /// shows it where it is not 0.
     pub ahead: usize,
@@ -37,7 +37,7 @@ pub struct Attention {
     /// Keys `j < count` are seen by every query (prefix language models, ChatGLM-6B).
     pub prefix: bool,
     /// Which keys are seen at all, whatever the other masks show.
-    pub span: Span,
+    pub span: KeySpan,
     /// A term is added to the score by the distance of query and key (T5): that of the column `j - p + behind` of the table, or of
     /// its first or last column where there is no such column. Not beside sinks. Text shows `behind` where there is a table.
     pub terms: Option<usize>,
@@ -54,7 +54,7 @@ pub struct Attention {
 
 /// Keys of an attention by a count, of which each query sees at least one: the caches of an encoder-decoder model hold two texts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Span {
+pub enum KeySpan {
     #[default]
     All,
     /// Keys `j < count`. Text shows `first_keys`.
@@ -63,13 +63,13 @@ pub enum Span {
     Rest,
 }
 
-impl Attention {
+impl AttentionOp {
     /// In `ahead`: every later key.
     pub const ALL: usize = i32::MAX as usize;
 
     /// Plain causal attention.
-    pub fn causal(scale: f64) -> Attention {
-        Attention {
+    pub fn causal(scale: f64) -> AttentionOp {
+        AttentionOp {
             scale,
             softcap: 0.0,
             window: 0,
@@ -77,7 +77,7 @@ impl Attention {
             sinks: 0,
             alibi: false,
             prefix: false,
-            span: Span::All,
+            span: KeySpan::All,
             terms: None,
             null_logits: false,
             codes: false,
@@ -93,7 +93,7 @@ impl Attention {
     }
     /// The input that counts the first keys, where not all are seen.
     pub fn span_input(&self) -> Option<usize> {
-        (self.span != Span::All).then_some(3 + usize::from(self.alibi))
+        (self.span != KeySpan::All).then_some(3 + usize::from(self.alibi))
     }
     /// The input with the queries for the sinks.
     pub fn sink_input(&self) -> Option<usize> {
@@ -109,7 +109,7 @@ impl Attention {
     }
     /// How many inputs there are, with so many of those that not all attentions have.
     fn inputs(&self, of: usize) -> usize {
-        let counts = self.prefix || self.span != Span::All;
+        let counts = self.prefix || self.span != KeySpan::All;
         let more = [self.alibi, counts, self.sinks > 0, self.null_logits, self.terms.is_some()];
         3 + more[..of].iter().filter(|&&more| more).count()
     }
@@ -117,21 +117,21 @@ impl Attention {
     pub fn last_place(&self) -> usize {
         (self.window + self.sinks).saturating_sub(1)
     }
-    pub(super) fn attrs(&self) -> Vec<(&'static str, Attr)> {
+    pub(super) fn attrs(&self) -> Vec<(&'static str, AttrValue)> {
         let mut attrs = vec![
-            ("scale", Attr::Float(self.scale)),
-            ("softcap", Attr::Float(self.softcap)),
-            ("window", Attr::Int(self.window as i64)),
-            ("sinks", Attr::Int(self.sinks as i64)),
-            ("alibi", Attr::Bool(self.alibi)),
-            ("prefix", Attr::Bool(self.prefix)),
+            ("scale", AttrValue::Float(self.scale)),
+            ("softcap", AttrValue::Float(self.softcap)),
+            ("window", AttrValue::Int(self.window as i64)),
+            ("sinks", AttrValue::Int(self.sinks as i64)),
+            ("alibi", AttrValue::Bool(self.alibi)),
+            ("prefix", AttrValue::Bool(self.prefix)),
         ];
-        attrs.extend((self.ahead > 0).then_some(("ahead", Attr::Int(self.ahead as i64))));
-        attrs.extend((self.span == Span::First).then_some(("first_keys", Attr::Bool(true))));
-        attrs.extend((self.span == Span::Rest).then_some(("rest_keys", Attr::Bool(true))));
-        attrs.extend(self.terms.map(|behind| ("terms", Attr::Int(behind as i64))));
-        attrs.extend(self.null_logits.then_some(("null_logits", Attr::Bool(true))));
-        attrs.extend(self.codes.then_some(("codes", Attr::Bool(true))));
+        attrs.extend((self.ahead > 0).then_some(("ahead", AttrValue::Int(self.ahead as i64))));
+        attrs.extend((self.span == KeySpan::First).then_some(("first_keys", AttrValue::Bool(true))));
+        attrs.extend((self.span == KeySpan::Rest).then_some(("rest_keys", AttrValue::Bool(true))));
+        attrs.extend(self.terms.map(|behind| ("terms", AttrValue::Int(behind as i64))));
+        attrs.extend(self.null_logits.then_some(("null_logits", AttrValue::Bool(true))));
+        attrs.extend(self.codes.then_some(("codes", AttrValue::Bool(true))));
         attrs
     }
 }
@@ -139,17 +139,17 @@ impl Attention {
 /// What hides a key; far below every score, and no source of NaN.
 const HIDDEN: f64 = -1e30;
 
-pub(super) fn infer(op: &Op, a: &Attention, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
+pub(super) fn infer(op: &Op, a: &AttentionOp, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
     if a.sinks > 0 && (a.window == 0 || a.prefix) {
         return bad(op, "sinks stand in front of a window, and not together with a prefix");
     }
     if a.ahead > 0 && (a.sinks > 0 || a.prefix) {
         return bad(op, "queries that see later keys have neither sinks nor a prefix");
     }
-    if a.ahead > Attention::ALL {
-        return bad(op, format!("queries see at most {} keys ahead", Attention::ALL));
+    if a.ahead > AttentionOp::ALL {
+        return bad(op, format!("queries see at most {} keys ahead", AttentionOp::ALL));
     }
-    if a.span != Span::All && (a.sinks > 0 || a.prefix) {
+    if a.span != KeySpan::All && (a.sinks > 0 || a.prefix) {
         return bad(op, "a span of keys has neither sinks nor a prefix");
     }
     if a.terms.is_some() && a.sinks > 0 {
@@ -212,12 +212,12 @@ pub(super) fn infer(op: &Op, a: &Attention, inputs: &[&TensorType]) -> Result<Ve
     Ok(vec![TensorType::new(DType::F32, [&q.dims[0], &q.dims[1], &v.dims[2]])])
 }
 
-struct Emit<'a> {
+struct AttentionExpansion<'a> {
     module: &'a Module,
     f: &'a mut Function,
 }
 
-impl Emit<'_> {
+impl AttentionExpansion<'_> {
     fn op(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, OpError> {
         Ok(self.f.append(self.module, op, inputs)?[0])
     }
@@ -267,7 +267,7 @@ impl Emit<'_> {
 
 /// Scores `[kv, group, n, t]`, masked, softmax, times values.
 pub(super) fn decompose(
-    a: &Attention,
+    a: &AttentionOp,
     module: &Module,
     f: &mut Function,
     inputs: &[ValueId],
@@ -278,7 +278,7 @@ pub(super) fn decompose(
     let count = |d: &Dim| d.as_const().unwrap_or(1);
     let group = Dim::from(count(heads) / count(kv).max(1));
     let one = Dim::from(1);
-    let mut e = Emit { module, f };
+    let mut e = AttentionExpansion { module, f };
 
     let keys = e.heads_first(k)?;
     let row = e.iota(&t.sub(n), n)?;
@@ -288,7 +288,7 @@ pub(super) fn decompose(
         Some(i) => Some(e.reshape(inputs[i], &[kv, &group, &one, &one])?),
         None => None,
     };
-    let scored = |e: &mut Emit, q: ValueId, place: ValueId| {
+    let scored = |e: &mut AttentionExpansion, q: ValueId, place: ValueId| {
         let split = e.reshape(q, &[n, kv, &group, &qd[2]])?;
         let queries = e.permute(split, &[1, 2, 0, 3])?;
         scores(a, e, (queries, keys), slopes, (place, column))
@@ -317,7 +317,7 @@ pub(super) fn decompose(
         let first = e.bin(BinOp::Sub, row, reach)?;
         seen = e.op(Op::SelectGe, &[column, first, seen, far])?;
     }
-    if a.ahead < Attention::ALL {
+    if a.ahead < AttentionOp::ALL {
         let last = match a.ahead {
             0 => row,
             ahead => {
@@ -334,11 +334,11 @@ pub(super) fn decompose(
     }
     if let Some(i) = a.span_input() {
         let (x, y) = match a.span {
-            Span::First => {
+            KeySpan::First => {
                 let one = e.constant(1.0, DType::I32)?;
                 (e.bin(BinOp::Sub, inputs[i], one)?, column)
             }
-            Span::All | Span::Rest => (column, inputs[i]),
+            KeySpan::All | KeySpan::Rest => (column, inputs[i]),
         };
         seen = e.op(Op::SelectGe, &[x, y, seen, hidden])?;
     }
@@ -355,8 +355,8 @@ pub(super) fn decompose(
 
 /// Products of queries and keys with all but masks: scale, soft cap and ALiBi from `row` to `column`.
 fn scores(
-    a: &Attention,
-    e: &mut Emit,
+    a: &AttentionOp,
+    e: &mut AttentionExpansion,
     (queries, keys): (ValueId, ValueId),
     slopes: Option<ValueId>,
     (row, column): (ValueId, ValueId),
@@ -378,7 +378,7 @@ fn scores(
 }
 
 /// Over the last axis, with `exp(logits)` in the sum where there are some.
-fn softmax(e: &mut Emit, x: ValueId, logits: Option<ValueId>) -> Result<ValueId, OpError> {
+fn softmax(e: &mut AttentionExpansion, x: ValueId, logits: Option<ValueId>) -> Result<ValueId, OpError> {
     let axis = e.f.ty(x).rank() - 1;
     let mut max = e.op(Op::Reduce { op: RedOp::Max, axis }, &[x])?;
     if let Some(logits) = logits {

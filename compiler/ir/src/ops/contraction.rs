@@ -2,7 +2,7 @@
 
 use super::elementwise::broadcast;
 use super::{Op, OpError, bad};
-use crate::compute::Scalar;
+use crate::compute::ScalarExpr;
 use crate::dim::Dim;
 use crate::types::{DType, TensorType};
 
@@ -38,29 +38,30 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
     }
 }
 
-pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
+pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> ScalarExpr {
     match op {
         Op::MatMul { transpose_b } => {
             let (a, b) = (inputs[0], inputs[1]);
             let rank = a.rank().max(b.rank());
             let k = a.dims[a.rank() - 1].clone();
-            let lead = |t: &TensorType| -> Vec<Scalar> {
+            let lead = |t: &TensorType| -> Vec<ScalarExpr> {
                 let lead = TensorType { dtype: t.dtype, dims: t.dims[..t.rank() - 2].to_vec() };
                 super::elementwise::broadcast_index(&lead, rank - 2)
             };
             let mut ia = lead(a);
-            ia.extend([Scalar::Axis(rank - 2), Scalar::Red(0)]);
+            ia.extend([ScalarExpr::Axis(rank - 2), ScalarExpr::Red(0)]);
             let mut ib = lead(b);
-            let (row, col) = (Scalar::Red(0), Scalar::Axis(rank - 1));
+            let (row, col) = (ScalarExpr::Red(0), ScalarExpr::Axis(rank - 1));
             ib.extend(if *transpose_b { [col, row] } else { [row, col] });
-            let product = Scalar::product(Scalar::load(0, ia), Scalar::load(1, ib));
-            Scalar::reduce(crate::compute::RedOp::Sum, 0, k, product)
+            let product = ScalarExpr::product(ScalarExpr::load(0, ia), ScalarExpr::load(1, ib));
+            ScalarExpr::reduce(crate::compute::RedOp::Sum, 0, k, product)
         }
         Op::Reduce { op: red, axis } => {
             let a = inputs[0];
-            let index =
-                (0..a.rank()).map(|i| if i == *axis { Scalar::Red(0) } else { Scalar::Axis(i) }).collect();
-            Scalar::reduce(*red, 0, a.dims[*axis].clone(), Scalar::load(0, index))
+            let index = (0..a.rank())
+                .map(|i| if i == *axis { ScalarExpr::Red(0) } else { ScalarExpr::Axis(i) })
+                .collect();
+            ScalarExpr::reduce(*red, 0, a.dims[*axis].clone(), ScalarExpr::load(0, index))
         }
         _ => unreachable!("not a contraction: {}", op.name()),
     }

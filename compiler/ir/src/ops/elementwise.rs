@@ -1,7 +1,7 @@
 //! Constants, unary and binary arithmetic and selection with broadcasting, casts.
 
 use super::{Op, OpError, bad};
-use crate::compute::Scalar;
+use crate::compute::ScalarExpr;
 use crate::dim::Dim;
 use crate::kernel::BinOp;
 use crate::types::TensorType;
@@ -58,28 +58,29 @@ pub(super) fn broadcast(a: &[Dim], b: &[Dim]) -> Option<Vec<Dim>> {
 }
 
 /// Index of a broadcast operand at the output's axes.
-pub(super) fn broadcast_index(operand: &TensorType, rank: usize) -> Vec<Scalar> {
+pub(super) fn broadcast_index(operand: &TensorType, rank: usize) -> Vec<ScalarExpr> {
     let skip = rank - operand.rank();
     let one = Dim::from(1);
-    let axis = |(i, d): (usize, &Dim)| if *d == one { Scalar::Int(0) } else { Scalar::Axis(i + skip) };
+    let axis =
+        |(i, d): (usize, &Dim)| if *d == one { ScalarExpr::Int(0) } else { ScalarExpr::Axis(i + skip) };
     operand.dims.iter().enumerate().map(axis).collect()
 }
 
-pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
+pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> ScalarExpr {
     let rank = inputs.iter().map(|t| t.rank()).max().unwrap_or(0);
-    let load = |i: usize| Scalar::load(i, broadcast_index(inputs[i], rank));
+    let load = |i: usize| ScalarExpr::load(i, broadcast_index(inputs[i], rank));
     match op {
         Op::Constant { value, dtype } if dtype.is_int() => {
-            Scalar::Cast(*dtype, Box::new(Scalar::Float(*value)))
+            ScalarExpr::Cast(*dtype, Box::new(ScalarExpr::Float(*value)))
         }
-        Op::Constant { value, .. } => Scalar::Float(*value),
-        Op::Unary(un) => Scalar::unary(*un, load(0)),
-        Op::Binary(bin) => Scalar::binary(*bin, load(0), load(1)),
+        Op::Constant { value, .. } => ScalarExpr::Float(*value),
+        Op::Unary(un) => ScalarExpr::unary(*un, load(0)),
+        Op::Binary(bin) => ScalarExpr::binary(*bin, load(0), load(1)),
         Op::SelectGe => {
-            let below = Scalar::binary(BinOp::Lt, load(0), load(1));
-            Scalar::Select(Box::new(below), Box::new(load(3)), Box::new(load(2)))
+            let below = ScalarExpr::binary(BinOp::Lt, load(0), load(1));
+            ScalarExpr::Select(Box::new(below), Box::new(load(3)), Box::new(load(2)))
         }
-        Op::Cast(dtype) => Scalar::Cast(*dtype, Box::new(load(0))),
+        Op::Cast(dtype) => ScalarExpr::Cast(*dtype, Box::new(load(0))),
         _ => unreachable!("not elementwise: {}", op.name()),
     }
 }

@@ -1,7 +1,7 @@
 //! Routing to experts and their matrix products.
 
 use super::{Op, OpError, bad, quant};
-use crate::compute::{RedOp, Scalar};
+use crate::compute::{RedOp, ScalarExpr};
 use crate::dim::Dim;
 use crate::kernel::BinOp;
 use crate::types::{DType, TensorType};
@@ -62,56 +62,59 @@ fn products(
     Ok(vec![TensorType { dtype: DType::F32, dims }])
 }
 
-pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Vec<Scalar> {
+pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Vec<ScalarExpr> {
     match op {
         Op::TopK { .. } => vec![chosen(inputs[0], false), chosen(inputs[0], true)],
         Op::MatMulExperts { experts } => {
-            let activation = Scalar::load(0, in_slot(inputs[0], Scalar::Red(0)));
+            let activation = ScalarExpr::load(0, in_slot(inputs[0], ScalarExpr::Red(0)));
             let weight = weight_of(*experts, inputs[1], 1, 2);
-            let product = Scalar::product(activation, weight);
-            vec![Scalar::reduce(RedOp::Sum, 0, inputs[1].dims[1].clone(), product)]
+            let product = ScalarExpr::product(activation, weight);
+            vec![ScalarExpr::reduce(RedOp::Sum, 0, inputs[1].dims[1].clone(), product)]
         }
         Op::MatMulExpertsI8 { experts, group } => {
-            let group_index = Scalar::binary(BinOp::Div, Scalar::Red(0), Scalar::Int(*group as i64));
-            let code = Scalar::load(0, in_slot(inputs[0], Scalar::Red(0)));
-            let scale = Scalar::load(1, in_slot(inputs[1], group_index));
+            let group_index =
+                ScalarExpr::binary(BinOp::Div, ScalarExpr::Red(0), ScalarExpr::Int(*group as i64));
+            let code = ScalarExpr::load(0, in_slot(inputs[0], ScalarExpr::Red(0)));
+            let scale = ScalarExpr::load(1, in_slot(inputs[1], group_index));
             let weight = weight_of(*experts, inputs[3], 3, 4);
-            let product = Scalar::product(Scalar::product(code, scale), weight);
-            vec![Scalar::reduce(RedOp::Sum, 0, inputs[3].dims[1].clone(), product)]
+            let product = ScalarExpr::product(ScalarExpr::product(code, scale), weight);
+            vec![ScalarExpr::reduce(RedOp::Sum, 0, inputs[3].dims[1].clone(), product)]
         }
         _ => unreachable!("not an op of experts: {}", op.name()),
     }
 }
 
 /// A column of the row of `x: [n, slots or 1, ..]` that belongs to a result.
-fn in_slot(x: &TensorType, column: Scalar) -> Vec<Scalar> {
-    let slot = if x.dims[1].as_const() == Some(1) { Scalar::Int(0) } else { Scalar::Axis(1) };
-    vec![Scalar::Axis(0), slot, column]
+fn in_slot(x: &TensorType, column: ScalarExpr) -> Vec<ScalarExpr> {
+    let slot = if x.dims[1].as_const() == Some(1) { ScalarExpr::Int(0) } else { ScalarExpr::Axis(1) };
+    vec![ScalarExpr::Axis(0), slot, column]
 }
 
 /// Element `Red(0)` of the row of the chosen matrix; `weight` and `ids` are numbers of inputs.
-fn weight_of(experts: usize, ty: &TensorType, weight: usize, ids: usize) -> Scalar {
+fn weight_of(experts: usize, ty: &TensorType, weight: usize, ids: usize) -> ScalarExpr {
     let out = ty.dims[0].as_const().unwrap_or(0) / experts as i64;
-    let expert = Scalar::load(ids, vec![Scalar::Axis(0), Scalar::Axis(1)]);
-    let row = Scalar::sum(Scalar::product(expert, Scalar::Int(out)), Scalar::Axis(2));
-    Scalar::load(weight, vec![row, Scalar::Red(0)])
+    let expert = ScalarExpr::load(ids, vec![ScalarExpr::Axis(0), ScalarExpr::Axis(1)]);
+    let row = ScalarExpr::sum(ScalarExpr::product(expert, ScalarExpr::Int(out)), ScalarExpr::Axis(2));
+    ScalarExpr::load(weight, vec![row, ScalarExpr::Red(0)])
 }
 
 /// The element (or its index) whose rank is the output's column. The rank of an element is the number of larger ones,
 /// and of equal ones before it.
-fn chosen(x: &TensorType, index: bool) -> Scalar {
-    let load = |column: Scalar| Scalar::load(0, vec![Scalar::Axis(0), column]);
-    let (this, other) = (load(Scalar::Red(0)), load(Scalar::Red(1)));
-    let choose = |c: Scalar, a: Scalar, b: Scalar| Scalar::Select(Box::new(c), Box::new(a), Box::new(b));
-    let less = |a: Scalar, b: Scalar| Scalar::binary(BinOp::Lt, a, b);
-    let before = choose(less(Scalar::Red(1), Scalar::Red(0)), Scalar::Int(1), Scalar::Int(0));
-    let tie = choose(less(other.clone(), this.clone()), Scalar::Int(0), before);
-    let ahead = choose(less(this.clone(), other), Scalar::Int(1), tie);
-    let rank = Scalar::reduce(RedOp::Sum, 1, x.dims[1].clone(), ahead);
-    let here = Scalar::binary(BinOp::Eq, rank, Scalar::Axis(1));
-    let (value, zero) = match index {
-        true => (Scalar::Red(0), Scalar::Int(0)),
-        false => (this, Scalar::Float(0.0)),
+fn chosen(x: &TensorType, index: bool) -> ScalarExpr {
+    let load = |column: ScalarExpr| ScalarExpr::load(0, vec![ScalarExpr::Axis(0), column]);
+    let (this, other) = (load(ScalarExpr::Red(0)), load(ScalarExpr::Red(1)));
+    let choose = |c: ScalarExpr, a: ScalarExpr, b: ScalarExpr| {
+        ScalarExpr::Select(Box::new(c), Box::new(a), Box::new(b))
     };
-    Scalar::reduce(RedOp::Sum, 0, x.dims[1].clone(), choose(here, value, zero))
+    let less = |a: ScalarExpr, b: ScalarExpr| ScalarExpr::binary(BinOp::Lt, a, b);
+    let before = choose(less(ScalarExpr::Red(1), ScalarExpr::Red(0)), ScalarExpr::Int(1), ScalarExpr::Int(0));
+    let tie = choose(less(other.clone(), this.clone()), ScalarExpr::Int(0), before);
+    let ahead = choose(less(this.clone(), other), ScalarExpr::Int(1), tie);
+    let rank = ScalarExpr::reduce(RedOp::Sum, 1, x.dims[1].clone(), ahead);
+    let here = ScalarExpr::binary(BinOp::Eq, rank, ScalarExpr::Axis(1));
+    let (value, zero) = match index {
+        true => (ScalarExpr::Red(0), ScalarExpr::Int(0)),
+        false => (this, ScalarExpr::Float(0.0)),
+    };
+    ScalarExpr::reduce(RedOp::Sum, 0, x.dims[1].clone(), choose(here, value, zero))
 }

@@ -11,11 +11,11 @@ mod parts;
 mod quant;
 mod structure;
 
-pub use attention::{Attention, Span};
-pub use parts::{PartsError, Symbol};
+pub use attention::{AttentionOp, KeySpan};
+pub use parts::{PartsError, SymbolRef};
 pub use quant::{CODE_OFFSET, max_code};
 
-use crate::compute::{RedOp, Scalar};
+use crate::compute::{RedOp, ScalarExpr};
 use crate::dim::Dim;
 use crate::graph::{Function, ValueId};
 use crate::kernel::{BinOp, UnOp};
@@ -122,7 +122,7 @@ pub enum Op {
     /// Over the last axis.
     Softmax,
     /// Scaled dot-product attention of `n` queries over `t` cached keys; see [`Attention`].
-    Attention(Attention),
+    Attention(AttentionOp),
 
     // mixtures of experts
     /// The `k` largest of each row of `f32[n, e]`, falling, the lower index first among equals: `f32[n, k]`, `i32[n, k]`.
@@ -187,22 +187,22 @@ pub struct OpError {
 
 /// Ops that share their shape rules, one file of this folder each.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Family<'a> {
+pub enum OpFamily<'a> {
     Structure,
     Elementwise,
     Movement,
     Contraction,
     Norm,
-    Attention(&'a Attention),
+    Attention(&'a AttentionOp),
     Experts,
     Quant,
 }
 
 /// What an op computes.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Meaning {
+pub enum OpSemantics {
     /// One expression per output; output shape and dtype as inferred.
-    Compute(Vec<Scalar>),
+    Compute(Vec<ScalarExpr>),
     /// Ops with a simpler meaning: see [`Op::decompose`].
     Decompose,
     /// Parameters, states, calls and scans: their meaning is given by the module.
@@ -211,7 +211,7 @@ pub enum Meaning {
 
 /// An attribute as the text format shows it.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Attr {
+pub enum AttrValue {
     Int(i64),
     Float(f64),
     Bool(bool),
@@ -273,33 +273,33 @@ impl Op {
     /// Types of the outputs, or what is wrong with the inputs.
     pub fn infer(&self, module: &Module, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
         match self.family() {
-            Family::Structure => structure::infer(self, module, inputs),
-            Family::Elementwise => elementwise::infer(self, inputs),
-            Family::Movement => movement::infer(self, inputs),
-            Family::Contraction => contraction::infer(self, inputs),
-            Family::Norm => norm::infer(self, inputs),
-            Family::Attention(a) => attention::infer(self, a, inputs),
-            Family::Experts => experts::infer(self, inputs),
-            Family::Quant => quant::infer(self, inputs),
+            OpFamily::Structure => structure::infer(self, module, inputs),
+            OpFamily::Elementwise => elementwise::infer(self, inputs),
+            OpFamily::Movement => movement::infer(self, inputs),
+            OpFamily::Contraction => contraction::infer(self, inputs),
+            OpFamily::Norm => norm::infer(self, inputs),
+            OpFamily::Attention(a) => attention::infer(self, a, inputs),
+            OpFamily::Experts => experts::infer(self, inputs),
+            OpFamily::Quant => quant::infer(self, inputs),
         }
     }
 
     /// The meaning for inputs of these (valid) types.
-    pub fn meaning(&self, inputs: &[&TensorType]) -> Meaning {
+    pub fn meaning(&self, inputs: &[&TensorType]) -> OpSemantics {
         match self.family() {
-            Family::Structure => Meaning::Structural,
-            Family::Elementwise => Meaning::Compute(vec![elementwise::compute(self, inputs)]),
-            Family::Movement => Meaning::Compute(vec![movement::compute(self, inputs)]),
-            Family::Contraction => Meaning::Compute(vec![contraction::compute(self, inputs)]),
-            Family::Norm | Family::Attention(_) => Meaning::Decompose,
-            Family::Experts => Meaning::Compute(experts::compute(self, inputs)),
-            Family::Quant if matches!(self, Op::QuantizeRows { .. }) => Meaning::Decompose,
-            Family::Quant => Meaning::Compute(vec![quant::compute(self, inputs)]),
+            OpFamily::Structure => OpSemantics::Structural,
+            OpFamily::Elementwise => OpSemantics::Compute(vec![elementwise::compute(self, inputs)]),
+            OpFamily::Movement => OpSemantics::Compute(vec![movement::compute(self, inputs)]),
+            OpFamily::Contraction => OpSemantics::Compute(vec![contraction::compute(self, inputs)]),
+            OpFamily::Norm | OpFamily::Attention(_) => OpSemantics::Decompose,
+            OpFamily::Experts => OpSemantics::Compute(experts::compute(self, inputs)),
+            OpFamily::Quant if matches!(self, Op::QuantizeRows { .. }) => OpSemantics::Decompose,
+            OpFamily::Quant => OpSemantics::Compute(vec![quant::compute(self, inputs)]),
         }
     }
 
     /// The ops that share shape rules: those of one file of this folder.
-    pub fn family(&self) -> Family<'_> {
+    pub fn family(&self) -> OpFamily<'_> {
         match self {
             Op::Param(_)
             | Op::StateRead(_)
@@ -310,30 +310,30 @@ impl Op {
             | Op::WantedRows
             | Op::Exchange { .. }
             | Op::Call(_)
-            | Op::Scan { .. } => Family::Structure,
+            | Op::Scan { .. } => OpFamily::Structure,
             Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Cast(_) => {
-                Family::Elementwise
+                OpFamily::Elementwise
             }
             Op::Iota { .. }
             | Op::Reshape { .. }
             | Op::Permute { .. }
             | Op::Slice { .. }
             | Op::Concat { .. }
-            | Op::Gather => Family::Movement,
-            Op::MatMul { .. } | Op::Reduce { .. } => Family::Contraction,
-            Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => Family::Norm,
-            Op::Attention(a) => Family::Attention(a),
-            Op::TopK { .. } | Op::MatMulExperts { .. } | Op::MatMulExpertsI8 { .. } => Family::Experts,
+            | Op::Gather => OpFamily::Movement,
+            Op::MatMul { .. } | Op::Reduce { .. } => OpFamily::Contraction,
+            Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => OpFamily::Norm,
+            Op::Attention(a) => OpFamily::Attention(a),
+            Op::TopK { .. } | Op::MatMulExperts { .. } | Op::MatMulExpertsI8 { .. } => OpFamily::Experts,
             Op::Dequantize
             | Op::GroupScale { .. }
             | Op::GroupQuantize { .. }
             | Op::GroupSum { .. }
             | Op::QuantizeRows { .. }
-            | Op::MatMulI8 { .. } => Family::Quant,
+            | Op::MatMulI8 { .. } => OpFamily::Quant,
         }
     }
 
-    /// Appends ops with the same meaning to `f` and returns what stands for the output; only for [`Meaning::Decompose`].
+    /// Appends ops with the same meaning to `f` and returns what stands for the output; only for [`OpSemantics::Decompose`].
     pub fn decompose(
         &self,
         module: &Module,
@@ -361,8 +361,8 @@ impl Op {
     }
 
     /// Attributes in print order; `param`, `state.*` show their symbol instead.
-    pub fn attrs(&self) -> Vec<(&'static str, Attr)> {
-        let int = |v: &usize| Attr::Int(*v as i64);
+    pub fn attrs(&self) -> Vec<(&'static str, AttrValue)> {
+        let int = |v: &usize| AttrValue::Int(*v as i64);
         match self {
             Op::Param(_)
             | Op::StateRead(_)
@@ -377,35 +377,35 @@ impl Op {
             | Op::Gather
             | Op::Softmax
             | Op::Dequantize => vec![],
-            Op::SequenceSplit { ragged } => vec![("ragged", Attr::Bool(*ragged))],
+            Op::SequenceSplit { ragged } => vec![("ragged", AttrValue::Bool(*ragged))],
             Op::Exchange { ranks } => vec![("ranks", int(ranks))],
-            Op::Call(f) => vec![("function", Attr::Function(*f))],
+            Op::Call(f) => vec![("function", AttrValue::Function(*f))],
             Op::Scan { body, carries, seqs } => {
-                vec![("body", Attr::Function(*body)), ("carries", int(carries)), ("seqs", int(seqs))]
+                vec![("body", AttrValue::Function(*body)), ("carries", int(carries)), ("seqs", int(seqs))]
             }
             Op::Constant { value, dtype } => {
-                vec![("value", Attr::Float(*value)), ("dtype", Attr::DType(*dtype))]
+                vec![("value", AttrValue::Float(*value)), ("dtype", AttrValue::DType(*dtype))]
             }
-            Op::Cast(dtype) => vec![("dtype", Attr::DType(*dtype))],
+            Op::Cast(dtype) => vec![("dtype", AttrValue::DType(*dtype))],
             Op::Iota { start, len } => {
-                vec![("start", Attr::Dim(start.clone())), ("len", Attr::Dim(len.clone()))]
+                vec![("start", AttrValue::Dim(start.clone())), ("len", AttrValue::Dim(len.clone()))]
             }
             Op::Attention(a) => a.attrs(),
             Op::TopK { k } => vec![("k", int(k))],
             Op::MatMulExperts { experts } => vec![("experts", int(experts))],
             Op::MatMulExpertsI8 { experts, group } => vec![("experts", int(experts)), ("group", int(group))],
-            Op::Reshape { dims } => vec![("dims", Attr::Dims(dims.clone()))],
-            Op::Permute { perm } => vec![("perm", Attr::Ints(perm.iter().map(|&p| p as i64).collect()))],
+            Op::Reshape { dims } => vec![("dims", AttrValue::Dims(dims.clone()))],
+            Op::Permute { perm } => vec![("perm", AttrValue::Ints(perm.iter().map(|&p| p as i64).collect()))],
             Op::Slice { axis, start, len } => {
                 vec![
                     ("axis", int(axis)),
-                    ("start", Attr::Dim(start.clone())),
-                    ("len", Attr::Dim(len.clone())),
+                    ("start", AttrValue::Dim(start.clone())),
+                    ("len", AttrValue::Dim(len.clone())),
                 ]
             }
             Op::Concat { axis } | Op::Reduce { axis, .. } => vec![("axis", int(axis))],
-            Op::MatMul { transpose_b } => vec![("transpose_b", Attr::Bool(*transpose_b))],
-            Op::LayerNorm { eps } | Op::RmsNorm { eps } => vec![("eps", Attr::Float(*eps))],
+            Op::MatMul { transpose_b } => vec![("transpose_b", AttrValue::Bool(*transpose_b))],
+            Op::LayerNorm { eps } | Op::RmsNorm { eps } => vec![("eps", AttrValue::Float(*eps))],
             Op::GroupScale { group, bits } => vec![("group", int(group)), ("bits", int(bits))],
             Op::GroupQuantize { group, bits, part } => {
                 vec![("group", int(group)), ("bits", int(bits)), ("part", int(part))]

@@ -1,7 +1,7 @@
 //! Ops that make or move indices: iota, reshape, permute, slice, concat, gather.
 
 use super::{Op, OpError, bad};
-use crate::compute::Scalar;
+use crate::compute::ScalarExpr;
 use crate::dim::Dim;
 use crate::kernel::BinOp;
 use crate::types::{DType, TensorType};
@@ -65,79 +65,80 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
     }
 }
 
-pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
+pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> ScalarExpr {
     if let Op::Iota { start, .. } = op {
-        return Scalar::sum(Scalar::Axis(0), Scalar::Dim(start.clone()));
+        return ScalarExpr::sum(ScalarExpr::Axis(0), ScalarExpr::Dim(start.clone()));
     }
     let a = inputs[0];
-    let axes = || (0..a.rank()).map(Scalar::Axis).collect::<Vec<_>>();
+    let axes = || (0..a.rank()).map(ScalarExpr::Axis).collect::<Vec<_>>();
     match op {
         Op::Reshape { dims } => reshape(a, dims),
         Op::Permute { perm } => {
             let mut index = axes();
             for (out, &input) in perm.iter().enumerate() {
-                index[input] = Scalar::Axis(out);
+                index[input] = ScalarExpr::Axis(out);
             }
-            Scalar::load(0, index)
+            ScalarExpr::load(0, index)
         }
         Op::Slice { axis, start, .. } => {
             let mut index = axes();
             if start.as_const() != Some(0) {
-                index[*axis] = Scalar::sum(Scalar::Axis(*axis), Scalar::Dim(start.clone()));
+                index[*axis] = ScalarExpr::sum(ScalarExpr::Axis(*axis), ScalarExpr::Dim(start.clone()));
             }
-            Scalar::load(0, index)
+            ScalarExpr::load(0, index)
         }
         Op::Concat { axis } => concat(inputs, *axis, 0, Dim::from(0)),
         Op::Gather => {
             let rank = inputs[1].rank();
-            let row = Scalar::load(1, (0..rank).map(Scalar::Axis).collect());
-            Scalar::load(0, vec![row, Scalar::Axis(rank)])
+            let row = ScalarExpr::load(1, (0..rank).map(ScalarExpr::Axis).collect());
+            ScalarExpr::load(0, vec![row, ScalarExpr::Axis(rank)])
         }
         _ => unreachable!("not a movement op: {}", op.name()),
     }
 }
 
 /// `index of axis < end of part ? part : the rest`.
-fn concat(inputs: &[&TensorType], axis: usize, part: usize, start: Dim) -> Scalar {
-    let mut index: Vec<Scalar> = (0..inputs[part].rank()).map(Scalar::Axis).collect();
+fn concat(inputs: &[&TensorType], axis: usize, part: usize, start: Dim) -> ScalarExpr {
+    let mut index: Vec<ScalarExpr> = (0..inputs[part].rank()).map(ScalarExpr::Axis).collect();
     if start != Dim::from(0) {
-        index[axis] = Scalar::binary(BinOp::Sub, Scalar::Axis(axis), Scalar::Dim(start.clone()));
+        index[axis] = ScalarExpr::binary(BinOp::Sub, ScalarExpr::Axis(axis), ScalarExpr::Dim(start.clone()));
     }
-    let here = Scalar::load(part, index);
+    let here = ScalarExpr::load(part, index);
     if part + 1 == inputs.len() {
         return here;
     }
     let end = start.add(&inputs[part].dims[axis]);
-    let inside = Scalar::binary(BinOp::Lt, Scalar::Axis(axis), Scalar::Dim(end.clone()));
-    Scalar::Select(Box::new(inside), Box::new(here), Box::new(concat(inputs, axis, part + 1, end)))
+    let inside = ScalarExpr::binary(BinOp::Lt, ScalarExpr::Axis(axis), ScalarExpr::Dim(end.clone()));
+    ScalarExpr::Select(Box::new(inside), Box::new(here), Box::new(concat(inputs, axis, part + 1, end)))
 }
 
 /// Through the flat index, except where axes of size 1 are merely added or removed.
-fn reshape(a: &TensorType, dims: &[Dim]) -> Scalar {
+fn reshape(a: &TensorType, dims: &[Dim]) -> ScalarExpr {
     let one = Dim::from(1);
     let significant = |dims: &[Dim]| -> Vec<usize> { (0..dims.len()).filter(|&i| dims[i] != one).collect() };
     let (from, to) = (significant(&a.dims), significant(dims));
     if from.len() == to.len() && from.iter().zip(&to).all(|(&i, &o)| a.dims[i] == dims[o]) {
-        let mut index = vec![Scalar::Int(0); a.rank()];
+        let mut index = vec![ScalarExpr::Int(0); a.rank()];
         for (&i, &o) in from.iter().zip(&to) {
-            index[i] = Scalar::Axis(o);
+            index[i] = ScalarExpr::Axis(o);
         }
-        return Scalar::load(0, index);
+        return ScalarExpr::load(0, index);
     }
-    let mut flat = Scalar::Int(0);
+    let mut flat = ScalarExpr::Int(0);
     for (axis, dim) in dims.iter().enumerate() {
-        flat = Scalar::sum(Scalar::product(flat, Scalar::Dim(dim.clone())), Scalar::Axis(axis));
+        flat =
+            ScalarExpr::sum(ScalarExpr::product(flat, ScalarExpr::Dim(dim.clone())), ScalarExpr::Axis(axis));
     }
     let mut index = Vec::with_capacity(a.rank());
     for axis in (0..a.rank()).rev() {
-        let size = Scalar::Dim(a.dims[axis].clone());
+        let size = ScalarExpr::Dim(a.dims[axis].clone());
         if axis == 0 {
             index.push(flat.clone());
         } else {
-            index.push(Scalar::binary(BinOp::Rem, flat.clone(), size.clone()));
-            flat = Scalar::binary(BinOp::Div, flat, size);
+            index.push(ScalarExpr::binary(BinOp::Rem, flat.clone(), size.clone()));
+            flat = ScalarExpr::binary(BinOp::Div, flat, size);
         }
     }
     index.reverse();
-    Scalar::load(0, index)
+    ScalarExpr::load(0, index)
 }

@@ -30,12 +30,12 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
 }
 
 /// Appends nodes to a function with few words.
-struct Emit<'a> {
+struct NormExpansion<'a> {
     module: &'a Module,
     f: &'a mut Function,
 }
 
-impl Emit<'_> {
+impl NormExpansion<'_> {
     fn op(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, OpError> {
         Ok(self.f.append(self.module, op, inputs)?[0])
     }
@@ -73,7 +73,7 @@ pub(super) fn decompose(
     f: &mut Function,
     inputs: &[ValueId],
 ) -> Result<Vec<ValueId>, OpError> {
-    let mut e = Emit { module, f };
+    let mut e = NormExpansion { module, f };
     let x = inputs[0];
     let out = match op {
         Op::LayerNorm { eps } => {

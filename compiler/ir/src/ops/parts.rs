@@ -1,6 +1,6 @@
 //! An op made from its parts in text: name, symbol and attributes. The inverse of [`Op::name`] and [`Op::attrs`].
 
-use super::{Attention, Attr, Op, Span};
+use super::{AttentionOp, AttrValue, KeySpan, Op};
 use crate::compute::RedOp;
 use crate::dim::Dim;
 use crate::kernel::{BinOp, UnOp};
@@ -9,7 +9,7 @@ use crate::types::DType;
 
 /// What an op refers to by name instead of by attribute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Symbol {
+pub enum SymbolRef {
     Param(ParamId),
     State(StateId),
 }
@@ -34,17 +34,21 @@ pub enum PartsError {
 impl Op {
     /// The op with that name and those attributes, in any order. Sizes stand for integers and floats where they are
     /// constant, because text does not tell them apart.
-    pub fn from_parts(name: &str, symbol: Option<Symbol>, attrs: &[(&str, Attr)]) -> Result<Op, PartsError> {
-        let parts = Parts { name, attrs };
+    pub fn from_parts(
+        name: &str,
+        symbol: Option<SymbolRef>,
+        attrs: &[(&str, AttrValue)],
+    ) -> Result<Op, PartsError> {
+        let parts = NamedAttrs { name, attrs };
         let op = match name {
             "param" => match symbol {
-                Some(Symbol::Param(id)) => Op::Param(id),
+                Some(SymbolRef::Param(id)) => Op::Param(id),
                 _ => return parts.symbol("parameter"),
             },
             "state.read" | "state.write" | "cache.append" => match symbol {
-                Some(Symbol::State(id)) if name == "state.read" => Op::StateRead(id),
-                Some(Symbol::State(id)) if name == "state.write" => Op::StateWrite(id),
-                Some(Symbol::State(id)) => Op::CacheAppend(id),
+                Some(SymbolRef::State(id)) if name == "state.read" => Op::StateRead(id),
+                Some(SymbolRef::State(id)) if name == "state.write" => Op::StateWrite(id),
+                Some(SymbolRef::State(id)) => Op::CacheAppend(id),
                 _ => return parts.symbol("state"),
             },
             _ if symbol.is_some() => return Err(PartsError::NoSymbol(name.into())),
@@ -58,12 +62,12 @@ impl Op {
     }
 }
 
-struct Parts<'a> {
+struct NamedAttrs<'a> {
     name: &'a str,
-    attrs: &'a [(&'a str, Attr)],
+    attrs: &'a [(&'a str, AttrValue)],
 }
 
-impl Parts<'_> {
+impl NamedAttrs<'_> {
     fn op(&self) -> Result<Op, PartsError> {
         Ok(match self.name {
             "sequence.split" => Op::SequenceSplit { ragged: self.is_set("ragged")? },
@@ -93,7 +97,7 @@ impl Parts<'_> {
             "layer_norm" => Op::LayerNorm { eps: self.float("eps")? },
             "rms_norm" => Op::RmsNorm { eps: self.float("eps")? },
             "softmax" => Op::Softmax,
-            "attention" => Op::Attention(Attention {
+            "attention" => Op::Attention(AttentionOp {
                 scale: self.float("scale")?,
                 softcap: self.float("softcap")?,
                 window: self.count("window")?,
@@ -141,7 +145,7 @@ impl Parts<'_> {
         &self,
         attr: &'static str,
         expected: &'static str,
-        convert: impl FnOnce(&Attr) -> Option<T>,
+        convert: impl FnOnce(&AttrValue) -> Option<T>,
     ) -> Result<T, PartsError> {
         let op = || self.name.to_string();
         let Some((_, value)) = self.attrs.iter().find(|(name, _)| *name == attr) else {
@@ -161,20 +165,20 @@ impl Parts<'_> {
     }
     fn counts(&self, attr: &'static str) -> Result<Vec<usize>, PartsError> {
         self.find(attr, "a list of counts", |a| match a {
-            Attr::Ints(v) => v.iter().map(|&i| usize::try_from(i).ok()).collect(),
-            Attr::Dims(v) => v.iter().map(|d| usize::try_from(d.as_const()?).ok()).collect(),
+            AttrValue::Ints(v) => v.iter().map(|&i| usize::try_from(i).ok()).collect(),
+            AttrValue::Dims(v) => v.iter().map(|d| usize::try_from(d.as_const()?).ok()).collect(),
             _ => None,
         })
     }
     fn float(&self, attr: &'static str) -> Result<f64, PartsError> {
         self.find(attr, "a number", |a| match a {
-            Attr::Float(v) => Some(*v),
+            AttrValue::Float(v) => Some(*v),
             other => int(other).map(|v| v as f64),
         })
     }
     fn bool(&self, attr: &'static str) -> Result<bool, PartsError> {
         self.find(attr, "true or false", |a| match a {
-            Attr::Bool(v) => Some(*v),
+            AttrValue::Bool(v) => Some(*v),
             _ => None,
         })
     }
@@ -191,12 +195,12 @@ impl Parts<'_> {
             given => given.map(Some),
         }
     }
-    fn span(&self) -> Result<Span, PartsError> {
+    fn span(&self) -> Result<KeySpan, PartsError> {
         match (self.is_set("first_keys")?, self.is_set("rest_keys")?) {
             (true, true) => self.find("rest_keys", "false beside `first_keys`", |_| None),
-            (true, false) => Ok(Span::First),
-            (false, true) => Ok(Span::Rest),
-            (false, false) => Ok(Span::All),
+            (true, false) => Ok(KeySpan::First),
+            (false, true) => Ok(KeySpan::Rest),
+            (false, false) => Ok(KeySpan::All),
         }
     }
     /// A flag that text leaves out where it is false.
@@ -208,36 +212,36 @@ impl Parts<'_> {
     }
     fn dtype(&self, attr: &'static str) -> Result<DType, PartsError> {
         self.find(attr, "an element type", |a| match a {
-            Attr::DType(v) => Some(*v),
+            AttrValue::DType(v) => Some(*v),
             _ => None,
         })
     }
     fn dim(&self, attr: &'static str) -> Result<Dim, PartsError> {
         self.find(attr, "a size", |a| match a {
-            Attr::Dim(v) => Some(v.clone()),
-            Attr::Int(v) => Some(Dim::from(*v)),
+            AttrValue::Dim(v) => Some(v.clone()),
+            AttrValue::Int(v) => Some(Dim::from(*v)),
             _ => None,
         })
     }
     fn dims(&self, attr: &'static str) -> Result<Vec<Dim>, PartsError> {
         self.find(attr, "a list of sizes", |a| match a {
-            Attr::Dims(v) => Some(v.clone()),
-            Attr::Ints(v) => Some(v.iter().map(|&i| Dim::from(i)).collect()),
+            AttrValue::Dims(v) => Some(v.clone()),
+            AttrValue::Ints(v) => Some(v.iter().map(|&i| Dim::from(i)).collect()),
             _ => None,
         })
     }
     fn function(&self, attr: &'static str) -> Result<FuncId, PartsError> {
         self.find(attr, "a function", |a| match a {
-            Attr::Function(v) => Some(*v),
+            AttrValue::Function(v) => Some(*v),
             _ => None,
         })
     }
 }
 
-fn int(attr: &Attr) -> Option<i64> {
+fn int(attr: &AttrValue) -> Option<i64> {
     match attr {
-        Attr::Int(v) => Some(*v),
-        Attr::Dim(d) => d.as_const(),
+        AttrValue::Int(v) => Some(*v),
+        AttrValue::Dim(d) => d.as_const(),
         _ => None,
     }
 }

@@ -1,7 +1,7 @@
 //! Weight dequantization and activations quantized per group.
 
 use super::{Op, OpError, bad};
-use crate::compute::{RedOp, Scalar};
+use crate::compute::{RedOp, ScalarExpr};
 use crate::dim::Dim;
 use crate::graph::{Function, ValueId};
 use crate::kernel::{BinOp, UnOp};
@@ -115,68 +115,74 @@ pub(super) fn decompose(
     Ok(vec![codes, scales, sums])
 }
 
-pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
+pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> ScalarExpr {
     match op {
-        Op::Dequantize => Scalar::load(0, (0..inputs[0].rank()).map(Scalar::Axis).collect()),
+        Op::Dequantize => ScalarExpr::load(0, (0..inputs[0].rank()).map(ScalarExpr::Axis).collect()),
         Op::GroupScale { group, bits } => {
             let column = in_group(last(inputs[0]), *group);
-            let value = Scalar::load(0, in_row(inputs[0], column.clone()));
-            let magnitude = guard(Scalar::unary(UnOp::Abs, value), column, columns(inputs[0]), *group);
-            let max = Scalar::reduce(RedOp::Max, 0, Dim::from(*group), magnitude);
-            Scalar::product(max, Scalar::Float(1.0 / max_code(*bits)))
+            let value = ScalarExpr::load(0, in_row(inputs[0], column.clone()));
+            let magnitude = guard(ScalarExpr::unary(UnOp::Abs, value), column, columns(inputs[0]), *group);
+            let max = ScalarExpr::reduce(RedOp::Max, 0, Dim::from(*group), magnitude);
+            ScalarExpr::product(max, ScalarExpr::Float(1.0 / max_code(*bits)))
         }
         Op::GroupQuantize { group, bits, part } => {
             let most = max_code(*bits);
             let column = last(inputs[0]);
-            let group_index = Scalar::binary(BinOp::Div, column.clone(), Scalar::Int(*group as i64));
-            let scale = Scalar::load(1, in_row(inputs[0], group_index));
-            let x = Scalar::load(0, in_row(inputs[0], column.clone()));
-            let ratio = Scalar::binary(BinOp::Div, x, scale.clone());
-            let ratio = Scalar::sum(ratio, Scalar::Float(CODE_OFFSET));
-            let low = Scalar::binary(BinOp::Max, Scalar::unary(UnOp::Round, ratio), Scalar::Float(-most));
-            let code = Scalar::binary(BinOp::Min, low, Scalar::Float(most));
-            let positive = Scalar::binary(BinOp::Lt, Scalar::Float(0.0), scale);
-            let safe = Scalar::Select(Box::new(positive), Box::new(code), Box::new(Scalar::Float(0.0)));
+            let group_index = ScalarExpr::binary(BinOp::Div, column.clone(), ScalarExpr::Int(*group as i64));
+            let scale = ScalarExpr::load(1, in_row(inputs[0], group_index));
+            let x = ScalarExpr::load(0, in_row(inputs[0], column.clone()));
+            let ratio = ScalarExpr::binary(BinOp::Div, x, scale.clone());
+            let ratio = ScalarExpr::sum(ratio, ScalarExpr::Float(CODE_OFFSET));
+            let low = ScalarExpr::binary(
+                BinOp::Max,
+                ScalarExpr::unary(UnOp::Round, ratio),
+                ScalarExpr::Float(-most),
+            );
+            let code = ScalarExpr::binary(BinOp::Min, low, ScalarExpr::Float(most));
+            let positive = ScalarExpr::binary(BinOp::Lt, ScalarExpr::Float(0.0), scale);
+            let safe =
+                ScalarExpr::Select(Box::new(positive), Box::new(code), Box::new(ScalarExpr::Float(0.0)));
             let value = guard(safe, column, columns(inputs[0]), *part);
-            Scalar::Cast(code_type(*bits), Box::new(value))
+            ScalarExpr::Cast(code_type(*bits), Box::new(value))
         }
         Op::GroupSum { part, zero } => {
-            let code = Scalar::load(0, in_row(inputs[0], in_group(last(inputs[0]), *part)));
-            let sum = Scalar::reduce(RedOp::Sum, 0, Dim::from(*part), code);
-            Scalar::product(sum, Scalar::Int(-(*zero as i64)))
+            let code = ScalarExpr::load(0, in_row(inputs[0], in_group(last(inputs[0]), *part)));
+            let sum = ScalarExpr::reduce(RedOp::Sum, 0, Dim::from(*part), code);
+            ScalarExpr::product(sum, ScalarExpr::Int(-(*zero as i64)))
         }
         Op::MatMulI8 { group } => {
-            let group_index = Scalar::binary(BinOp::Div, Scalar::Red(0), Scalar::Int(*group as i64));
-            let code = Scalar::load(0, vec![Scalar::Axis(0), Scalar::Red(0)]);
-            let scale = Scalar::load(1, vec![Scalar::Axis(0), group_index]);
-            let weight = Scalar::load(3, vec![Scalar::Axis(1), Scalar::Red(0)]);
-            let product = Scalar::product(Scalar::product(code, scale), weight);
-            Scalar::reduce(RedOp::Sum, 0, inputs[3].dims[1].clone(), product)
+            let group_index =
+                ScalarExpr::binary(BinOp::Div, ScalarExpr::Red(0), ScalarExpr::Int(*group as i64));
+            let code = ScalarExpr::load(0, vec![ScalarExpr::Axis(0), ScalarExpr::Red(0)]);
+            let scale = ScalarExpr::load(1, vec![ScalarExpr::Axis(0), group_index]);
+            let weight = ScalarExpr::load(3, vec![ScalarExpr::Axis(1), ScalarExpr::Red(0)]);
+            let product = ScalarExpr::product(ScalarExpr::product(code, scale), weight);
+            ScalarExpr::reduce(RedOp::Sum, 0, inputs[3].dims[1].clone(), product)
         }
         _ => unreachable!("not a quantization op: {}", op.name()),
     }
 }
 
 /// The last axis of a result with the axes of `x`.
-fn last(x: &TensorType) -> Scalar {
-    Scalar::Axis(x.rank() - 1)
+fn last(x: &TensorType) -> ScalarExpr {
+    ScalarExpr::Axis(x.rank() - 1)
 }
 
 /// A column of the row that the leading axes tell.
-fn in_row(x: &TensorType, column: Scalar) -> Vec<Scalar> {
-    (0..x.rank() - 1).map(Scalar::Axis).chain([column]).collect()
+fn in_row(x: &TensorType, column: ScalarExpr) -> Vec<ScalarExpr> {
+    (0..x.rank() - 1).map(ScalarExpr::Axis).chain([column]).collect()
 }
 
 /// Element `Red(0)` of a group.
-fn in_group(group_index: Scalar, group: usize) -> Scalar {
-    Scalar::sum(Scalar::product(group_index, Scalar::Int(group as i64)), Scalar::Red(0))
+fn in_group(group_index: ScalarExpr, group: usize) -> ScalarExpr {
+    ScalarExpr::sum(ScalarExpr::product(group_index, ScalarExpr::Int(group as i64)), ScalarExpr::Red(0))
 }
 
 /// 0 for columns in the padding of a short last group.
-fn guard(value: Scalar, column: Scalar, k: &Dim, group: usize) -> Scalar {
+fn guard(value: ScalarExpr, column: ScalarExpr, k: &Dim, group: usize) -> ScalarExpr {
     if k.as_const().is_some_and(|k| k % group as i64 == 0) {
         return value;
     }
-    let inside = Scalar::binary(BinOp::Lt, column, Scalar::Dim(k.clone()));
-    Scalar::Select(Box::new(inside), Box::new(value), Box::new(Scalar::Float(0.0)))
+    let inside = ScalarExpr::binary(BinOp::Lt, column, ScalarExpr::Dim(k.clone()));
+    ScalarExpr::Select(Box::new(inside), Box::new(value), Box::new(ScalarExpr::Float(0.0)))
 }

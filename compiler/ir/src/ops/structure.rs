@@ -1,8 +1,8 @@
 //! Parameters, states, calls and scans: ops whose meaning the module gives.
 
 use super::{Op, OpError, bad};
-use crate::dim::{Dim, Sym};
-use crate::module::{Module, State};
+use crate::dim::{Dim, SizeSymbol};
+use crate::module::{ModelState, Module};
 use crate::types::TensorType;
 
 pub(super) fn infer(op: &Op, module: &Module, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
@@ -46,7 +46,7 @@ pub(super) fn infer(op: &Op, module: &Module, inputs: &[&TensorType]) -> Result<
 /// Rows of all sequences, of one, or of those that are wanted.
 fn infer_rows(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
     let [x] = inputs else { return bad(op, "takes one input") };
-    let (one, n) = (Dim::from(1), Dim::sym(Sym::N));
+    let (one, n) = (Dim::from(1), Dim::sym(SizeSymbol::N));
     let joins_one = *op == Op::SequenceJoin && x.dims.first() == Some(&one);
     let to = if *op == (Op::SequenceSplit { ragged: false }) { &one } else { &n };
     match x.dims.split_first() {
@@ -74,10 +74,10 @@ fn infer_exchange(op: &Op, ranks: usize, inputs: &[&TensorType]) -> Result<Vec<T
 }
 
 /// Rows of the state's type in, all rows so far out.
-fn infer_append(op: &Op, state: &State, x: &TensorType) -> Result<Vec<TensorType>, OpError> {
+fn infer_append(op: &Op, state: &ModelState, x: &TensorType) -> Result<Vec<TensorType>, OpError> {
     match (x.dims.split_first(), state.ty.dims.split_first()) {
         (Some((n, row)), Some((_, kept))) if row == kept && x.dtype == state.ty.dtype => {
-            let rows = Dim::sym(Sym::Past).add(n);
+            let rows = Dim::sym(SizeSymbol::Past).add(n);
             Ok(vec![TensorType::new(x.dtype, std::iter::once(&rows).chain(row))])
         }
         _ => bad(op, format!("{x} are no rows of state {}, which is {}", state.name, state.ty)),

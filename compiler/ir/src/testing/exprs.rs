@@ -1,15 +1,15 @@
 //! Random expressions of a wanted type.
 
-use super::{Generator, INPUT, INTS};
-use crate::instr::{InstrId, Meaning};
+use super::{INPUT, INTS, KernelGenerator};
+use crate::instr::{InstrId, InstrSemantics};
 use crate::kernel::*;
 use crate::types::DType;
 
-impl Generator {
-    pub(super) fn leaf(&mut self, ty: Ty) -> ExprId {
+impl KernelGenerator {
+    pub(super) fn leaf(&mut self, ty: ExprType) -> ExprId {
         let fits: Vec<ExprId> =
             self.vars.iter().chain(&self.loops).copied().filter(|v| self.kb.ty(*v) == ty).collect();
-        let scalar = Ty::scalar(ty.dtype);
+        let scalar = ExprType::scalar(ty.dtype);
         match self.rng.below(4) {
             0 if !fits.is_empty() => self.rng.pick(&fits),
             1 | 2 => match self.load(ty) {
@@ -26,16 +26,16 @@ impl Generator {
     }
 
     /// An input of another type, converted.
-    fn converted(&mut self, ty: Ty) -> ExprId {
+    fn converted(&mut self, ty: ExprType) -> ExprId {
         let buf = self.rng.pick(&self.inputs.clone());
         let from = self.kb.kernel().bufs[buf].dtype;
-        match self.load(Ty::vector(from, ty.lanes)) {
+        match self.load(ExprType::vector(from, ty.lanes)) {
             Some(value) => self.kb.cast(value, ty.dtype),
             None => self.constant(ty),
         }
     }
 
-    pub(super) fn constant(&mut self, ty: Ty) -> ExprId {
+    pub(super) fn constant(&mut self, ty: ExprType) -> ExprId {
         let scalar = match ty.dtype {
             DType::Bool => self.kb.int_of(self.rng.below(2) as i64, DType::Bool),
             d if d.is_float() => {
@@ -53,13 +53,13 @@ impl Generator {
 
     pub(super) fn instr(&mut self) -> Option<ExprId> {
         let all: Vec<InstrId> =
-            InstrId::all().filter(|i| matches!(i.def().meaning, Meaning::Expr(_))).collect();
+            InstrId::all().filter(|i| matches!(i.def().meaning, InstrSemantics::Expr(_))).collect();
         let instr = self.rng.pick(&all);
         let args: Vec<ExprId> = instr.def().args.iter().map(|ty| self.expr(*ty, 1)).collect();
         Some(self.kb.instr(instr, args))
     }
 
-    pub(super) fn expr(&mut self, ty: Ty, depth: u32) -> ExprId {
+    pub(super) fn expr(&mut self, ty: ExprType, depth: u32) -> ExprId {
         if depth == 0 || self.rng.chance(6) {
             return self.leaf(ty);
         }
@@ -67,7 +67,7 @@ impl Generator {
         match self.rng.below(8) {
             0 => {
                 let (cond, a, b) = (
-                    self.expr(Ty::vector(DType::Bool, ty.lanes), depth),
+                    self.expr(ExprType::vector(DType::Bool, ty.lanes), depth),
                     self.expr(ty, depth),
                     self.expr(ty, depth),
                 );
@@ -75,7 +75,7 @@ impl Generator {
             }
             1 => self.moved(ty, depth),
             2 | 3 => {
-                let from = Ty::vector(self.dtype(), ty.lanes);
+                let from = ExprType::vector(self.dtype(), ty.lanes);
                 let a = self.expr(from, depth);
                 self.kb.cast(a, ty.dtype)
             }
@@ -83,18 +83,18 @@ impl Generator {
             _ if ty.dtype == DType::F32 => self.float_expr(ty, depth),
             _ if ty.dtype.is_int() => self.int_expr(ty, depth),
             _ => {
-                let a = self.expr(Ty::vector(DType::F32, ty.lanes), depth);
+                let a = self.expr(ExprType::vector(DType::F32, ty.lanes), depth);
                 self.kb.cast(a, ty.dtype)
             }
         }
     }
 
     /// Values that are only moved between lanes.
-    fn moved(&mut self, ty: Ty, depth: u32) -> ExprId {
+    fn moved(&mut self, ty: ExprType, depth: u32) -> ExprId {
         match self.rng.below(3) {
             0 if ty.dtype.is_int() && ty.lanes > 1 => {
                 let (base, stride) =
-                    (self.expr(Ty::scalar(ty.dtype), depth), self.constant(Ty::scalar(ty.dtype)));
+                    (self.expr(ExprType::scalar(ty.dtype), depth), self.constant(ExprType::scalar(ty.dtype)));
                 self.kb.ramp(base, stride, ty.lanes)
             }
             1 if ty.dtype.is_int() => {
@@ -107,11 +107,11 @@ impl Generator {
                 let from: Vec<DType> = INTS.into_iter().filter(fits).collect();
                 let from = self.rng.pick(&from);
                 let lanes = bytes / from.bytes().unwrap_or(1) as u32;
-                let a = self.expr(Ty::vector(from, lanes), depth.min(1));
+                let a = self.expr(ExprType::vector(from, lanes), depth.min(1));
                 self.kb.bitcast(a, ty)
             }
             _ => {
-                let from = Ty::vector(ty.dtype, self.lanes());
+                let from = ExprType::vector(ty.dtype, self.lanes());
                 let a = self.expr(from, depth);
                 let b = if self.rng.chance(2) { Some(self.expr(from, depth)) } else { None };
                 let available = from.lanes * if b.is_some() { 2 } else { 1 };
@@ -121,20 +121,20 @@ impl Generator {
         }
     }
 
-    fn bool_expr(&mut self, ty: Ty, depth: u32) -> ExprId {
+    fn bool_expr(&mut self, ty: ExprType, depth: u32) -> ExprId {
         if self.rng.chance(3) {
             let (a, b) = (self.expr(ty, depth), self.expr(ty, depth));
             let op = self.rng.pick(&[BinOp::And, BinOp::Or, BinOp::Xor, BinOp::Eq, BinOp::Ne]);
             return if self.rng.chance(4) { self.kb.unary(UnOp::Not, a) } else { self.kb.binary(op, a, b) };
         }
         let dtype = if self.rng.chance(2) { DType::F32 } else { self.rng.pick(&INTS) };
-        let of = Ty::vector(dtype, ty.lanes);
+        let of = ExprType::vector(dtype, ty.lanes);
         let (a, b) = (self.expr(of, depth), self.expr(of, depth));
         let op = self.rng.pick(&[BinOp::Lt, BinOp::Le, BinOp::Eq, BinOp::Ne]);
         self.kb.binary(op, a, b)
     }
 
-    fn int_expr(&mut self, ty: Ty, depth: u32) -> ExprId {
+    fn int_expr(&mut self, ty: ExprType, depth: u32) -> ExprId {
         let a = self.expr(ty, depth);
         let bits = ty.dtype.bytes().unwrap_or(1) * 8;
         match self.rng.below(8) {
@@ -169,7 +169,7 @@ impl Generator {
         }
     }
 
-    fn float_expr(&mut self, ty: Ty, depth: u32) -> ExprId {
+    fn float_expr(&mut self, ty: ExprType, depth: u32) -> ExprId {
         let a = self.expr(ty, depth);
         match self.rng.below(8) {
             0 => {

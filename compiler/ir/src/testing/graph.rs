@@ -3,14 +3,16 @@
 //! The entry `main` takes `i32[n]` ids below [`ROWS`] and floats. Values stay moderate (functions with poles are only
 //! applied to results of `sigmoid`), so that any two ways to evaluate a module may be compared with a tolerance.
 
-use super::Rng;
+use super::TestRng;
 use crate::compute::RedOp;
-use crate::dim::{Dim, Sym, SymValues};
+use crate::dim::{Dim, SizeSymbol, SymValues};
 use crate::graph::{Function, FunctionKind, ValueId};
 use crate::kernel::{BinOp, UnOp};
-use crate::module::{ColumnRange, FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, State};
+use crate::module::{
+    ColumnRange, FuncId, ModelParam, ModelState, Module, ParamId, ParamRole, ParamSource, RowBlocks,
+};
 use crate::ops::Op;
-use crate::types::{DType, Format, TensorType};
+use crate::types::{DType, QuantFormat, TensorType};
 
 /// Rows of every table that is gathered from.
 pub const ROWS: i64 = 8;
@@ -35,8 +37,8 @@ impl GraphOptions {
 
 /// The random module of a seed; passes the verifier. Its function `main` may be run with any `n >= 1`.
 pub fn random_module(seed: u64, options: &GraphOptions) -> Module {
-    let mut g = Generator {
-        rng: Rng(seed),
+    let mut g = GraphGenerator {
+        rng: TestRng(seed),
         module: Module::new(format!("random_{seed}")),
         f: Function::new("main", FunctionKind::Entry),
         options: *options,
@@ -49,8 +51,8 @@ pub fn random_module(seed: u64, options: &GraphOptions) -> Module {
     g.finish()
 }
 
-struct Generator {
-    rng: Rng,
+struct GraphGenerator {
+    rng: TestRng,
     module: Module,
     f: Function,
     options: GraphOptions,
@@ -59,14 +61,14 @@ struct Generator {
 }
 
 fn n() -> Dim {
-    Dim::sym(Sym::N)
+    Dim::sym(SizeSymbol::N)
 }
 
 fn f32s(dims: impl IntoIterator<Item = impl Into<Dim>>) -> TensorType {
     TensorType::new(DType::F32, dims)
 }
 
-impl Generator {
+impl GraphGenerator {
     fn inputs(&mut self) {
         let ids = self.f.add_input(TensorType::new(DType::I32, [n()]));
         let width = self.width();
@@ -144,7 +146,7 @@ impl Generator {
             }
         }
         let role = self.rng.pick(&ParamRole::ALL);
-        let id = self.module.params.push(Param { name, ty: ty.clone(), role, source, packing: None });
+        let id = self.module.params.push(ModelParam { name, ty: ty.clone(), role, source, packing: None });
         self.read_param(id, ty)
     }
     fn read_param(&mut self, id: ParamId, ty: TensorType) -> ValueId {
@@ -299,7 +301,8 @@ impl Generator {
         let width = self.f.ty(x).dims[1].clone();
         let ty = f32s([width]);
         let body = self.body(&ty);
-        let state = State { name: format!("state.{}", self.module.states.len()), ty: ty.clone(), init: 0.25 };
+        let state =
+            ModelState { name: format!("state.{}", self.module.states.len()), ty: ty.clone(), init: 0.25 };
         let state = self.module.states.push(state);
         let c = self.f.append_typed(Op::StateRead(state), &[], vec![ty.clone()])[0];
         let decay = self.param(ty);
@@ -324,7 +327,7 @@ impl Generator {
         let constant = ty.dims.iter().all(|d| d.as_const().is_some());
         let number = self.module.states.len();
         if constant && self.rng.chance(2) {
-            let state = State { name: format!("state.{number}"), ty: ty.clone(), init: -0.5 };
+            let state = ModelState { name: format!("state.{number}"), ty: ty.clone(), init: -0.5 };
             let state = self.module.states.push(state);
             self.keep(Op::StateRead(state), &[]);
             self.f.append_typed(Op::StateWrite(state), &[a], vec![]);
@@ -342,7 +345,7 @@ impl Generator {
     fn quantized(&mut self) {
         let Some(x) = self.pick_where(|ty| ty.rank() == 2 && ty.dims[1].as_const().is_some()) else { return };
         let Some(k) = self.f.ty(x).dims[1].as_const() else { return };
-        let (format, rows, group) = (self.rng.pick(Format::ALL), self.width(), 32);
+        let (format, rows, group) = (self.rng.pick(QuantFormat::ALL), self.width(), 32);
         let w = self.param(TensorType::new(DType::Packed(format), [rows, Dim::from(k)]));
         if self.rng.chance(3) || !format.has_integer_products() {
             self.keep(Op::Dequantize, &[w]);

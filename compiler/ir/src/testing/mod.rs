@@ -10,7 +10,7 @@ mod exprs;
 pub mod graph;
 
 use crate::builder::KernelBuilder;
-use crate::dim::{Dim, Sym, SymValues};
+use crate::dim::{Dim, SizeSymbol, SymValues};
 use crate::kernel::*;
 use crate::types::DType;
 
@@ -40,9 +40,9 @@ impl KernelOptions {
 
 /// splitmix64.
 #[derive(Clone)]
-pub struct Rng(pub u64);
+pub struct TestRng(pub u64);
 
-impl Rng {
+impl TestRng {
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -65,8 +65,8 @@ impl Rng {
 /// The random kernel of a seed. Sizes may be any `n >= 1`.
 pub fn random_kernel(seed: u64, options: &KernelOptions) -> Kernel {
     let kb = KernelBuilder::new(format!("random_{seed}"));
-    let rng = Rng(seed);
-    let mut g = Generator {
+    let rng = TestRng(seed);
+    let mut g = KernelGenerator {
         kb,
         rng,
         options: *options,
@@ -87,7 +87,7 @@ pub fn random_kernel(seed: u64, options: &KernelOptions) -> Kernel {
 
 /// Contents for the parameters of a random kernel, in order: small finite values.
 pub fn random_arguments(kernel: &Kernel, dims: &SymValues, seed: u64) -> Vec<Vec<u8>> {
-    let mut rng = Rng(seed ^ 0x5eed);
+    let mut rng = TestRng(seed ^ 0x5eed);
     kernel
         .params
         .iter()
@@ -99,7 +99,7 @@ pub fn random_arguments(kernel: &Kernel, dims: &SymValues, seed: u64) -> Vec<Vec
         .collect()
 }
 
-fn random_element(rng: &mut Rng, dtype: DType) -> Vec<u8> {
+fn random_element(rng: &mut TestRng, dtype: DType) -> Vec<u8> {
     let float = (rng.below(2001) as f32 - 1000.0) / 125.0;
     let bits = rng.bits();
     match dtype {
@@ -120,9 +120,9 @@ const INPUT: i64 = 64;
 
 const INTS: [DType; 7] = [DType::I8, DType::U8, DType::I16, DType::U16, DType::I32, DType::U32, DType::I64];
 
-struct Generator {
+struct KernelGenerator {
     kb: KernelBuilder,
-    rng: Rng,
+    rng: TestRng,
     options: KernelOptions,
     inputs: Vec<BufId>,
     outputs: Vec<BufId>,
@@ -134,7 +134,7 @@ struct Generator {
     locals: Vec<BufId>,
 }
 
-impl Generator {
+impl KernelGenerator {
     fn dtype(&mut self) -> DType {
         match self.rng.below(10) {
             0..=3 => DType::F32,
@@ -152,30 +152,30 @@ impl Generator {
         }
     }
 
-    fn ty(&mut self) -> Ty {
-        Ty::vector(self.dtype(), self.lanes())
+    fn ty(&mut self) -> ExprType {
+        ExprType::vector(self.dtype(), self.lanes())
     }
 
     fn params(&mut self) {
         for i in 0..2 + self.rng.below(2) {
             let dtype = self.dtype();
             let factor = self.rng.below(3) as i64;
-            let len = Dim::sym(Sym::N).scale(factor).add(&Dim::from(INPUT + self.rng.below(9) as i64));
+            let len = Dim::sym(SizeSymbol::N).scale(factor).add(&Dim::from(INPUT + self.rng.below(9) as i64));
             // Names may repeat: the printer makes them unique.
             let name = self.rng.pick(&["x", "w", "layer.0.weight"]);
             let align = if i == 0 { 64 } else { dtype.bytes().unwrap_or(1) as u32 };
-            self.inputs.push(self.kb.param(name, dtype, len, Access::In, align));
+            self.inputs.push(self.kb.param(name, dtype, len, ParamAccess::In, align));
         }
         for i in 0..1 + self.rng.below(2) {
-            let access = if i == 0 { Access::Out } else { Access::InOut };
-            let rows = if self.options.gpu { Dim::from(2 * THREADS) } else { Dim::sym(Sym::N) };
+            let access = if i == 0 { ParamAccess::Out } else { ParamAccess::InOut };
+            let rows = if self.options.gpu { Dim::from(2 * THREADS) } else { Dim::sym(SizeSymbol::N) };
             let dtype = self.dtype();
             self.outputs.push(self.kb.param("y", dtype, rows.scale(SLOT), access, 64));
         }
     }
 
     fn cpu_body(&mut self) {
-        let rows = self.kb.sym(Sym::N);
+        let rows = self.kb.sym(SizeSymbol::N);
         let (row, var) = self.open(rows, ForKind::Par);
         self.row(row);
         self.close(var, rows, ForKind::Par);
@@ -185,9 +185,9 @@ impl Generator {
     fn gpu_body(&mut self) {
         let (blocks, threads) = (self.kb.int(2), self.kb.int(THREADS));
         let (block, block_var) = self.open(blocks, ForKind::Block(0));
-        let tile = self.kb.alloc("tile", DType::F32, THREADS as usize, Space::Shared);
+        let tile = self.kb.alloc("tile", DType::F32, THREADS as usize, MemorySpace::Shared);
         let (t, t_var) = self.open(threads, ForKind::Thread(0));
-        let value = self.expr(Ty::F32, 2);
+        let value = self.expr(ExprType::F32, 2);
         self.kb.store(tile, t, value);
         self.close(t_var, threads, ForKind::Thread(0));
         self.kb.barrier();
@@ -206,7 +206,7 @@ impl Generator {
     }
 
     fn open(&mut self, _extent: ExprId, _kind: ForKind) -> (ExprId, VarId) {
-        let var = self.kb.new_var("i", Ty::I64);
+        let var = self.kb.new_var("i", ExprType::I64);
         let value = self.kb.var(var);
         self.kb.open_block();
         self.loops.push(value);
@@ -228,11 +228,11 @@ impl Generator {
         }
         for out in self.outputs.clone() {
             let base = self.kb.mul_int(row, SLOT);
-            let ty = Ty::vector(self.kb.kernel().bufs[out].dtype, self.lanes());
+            let ty = ExprType::vector(self.kb.kernel().bufs[out].dtype, self.lanes());
             let value = self.expr(ty, 4);
             if self.rng.chance(3) {
                 let index = self.kb.ramp1(base, ty.lanes);
-                let mask = self.expr(Ty::vector(DType::Bool, ty.lanes), 2);
+                let mask = self.expr(ExprType::vector(DType::Bool, ty.lanes), 2);
                 self.kb.store_masked(out, index, value, Some(mask));
             } else {
                 self.kb.store_vec(out, base, value);
@@ -256,13 +256,13 @@ impl Generator {
             2 => self.local(),
             3 => self.update(),
             4 | 5 => {
-                let cond = self.expr(Ty::scalar(DType::Bool), 3);
+                let cond = self.expr(ExprType::scalar(DType::Bool), 3);
                 let then = self.block(depth - 1);
                 let otherwise = if self.rng.chance(2) { self.block(depth - 1) } else { Vec::new() };
                 self.kb.push(Stmt::If { cond, then, otherwise });
             }
             6 => {
-                let extent = if self.rng.chance(3) { self.kb.sym(Sym::N) } else { self.small() };
+                let extent = if self.rng.chance(3) { self.kb.sym(SizeSymbol::N) } else { self.small() };
                 self.loop_(extent, ForKind::Serial, depth - 1);
             }
             _ => {
@@ -298,11 +298,11 @@ impl Generator {
     /// A new local or stack buffer with defined contents.
     fn local(&mut self) {
         let dtype = self.dtype();
-        let space = self.rng.pick(&[Space::Local, Space::Stack]);
+        let space = self.rng.pick(&[MemorySpace::Local, MemorySpace::Stack]);
         let buf = self.kb.alloc("acc", dtype, SLOT as usize, space);
         let lanes = self.rng.pick(&[1u32, 4, 16]);
         for at in (0..SLOT).step_by(lanes as usize) {
-            let value = self.expr(Ty::vector(dtype, lanes), 1);
+            let value = self.expr(ExprType::vector(dtype, lanes), 1);
             let at = self.kb.int(at);
             self.kb.store_vec(buf, at, value);
         }
@@ -312,7 +312,7 @@ impl Generator {
     /// Index of `lanes` elements in a buffer of 16: constant for registers.
     fn local_index(&mut self, buf: BufId, lanes: u32) -> ExprId {
         let free = SLOT - i64::from(lanes) + 1;
-        if self.kb.kernel().bufs[buf].space == Space::Stack && self.rng.chance(2) {
+        if self.kb.kernel().bufs[buf].space == MemorySpace::Stack && self.rng.chance(2) {
             let at = self.position();
             let free = self.kb.int(free);
             return self.kb.rem(at, free);
@@ -327,7 +327,7 @@ impl Generator {
             return self.local();
         }
         let buf = self.rng.pick(&self.locals.clone());
-        let ty = Ty::vector(self.kb.kernel().bufs[buf].dtype, self.lanes());
+        let ty = ExprType::vector(self.kb.kernel().bufs[buf].dtype, self.lanes());
         let at = self.local_index(buf, ty.lanes);
         let value = self.expr(ty, 3);
         self.kb.store_vec(buf, at, value);
@@ -346,7 +346,7 @@ impl Generator {
         sum
     }
 
-    fn load(&mut self, ty: Ty) -> Option<ExprId> {
+    fn load(&mut self, ty: ExprType) -> Option<ExprId> {
         let fits = |g: &Self, b: &BufId| g.kb.kernel().bufs[*b].dtype == ty.dtype;
         let locals: Vec<BufId> = self.locals.iter().copied().filter(|b| fits(self, b)).collect();
         if !locals.is_empty() && i64::from(ty.lanes) <= SLOT && self.rng.chance(2) {

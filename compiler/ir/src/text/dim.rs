@@ -1,8 +1,8 @@
 //! Sizes in text: `3`, `n`, `2*n + 1`, `floordiv(n + 15, 16)`, `min(n, past)`, `mul(n, past)`; read with any
 //! arithmetic that stays linear.
 
-use super::lexer::{Lexer, ParseError, Token};
-use crate::dim::{Dim, Sym};
+use super::lexer::{LexToken, Lexer, ParseError};
+use crate::dim::{Dim, SizeSymbol};
 
 /// Largest constant or coefficient in a size that the parser makes, so that arithmetic on it cannot overflow.
 const LIMIT: i128 = 1 << 53;
@@ -13,8 +13,8 @@ pub fn parse_dim(lexer: &mut Lexer) -> Result<Dim, ParseError> {
     loop {
         let pos = lexer.pos();
         let sign = match lexer.peek() {
-            Token::Punct("+") => 1,
-            Token::Punct("-") => -1,
+            LexToken::Punct("+") => 1,
+            LexToken::Punct("-") => -1,
             _ => break,
         };
         lexer.advance();
@@ -35,7 +35,7 @@ fn magnitude(dim: &Dim) -> i128 {
 
 fn term(lexer: &mut Lexer) -> Result<Dim, ParseError> {
     let mut product = factor(lexer)?;
-    while *lexer.peek() == Token::Punct("*") {
+    while *lexer.peek() == LexToken::Punct("*") {
         let pos = lexer.pos();
         lexer.advance();
         let next = factor(lexer)?;
@@ -62,7 +62,7 @@ fn factor(lexer: &mut Lexer) -> Result<Dim, ParseError> {
         return Ok(inner);
     }
     let pos = lexer.pos();
-    if let Token::Int(value) = *lexer.peek() {
+    if let LexToken::Int(value) = *lexer.peek() {
         lexer.advance();
         return match i64::try_from(value) {
             Ok(value) if i128::from(value) <= LIMIT => Ok(Dim::from(value)),
@@ -70,11 +70,11 @@ fn factor(lexer: &mut Lexer) -> Result<Dim, ParseError> {
         };
     }
     let name = lexer.ident("a size")?;
-    if let Some(sym) = Sym::ALL.into_iter().find(|s| s.name() == name) {
+    if let Some(sym) = SizeSymbol::ALL.into_iter().find(|s| s.name() == name) {
         return Ok(Dim::sym(sym));
     }
     if !matches!(name.as_str(), "floordiv" | "min" | "max" | "mul") {
-        let known: Vec<&str> = Sym::ALL.iter().map(|s| s.name()).collect();
+        let known: Vec<&str> = SizeSymbol::ALL.iter().map(|s| s.name()).collect();
         let message = format!(
             "unknown size `{name}`: expected a number, {}, floordiv, min, max or mul",
             known.join(", ")
@@ -168,7 +168,7 @@ mod tests {
         let (choice, small) = (if depth == 0 { next(2) } else { next(8) }, next(40) as i64 - 12);
         match choice {
             0 => Dim::from(small),
-            1 => Dim::sym(Sym::ALL[next(3) as usize]),
+            1 => Dim::sym(SizeSymbol::ALL[next(3) as usize]),
             2 => random(state, depth - 1).add(&random(state, depth - 1)),
             3 => random(state, depth - 1).sub(&random(state, depth - 1)),
             4 if small % 2 == 0 => random(state, depth - 1).scale(small),

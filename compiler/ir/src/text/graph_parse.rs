@@ -1,16 +1,16 @@
 //! Reads graph functions. Types are taken as written; whether they are what the ops give is the verifier's business.
 
 use super::dim::parse_dim;
-use super::lexer::{Lexer, ParseError, Token};
+use super::lexer::{LexToken, Lexer, ParseError};
 use crate::dim::Dim;
 use crate::graph::{Function, FunctionKind, ValueId};
 use crate::module::{FuncId, Module};
-use crate::ops::{Attr, Op, Symbol};
+use crate::ops::{AttrValue, Op, SymbolRef};
 use crate::types::{DType, TensorType};
 use std::collections::HashMap;
 
 /// What a function in text may refer to: parameters and states declared so far, functions anywhere in the module.
-pub struct Scope<'a> {
+pub struct ModuleScope<'a> {
     pub module: &'a Module,
     pub functions: &'a HashMap<String, FuncId>,
 }
@@ -50,10 +50,11 @@ fn parse_dims(lexer: &mut Lexer) -> Result<Vec<Dim>, ParseError> {
 }
 
 /// One function, from `fn` to its closing brace.
-pub fn parse_function(lexer: &mut Lexer, scope: &Scope) -> Result<Function, ParseError> {
+pub fn parse_function(lexer: &mut Lexer, scope: &ModuleScope) -> Result<Function, ParseError> {
     lexer.expect_keyword("fn")?;
     let name = lexer.at_name("the function's name")?;
-    let mut parser = Parser { scope, f: Function::new(name, FunctionKind::Entry), values: HashMap::new() };
+    let mut parser =
+        FunctionParser { scope, f: Function::new(name, FunctionKind::Entry), values: HashMap::new() };
     lexer.expect("(")?;
     lexer.list(")", |lexer| parser.input(lexer))?;
     lexer.expect("->")?;
@@ -66,7 +67,7 @@ pub fn parse_function(lexer: &mut Lexer, scope: &Scope) -> Result<Function, Pars
         parser.node(lexer)?;
     }
     lexer.advance();
-    if *lexer.peek() != Token::Punct("}") {
+    if *lexer.peek() != LexToken::Punct("}") {
         parser.f.outputs = parser.operands(lexer)?;
     }
     let f = parser.f;
@@ -87,13 +88,13 @@ fn parse_kind(lexer: &mut Lexer) -> Result<FunctionKind, ParseError> {
     kind.ok_or_else(|| Lexer::error_at(pos, format!("expected entry, body or group, found `{name}`")))
 }
 
-struct Parser<'a> {
-    scope: &'a Scope<'a>,
+struct FunctionParser<'a> {
+    scope: &'a ModuleScope<'a>,
     f: Function,
     values: HashMap<String, ValueId>,
 }
 
-impl Parser<'_> {
+impl FunctionParser<'_> {
     fn input(&mut self, lexer: &mut Lexer) -> Result<(), ParseError> {
         let pos = lexer.pos();
         let name = lexer.percent("an input")?;
@@ -130,7 +131,7 @@ impl Parser<'_> {
     fn node(&mut self, lexer: &mut Lexer) -> Result<(), ParseError> {
         let pos = lexer.pos();
         let mut names = Vec::new();
-        while matches!(lexer.peek(), Token::Percent(_)) {
+        while matches!(lexer.peek(), LexToken::Percent(_)) {
             names.push(lexer.percent("a result")?);
             if !lexer.accept(",") {
                 break;
@@ -144,11 +145,12 @@ impl Parser<'_> {
         let symbol = self.symbol(lexer, &op_name)?;
         let more = symbol.is_none() || lexer.accept(",");
         let inputs = match (more, lexer.peek()) {
-            (true, Token::Percent(_)) => self.operands(lexer)?,
+            (true, LexToken::Percent(_)) => self.operands(lexer)?,
             _ => Vec::new(),
         };
         let attrs = if lexer.accept("{") { lexer.list("}", |lexer| self.attr(lexer))? } else { Vec::new() };
-        let borrowed: Vec<(&str, Attr)> = attrs.iter().map(|(name, a)| (name.as_str(), a.clone())).collect();
+        let borrowed: Vec<(&str, AttrValue)> =
+            attrs.iter().map(|(name, a)| (name.as_str(), a.clone())).collect();
         let op =
             Op::from_parts(&op_name, symbol, &borrowed).map_err(|e| Lexer::error_at(op_at, e.to_string()))?;
         let mut types = Vec::new();
@@ -169,41 +171,41 @@ impl Parser<'_> {
         Ok(())
     }
 
-    fn symbol(&self, lexer: &mut Lexer, op: &str) -> Result<Option<Symbol>, ParseError> {
-        let Token::At(name) = lexer.peek() else { return Ok(None) };
+    fn symbol(&self, lexer: &mut Lexer, op: &str) -> Result<Option<SymbolRef>, ParseError> {
+        let LexToken::At(name) = lexer.peek() else { return Ok(None) };
         let module = self.scope.module;
         let (symbol, what) = match op {
-            "param" => (module.param(name).map(Symbol::Param), "parameter"),
-            _ => (module.state(name).map(Symbol::State), "state"),
+            "param" => (module.param(name).map(SymbolRef::Param), "parameter"),
+            _ => (module.state(name).map(SymbolRef::State), "state"),
         };
         let symbol = symbol.ok_or_else(|| lexer.error(format!("{what} @{name} is not declared above")))?;
         lexer.advance();
         Ok(Some(symbol))
     }
 
-    fn attr(&self, lexer: &mut Lexer) -> Result<(String, Attr), ParseError> {
+    fn attr(&self, lexer: &mut Lexer) -> Result<(String, AttrValue), ParseError> {
         let name = lexer.ident("an attribute")?;
         lexer.expect("=")?;
         let attr = match lexer.peek() {
-            Token::At(name) => match self.scope.functions.get(name) {
+            LexToken::At(name) => match self.scope.functions.get(name) {
                 Some(&id) => {
                     lexer.advance();
-                    Attr::Function(id)
+                    AttrValue::Function(id)
                 }
                 None => return Err(lexer.error(format!("the module has no function @{name}"))),
             },
-            Token::Punct("[") => {
+            LexToken::Punct("[") => {
                 lexer.advance();
-                Attr::Dims(parse_dims(lexer)?)
+                AttrValue::Dims(parse_dims(lexer)?)
             }
-            _ if lexer.at_float() => Attr::Float(lexer.float("a number")?),
-            Token::Ident(word) if matches!(word.as_str(), "true" | "false") => {
+            _ if lexer.at_float() => AttrValue::Float(lexer.float("a number")?),
+            LexToken::Ident(word) if matches!(word.as_str(), "true" | "false") => {
                 let value = word == "true";
                 lexer.advance();
-                Attr::Bool(value)
+                AttrValue::Bool(value)
             }
-            Token::Ident(word) if DType::parse(word).is_some() => Attr::DType(parse_dtype(lexer)?),
-            _ => Attr::Dim(parse_dim(lexer)?),
+            LexToken::Ident(word) if DType::parse(word).is_some() => AttrValue::DType(parse_dtype(lexer)?),
+            _ => AttrValue::Dim(parse_dim(lexer)?),
         };
         Ok((name, attr))
     }

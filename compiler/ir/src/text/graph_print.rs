@@ -2,9 +2,9 @@
 
 use super::lexer::{print_float, print_name};
 use crate::entity::EntityId;
-use crate::graph::{Function, FunctionKind, Node, NodeId, ValueId};
+use crate::graph::{Function, FunctionKind, GraphNode, NodeId, ValueId};
 use crate::module::{FuncId, Module};
-use crate::ops::{Attr, Op};
+use crate::ops::{AttrValue, Op};
 use crate::types::TensorType;
 
 impl FunctionKind {
@@ -79,7 +79,7 @@ pub fn print_nodes(module: &Module, f: &Function, nodes: &[NodeId]) -> String {
     nodes.iter().filter_map(line).collect()
 }
 
-fn print_node(module: &Module, f: &Function, names: &ValueNames, node: &Node) -> String {
+fn print_node(module: &Module, f: &Function, names: &ValueNames, node: &GraphNode) -> String {
     let mut out = String::new();
     if !node.outputs.is_empty() {
         out.push_str(&format!("{} = ", names.list(&node.outputs)));
@@ -119,20 +119,20 @@ fn undefined(id: &str) -> String {
     format!("@<undefined {id}>")
 }
 
-fn print_attr(module: &Module, attr: &Attr) -> String {
+fn print_attr(module: &Module, attr: &AttrValue) -> String {
     let function = |id: FuncId| match module.functions.get(id) {
         Some(f) => print_name('@', &f.name),
         None => undefined(&id.to_string()),
     };
     match attr {
-        Attr::Int(v) => v.to_string(),
-        Attr::Float(v) => print_float(*v),
-        Attr::Bool(v) => v.to_string(),
-        Attr::DType(v) => v.to_string(),
-        Attr::Ints(v) => format!("[{}]", join(v)),
-        Attr::Dim(v) => v.to_string(),
-        Attr::Dims(v) => format!("[{}]", join(v)),
-        Attr::Function(id) => function(*id),
+        AttrValue::Int(v) => v.to_string(),
+        AttrValue::Float(v) => print_float(*v),
+        AttrValue::Bool(v) => v.to_string(),
+        AttrValue::DType(v) => v.to_string(),
+        AttrValue::Ints(v) => format!("[{}]", join(v)),
+        AttrValue::Dim(v) => v.to_string(),
+        AttrValue::Dims(v) => format!("[{}]", join(v)),
+        AttrValue::Function(id) => function(*id),
     }
 }
 

@@ -11,79 +11,83 @@
 //! ```
 
 use super::dim::parse_dim;
-use super::lexer::{Lexer, ParseError, Pos};
-use crate::dim::{Dim, Sym};
+use super::lexer::{Lexer, ParseError, TextPosition};
+use crate::dim::{Dim, SizeSymbol};
 use crate::instr::InstrId;
 use crate::kernel::*;
 use crate::types::DType;
 use std::collections::BTreeMap;
 
-type Parsed<T> = Result<T, ParseError>;
+type ParseResult<T> = Result<T, ParseError>;
 
 /// Parses one kernel; the lexer stands at `kernel`.
-pub fn parse_kernel(lexer: &mut Lexer) -> Parsed<Kernel> {
+pub fn parse_kernel(lexer: &mut Lexer) -> ParseResult<Kernel> {
     lexer.expect_keyword("kernel")?;
     let name = lexer.at_name("the name of the kernel")?;
-    let mut parser =
-        Parser { lexer, kernel: Kernel::new(name), names: BTreeMap::new(), abbreviations: BTreeMap::new() };
+    let mut parser = KernelParser {
+        lexer,
+        kernel: Kernel::new(name),
+        names: BTreeMap::new(),
+        abbreviations: BTreeMap::new(),
+    };
     parser.header()?;
     parser.kernel.body = parser.block()?;
     Ok(parser.kernel)
 }
 
 #[derive(Clone, Copy)]
-enum Name {
+enum KernelEntity {
     Buf(BufId),
     Var(VarId),
 }
 
-struct Parser<'a> {
+struct KernelParser<'a> {
     lexer: &'a mut Lexer,
     kernel: Kernel,
     /// All names defined so far; scopes are checked by the verifier.
-    names: BTreeMap<String, Name>,
+    names: BTreeMap<String, KernelEntity>,
     /// `$1 = ...`
     abbreviations: BTreeMap<String, ExprId>,
 }
 
-impl Parser<'_> {
-    fn define(&mut self, pos: Pos, name: &str, what: Name) -> Parsed<()> {
+impl KernelParser<'_> {
+    fn define(&mut self, pos: TextPosition, name: &str, what: KernelEntity) -> ParseResult<()> {
         match self.names.insert(name.into(), what) {
             None => Ok(()),
             Some(_) => Err(Lexer::error_at(pos, format!("%{name} is already defined"))),
         }
     }
 
-    fn new_var(&mut self, what: &str) -> Parsed<(Pos, String)> {
+    fn new_var(&mut self, what: &str) -> ParseResult<(TextPosition, String)> {
         let pos = self.lexer.pos();
         Ok((pos, self.lexer.percent(what)?))
     }
 
-    fn declare_var(&mut self, pos: Pos, name: String, ty: Ty) -> Parsed<VarId> {
+    fn declare_var(&mut self, pos: TextPosition, name: String, ty: ExprType) -> ParseResult<VarId> {
         let var = self.kernel.vars.push(VarDecl { name: name.clone(), ty });
-        self.define(pos, &name, Name::Var(var))?;
+        self.define(pos, &name, KernelEntity::Var(var))?;
         Ok(var)
     }
 
-    fn header(&mut self) -> Parsed<()> {
+    fn header(&mut self) -> ParseResult<()> {
         self.lexer.expect("(")?;
         while !self.lexer.accept(")") {
             if self.lexer.accept(";") {
                 return self.dims();
             }
             self.param()?;
-            if !self.lexer.accept(",") && !matches!(self.lexer.peek(), super::Token::Punct(";" | ")")) {
+            if !self.lexer.accept(",") && !matches!(self.lexer.peek(), super::LexToken::Punct(";" | ")")) {
                 return Err(self.lexer.error("expected `,`, `;` or `)` after a parameter"));
             }
         }
         Ok(())
     }
 
-    fn dims(&mut self) -> Parsed<()> {
+    fn dims(&mut self) -> ParseResult<()> {
         let dims = self.lexer.list(")", |lexer| {
             let pos = lexer.pos();
             let word = lexer.ident("a size symbol (n, b or past)")?;
-            let Some(sym) = Sym::ALL.into_iter().find(|s| s.name() == word) else {
+            let Some(sym) = SizeSymbol::ALL.into_iter().find(|s| s.name() == word) else {
                 return Err(Lexer::error_at(pos, format!("unknown size symbol `{word}`; known: n, b, past")));
             };
             lexer.expect(":")?;
@@ -91,14 +95,14 @@ impl Parser<'_> {
             Ok((sym, pos, lexer.percent("a variable")?))
         })?;
         for (sym, pos, name) in dims {
-            let var = self.declare_var(pos, name, Ty::I64)?;
+            let var = self.declare_var(pos, name, ExprType::I64)?;
             self.kernel.dims.push((sym, var));
         }
         Ok(())
     }
 
     /// `%x: f32[256]`
-    fn buf_head(&mut self, what: &str) -> Parsed<(Pos, String, DType, Dim)> {
+    fn buf_head(&mut self, what: &str) -> ParseResult<(TextPosition, String, DType, Dim)> {
         let pos = self.lexer.pos();
         let name = self.lexer.percent(what)?;
         self.lexer.expect(":")?;
@@ -109,22 +113,22 @@ impl Parser<'_> {
         Ok((pos, name, dtype, len))
     }
 
-    fn space(&mut self) -> Option<Space> {
-        let space = Space::ALL.into_iter().find(|s| self.lexer.at_keyword(s.name()));
+    fn space(&mut self) -> Option<MemorySpace> {
+        let space = MemorySpace::ALL.into_iter().find(|s| self.lexer.at_keyword(s.name()));
         if space.is_some() {
             self.lexer.advance();
         }
         space
     }
 
-    fn param(&mut self) -> Parsed<()> {
+    fn param(&mut self) -> ParseResult<()> {
         let (pos, name, dtype, len) = self.buf_head("a buffer")?;
-        let space = self.space().unwrap_or(Space::Global);
+        let space = self.space().unwrap_or(MemorySpace::Global);
         let at = self.lexer.pos();
         let access = match self.lexer.ident("`in`, `out` or `inout`")?.as_str() {
-            "in" => Access::In,
-            "out" => Access::Out,
-            "inout" => Access::InOut,
+            "in" => ParamAccess::In,
+            "out" => ParamAccess::Out,
+            "inout" => ParamAccess::InOut,
             other => {
                 return Err(Lexer::error_at(at, format!("expected `in`, `out` or `inout`, found `{other}`")));
             }
@@ -133,10 +137,10 @@ impl Parser<'_> {
         let align = self.lexer.u32("an alignment")?;
         let buf = self.kernel.bufs.push(BufDecl { name: name.clone(), dtype, space, len, access, align });
         self.kernel.params.push(buf);
-        self.define(pos, &name, Name::Buf(buf))
+        self.define(pos, &name, KernelEntity::Buf(buf))
     }
 
-    fn block(&mut self) -> Parsed<Vec<Stmt>> {
+    fn block(&mut self) -> ParseResult<Vec<Stmt>> {
         self.lexer.expect("{")?;
         self.lexer.enter()?;
         let mut body = Vec::new();
@@ -147,9 +151,9 @@ impl Parser<'_> {
         Ok(body)
     }
 
-    fn stmt(&mut self, body: &mut Vec<Stmt>) -> Parsed<()> {
+    fn stmt(&mut self, body: &mut Vec<Stmt>) -> ParseResult<()> {
         let pos = self.lexer.pos();
-        if let super::Token::Dollar(name) = self.lexer.peek() {
+        if let super::LexToken::Dollar(name) = self.lexer.peek() {
             let name = name.clone();
             return self.abbreviation(pos, name);
         }
@@ -181,7 +185,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    fn abbreviation(&mut self, pos: Pos, name: String) -> Parsed<()> {
+    fn abbreviation(&mut self, pos: TextPosition, name: String) -> ParseResult<()> {
         self.lexer.advance();
         self.lexer.expect("=")?;
         let value = self.expr()?;
@@ -191,15 +195,15 @@ impl Parser<'_> {
         }
     }
 
-    fn for_(&mut self, kind: ForKind) -> Parsed<Stmt> {
+    fn for_(&mut self, kind: ForKind) -> ParseResult<Stmt> {
         let (pos, name) = self.new_var("the loop variable")?;
         self.lexer.expect_keyword("in")?;
         let extent = self.expr()?;
-        let var = self.declare_var(pos, name, Ty::I64)?;
+        let var = self.declare_var(pos, name, ExprType::I64)?;
         Ok(Stmt::For { var, extent, kind, body: self.block()? })
     }
 
-    fn let_(&mut self) -> Parsed<Stmt> {
+    fn let_(&mut self) -> ParseResult<Stmt> {
         let (pos, name) = self.new_var("a variable")?;
         self.lexer.expect(":")?;
         let ty = self.ty()?;
@@ -208,7 +212,7 @@ impl Parser<'_> {
         Ok(Stmt::Let { var: self.declare_var(pos, name, ty)?, value })
     }
 
-    fn store(&mut self) -> Parsed<Stmt> {
+    fn store(&mut self) -> ParseResult<Stmt> {
         self.lexer.expect("(")?;
         let buf = self.buf()?;
         self.lexer.expect(",")?;
@@ -220,27 +224,27 @@ impl Parser<'_> {
         Ok(Stmt::Store { buf, index, value, mask })
     }
 
-    fn alloc(&mut self) -> Parsed<Stmt> {
+    fn alloc(&mut self) -> ParseResult<Stmt> {
         let (pos, name, dtype, len) = self.buf_head("the buffer to allocate")?;
         let Some(space) = self.space() else {
             return Err(self.lexer.error("expected `shared`, `local` or `stack`"));
         };
         let align = if self.lexer.accept_keyword("align") { self.lexer.u32("an alignment")? } else { 64 };
-        let decl = BufDecl { name: name.clone(), dtype, space, len, access: Access::InOut, align };
+        let decl = BufDecl { name: name.clone(), dtype, space, len, access: ParamAccess::InOut, align };
         let buf = self.kernel.bufs.push(decl);
-        self.define(pos, &name, Name::Buf(buf))?;
+        self.define(pos, &name, KernelEntity::Buf(buf))?;
         Ok(Stmt::Alloc { buf })
     }
 
     // ---- types
 
-    fn dtype(&mut self) -> Parsed<DType> {
+    fn dtype(&mut self) -> ParseResult<DType> {
         let pos = self.lexer.pos();
         let name = self.lexer.ident("an element type")?;
         DType::parse(&name).ok_or_else(|| Lexer::error_at(pos, format!("unknown element type `{name}`")))
     }
 
-    fn ty(&mut self) -> Parsed<Ty> {
+    fn ty(&mut self) -> ParseResult<ExprType> {
         let pos = self.lexer.pos();
         let name = self.lexer.ident("a type")?;
         parse_ty(&name).ok_or_else(|| {
@@ -250,20 +254,22 @@ impl Parser<'_> {
 
     // ---- expressions
 
-    fn buf(&mut self) -> Parsed<BufId> {
+    fn buf(&mut self) -> ParseResult<BufId> {
         let (pos, name) = self.new_var("a buffer")?;
         match self.names.get(&name) {
-            Some(Name::Buf(buf)) => Ok(*buf),
-            Some(Name::Var(_)) => Err(Lexer::error_at(pos, format!("%{name} is a variable, not a buffer"))),
+            Some(KernelEntity::Buf(buf)) => Ok(*buf),
+            Some(KernelEntity::Var(_)) => {
+                Err(Lexer::error_at(pos, format!("%{name} is a variable, not a buffer")))
+            }
             None => Err(Lexer::error_at(pos, format!("%{name} is not defined"))),
         }
     }
 
-    fn mask(&mut self) -> Parsed<Option<ExprId>> {
+    fn mask(&mut self) -> ParseResult<Option<ExprId>> {
         if self.lexer.accept_keyword("if") { self.expr().map(Some) } else { Ok(None) }
     }
 
-    fn expr_list(&mut self) -> Parsed<Vec<ExprId>> {
+    fn expr_list(&mut self) -> ParseResult<Vec<ExprId>> {
         let mut items = Vec::new();
         while !self.lexer.accept(")") {
             items.push(self.expr()?);
@@ -275,7 +281,7 @@ impl Parser<'_> {
         Ok(items)
     }
 
-    fn operands<const N: usize>(&mut self) -> Parsed<[ExprId; N]> {
+    fn operands<const N: usize>(&mut self) -> ParseResult<[ExprId; N]> {
         let pos = self.lexer.pos();
         self.lexer.expect("(")?;
         let items = self.expr_list()?;
@@ -283,18 +289,18 @@ impl Parser<'_> {
         items.try_into().map_err(|_| Lexer::error_at(pos, format!("expected {N} operands, found {found}")))
     }
 
-    fn expr(&mut self) -> Parsed<ExprId> {
+    fn expr(&mut self) -> ParseResult<ExprId> {
         self.lexer.enter()?;
         let pos = self.lexer.pos();
         let id = match self.lexer.peek().clone() {
-            super::Token::Percent(name) => {
+            super::LexToken::Percent(name) => {
                 self.lexer.advance();
                 match self.names.get(&name) {
-                    Some(Name::Var(var)) => {
+                    Some(KernelEntity::Var(var)) => {
                         let ty = self.kernel.vars[*var].ty;
                         self.intern(Expr::Var(*var), ty)
                     }
-                    Some(Name::Buf(_)) => {
+                    Some(KernelEntity::Buf(_)) => {
                         return Err(Lexer::error_at(
                             pos,
                             format!("%{name} is a buffer; use load(%{name}, index)"),
@@ -303,14 +309,14 @@ impl Parser<'_> {
                     None => return Err(Lexer::error_at(pos, format!("%{name} is not defined"))),
                 }
             }
-            super::Token::Dollar(name) => {
+            super::LexToken::Dollar(name) => {
                 self.lexer.advance();
                 match self.abbreviations.get(&name) {
                     Some(id) => *id,
                     None => return Err(Lexer::error_at(pos, format!("${name} is not defined"))),
                 }
             }
-            super::Token::Ident(name) if !self.lexer.at_float() => {
+            super::LexToken::Ident(name) if !self.lexer.at_float() => {
                 self.lexer.advance();
                 self.call(pos, &name)?
             }
@@ -320,16 +326,16 @@ impl Parser<'_> {
         Ok(id)
     }
 
-    fn intern(&mut self, expr: Expr, ty: Ty) -> ExprId {
+    fn intern(&mut self, expr: Expr, ty: ExprType) -> ExprId {
         self.kernel.exprs.intern(expr, ty)
     }
 
-    fn ty_of(&self, e: ExprId) -> Ty {
+    fn ty_of(&self, e: ExprId) -> ExprType {
         self.kernel.exprs.ty(e)
     }
 
     /// `16`, `1.5:f32`, `-3:i8`.
-    fn literal(&mut self) -> Parsed<ExprId> {
+    fn literal(&mut self) -> ParseResult<ExprId> {
         if self.lexer.at_float() {
             let value = self.lexer.float("an expression")?;
             self.lexer.expect(":")?;
@@ -337,11 +343,11 @@ impl Parser<'_> {
             return Ok(self.intern(Expr::Const(Literal::Float(value.to_bits())), ty));
         }
         let value = self.lexer.int("an expression")?;
-        let ty = if self.lexer.accept(":") { self.ty()? } else { Ty::I64 };
+        let ty = if self.lexer.accept(":") { self.ty()? } else { ExprType::I64 };
         Ok(self.intern(Expr::Const(Literal::Int(value)), ty))
     }
 
-    fn call(&mut self, pos: Pos, name: &str) -> Parsed<ExprId> {
+    fn call(&mut self, pos: TextPosition, name: &str) -> ParseResult<ExprId> {
         if let Some(op) = UnOp::ALL.into_iter().find(|op| op.name() == name) {
             let [a] = self.operands()?;
             let ty = self.ty_of(a);
@@ -350,7 +356,7 @@ impl Parser<'_> {
         if let Some(op) = BinOp::ALL.into_iter().find(|op| op.name() == name) {
             let [a, b] = self.operands()?;
             let ty = self.ty_of(a);
-            let ty = if op.is_comparison() { Ty::vector(DType::Bool, ty.lanes) } else { ty };
+            let ty = if op.is_comparison() { ExprType::vector(DType::Bool, ty.lanes) } else { ty };
             return Ok(self.intern(Expr::Binary(op, a, b), ty));
         }
         if let Some(name) = name.strip_prefix("instr.") {
@@ -379,42 +385,42 @@ impl Parser<'_> {
         }
     }
 
-    fn load(&mut self) -> Parsed<ExprId> {
+    fn load(&mut self) -> ParseResult<ExprId> {
         self.lexer.expect("(")?;
         let buf = self.buf()?;
         self.lexer.expect(",")?;
         let index = self.expr()?;
         let mask = self.mask()?;
         self.lexer.expect(")")?;
-        let ty = Ty::vector(self.kernel.bufs[buf].dtype, self.ty_of(index).lanes);
+        let ty = ExprType::vector(self.kernel.bufs[buf].dtype, self.ty_of(index).lanes);
         Ok(self.intern(Expr::Load { buf, index, mask }, ty))
     }
 
     /// Operations with something else than expressions among their arguments.
-    fn typed_call(&mut self, name: &str) -> Parsed<ExprId> {
+    fn typed_call(&mut self, name: &str) -> ParseResult<ExprId> {
         self.lexer.expect("(")?;
         let a = self.expr()?;
         let from = self.ty_of(a);
         self.lexer.expect(",")?;
         let (expr, ty) = match name {
-            "cast" => (Expr::Cast(a), Ty::vector(self.dtype()?, from.lanes)),
+            "cast" => (Expr::Cast(a), ExprType::vector(self.dtype()?, from.lanes)),
             "bitcast" => (Expr::Bitcast(a), self.ty()?),
-            "splat" => (Expr::Splat(a), Ty::vector(from.dtype, self.lexer.u32("the number of lanes")?)),
+            "splat" => (Expr::Splat(a), ExprType::vector(from.dtype, self.lexer.u32("the number of lanes")?)),
             "ramp" => {
                 let stride = self.expr()?;
                 self.lexer.expect(",")?;
                 let lanes = self.lexer.u32("the number of lanes")?;
-                (Expr::Ramp { base: a, stride }, Ty::vector(from.dtype, lanes))
+                (Expr::Ramp { base: a, stride }, ExprType::vector(from.dtype, lanes))
             }
             _ => {
                 let b =
-                    if *self.lexer.peek() == super::Token::Punct("[") { None } else { Some(self.expr()?) };
+                    if *self.lexer.peek() == super::LexToken::Punct("[") { None } else { Some(self.expr()?) };
                 if b.is_some() {
                     self.lexer.expect(",")?;
                 }
                 self.lexer.expect("[")?;
                 let lanes = self.lexer.list("]", |lexer| lexer.u32("a lane number"))?;
-                let ty = Ty::vector(from.dtype, lanes.len() as u32);
+                let ty = ExprType::vector(from.dtype, lanes.len() as u32);
                 (Expr::Shuffle { a, b, lanes }, ty)
             }
         };
@@ -424,15 +430,15 @@ impl Parser<'_> {
 }
 
 /// `f32`, `f32x16`.
-fn parse_ty(name: &str) -> Option<Ty> {
+fn parse_ty(name: &str) -> Option<ExprType> {
     if let Some(dtype) = DType::parse(name) {
-        return Some(Ty::scalar(dtype));
+        return Some(ExprType::scalar(dtype));
     }
     let (dtype, lanes) = name.rsplit_once('x')?;
-    Some(Ty::vector(DType::parse(dtype)?, lanes.parse().ok()?))
+    Some(ExprType::vector(DType::parse(dtype)?, lanes.parse().ok()?))
 }
 
-fn instr(pos: Pos, name: &str) -> Parsed<InstrId> {
+fn instr(pos: TextPosition, name: &str) -> ParseResult<InstrId> {
     InstrId::by_name(name).ok_or_else(|| Lexer::error_at(pos, format!("unknown instruction `{name}`")))
 }
 

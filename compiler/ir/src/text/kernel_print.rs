@@ -17,7 +17,7 @@ const MAX_DEPTH: u32 = 12;
 
 /// The text of a kernel; ends with a newline.
 pub fn print_kernel(kernel: &Kernel) -> String {
-    let mut printer = Printer {
+    let mut printer = KernelPrinter {
         kernel,
         bufs: Vec::new(),
         vars: Vec::new(),
@@ -90,7 +90,7 @@ pub(crate) fn for_each_operand(body: &[Stmt], f: &mut impl FnMut(ExprId)) {
     }
 }
 
-struct Printer<'a> {
+struct KernelPrinter<'a> {
     kernel: &'a Kernel,
     bufs: Vec<String>,
     vars: Vec<String>,
@@ -101,7 +101,7 @@ struct Printer<'a> {
     out: String,
 }
 
-impl Printer<'_> {
+impl KernelPrinter<'_> {
     /// Buffers and variables share one name space; a name that is taken gets a number.
     fn choose_names(&mut self) {
         let mut taken = BTreeSet::new();
@@ -135,11 +135,12 @@ impl Printer<'_> {
 
     fn param(&self, id: BufId) -> String {
         let b = &self.kernel.bufs[id];
-        let space = if b.space == Space::Global { String::new() } else { format!(" {}", b.space.name()) };
+        let space =
+            if b.space == MemorySpace::Global { String::new() } else { format!(" {}", b.space.name()) };
         let access = match b.access {
-            Access::In => "in",
-            Access::Out => "out",
-            Access::InOut => "inout",
+            ParamAccess::In => "in",
+            ParamAccess::Out => "out",
+            ParamAccess::InOut => "inout",
         };
         format!("{}: {}[{}]{space} {access} align {}", self.buf(id), b.dtype, b.len, b.align)
     }
@@ -242,7 +243,7 @@ impl Printer<'_> {
                     Literal::Int(i) => i.to_string(),
                     Literal::Float(bits) => print_float(f64::from_bits(*bits)),
                 };
-                if ty == Ty::I64 && matches!(literal, Literal::Int(_)) {
+                if ty == ExprType::I64 && matches!(literal, Literal::Int(_)) {
                     value
                 } else {
                     format!("{value}:{ty}")

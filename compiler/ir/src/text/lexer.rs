@@ -3,12 +3,12 @@
 //! Tokens: identifiers (letters, digits, `_`, and `.` between parts: `state.read`), sigil names (`%x`, `@f`, `$1`; any
 //! text in quotes: `%"odd name"`), numbers without sign, strings, punctuation. `//` starts a comment up to the line end.
 
-use super::scanner::{Scanner, word};
+use super::scanner::{TextScanner, word};
 use std::fmt;
 
 /// Line and column (in characters), from 1.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Pos {
+pub struct TextPosition {
     pub line: u32,
     pub column: u32,
 }
@@ -23,7 +23,7 @@ pub struct ParseError {
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub enum Token {
+pub enum LexToken {
     Ident(String),
     /// `%name`
     Percent(String),
@@ -39,25 +39,25 @@ pub enum Token {
     End,
 }
 
-impl fmt::Display for Token {
+impl fmt::Display for LexToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Token::Ident(name) => write!(f, "`{name}`"),
-            Token::Percent(name) => write!(f, "`%{name}`"),
-            Token::At(name) => write!(f, "`@{name}`"),
-            Token::Dollar(name) => write!(f, "`${name}`"),
-            Token::Int(value) => write!(f, "{value}"),
-            Token::Float(value) => write!(f, "{value:?}"),
-            Token::Str(text) => write!(f, "{text:?}"),
-            Token::Punct(p) => write!(f, "`{p}`"),
-            Token::End => f.write_str("the end of the text"),
+            LexToken::Ident(name) => write!(f, "`{name}`"),
+            LexToken::Percent(name) => write!(f, "`%{name}`"),
+            LexToken::At(name) => write!(f, "`@{name}`"),
+            LexToken::Dollar(name) => write!(f, "`${name}`"),
+            LexToken::Int(value) => write!(f, "{value}"),
+            LexToken::Float(value) => write!(f, "{value:?}"),
+            LexToken::Str(text) => write!(f, "{text:?}"),
+            LexToken::Punct(p) => write!(f, "`{p}`"),
+            LexToken::End => f.write_str("the end of the text"),
         }
     }
 }
 
 /// The tokens of a text, read from front to back with any lookahead.
 pub struct Lexer {
-    tokens: Vec<(Token, Pos)>,
+    tokens: Vec<(LexToken, TextPosition)>,
     next: usize,
     depth: u32,
 }
@@ -67,43 +67,43 @@ impl Lexer {
     pub const MAX_DEPTH: u32 = 200;
 
     pub fn new(text: &str) -> Result<Lexer, ParseError> {
-        let mut scanner = Scanner::new(text);
+        let mut scanner = TextScanner::new(text);
         let mut tokens = Vec::new();
         loop {
             let (token, pos) = scanner.token()?;
-            let end = token == Token::End;
+            let end = token == LexToken::End;
             tokens.push((token, pos));
             if end {
                 return Ok(Lexer { tokens, next: 0, depth: 0 });
             }
         }
     }
-    pub fn peek(&self) -> &Token {
+    pub fn peek(&self) -> &LexToken {
         self.peek_at(0)
     }
     /// The token `ahead` places after the next one.
-    pub fn peek_at(&self, ahead: usize) -> &Token {
+    pub fn peek_at(&self, ahead: usize) -> &LexToken {
         let last = self.tokens.len() - 1;
         &self.tokens[(self.next + ahead).min(last)].0
     }
     /// Position of the next token.
-    pub fn pos(&self) -> Pos {
+    pub fn pos(&self) -> TextPosition {
         self.tokens[self.next].1
     }
     /// Takes the next token; at the end it stays `End`.
-    pub fn advance(&mut self) -> Token {
+    pub fn advance(&mut self) -> LexToken {
         let token = self.tokens[self.next].0.clone();
         self.next = (self.next + 1).min(self.tokens.len() - 1);
         token
     }
     pub fn at_end(&self) -> bool {
-        *self.peek() == Token::End
+        *self.peek() == LexToken::End
     }
     /// An error at the next token.
     pub fn error(&self, message: impl Into<String>) -> ParseError {
         Lexer::error_at(self.pos(), message)
     }
-    pub fn error_at(pos: Pos, message: impl Into<String>) -> ParseError {
+    pub fn error_at(pos: TextPosition, message: impl Into<String>) -> ParseError {
         ParseError { line: pos.line, column: pos.column, message: message.into() }
     }
     fn expected<T>(&self, what: impl fmt::Display) -> Result<T, ParseError> {
@@ -125,7 +125,7 @@ impl Lexer {
 
     /// True, and taken, if the next token is this punctuation.
     pub fn accept(&mut self, punct: &str) -> bool {
-        let found = matches!(self.peek(), Token::Punct(p) if *p == punct);
+        let found = matches!(self.peek(), LexToken::Punct(p) if *p == punct);
         if found {
             self.advance();
         }
@@ -135,7 +135,7 @@ impl Lexer {
         if self.accept(punct) { Ok(()) } else { self.expected(format!("`{punct}`")) }
     }
     pub fn at_keyword(&self, word: &str) -> bool {
-        matches!(self.peek(), Token::Ident(name) if name == word)
+        matches!(self.peek(), LexToken::Ident(name) if name == word)
     }
     /// True, and taken, if the next token is this identifier.
     pub fn accept_keyword(&mut self, word: &str) -> bool {
@@ -150,7 +150,7 @@ impl Lexer {
     }
     pub fn ident(&mut self, what: &str) -> Result<String, ParseError> {
         match self.peek() {
-            Token::Ident(name) => {
+            LexToken::Ident(name) => {
                 let name = name.clone();
                 self.advance();
                 Ok(name)
@@ -161,7 +161,7 @@ impl Lexer {
     /// `%name`.
     pub fn percent(&mut self, what: &str) -> Result<String, ParseError> {
         match self.peek() {
-            Token::Percent(name) => {
+            LexToken::Percent(name) => {
                 let name = name.clone();
                 self.advance();
                 Ok(name)
@@ -172,7 +172,7 @@ impl Lexer {
     /// `@name`.
     pub fn at_name(&mut self, what: &str) -> Result<String, ParseError> {
         match self.peek() {
-            Token::At(name) => {
+            LexToken::At(name) => {
                 let name = name.clone();
                 self.advance();
                 Ok(name)
@@ -182,7 +182,7 @@ impl Lexer {
     }
     pub fn string(&mut self, what: &str) -> Result<String, ParseError> {
         match self.peek() {
-            Token::Str(text) => {
+            LexToken::Str(text) => {
                 let text = text.clone();
                 self.advance();
                 Ok(text)
@@ -192,7 +192,7 @@ impl Lexer {
     }
     pub fn uint(&mut self, what: &str) -> Result<u64, ParseError> {
         match *self.peek() {
-            Token::Int(value) => {
+            LexToken::Int(value) => {
                 self.advance();
                 Ok(value)
             }
@@ -218,9 +218,9 @@ impl Lexer {
     pub fn float(&mut self, what: &str) -> Result<f64, ParseError> {
         let negative = self.accept("-");
         let value = match self.peek() {
-            Token::Float(value) => *value,
-            Token::Int(value) => *value as f64,
-            Token::Ident(name) => match float_by_name(name) {
+            LexToken::Float(value) => *value,
+            LexToken::Int(value) => *value as f64,
+            LexToken::Ident(name) => match float_by_name(name) {
                 Some(value) => value,
                 None => return self.expected(what),
             },
@@ -231,10 +231,10 @@ impl Lexer {
     }
     /// True if a float that is no integer comes next (after an optional sign).
     pub fn at_float(&self) -> bool {
-        let signed = *self.peek() == Token::Punct("-");
+        let signed = *self.peek() == LexToken::Punct("-");
         match self.peek_at(usize::from(signed)) {
-            Token::Float(_) => true,
-            Token::Ident(name) => float_by_name(name).is_some(),
+            LexToken::Float(_) => true,
+            LexToken::Ident(name) => float_by_name(name).is_some(),
             _ => false,
         }
     }
@@ -307,14 +307,14 @@ pub fn print_string(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn tokens(text: &str) -> Vec<Token> {
+    fn tokens(text: &str) -> Vec<LexToken> {
         let lexer = Lexer::new(text).unwrap();
         lexer.tokens.into_iter().map(|(t, _)| t).collect()
     }
 
     #[test]
     fn every_kind_of_token() {
-        use Token::*;
+        use LexToken::*;
         assert_eq!(
             tokens("state.read %x.1 @f $2 %\"a b\" 12 1.5 2e-3 \"s\\n\" -> -1 // note\n)"),
             [
@@ -373,7 +373,7 @@ mod tests {
     fn odd_names_are_quoted() {
         for name in ["x", "a.b.0", "", "a b", "..", ".a", "q\"\\", "x.", "é", "1"] {
             let text = print_name('%', name);
-            assert_eq!(tokens(&text), [Token::Percent(name.into()), Token::End], "{text}");
+            assert_eq!(tokens(&text), [LexToken::Percent(name.into()), LexToken::End], "{text}");
         }
     }
 }

@@ -17,7 +17,7 @@ pub use dim::parse_dim;
 pub use graph_print::{node_label, print_function, print_nodes};
 pub use kernel_parse::parse_kernel;
 pub use kernel_print::print_kernel;
-pub use lexer::{Lexer, ParseError, Pos, Token, print_name, print_string};
+pub use lexer::{LexToken, Lexer, ParseError, TextPosition, print_name, print_string};
 pub use module::{one_of, parse_module, parse_module_part, print_module};
 pub use step::{
     parse_buffer, parse_parts, parse_schedule, parse_step, print_buffer, print_parts, print_schedule,

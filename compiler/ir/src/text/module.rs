@@ -1,11 +1,13 @@
 //! Whole modules as text: parameters, states, taps, functions, kernels and steps, each in declaration order.
 
-use super::graph_parse::{Scope, parse_function, parse_type};
+use super::graph_parse::{ModuleScope, parse_function, parse_type};
 use super::graph_print::{join, print_function};
-use super::lexer::{Lexer, ParseError, Token, print_float, print_name, print_string};
+use super::lexer::{LexToken, Lexer, ParseError, print_float, print_name, print_string};
 use super::{parse_kernel, parse_step, print_kernel, print_step};
 use crate::entity::EntityId;
-use crate::module::{ColumnRange, FuncId, Module, Param, ParamRole, ParamSource, RowBlocks, State, Taps};
+use crate::module::{
+    ColumnRange, FuncId, FunctionTaps, ModelParam, ModelState, Module, ParamRole, ParamSource, RowBlocks,
+};
 use crate::types::Packing;
 use std::collections::HashMap;
 
@@ -14,10 +16,10 @@ pub fn print_module(module: &Module) -> String {
     for param in module.params.values() {
         out.push_str(&format!("  {}\n", print_param(param)));
     }
-    for State { name, ty, init } in module.states.values() {
+    for ModelState { name, ty, init } in module.states.values() {
         out.push_str(&format!("  state {} : {ty} init {}\n", print_name('@', name), print_float(*init)));
     }
-    for Taps { function, names } in &module.taps {
+    for FunctionTaps { function, names } in &module.taps {
         let names = join(names.iter().map(|n| print_string(n)));
         out.push_str(&format!("  taps {} [{names}]\n", print_name('@', function)));
     }
@@ -48,7 +50,7 @@ fn indent(out: &mut String, text: &str) {
     }
 }
 
-fn print_param(param: &Param) -> String {
+fn print_param(param: &ModelParam) -> String {
     let packing = param.packing.map_or(String::new(), |p| format!(" packing {}", p.name()));
     let (name, role, source) = (print_name('@', &param.name), param.role.name(), print_source(&param.source));
     format!("param {name} : {} role {role}{packing} = {source}", param.ty)
@@ -107,8 +109,8 @@ pub fn parse_module_part(lexer: &mut Lexer) -> Result<Module, ParseError> {
 fn function_names(lexer: &Lexer) -> HashMap<String, FuncId> {
     let mut names = HashMap::new();
     let mut at = 0;
-    while *lexer.peek_at(at) != Token::End {
-        if let (Token::Ident(word), Token::At(name)) = (lexer.peek_at(at), lexer.peek_at(at + 1))
+    while *lexer.peek_at(at) != LexToken::End {
+        if let (LexToken::Ident(word), LexToken::At(name)) = (lexer.peek_at(at), lexer.peek_at(at + 1))
             && word == "fn"
         {
             let id = FuncId::from_index(names.len());
@@ -126,7 +128,7 @@ fn item(
 ) -> Result<(), ParseError> {
     let pos = lexer.pos();
     let word = match lexer.peek() {
-        Token::Ident(word) => word.as_str(),
+        LexToken::Ident(word) => word.as_str(),
         _ => "",
     };
     match word {
@@ -153,7 +155,7 @@ fn item(
             module.taps.push(taps);
         }
         "fn" => {
-            let function = parse_function(lexer, &Scope { module, functions })?;
+            let function = parse_function(lexer, &ModuleScope { module, functions })?;
             if module.function(&function.name).is_some() {
                 return Err(Lexer::error_at(pos, format!("function @{} is defined twice", function.name)));
             }
@@ -170,7 +172,7 @@ fn item(
     Ok(())
 }
 
-fn parse_param(lexer: &mut Lexer) -> Result<Param, ParseError> {
+fn parse_param(lexer: &mut Lexer) -> Result<ModelParam, ParseError> {
     lexer.expect_keyword("param")?;
     let name = lexer.at_name("the parameter's name")?;
     lexer.expect(":")?;
@@ -182,7 +184,7 @@ fn parse_param(lexer: &mut Lexer) -> Result<Param, ParseError> {
         false => None,
     };
     lexer.expect("=")?;
-    Ok(Param { name, ty, role, source: parse_source(lexer)?, packing })
+    Ok(ModelParam { name, ty, role, source: parse_source(lexer)?, packing })
 }
 
 /// The thing of that name; all names are told where there is none.
@@ -194,21 +196,21 @@ pub fn one_of<T: Copy>(lexer: &mut Lexer, all: &[T], name: fn(T) -> &'static str
     found.ok_or_else(|| Lexer::error_at(pos, format!("expected one of {}, found `{word}`", names())))
 }
 
-fn parse_state(lexer: &mut Lexer) -> Result<State, ParseError> {
+fn parse_state(lexer: &mut Lexer) -> Result<ModelState, ParseError> {
     lexer.expect_keyword("state")?;
     let name = lexer.at_name("the state's name")?;
     lexer.expect(":")?;
     let ty = parse_type(lexer)?;
     lexer.expect_keyword("init")?;
-    Ok(State { name, ty, init: lexer.float("the state's first value")? })
+    Ok(ModelState { name, ty, init: lexer.float("the state's first value")? })
 }
 
-fn parse_taps(lexer: &mut Lexer) -> Result<Taps, ParseError> {
+fn parse_taps(lexer: &mut Lexer) -> Result<FunctionTaps, ParseError> {
     lexer.expect_keyword("taps")?;
     let function = lexer.at_name("the name of an entry function")?;
     lexer.expect("[")?;
     let names = lexer.list("]", |lexer| lexer.string("the name of an output"))?;
-    Ok(Taps { function, names })
+    Ok(FunctionTaps { function, names })
 }
 
 /// What a source may be.

@@ -1,6 +1,6 @@
 //! Characters to tokens; the lexer is what parsers use.
 
-use super::lexer::{Lexer, ParseError, Pos, Token};
+use super::lexer::{LexToken, Lexer, ParseError, TextPosition};
 
 const PUNCTUATION: [&str; 21] = [
     "->", "(", ")", "[", "]", "{", "}", "<", ">", ",", ";", ":", "=", "+", "-", "*", "/", "!", "?", "#", "|",
@@ -12,20 +12,20 @@ pub(super) fn word(c: char) -> bool {
 }
 
 /// The rest of a text and where it begins.
-pub(super) struct Scanner<'a> {
+pub(super) struct TextScanner<'a> {
     rest: &'a str,
-    pos: Pos,
+    pos: TextPosition,
 }
 
-impl<'a> Scanner<'a> {
-    pub fn new(text: &'a str) -> Scanner<'a> {
-        Scanner { rest: text, pos: Pos { line: 1, column: 1 } }
+impl<'a> TextScanner<'a> {
+    pub fn new(text: &'a str) -> TextScanner<'a> {
+        TextScanner { rest: text, pos: TextPosition { line: 1, column: 1 } }
     }
     fn bump(&mut self) -> Option<char> {
         let c = self.rest.chars().next()?;
         self.rest = &self.rest[c.len_utf8()..];
         if c == '\n' {
-            self.pos = Pos { line: self.pos.line + 1, column: 1 };
+            self.pos = TextPosition { line: self.pos.line + 1, column: 1 };
         } else {
             self.pos.column += 1;
         }
@@ -52,29 +52,29 @@ impl<'a> Scanner<'a> {
     }
 
     /// The next token and its position.
-    pub fn token(&mut self) -> Result<(Token, Pos), ParseError> {
+    pub fn token(&mut self) -> Result<(LexToken, TextPosition), ParseError> {
         self.skip_space();
         let pos = self.pos;
-        let Some(c) = self.first() else { return Ok((Token::End, pos)) };
+        let Some(c) = self.first() else { return Ok((LexToken::End, pos)) };
         let token = match c {
-            '"' => Token::Str(self.string(pos)?),
+            '"' => LexToken::Str(self.string(pos)?),
             '%' | '@' | '$' => {
                 self.bump();
                 let name = self.name(pos)?;
                 match c {
-                    '%' => Token::Percent(name),
-                    '@' => Token::At(name),
-                    _ => Token::Dollar(name),
+                    '%' => LexToken::Percent(name),
+                    '@' => LexToken::At(name),
+                    _ => LexToken::Dollar(name),
                 }
             }
             c if c.is_ascii_digit() => self.number(pos)?,
-            c if word(c) => Token::Ident(self.dotted()),
+            c if word(c) => LexToken::Ident(self.dotted()),
             _ => match PUNCTUATION.iter().find(|p| self.rest.starts_with(**p)) {
                 Some(p) => {
                     p.chars().for_each(|_| {
                         self.bump();
                     });
-                    Token::Punct(p)
+                    LexToken::Punct(p)
                 }
                 None => return Err(Lexer::error_at(pos, format!("unexpected character {c:?}"))),
             },
@@ -96,7 +96,7 @@ impl<'a> Scanner<'a> {
         name
     }
 
-    fn name(&mut self, pos: Pos) -> Result<String, ParseError> {
+    fn name(&mut self, pos: TextPosition) -> Result<String, ParseError> {
         match self.first() {
             Some('"') => self.string(pos),
             Some(c) if word(c) => Ok(self.dotted()),
@@ -104,7 +104,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    fn string(&mut self, pos: Pos) -> Result<String, ParseError> {
+    fn string(&mut self, pos: TextPosition) -> Result<String, ParseError> {
         self.bump();
         let mut text = String::new();
         loop {
@@ -128,7 +128,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    fn number(&mut self, pos: Pos) -> Result<Token, ParseError> {
+    fn number(&mut self, pos: TextPosition) -> Result<LexToken, ParseError> {
         let mut text = String::new();
         let mut is_float = false;
         while let Some(c) = self.first() {
@@ -145,8 +145,8 @@ impl<'a> Scanner<'a> {
             }
         }
         let token = match is_float {
-            true => text.parse().ok().map(Token::Float),
-            false => text.parse().ok().map(Token::Int),
+            true => text.parse().ok().map(LexToken::Float),
+            false => text.parse().ok().map(LexToken::Int),
         };
         let bad = self.first().is_some_and(word);
         token.filter(|_| !bad).ok_or_else(|| {

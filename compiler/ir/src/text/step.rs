@@ -19,19 +19,20 @@ use super::dim::parse_dim;
 use super::lexer::{Lexer, ParseError, print_name};
 use crate::dim::Dim;
 use crate::step::{
-    Base, BufferRef, Exchange, Grid, Launch, Parts, Repeat, Sequences, Shares, Step, StepItem,
+    AllGather, BufferRef, GatherShape, LaunchGrid, LaunchItem, MemoryBase, RepeatMode, SequenceFilter,
+    StepItem, StepProgram, WorkSchedule,
 };
 use std::fmt::Write;
 
 /// The text of a step; ends with a newline.
-pub fn print_step(step: &Step) -> String {
+pub fn print_step(step: &StepProgram) -> String {
     let mut out = format!("step {} arena {} {{\n", print_name('@', &step.name), step.arena_bytes);
     for item in &step.items {
         match item {
             StepItem::Launch(launch) => {
                 let _ = writeln!(out, "  {}", print_launch(launch));
             }
-            StepItem::Exchange(Exchange { part, all, parts, wanted }) => {
+            StepItem::Exchange(AllGather { part, all, parts, wanted }) => {
                 let (part, all) = (print_buffer(part), print_buffer(all));
                 let _ = writeln!(out, "  exchange {part} to {all} {}", print_parts(parts, *wanted));
             }
@@ -42,7 +43,7 @@ pub fn print_step(step: &Step) -> String {
     out
 }
 
-fn print_launch(launch: &Launch) -> String {
+fn print_launch(launch: &LaunchItem) -> String {
     let buffers: Vec<String> = launch.buffers.iter().map(print_buffer).collect();
     let mut out = format!("launch {}({}", print_name('@', &launch.kernel), buffers.join(", "));
     if !launch.dims.is_empty() {
@@ -54,39 +55,39 @@ fn print_launch(launch: &Launch) -> String {
 }
 
 /// What stands after the arguments of a launch, with a space before each part.
-pub fn print_schedule(grid: Option<&Grid>, repeat: &Repeat, shares: &Shares) -> String {
+pub fn print_schedule(grid: Option<&LaunchGrid>, repeat: &RepeatMode, shares: &WorkSchedule) -> String {
     let mut out = String::new();
-    if let Some(Grid { blocks: [x, y, z], threads: [i, j, k] }) = grid {
+    if let Some(LaunchGrid { blocks: [x, y, z], threads: [i, j, k] }) = grid {
         let _ = write!(out, " grid [{x}, {y}, {z}] threads [{i}, {j}, {k}]");
     }
     match repeat {
-        Repeat::Once => {}
-        Repeat::Wanted => out.push_str(" wanted"),
-        Repeat::EachSequence { work, of } => {
+        RepeatMode::Once => {}
+        RepeatMode::Wanted => out.push_str(" wanted"),
+        RepeatMode::EachSequence { work, of } => {
             let _ = write!(out, " each{} by {work}", sequences(*of));
         }
-        Repeat::EachWorker => out.push_str(" each worker"),
+        RepeatMode::EachWorker => out.push_str(" each worker"),
     }
     match shares {
-        Shares::Static => {}
-        Shares::Dynamic { pieces } => {
+        WorkSchedule::Static => {}
+        WorkSchedule::Dynamic { pieces } => {
             let _ = write!(out, " pieces {pieces}");
         }
     }
     out
 }
 
-fn sequences(of: Sequences) -> &'static str {
+fn sequences(of: SequenceFilter) -> &'static str {
     match of {
-        Sequences::All => "",
-        Sequences::OneRow => " single",
-        Sequences::SeveralRows => " several",
+        SequenceFilter::All => "",
+        SequenceFilter::OneRow => " single",
+        SequenceFilter::SeveralRows => " several",
     }
 }
 
 /// What stands after the buffers of an exchange: `rows n bytes 256 ranks 2`.
-pub fn print_parts(parts: &Parts, wanted: bool) -> String {
-    let Parts { ranks, rows, row_bytes } = parts;
+pub fn print_parts(parts: &GatherShape, wanted: bool) -> String {
+    let GatherShape { ranks, rows, row_bytes } = parts;
     format!("rows {rows} bytes {row_bytes} ranks {ranks}{}", if wanted { " wanted" } else { "" })
 }
 
@@ -100,7 +101,7 @@ pub fn print_buffer(b: &BufferRef) -> String {
 }
 
 /// Parses one step; the lexer stands at `step`.
-pub fn parse_step(lexer: &mut Lexer) -> Result<Step, ParseError> {
+pub fn parse_step(lexer: &mut Lexer) -> Result<StepProgram, ParseError> {
     lexer.expect_keyword("step")?;
     let name = lexer.at_name("the name of the step")?;
     lexer.expect_keyword("arena")?;
@@ -119,10 +120,10 @@ pub fn parse_step(lexer: &mut Lexer) -> Result<Step, ParseError> {
             return Err(lexer.error(message));
         }
     }
-    Ok(Step { name, items, arena_bytes })
+    Ok(StepProgram { name, items, arena_bytes })
 }
 
-fn parse_launch(lexer: &mut Lexer) -> Result<Launch, ParseError> {
+fn parse_launch(lexer: &mut Lexer) -> Result<LaunchItem, ParseError> {
     let kernel = lexer.at_name("the kernel to launch")?;
     lexer.expect("(")?;
     let (mut buffers, mut dims) = (Vec::new(), Vec::new());
@@ -132,53 +133,55 @@ fn parse_launch(lexer: &mut Lexer) -> Result<Launch, ParseError> {
             break;
         }
         buffers.push(parse_buffer(lexer)?);
-        if !lexer.accept(",") && !matches!(lexer.peek(), super::Token::Punct(";" | ")")) {
+        if !lexer.accept(",") && !matches!(lexer.peek(), super::LexToken::Punct(";" | ")")) {
             return Err(lexer.error("expected `,`, `;` or `)` after a buffer"));
         }
     }
     let (grid, repeat, shares) = parse_schedule(lexer)?;
-    Ok(Launch { kernel, buffers, dims, grid, repeat, shares })
+    Ok(LaunchItem { kernel, buffers, dims, grid, repeat, shares })
 }
 
-fn parse_exchange(lexer: &mut Lexer) -> Result<Exchange, ParseError> {
+fn parse_exchange(lexer: &mut Lexer) -> Result<AllGather, ParseError> {
     let part = parse_buffer(lexer)?;
     lexer.expect_keyword("to")?;
     let all = parse_buffer(lexer)?;
     let (parts, wanted) = parse_parts(lexer)?;
-    Ok(Exchange { part, all, parts, wanted })
+    Ok(AllGather { part, all, parts, wanted })
 }
 
 /// Reads what [`print_parts`] writes.
-pub fn parse_parts(lexer: &mut Lexer) -> Result<(Parts, bool), ParseError> {
+pub fn parse_parts(lexer: &mut Lexer) -> Result<(GatherShape, bool), ParseError> {
     lexer.expect_keyword("rows")?;
     let rows = parse_dim(lexer)?;
     lexer.expect_keyword("bytes")?;
     let row_bytes = lexer.uint("the bytes of a row")?;
     lexer.expect_keyword("ranks")?;
     let ranks = lexer.u32("a number of ranks")? as usize;
-    Ok((Parts { ranks, rows, row_bytes }, lexer.accept_keyword("wanted")))
+    Ok((GatherShape { ranks, rows, row_bytes }, lexer.accept_keyword("wanted")))
 }
 
 /// Reads what [`print_schedule`] writes.
-pub fn parse_schedule(lexer: &mut Lexer) -> Result<(Option<Grid>, Repeat, Shares), ParseError> {
+pub fn parse_schedule(
+    lexer: &mut Lexer,
+) -> Result<(Option<LaunchGrid>, RepeatMode, WorkSchedule), ParseError> {
     let grid = if lexer.accept_keyword("grid") { Some(parse_grid(lexer)?) } else { None };
     let repeat = match lexer.accept_keyword("each") {
-        false if lexer.accept_keyword("wanted") => Repeat::Wanted,
-        false => Repeat::Once,
-        true if lexer.accept_keyword("worker") => Repeat::EachWorker,
+        false if lexer.accept_keyword("wanted") => RepeatMode::Wanted,
+        false => RepeatMode::Once,
+        true if lexer.accept_keyword("worker") => RepeatMode::EachWorker,
         true => {
             let of = match (lexer.accept_keyword("single"), lexer.accept_keyword("several")) {
-                (true, _) => Sequences::OneRow,
-                (false, true) => Sequences::SeveralRows,
-                (false, false) => Sequences::All,
+                (true, _) => SequenceFilter::OneRow,
+                (false, true) => SequenceFilter::SeveralRows,
+                (false, false) => SequenceFilter::All,
             };
             lexer.expect_keyword("by")?;
-            Repeat::EachSequence { work: parse_dim(lexer)?, of }
+            RepeatMode::EachSequence { work: parse_dim(lexer)?, of }
         }
     };
     let shares = match lexer.accept_keyword("pieces") {
-        false => Shares::Static,
-        true => Shares::Dynamic { pieces: parse_dim(lexer)? },
+        false => WorkSchedule::Static,
+        true => WorkSchedule::Dynamic { pieces: parse_dim(lexer)? },
     };
     Ok((grid, repeat, shares))
 }
@@ -187,8 +190,8 @@ pub fn parse_schedule(lexer: &mut Lexer) -> Result<(Option<Grid>, Repeat, Shares
 pub fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
     let pos = lexer.pos();
     let word = lexer.ident("a memory base")?;
-    let Some(base) = Base::ALL.into_iter().find(|b| b.name() == word) else {
-        let known: Vec<&str> = Base::ALL.iter().map(|b| b.name()).collect();
+    let Some(base) = MemoryBase::ALL.into_iter().find(|b| b.name() == word) else {
+        let known: Vec<&str> = MemoryBase::ALL.iter().map(|b| b.name()).collect();
         return Err(Lexer::error_at(pos, format!("unknown memory `{word}`; known: {}", known.join(", "))));
     };
     lexer.expect("+")?;
@@ -210,7 +213,7 @@ pub fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
     Ok(BufferRef { base, offset, bytes, per_past, per_page, per_row, per_sequence, per_worker })
 }
 
-fn parse_grid(lexer: &mut Lexer) -> Result<Grid, ParseError> {
+fn parse_grid(lexer: &mut Lexer) -> Result<LaunchGrid, ParseError> {
     let pos = lexer.pos();
     lexer.expect("[")?;
     let blocks = lexer.list("]", parse_dim)?;
@@ -218,7 +221,7 @@ fn parse_grid(lexer: &mut Lexer) -> Result<Grid, ParseError> {
     lexer.expect("[")?;
     let threads = lexer.list("]", |lexer| lexer.u32("a number of threads"))?;
     match (blocks.try_into(), threads.try_into()) {
-        (Ok(blocks), Ok(threads)) => Ok(Grid { blocks, threads }),
+        (Ok(blocks), Ok(threads)) => Ok(LaunchGrid { blocks, threads }),
         _ => Err(Lexer::error_at(pos, "expected three block extents and three thread extents")),
     }
 }
@@ -226,7 +229,7 @@ fn parse_grid(lexer: &mut Lexer) -> Result<Grid, ParseError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dim::Sym;
+    use crate::dim::SizeSymbol;
 
     const TEXT: &str = "step @decode arena 4096 {
   launch @add(arena+0:1024, weights+64:1024, state+128+32*past:64; n, 2*n + 1) grid [n, 1, 1] threads [32, 1, 1]
@@ -246,7 +249,7 @@ mod tests {
 }
 ";
 
-    fn parse(text: &str) -> Result<Step, ParseError> {
+    fn parse(text: &str) -> Result<StepProgram, ParseError> {
         parse_step(&mut Lexer::new(text)?)
     }
 
@@ -256,10 +259,10 @@ mod tests {
         assert_eq!(print_step(&step), TEXT);
         assert_eq!(step.items.len(), 14);
         let shares = |item: &StepItem| item.launch().map(|l| l.shares.clone()).unwrap_or_default();
-        let growing = Dim::sym(Sym::Past).add(&1.into()).floor_div(1024).minimum(&32.into());
+        let growing = Dim::sym(SizeSymbol::Past).add(&1.into()).floor_div(1024).minimum(&32.into());
         let [.., product, attention, _, _] = &step.items[..] else { panic!("fourteen items") };
-        assert_eq!(shares(product), Shares::Dynamic { pieces: 32.into() });
-        assert_eq!(shares(attention), Shares::Dynamic { pieces: growing });
+        assert_eq!(shares(product), WorkSchedule::Dynamic { pieces: 32.into() });
+        assert_eq!(shares(attention), WorkSchedule::Dynamic { pieces: growing });
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{parse_module, print_module};
 use crate::module::Module;
-use crate::testing::Rng;
+use crate::testing::TestRng;
 use crate::testing::graph::{GraphOptions, random_module};
 use crate::verify::verify_module;
 
@@ -146,7 +146,7 @@ fn sizes_and_operands_are_limited() {
 /// Damaged texts are refused or mean something else, but nothing panics on them.
 #[test]
 fn damaged_texts_do_not_panic() {
-    let mut rng = Rng(5);
+    let mut rng = TestRng(5);
     let (mut parsed, mut verified) = (0, 0);
     for seed in 0..30 {
         let text = print_module(&random_module(seed, &GraphOptions::ALL));

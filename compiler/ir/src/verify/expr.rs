@@ -1,7 +1,7 @@
 //! Typing rules of kernel expressions.
 
-use super::kernel::Check;
-use crate::instr::Meaning;
+use super::kernel::CheckResult;
+use crate::instr::InstrSemantics;
 use crate::kernel::*;
 use crate::types::DType;
 
@@ -9,22 +9,22 @@ use crate::types::DType;
 const MAX_LANES: u32 = 4096;
 
 /// Checks one expression against the types of its operands.
-pub(super) fn check_expr(kernel: &Kernel, id: ExprId) -> Check {
+pub(super) fn check_expr(kernel: &Kernel, id: ExprId) -> CheckResult {
     let ty = kernel.ty(id);
     if ty.lanes == 0 || ty.lanes > MAX_LANES || ty.dtype.is_packed() {
         return Err(format!("a value of type {ty}: expected 1 to {MAX_LANES} lanes of a plain element type"));
     }
-    let checker = Checker { kernel, ty };
+    let checker = ExprChecker { kernel, ty };
     checker.check(kernel.exprs.expr(id))
 }
 
-struct Checker<'a> {
+struct ExprChecker<'a> {
     kernel: &'a Kernel,
-    ty: Ty,
+    ty: ExprType,
 }
 
-impl Checker<'_> {
-    fn check(&self, expr: &Expr) -> Check {
+impl ExprChecker<'_> {
+    fn check(&self, expr: &Expr) -> CheckResult {
         let ty = self.ty;
         let of = |e: &ExprId| self.kernel.ty(*e);
         match expr {
@@ -36,7 +36,7 @@ impl Checker<'_> {
             Expr::Load { buf, index, .. } => match self.kernel.bufs.get(*buf) {
                 Some(decl) => self.same(
                     ty,
-                    Ty::vector(decl.dtype, of(index).lanes),
+                    ExprType::vector(decl.dtype, of(index).lanes),
                     &format!("a load of %{}", decl.name),
                 ),
                 None => Err(format!("buffer {buf} is not declared")),
@@ -55,38 +55,40 @@ impl Checker<'_> {
             Expr::Cast(a) => self.lanes(of(a), ty.lanes, "the operand of cast"),
             Expr::Bitcast(a) => self.bitcast(of(a)),
             Expr::Select(cond, a, b) => {
-                self.same(of(cond), Ty::vector(DType::Bool, ty.lanes), "the condition of select")?;
+                self.same(of(cond), ExprType::vector(DType::Bool, ty.lanes), "the condition of select")?;
                 self.same(of(a), ty, "an operand of select")?;
                 self.same(of(b), ty, "an operand of select")
             }
             Expr::Ramp { base, stride } => {
-                self.same(of(base), Ty::scalar(ty.dtype), "the base of a ramp")?;
-                self.same(of(stride), Ty::scalar(ty.dtype), "the stride of a ramp")?;
+                self.same(of(base), ExprType::scalar(ty.dtype), "the base of a ramp")?;
+                self.same(of(stride), ExprType::scalar(ty.dtype), "the stride of a ramp")?;
                 self.allowed(ty.dtype.is_int(), "ramp", ty.dtype)
             }
-            Expr::Splat(a) => self.same(of(a), Ty::scalar(ty.dtype), "the operand of splat"),
+            Expr::Splat(a) => self.same(of(a), ExprType::scalar(ty.dtype), "the operand of splat"),
             Expr::Shuffle { a, b, lanes } => self.shuffle(of(a), b.as_ref().map(of), lanes),
             Expr::Instr(instr, args) => {
                 let def = instr.def();
-                let types: Vec<Ty> = args.iter().map(of).collect();
+                let types: Vec<ExprType> = args.iter().map(of).collect();
                 if types != def.args {
-                    let show = |types: &[Ty]| types.iter().map(Ty::to_string).collect::<Vec<_>>().join(", ");
+                    let show = |types: &[ExprType]| {
+                        types.iter().map(ExprType::to_string).collect::<Vec<_>>().join(", ")
+                    };
                     let (found, expected) = (show(&types), show(def.args));
                     return Err(format!("arguments of {}: ({found}), expected ({expected})", def.name));
                 }
                 match (def.ret, def.meaning) {
-                    (None, _) | (_, Meaning::Hint) => Err(format!("{} has no result", def.name)),
+                    (None, _) | (_, InstrSemantics::Hint) => Err(format!("{} has no result", def.name)),
                     (Some(ret), _) => self.same(ty, ret, &format!("the result of {}", def.name)),
                 }
             }
         }
     }
 
-    fn same(&self, found: Ty, expected: Ty, what: &str) -> Check {
+    fn same(&self, found: ExprType, expected: ExprType, what: &str) -> CheckResult {
         if found == expected { Ok(()) } else { Err(format!("{what} has type {found}, expected {expected}")) }
     }
 
-    fn lanes(&self, found: Ty, lanes: u32, what: &str) -> Check {
+    fn lanes(&self, found: ExprType, lanes: u32, what: &str) -> CheckResult {
         if found.lanes == lanes {
             Ok(())
         } else {
@@ -94,12 +96,12 @@ impl Checker<'_> {
         }
     }
 
-    fn allowed(&self, ok: bool, op: &str, dtype: DType) -> Check {
+    fn allowed(&self, ok: bool, op: &str, dtype: DType) -> CheckResult {
         if ok { Ok(()) } else { Err(format!("{op} is not defined for {dtype}")) }
     }
 
-    fn literal(&self, literal: Literal) -> Check {
-        let Ty { dtype, lanes } = self.ty;
+    fn literal(&self, literal: Literal) -> CheckResult {
+        let ExprType { dtype, lanes } = self.ty;
         let fits = match literal {
             Literal::Float(_) => dtype.is_float(),
             Literal::Int(value) => int_range(dtype).is_some_and(|(low, high)| (low..=high).contains(&value)),
@@ -115,22 +117,22 @@ impl Checker<'_> {
         }
     }
 
-    fn binary(&self, op: BinOp, a: Ty, b: Ty) -> Check {
+    fn binary(&self, op: BinOp, a: ExprType, b: ExprType) -> CheckResult {
         self.same(b, a, &format!("the second operand of {}", op.name()))?;
-        let result = if op.is_comparison() { Ty::vector(DType::Bool, a.lanes) } else { a };
+        let result = if op.is_comparison() { ExprType::vector(DType::Bool, a.lanes) } else { a };
         self.same(self.ty, result, &format!("the result of {}", op.name()))?;
         self.allowed(binary_allows(op, a.dtype), op.name(), a.dtype)
     }
 
-    fn bitcast(&self, from: Ty) -> Check {
-        let bytes = |t: Ty| t.dtype.bytes().map(|b| b * t.lanes as usize);
+    fn bitcast(&self, from: ExprType) -> CheckResult {
+        let bytes = |t: ExprType| t.dtype.bytes().map(|b| b * t.lanes as usize);
         if bytes(from) != bytes(self.ty) || from.dtype == DType::Bool || self.ty.dtype == DType::Bool {
             return Err(format!("bitcast of {from} to {}: sizes differ, or one is bool", self.ty));
         }
         Ok(())
     }
 
-    fn shuffle(&self, a: Ty, b: Option<Ty>, lanes: &[u32]) -> Check {
+    fn shuffle(&self, a: ExprType, b: Option<ExprType>, lanes: &[u32]) -> CheckResult {
         if let Some(b) = b {
             self.same(b, a, "the second operand of shuffle")?;
         }
@@ -138,7 +140,7 @@ impl Checker<'_> {
         if let Some(lane) = lanes.iter().find(|l| **l >= available) {
             return Err(format!("shuffle picks lane {lane} of {available}"));
         }
-        self.same(self.ty, Ty::vector(a.dtype, lanes.len() as u32), "the result of shuffle")
+        self.same(self.ty, ExprType::vector(a.dtype, lanes.len() as u32), "the result of shuffle")
     }
 }
 

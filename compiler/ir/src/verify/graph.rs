@@ -2,14 +2,14 @@
 
 use super::ranks::{verify_exchange, verify_ranks};
 use super::{VerifyError, verify_kernel};
-use crate::dim::{Bounds, Dim};
-use crate::entity::{Arena, EntityId};
-use crate::graph::{Def, Function, FunctionKind, Node, NodeId, ValueId};
-use crate::kernel::{Access, Kernel};
-use crate::module::{FuncId, Module, Param, ParamSource, State, StateId, Taps};
+use crate::dim::{Dim, SizeBounds};
+use crate::entity::{EntityArena, EntityId};
+use crate::graph::{Function, FunctionKind, GraphNode, NodeId, ValueDef, ValueId};
+use crate::kernel::{Kernel, ParamAccess};
+use crate::module::{FuncId, FunctionTaps, ModelParam, ModelState, Module, ParamSource, StateId};
 use crate::ops::Op;
 use crate::sequences;
-use crate::step::{Base, Grid, Launch, Repeat, Shares, Step, StepItem};
+use crate::step::{LaunchGrid, LaunchItem, MemoryBase, RepeatMode, StepItem, StepProgram, WorkSchedule};
 use crate::text::graph_print::{ValueNames, node_label};
 use crate::types::{Packing, TensorType};
 use crate::visit;
@@ -52,7 +52,7 @@ fn constant_dims(ty: &TensorType) -> bool {
     ty.dims.iter().all(|d| d.as_const().is_some_and(|d| d >= 0))
 }
 
-fn verify_param(param: &Param) -> Result<(), VerifyError> {
+fn verify_param(param: &ModelParam) -> Result<(), VerifyError> {
     let bad = |message: String| Err(VerifyError::new(format!("parameter @{}", param.name), message));
     if !constant_dims(&param.ty) {
         return bad(format!("its type {} does not have constant sizes", param.ty));
@@ -111,7 +111,7 @@ fn is_permutation(order: &[usize]) -> bool {
     order.iter().all(|&at| seen.get_mut(at).is_some_and(|seen| !std::mem::replace(seen, true)))
 }
 
-fn verify_state(state: &State) -> Result<(), VerifyError> {
+fn verify_state(state: &ModelState) -> Result<(), VerifyError> {
     if !constant_dims(&state.ty) || state.ty.dtype.is_packed() {
         let place = format!("state @{}", state.name);
         return Err(VerifyError::new(
@@ -123,7 +123,7 @@ fn verify_state(state: &State) -> Result<(), VerifyError> {
 }
 
 /// Every output of an entry function but the first has a name, if one has, and is a matrix.
-fn verify_taps(module: &Module, taps: &Taps) -> Result<(), VerifyError> {
+fn verify_taps(module: &Module, taps: &FunctionTaps) -> Result<(), VerifyError> {
     let bad =
         |message: String| Err(VerifyError::new(format!("taps of function @{}", taps.function), message));
     let f = match module.function(&taps.function) {
@@ -142,11 +142,11 @@ fn verify_taps(module: &Module, taps: &Taps) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Alignment in bytes of what a [`Base`] stands for.
+/// Alignment in bytes of what a [`MemoryBase`] stands for.
 const BASE_ALIGN: u64 = 64;
 
 /// Launches fit their kernels, and lie in the arena that the step asks for.
-pub fn verify_step(kernels: &[Kernel], step: &Step) -> Result<(), VerifyError> {
+pub fn verify_step(kernels: &[Kernel], step: &StepProgram) -> Result<(), VerifyError> {
     step.items.iter().try_for_each(|item| match item {
         StepItem::Exchange(exchange) => verify_exchange(step, exchange),
         StepItem::Launch(_) | StepItem::Barrier => Ok(()),
@@ -165,7 +165,7 @@ pub fn verify_step(kernels: &[Kernel], step: &Step) -> Result<(), VerifyError> {
         }
         for (i, b) in launch.buffers.iter().enumerate() {
             let end = b.offset.checked_add(b.bytes);
-            if b.base == Base::Arena && end.is_none_or(|end| end > step.arena_bytes) {
+            if b.base == MemoryBase::Arena && end.is_none_or(|end| end > step.arena_bytes) {
                 return bad(format!("buffer {i} ends beyond the arena of {} bytes", step.arena_bytes));
             }
         }
@@ -182,18 +182,18 @@ pub fn verify_step(kernels: &[Kernel], step: &Step) -> Result<(), VerifyError> {
 
 /// Axes of constant size are none that a GPU cannot launch. Those that depend on sizes are held against the limits of the build
 /// when the launch list is made.
-fn verify_grid(launch: &Launch) -> Result<(), String> {
+fn verify_grid(launch: &LaunchItem) -> Result<(), String> {
     let blocks = launch.grid.iter().flat_map(|grid| grid.blocks.iter().enumerate());
-    let fault = |(axis, blocks): (usize, &Dim)| Grid::axis_fault(axis, blocks.as_const()?);
+    let fault = |(axis, blocks): (usize, &Dim)| LaunchGrid::axis_fault(axis, blocks.as_const()?);
     blocks.into_iter().find_map(fault).map_or(Ok(()), |fault| Err(format!("the grid {fault}")))
 }
 
 /// Every buffer lies where its kernel relies on it to lie, whatever `past`, the sequence and the worker: bases are aligned to
 /// [`BASE_ALIGN`], but for a temperature, which is a field of the call (a second input of more elements is none).
-fn verify_places(kernel: &Kernel, launch: &Launch) -> Result<(), String> {
+fn verify_places(kernel: &Kernel, launch: &LaunchItem) -> Result<(), String> {
     for (i, (b, &param)) in launch.buffers.iter().zip(&kernel.params).enumerate() {
         let Some(decl) = kernel.bufs.get(param) else { continue };
-        let field = b.base == Base::Temperature && b.bytes <= 4;
+        let field = b.base == MemoryBase::Temperature && b.bytes <= 4;
         let base = if field { 4 } else { BASE_ALIGN };
         let places = [
             (base, "base"),
@@ -221,34 +221,34 @@ fn verify_places(kernel: &Kernel, launch: &Launch) -> Result<(), String> {
 }
 
 /// Work has a length, and pieces are of launches that all workers share.
-fn verify_shares(launch: &Launch) -> Result<(), String> {
+fn verify_shares(launch: &LaunchItem) -> Result<(), String> {
     if let Some(work) = launch.repeat.work_of_sequence() {
-        let bounds = Bounds { chunk: 1 << 16, batch: 1 << 16, context: Some(1 << 24) };
+        let bounds = SizeBounds { chunk: 1 << 16, batch: 1 << 16, context: Some(1 << 24) };
         if work.range(&bounds).is_none_or(|(least, _)| least < 1) {
             return Err(format!("a sequence may be {work} of work, expected at least 1"));
         }
     }
     match &launch.shares {
-        Shares::Static => Ok(()),
-        Shares::Dynamic { pieces } if pieces.as_const().is_some_and(|p| p < 2) => {
+        WorkSchedule::Static => Ok(()),
+        WorkSchedule::Dynamic { pieces } if pieces.as_const().is_some_and(|p| p < 2) => {
             Err(format!("{pieces} pieces are none to share"))
         }
-        Shares::Dynamic { .. } if launch.grid.is_some() => Err("a GPU has no workers".into()),
-        Shares::Dynamic { .. } if !matches!(launch.repeat, Repeat::Once | Repeat::Wanted) => {
+        WorkSchedule::Dynamic { .. } if launch.grid.is_some() => Err("a GPU has no workers".into()),
+        WorkSchedule::Dynamic { .. } if !matches!(launch.repeat, RepeatMode::Once | RepeatMode::Wanted) => {
             Err("only a launch that runs once has pieces".into())
         }
-        Shares::Dynamic { .. } => Ok(()),
+        WorkSchedule::Dynamic { .. } => Ok(()),
     }
 }
 
 /// What every worker computes for itself goes into copies, and nothing else does: so all copies are equal.
-fn verify_copies(kernel: &Kernel, launch: &Launch) -> Result<(), String> {
-    let each = launch.repeat == Repeat::EachWorker;
+fn verify_copies(kernel: &Kernel, launch: &LaunchItem) -> Result<(), String> {
+    let each = launch.repeat == RepeatMode::EachWorker;
     if each && launch.grid.is_some() {
         return Err("a GPU has no workers".into());
     }
     for (i, (b, &param)) in launch.buffers.iter().zip(&kernel.params).enumerate() {
-        let written = kernel.bufs.get(param).is_some_and(|decl| decl.access != Access::In);
+        let written = kernel.bufs.get(param).is_some_and(|decl| decl.access != ParamAccess::In);
         if written && each != (b.per_worker > 0) {
             let (this, that) = if each { ("a", "no") } else { ("no", "a") };
             return Err(format!(
@@ -256,7 +256,7 @@ fn verify_copies(kernel: &Kernel, launch: &Launch) -> Result<(), String> {
             ));
         }
         if b.per_worker > 0
-            && (b.base != Base::Arena || b.per_past > 0 || b.per_row > 0 || b.per_sequence > 0)
+            && (b.base != MemoryBase::Arena || b.per_past > 0 || b.per_row > 0 || b.per_sequence > 0)
         {
             return Err(format!("buffer {i}: only values of a step without a batch have copies"));
         }
@@ -281,7 +281,7 @@ fn acyclic_calls(module: &Module) -> Result<Vec<FuncId>, VerifyError> {
 
 /// The invariants of one function; callees are only looked at for their signatures.
 pub fn verify_function(module: &Module, f: &Function) -> Result<(), VerifyError> {
-    let check = Check { module, f };
+    let check = GraphVerifier { module, f };
     check.inputs()?;
     let mut defined = vec![false; f.values.len()];
     f.inputs.iter().for_each(|v| defined[v.index()] = true);
@@ -313,12 +313,12 @@ fn type_list<'a>(types: impl Iterator<Item = &'a TensorType>) -> String {
     if types.is_empty() { "none".into() } else { types.join(", ") }
 }
 
-struct Check<'a> {
+struct GraphVerifier<'a> {
     module: &'a Module,
     f: &'a Function,
 }
 
-impl Check<'_> {
+impl GraphVerifier<'_> {
     fn at(&self, message: impl Into<String>) -> VerifyError {
         VerifyError::new(format!("function @{}", self.f.name), message)
     }
@@ -334,7 +334,7 @@ impl Check<'_> {
     fn inputs(&self) -> Result<(), VerifyError> {
         for (i, &v) in self.f.inputs.iter().enumerate() {
             match self.f.values.get(v).map(|value| value.def) {
-                Some(Def::Input(at)) if at as usize == i => {}
+                Some(ValueDef::Input(at)) if at as usize == i => {}
                 _ => {
                     return Err(
                         self.at(format!("input {i} is {}, which is not defined as that input", self.name(v)))
@@ -359,27 +359,29 @@ impl Check<'_> {
         }
     }
 
-    fn operands(&self, id: NodeId, node: &Node, defined: &[bool]) -> Result<(), VerifyError> {
+    fn operands(&self, id: NodeId, node: &GraphNode, defined: &[bool]) -> Result<(), VerifyError> {
         let Some(&v) = node.inputs.iter().find(|v| !is_set(defined, **v)) else { return Ok(()) };
         let why = match self.f.values.get(v).map(|value| value.def) {
             None => "does not exist",
-            Some(Def::Node(def, _)) if has_path_connecting(self.f, id, def, None) => "depends on this node",
+            Some(ValueDef::Node(def, _)) if has_path_connecting(self.f, id, def, None) => {
+                "depends on this node"
+            }
             Some(_) => "is not defined before it",
         };
         Err(self.node(id, format!("uses {}, which {why}", self.name(v))))
     }
 
-    fn results(&self, id: NodeId, node: &Node, defined: &mut [bool]) -> Result<(), VerifyError> {
+    fn results(&self, id: NodeId, node: &GraphNode, defined: &mut [bool]) -> Result<(), VerifyError> {
         for (i, &v) in node.outputs.iter().enumerate() {
             match self.f.values.get(v).map(|value| value.def) {
-                Some(Def::Node(n, at)) if n == id && at as usize == i => defined[v.index()] = true,
+                Some(ValueDef::Node(n, at)) if n == id && at as usize == i => defined[v.index()] = true,
                 _ => return Err(self.node(id, format!("output {i} is not defined by node {id}"))),
             }
         }
         Ok(())
     }
 
-    fn types(&self, id: NodeId, node: &Node) -> Result<(), VerifyError> {
+    fn types(&self, id: NodeId, node: &GraphNode) -> Result<(), VerifyError> {
         let inputs: Vec<&TensorType> = node.inputs.iter().map(|&v| self.f.ty(v)).collect();
         let inferred = node.op.infer(self.module, &inputs).map_err(|e| self.node(id, e.message))?;
         if !inferred.iter().eq(node.outputs.iter().map(|&v| self.f.ty(v))) {
@@ -391,7 +393,7 @@ impl Check<'_> {
     }
 
     /// What a function of this kind may contain, and what may be called how.
-    fn roles(&self, id: NodeId, node: &Node) -> Result<(), VerifyError> {
+    fn roles(&self, id: NodeId, node: &GraphNode) -> Result<(), VerifyError> {
         let callee_kind = |id: FuncId| self.module.functions.get(id).map(|f| f.kind);
         match node.op {
             Op::Call(callee) if callee_kind(callee) != Some(FunctionKind::Group) => {
@@ -435,6 +437,6 @@ fn written_once(module: &Module, callees_first: &[FuncId]) -> Result<(), VerifyE
     Ok(())
 }
 
-fn name_of(states: &Arena<StateId, State>, id: StateId) -> &str {
+fn name_of(states: &EntityArena<StateId, ModelState>, id: StateId) -> &str {
     states.get(id).map_or("?", |s| &s.name)
 }

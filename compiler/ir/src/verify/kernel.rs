@@ -8,7 +8,7 @@
 
 use super::VerifyError;
 use super::expr::check_expr;
-use crate::instr::{MATRIX_ROW_BYTES, Meaning, Scope};
+use crate::instr::{ExecutionScope, InstrSemantics, MATRIX_ROW_BYTES};
 use crate::kernel::*;
 use crate::text::kernel_print::kind_name;
 use crate::types::DType;
@@ -20,11 +20,11 @@ const MAX_SHARED_BYTES: i64 = 227 << 10;
 
 /// Checks all invariants of one kernel.
 pub fn verify_kernel(kernel: &Kernel) -> Result<(), VerifyError> {
-    let mut v = Verifier {
+    let mut v = KernelVerifier {
         kernel,
         gpu: kernel.is_gpu(),
         bound: vec![false; kernel.vars.len()],
-        vars: vec![Binding::Hidden; kernel.vars.len()],
+        vars: vec![VariableRole::Hidden; kernel.vars.len()],
         bufs: vec![false; kernel.bufs.len()],
         allocated: vec![false; kernel.bufs.len()],
         checked: vec![false; kernel.exprs.len()],
@@ -38,11 +38,11 @@ pub fn verify_kernel(kernel: &Kernel) -> Result<(), VerifyError> {
     })
 }
 
-pub(super) type Check = Result<(), String>;
+pub(super) type CheckResult = Result<(), String>;
 
 /// What a variable in scope may be used for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Binding {
+enum VariableRole {
     Hidden,
     Dimension,
     /// Becomes a constant when loops are unrolled.
@@ -50,12 +50,12 @@ enum Binding {
     Other,
 }
 
-struct Verifier<'a> {
+struct KernelVerifier<'a> {
     kernel: &'a Kernel,
     gpu: bool,
     /// Variables that some statement has assigned.
     bound: Vec<bool>,
-    vars: Vec<Binding>,
+    vars: Vec<VariableRole>,
     bufs: Vec<bool>,
     allocated: Vec<bool>,
     checked: Vec<bool>,
@@ -66,14 +66,14 @@ struct Verifier<'a> {
     shared_bytes: i64,
 }
 
-impl<'a> Verifier<'a> {
+impl<'a> KernelVerifier<'a> {
     fn loops(&self) -> String {
         let kernel = self.kernel;
         let loops = self.path.iter().map(|(v, k)| format!(", {} %{}", kind_name(*k), kernel.vars[*v].name));
         loops.collect()
     }
 
-    fn run(&mut self) -> Check {
+    fn run(&mut self) -> CheckResult {
         self.declarations()?;
         if self.gpu {
             self.block_nest(&self.kernel.body)?;
@@ -86,14 +86,14 @@ impl<'a> Verifier<'a> {
         Ok(())
     }
 
-    fn declarations(&mut self) -> Check {
+    fn declarations(&mut self) -> CheckResult {
         let k = self.kernel;
         for &id in &k.params {
             let Some(decl) = k.bufs.get(id) else { return Err(format!("parameter {id} is not declared")) };
             if std::mem::replace(&mut self.bufs[id.0 as usize], true) {
                 return Err(format!("parameter %{} is listed twice", decl.name));
             }
-            if decl.space != Space::Global {
+            if decl.space != MemorySpace::Global {
                 let space = decl.space.name();
                 return Err(format!("parameter %{} is in {space} memory, expected global", decl.name));
             }
@@ -114,15 +114,15 @@ impl<'a> Verifier<'a> {
             if k.dims[..i].iter().any(|(s, _)| s == sym) {
                 return Err(format!("the size {} is listed twice", sym.name()));
             }
-            if decl.ty != Ty::I64 {
+            if decl.ty != ExprType::I64 {
                 return Err(format!("size %{} has type {}, expected i64", decl.name, decl.ty));
             }
-            self.bind(*var, Binding::Dimension)?;
+            self.bind(*var, VariableRole::Dimension)?;
         }
         Ok(())
     }
 
-    fn bind(&mut self, var: VarId, binding: Binding) -> Check {
+    fn bind(&mut self, var: VarId, binding: VariableRole) -> CheckResult {
         let Some(decl) = self.kernel.vars.get(var) else {
             return Err(format!("variable {var} is not declared"));
         };
@@ -134,7 +134,7 @@ impl<'a> Verifier<'a> {
     }
 
     /// Outside of the innermost block loop there is nothing but values and the next block loop.
-    fn block_nest(&self, body: &[Stmt]) -> Check {
+    fn block_nest(&self, body: &[Stmt]) -> CheckResult {
         let is_block = |s: &&Stmt| matches!(s, Stmt::For { kind: ForKind::Block(_), .. });
         let Some(Stmt::For { body: inner, .. }) = body.iter().find(is_block) else { return Ok(()) };
         if body.iter().filter(is_block).count() > 1 {
@@ -149,7 +149,7 @@ impl<'a> Verifier<'a> {
         self.block_nest(inner)
     }
 
-    fn body(&mut self, body: &[Stmt]) -> Check {
+    fn body(&mut self, body: &[Stmt]) -> CheckResult {
         let (mut vars, mut bufs) = (Vec::new(), Vec::new());
         for stmt in body {
             self.stmt(stmt)?;
@@ -159,24 +159,27 @@ impl<'a> Verifier<'a> {
                 _ => {}
             }
         }
-        vars.iter().for_each(|v| self.vars[v.0 as usize] = Binding::Hidden);
+        vars.iter().for_each(|v| self.vars[v.0 as usize] = VariableRole::Hidden);
         bufs.iter().for_each(|b| self.bufs[b.0 as usize] = false);
         Ok(())
     }
 
-    fn stmt(&mut self, stmt: &Stmt) -> Check {
+    fn stmt(&mut self, stmt: &Stmt) -> CheckResult {
         match stmt {
             Stmt::For { var, extent, kind, body } => self.for_(*var, *extent, *kind, body),
             Stmt::If { cond, then, otherwise } => {
                 self.expr(*cond)?;
-                self.expect(*cond, Ty::scalar(DType::Bool), "the condition of an if")?;
+                self.expect(*cond, ExprType::scalar(DType::Bool), "the condition of an if")?;
                 self.body(then)?;
                 self.body(otherwise)
             }
             Stmt::Let { var, value } => {
                 self.expr(*value)?;
-                let binding =
-                    if self.constant_after_unrolling(*value) { Binding::Unrolled } else { Binding::Other };
+                let binding = if self.constant_after_unrolling(*value) {
+                    VariableRole::Unrolled
+                } else {
+                    VariableRole::Other
+                };
                 self.bind(*var, binding)?;
                 let what = format!("the value of %{}", self.kernel.vars[*var].name);
                 self.expect(*value, self.kernel.vars[*var].ty, &what)
@@ -186,16 +189,16 @@ impl<'a> Verifier<'a> {
             Stmt::Instr { instr, args } => {
                 let def = instr.def();
                 args.iter().try_for_each(|a| self.expr(*a))?;
-                let types: Vec<Ty> = args.iter().map(|a| self.kernel.ty(*a)).collect();
+                let types: Vec<ExprType> = args.iter().map(|a| self.kernel.ty(*a)).collect();
                 if types != def.args {
                     return Err(format!("arguments of {} do not fit its signature", def.name));
                 }
-                if def.ret.is_some() || matches!(def.meaning, Meaning::ShuffleXor) {
+                if def.ret.is_some() || matches!(def.meaning, InstrSemantics::ShuffleXor) {
                     return Err(format!("{} has a result and is no statement", def.name));
                 }
-                if let Meaning::Copy { bytes } = def.meaning {
-                    self.place(args[0], Space::Shared, bytes, def.name)?;
-                    self.place(args[1], Space::Global, bytes, def.name)?;
+                if let InstrSemantics::Copy { bytes } = def.meaning {
+                    self.place(args[0], MemorySpace::Shared, bytes, def.name)?;
+                    self.place(args[1], MemorySpace::Global, bytes, def.name)?;
                     self.gpu_only(def.name)?;
                 }
                 self.warp_scope(def.scope, def.name)
@@ -215,20 +218,20 @@ impl<'a> Verifier<'a> {
         }
     }
 
-    fn warp_scope(&self, scope: Scope, name: &str) -> Check {
+    fn warp_scope(&self, scope: ExecutionScope, name: &str) -> CheckResult {
         match scope {
-            Scope::Warp if !self.gpu => Err(format!("the warp instruction {name} in a CPU kernel")),
-            Scope::Warp | Scope::Thread => Ok(()),
+            ExecutionScope::Warp if !self.gpu => Err(format!("the warp instruction {name} in a CPU kernel")),
+            ExecutionScope::Warp | ExecutionScope::Thread => Ok(()),
         }
     }
 
-    fn gpu_only(&self, name: &str) -> Check {
+    fn gpu_only(&self, name: &str) -> CheckResult {
         if self.gpu { Ok(()) } else { Err(format!("{name} in a CPU kernel")) }
     }
 
     /// The argument of an instruction that takes the address of a load: one element in this memory, aligned to `bytes` if the element's
     /// number is.
-    fn place(&self, arg: ExprId, space: Space, bytes: u32, name: &str) -> Check {
+    fn place(&self, arg: ExprId, space: MemorySpace, bytes: u32, name: &str) -> CheckResult {
         let Expr::Load { buf, mask: None, .. } = *self.kernel.exprs.expr(arg) else {
             return Err(format!("{name} of something that is not a load, or a masked one"));
         };
@@ -246,29 +249,29 @@ impl<'a> Verifier<'a> {
         }
     }
 
-    fn expect(&self, e: ExprId, ty: Ty, what: &str) -> Check {
+    fn expect(&self, e: ExprId, ty: ExprType, what: &str) -> CheckResult {
         let found = self.kernel.ty(e);
         if found == ty { Ok(()) } else { Err(format!("{what} has type {found}, expected {ty}")) }
     }
 
-    fn for_(&mut self, var: VarId, extent: ExprId, kind: ForKind, body: &[Stmt]) -> Check {
-        let binding = if kind == ForKind::Unroll { Binding::Unrolled } else { Binding::Other };
+    fn for_(&mut self, var: VarId, extent: ExprId, kind: ForKind, body: &[Stmt]) -> CheckResult {
+        let binding = if kind == ForKind::Unroll { VariableRole::Unrolled } else { VariableRole::Other };
         self.expr(extent)?;
-        self.expect(extent, Ty::I64, "the extent of a loop")?;
+        self.expect(extent, ExprType::I64, "the extent of a loop")?;
         self.loop_place(extent, kind)?;
         self.bind(var, binding)?;
         let decl = &self.kernel.vars[var];
-        if decl.ty != Ty::I64 {
+        if decl.ty != ExprType::I64 {
             return Err(format!("loop variable %{} has type {}, expected i64", decl.name, decl.ty));
         }
         self.path.push((var, kind));
         self.body(body)?;
         self.path.pop();
-        self.vars[var.0 as usize] = Binding::Hidden;
+        self.vars[var.0 as usize] = VariableRole::Hidden;
         Ok(())
     }
 
-    fn loop_place(&mut self, extent: ExprId, kind: ForKind) -> Check {
+    fn loop_place(&mut self, extent: ExprId, kind: ForKind) -> CheckResult {
         let constant = self.kernel.exprs.as_int(extent);
         let within = |f: &dyn Fn(ForKind) -> bool| self.path.iter().any(|(_, k)| f(*k));
         match kind {
@@ -307,7 +310,7 @@ impl<'a> Verifier<'a> {
         }
     }
 
-    fn alloc(&mut self, buf: BufId) -> Check {
+    fn alloc(&mut self, buf: BufId) -> CheckResult {
         let Some(decl) = self.kernel.bufs.get(buf) else {
             return Err(format!("buffer {buf} is not declared"));
         };
@@ -318,16 +321,16 @@ impl<'a> Verifier<'a> {
         if decl.len.as_const().is_none_or(|len| len < 1) {
             return Err(format!("allocation %{name}: length {} is not a positive constant", decl.len));
         }
-        if decl.access != Access::InOut {
+        if decl.access != ParamAccess::InOut {
             return Err(format!("allocation %{name} must be readable and writable"));
         }
         match decl.space {
-            Space::Global => return Err(format!("allocation %{name} in global memory")),
-            Space::Shared if !self.gpu => return Err(format!("shared memory %{name} in a CPU kernel")),
-            Space::Shared if self.path.iter().any(|(_, k)| matches!(k, ForKind::Thread(_))) => {
+            MemorySpace::Global => return Err(format!("allocation %{name} in global memory")),
+            MemorySpace::Shared if !self.gpu => return Err(format!("shared memory %{name} in a CPU kernel")),
+            MemorySpace::Shared if self.path.iter().any(|(_, k)| matches!(k, ForKind::Thread(_))) => {
                 return Err(format!("shared memory %{name} allocated inside of a thread loop"));
             }
-            Space::Shared => {
+            MemorySpace::Shared => {
                 let len = decl.len.as_const().unwrap_or(0);
                 let bytes = len.saturating_mul(decl.dtype.bytes().unwrap_or(1) as i64);
                 self.shared_bytes = self.shared_bytes.saturating_add(bytes);
@@ -338,13 +341,13 @@ impl<'a> Verifier<'a> {
                     ));
                 }
             }
-            Space::Local | Space::Stack => {}
+            MemorySpace::Local | MemorySpace::Stack => {}
         }
         self.bufs[buf.0 as usize] = true;
         Ok(())
     }
 
-    fn store(&mut self, buf: BufId, index: ExprId, value: ExprId, mask: Option<ExprId>) -> Check {
+    fn store(&mut self, buf: BufId, index: ExprId, value: ExprId, mask: Option<ExprId>) -> CheckResult {
         for operand in [Some(index), Some(value), mask].into_iter().flatten() {
             self.expr(operand)?;
         }
@@ -352,7 +355,7 @@ impl<'a> Verifier<'a> {
         if !decl.access.writes() {
             return Err(format!("store to %{}, which is an input", decl.name));
         }
-        let ty = Ty::vector(decl.dtype, self.kernel.ty(index).lanes);
+        let ty = ExprType::vector(decl.dtype, self.kernel.ty(index).lanes);
         self.expect(value, ty, &format!("the value stored to %{}", decl.name))
     }
 
@@ -365,15 +368,15 @@ impl<'a> Verifier<'a> {
             return Err(format!("buffer %{} used outside of its scope", decl.name));
         }
         let lanes = self.kernel.ty(index).lanes;
-        self.expect(index, Ty::vector(DType::I64, lanes), &format!("the index of %{}", decl.name))?;
+        self.expect(index, ExprType::vector(DType::I64, lanes), &format!("the index of %{}", decl.name))?;
         if let Some(mask) = mask {
             self.expect(
                 mask,
-                Ty::vector(DType::Bool, lanes),
+                ExprType::vector(DType::Bool, lanes),
                 &format!("the mask of an access of %{}", decl.name),
             )?;
         }
-        if decl.space == Space::Local && !self.constant_after_unrolling(index) {
+        if decl.space == MemorySpace::Local && !self.constant_after_unrolling(index) {
             return Err(format!(
                 "the index of %{} is no constant after unrolling, as local memory (registers) needs; use stack memory",
                 decl.name
@@ -383,7 +386,7 @@ impl<'a> Verifier<'a> {
     }
 
     /// Checks an expression where a statement uses it: scopes each time, types once.
-    fn expr(&mut self, root: ExprId) -> Check {
+    fn expr(&mut self, root: ExprId) -> CheckResult {
         let mut seen = std::collections::BTreeSet::new();
         let mut stack = vec![root];
         while let Some(id) = stack.pop() {
@@ -406,7 +409,7 @@ impl<'a> Verifier<'a> {
                 check_expr(self.kernel, id)?;
             }
             match expr {
-                Expr::Var(var) if self.vars[var.0 as usize] == Binding::Hidden => {
+                Expr::Var(var) if self.vars[var.0 as usize] == VariableRole::Hidden => {
                     let name = &self.kernel.vars[*var].name;
                     return Err(format!("variable %{name} used outside of its scope"));
                 }
@@ -416,8 +419,8 @@ impl<'a> Verifier<'a> {
                 Expr::Instr(instr, args) => {
                     let def = instr.def();
                     self.warp_scope(def.scope, def.name)?;
-                    if let Meaning::LoadMatrix { .. } = def.meaning {
-                        self.place(args[0], Space::Shared, MATRIX_ROW_BYTES, def.name)?;
+                    if let InstrSemantics::LoadMatrix { .. } = def.meaning {
+                        self.place(args[0], MemorySpace::Shared, MATRIX_ROW_BYTES, def.name)?;
                     }
                 }
                 _ => {}
@@ -426,7 +429,7 @@ impl<'a> Verifier<'a> {
         Ok(())
     }
 
-    fn all_leaves(&self, root: ExprId, ok: impl Fn(Binding) -> bool) -> bool {
+    fn all_leaves(&self, root: ExprId, ok: impl Fn(VariableRole) -> bool) -> bool {
         let mut seen = std::collections::BTreeSet::new();
         let mut stack = vec![root];
         while let Some(id) = stack.pop() {
@@ -441,10 +444,10 @@ impl<'a> Verifier<'a> {
     }
 
     fn constant_after_unrolling(&self, e: ExprId) -> bool {
-        self.all_leaves(e, |b| b == Binding::Unrolled)
+        self.all_leaves(e, |b| b == VariableRole::Unrolled)
     }
 
     fn only_dimensions(&self, e: ExprId) -> bool {
-        self.all_leaves(e, |b| b == Binding::Dimension)
+        self.all_leaves(e, |b| b == VariableRole::Dimension)
     }
 }

@@ -4,7 +4,7 @@ use super::VerifyError;
 use crate::graph::FunctionKind;
 use crate::module::{Module, ParamSource};
 use crate::ops::Op;
-use crate::step::{Base, BufferRef, Exchange, Step, StepItem};
+use crate::step::{AllGather, BufferRef, MemoryBase, StepItem, StepProgram};
 use crate::text::node_label;
 
 /// All that is split is split among equally many ranks, and they exchange in entry functions.
@@ -44,8 +44,8 @@ pub(super) fn verify_ranks(module: &Module) -> Result<(), VerifyError> {
 }
 
 /// The rows have a size and lie in the arena or come from and go to memory of the call, at places that are the same in every call.
-pub(super) fn verify_exchange(step: &Step, exchange: &Exchange) -> Result<(), VerifyError> {
-    let Exchange { part, all, parts, .. } = exchange;
+pub(super) fn verify_exchange(step: &StepProgram, exchange: &AllGather) -> Result<(), VerifyError> {
+    let AllGather { part, all, parts, .. } = exchange;
     let bad = |message: String| Err(VerifyError::new(format!("step @{}, exchange", step.name), message));
     if parts.ranks < 2 || parts.row_bytes == 0 {
         return bad(format!("{} ranks with rows of {} bytes join nothing", parts.ranks, parts.row_bytes));
@@ -59,7 +59,7 @@ pub(super) fn verify_exchange(step: &Step, exchange: &Exchange) -> Result<(), Ve
             return bad(format!("the {what} lies at another place for every sequence"));
         }
         let end = place.offset.checked_add(place.bytes);
-        if place.base == Base::Arena && end.is_none_or(|end| end > step.arena_bytes) {
+        if place.base == MemoryBase::Arena && end.is_none_or(|end| end > step.arena_bytes) {
             return bad(format!("the {what} ends beyond the arena of {} bytes", step.arena_bytes));
         }
         let rows = parts.rows.as_const().unwrap_or(1);

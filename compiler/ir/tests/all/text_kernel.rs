@@ -1,7 +1,7 @@
 //! The text of kernels: what it looks like, and what the parser says about wrong text.
 
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::dim::Sym;
+use mlcc_ir::dim::SizeSymbol;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::*;
 use mlcc_ir::text::{Lexer, ParseError, parse_kernel, print_kernel};
@@ -63,9 +63,9 @@ fn prints_as_read() {
 #[test]
 fn equal_names_are_told_apart() {
     let mut kb = KernelBuilder::new("k");
-    let x = kb.param("x", DType::F32, 4, Access::In, 64);
-    kb.param("x", DType::F32, 4, Access::In, 64);
-    kb.param("x_1", DType::F32, 4, Access::Out, 64);
+    let x = kb.param("x", DType::F32, 4, ParamAccess::In, 64);
+    kb.param("x", DType::F32, 4, ParamAccess::In, 64);
+    kb.param("x_1", DType::F32, 4, ParamAccess::Out, 64);
     let four = kb.int(4);
     kb.serial("x", four, |kb, i| {
         let v = kb.load(x, i);
@@ -86,7 +86,7 @@ fn equal_names_are_told_apart() {
 fn shared_expressions_are_written_once() {
     // A polynomial in a polynomial in ...: as a tree it would have 3^20 nodes.
     let mut kb = KernelBuilder::new("k");
-    let y = kb.param("y", DType::F32, Sym::N, Access::Out, 64);
+    let y = kb.param("y", DType::F32, SizeSymbol::N, ParamAccess::Out, 64);
     let (zero, half) = (kb.int(0), kb.float(0.5));
     let mut v = kb.load(y, zero);
     for _ in 0..20 {
@@ -104,7 +104,7 @@ fn shared_expressions_are_written_once() {
 #[test]
 fn long_chains_are_cut_and_read_back() {
     let mut kb = KernelBuilder::new("k");
-    let y = kb.param("y", DType::I32, 1, Access::InOut, 64);
+    let y = kb.param("y", DType::I32, 1, ParamAccess::InOut, 64);
     let zero = kb.int(0);
     let mut v = kb.load(y, zero);
     for i in 0..3000 {

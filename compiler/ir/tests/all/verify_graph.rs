@@ -1,15 +1,18 @@
 //! One well-formed module, and one broken in each way that the verifier knows.
 
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::dim::{Dim, Sym};
+use mlcc_ir::dim::{Dim, SizeSymbol};
 use mlcc_ir::graph::{Function, FunctionKind, NodeId, ValueId};
-use mlcc_ir::kernel::{Access, BinOp, BufDecl, BufId, ForKind, Kernel, Space, UnOp};
+use mlcc_ir::kernel::{BinOp, BufDecl, BufId, ForKind, Kernel, MemorySpace, ParamAccess, UnOp};
 use mlcc_ir::module::{
-    ColumnRange, FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, State, StateId,
+    ColumnRange, FuncId, ModelParam, ModelState, Module, ParamId, ParamRole, ParamSource, RowBlocks, StateId,
 };
 use mlcc_ir::ops::Op;
-use mlcc_ir::step::{Base, BufferRef, Grid, Launch, Repeat, Sequences, Shares, Step, StepItem};
-use mlcc_ir::types::{DType, Format, Packing, TensorType};
+use mlcc_ir::step::{
+    BufferRef, LaunchGrid, LaunchItem, MemoryBase, RepeatMode, SequenceFilter, StepItem, StepProgram,
+    WorkSchedule,
+};
+use mlcc_ir::types::{DType, Packing, QuantFormat, TensorType};
 use mlcc_ir::verify::verify_module;
 
 fn f32s(dims: &[i64]) -> TensorType {
@@ -21,9 +24,9 @@ const ENTRY: FuncId = FuncId(2);
 /// Body and group functions, an entry that uses both, a parameter and a state.
 fn module() -> Module {
     let mut m = Module::new("m");
-    let s = m.states.push(State { name: "s".into(), ty: f32s(&[2]), init: 0.0 });
+    let s = m.states.push(ModelState { name: "s".into(), ty: f32s(&[2]), init: 0.0 });
     let source = ParamSource::Tensor("w".into());
-    let w = m.params.push(Param {
+    let w = m.params.push(ModelParam {
         name: "w".into(),
         ty: f32s(&[2]),
         role: ParamRole::Vector,
@@ -42,7 +45,7 @@ fn module() -> Module {
     group.outputs = vec![y];
     let group = m.functions.push(group);
     let mut f = Function::new("entry", FunctionKind::Entry);
-    let xs = f.add_input(TensorType::new(DType::F32, [Dim::sym(Sym::N), Dim::from(2)]));
+    let xs = f.add_input(TensorType::new(DType::F32, [Dim::sym(SizeSymbol::N), Dim::from(2)]));
     let old = f.append(&m, Op::StateRead(s), &[]).unwrap()[0];
     let scan = f.append(&m, Op::Scan { body, carries: 1, seqs: 1 }, &[old, xs]).unwrap();
     let w = f.append(&m, Op::Param(w), &[]).unwrap()[0];
@@ -82,9 +85,10 @@ fn names_are_unique_and_not_empty() {
 
 #[test]
 fn parameters_and_states_have_usable_types() {
-    let symbolic = complaint(|m| m.params[ParamId(0)].ty = TensorType::new(DType::F32, [Sym::N]));
+    let symbolic = complaint(|m| m.params[ParamId(0)].ty = TensorType::new(DType::F32, [SizeSymbol::N]));
     assert_eq!(symbolic, "parameter @w: its type f32[n] does not have constant sizes");
-    let packed = complaint(|m| m.params[ParamId(0)].ty = TensorType::new(DType::Packed(Format::Q4G32), [32]));
+    let packed =
+        complaint(|m| m.params[ParamId(0)].ty = TensorType::new(DType::Packed(QuantFormat::Q4G32), [32]));
     assert_eq!(packed, "parameter @w: packed weights are matrices, not q4g32[32]");
     let tiles = complaint(|m| m.params[ParamId(0)].packing = Some(Packing::Tile16));
     assert_eq!(tiles, "parameter @w: packing tile16 is for matrices, not f32[2]");
@@ -106,7 +110,7 @@ fn parameters_and_states_have_usable_types() {
             ParamSource::ColumnRange(range, Box::new(ParamSource::Tensor("w".into())));
     });
     assert_eq!(columns, "parameter @w: its source takes 2 columns from 4 on, of 5");
-    let state = complaint(|m| m.states[StateId(0)].ty = TensorType::new(DType::F32, [Sym::N]));
+    let state = complaint(|m| m.states[StateId(0)].ty = TensorType::new(DType::F32, [SizeSymbol::N]));
     assert_eq!(state, "state @s: its type f32[n] is not plain with constant sizes");
 }
 
@@ -214,33 +218,39 @@ fn a_state_is_written_once_calls_included() {
 #[test]
 fn steps_fit_their_kernels() {
     let shared = |kernel: &str, buffers: Vec<BufferRef>, shares| {
-        let launch =
-            Launch { kernel: kernel.into(), buffers, dims: vec![], grid: None, repeat: Repeat::Once, shares };
-        Step {
+        let launch = LaunchItem {
+            kernel: kernel.into(),
+            buffers,
+            dims: vec![],
+            grid: None,
+            repeat: RepeatMode::Once,
+            shares,
+        };
+        StepProgram {
             name: "decode".into(),
             items: vec![StepItem::Barrier, StepItem::Launch(launch)],
             arena_bytes: 64,
         }
     };
-    let launch = |kernel: &str, buffers| shared(kernel, buffers, Shares::Static);
+    let launch = |kernel: &str, buffers| shared(kernel, buffers, WorkSchedule::Static);
     let mut kernel = Kernel::new("k");
     let decl = |name: &str| BufDecl {
         name: name.into(),
         dtype: DType::F32,
-        space: Space::Global,
+        space: MemorySpace::Global,
         len: Dim::from(4),
-        access: Access::In,
+        access: ParamAccess::In,
         align: 4,
     };
     kernel.params = vec![kernel.bufs.push(decl("x"))];
-    let with = |step: Step| {
+    let with = |step: StepProgram| {
         let kernel = kernel.clone();
         move |m: &mut Module| {
             m.kernels.push(kernel);
             m.steps.push(step);
         }
     };
-    let buffer = |offset| BufferRef::fixed(Base::Arena, offset, 16);
+    let buffer = |offset| BufferRef::fixed(MemoryBase::Arena, offset, 16);
     let mut fine = module();
     with(launch("k", vec![buffer(48)]))(&mut fine);
     verify_module(&fine).unwrap();
@@ -253,23 +263,23 @@ fn steps_fit_their_kernels() {
     let text = complaint(with(launch("k", vec![buffer(46)])));
     let expected = "buffer 0: the kernel relies on %x being aligned to 4 bytes, its offset is 46";
     assert!(text.ends_with(expected), "{text}");
-    let rows = BufferRef { per_past: 6, ..BufferRef::fixed(Base::State, 64, 16) };
+    let rows = BufferRef { per_past: 6, ..BufferRef::fixed(MemoryBase::State, 64, 16) };
     let text = complaint(with(launch("k", vec![rows])));
     assert!(text.ends_with("aligned to 4 bytes, its step per past token is 6"), "{text}");
     let mut fine = module();
-    with(launch("k", vec![BufferRef::fixed(Base::Temperature, 0, 4)]))(&mut fine);
+    with(launch("k", vec![BufferRef::fixed(MemoryBase::Temperature, 0, 4)]))(&mut fine);
     verify_module(&fine).unwrap();
     let mut wide = kernel.clone();
     wide.bufs[BufId(0)].align = 64;
     let text = complaint(|m| {
         m.kernels.push(wide);
-        m.steps.push(launch("k", vec![BufferRef::fixed(Base::Temperature, 0, 4)]));
+        m.steps.push(launch("k", vec![BufferRef::fixed(MemoryBase::Temperature, 0, 4)]));
     });
     assert!(text.ends_with("aligned to 64 bytes, its base is aligned to 4"), "{text}");
     let mut fine = module();
-    with(shared("k", vec![buffer(48)], Shares::Dynamic { pieces: 2.into() }))(&mut fine);
+    with(shared("k", vec![buffer(48)], WorkSchedule::Dynamic { pieces: 2.into() }))(&mut fine);
     verify_module(&fine).unwrap();
-    let text = complaint(with(shared("k", vec![buffer(48)], Shares::Dynamic { pieces: 1.into() })));
+    let text = complaint(with(shared("k", vec![buffer(48)], WorkSchedule::Dynamic { pieces: 1.into() })));
     assert!(text.ends_with("1 pieces are none to share"), "{text}");
 }
 
@@ -280,13 +290,13 @@ fn grids_are_none_that_a_gpu_cannot_launch() {
     kb.for_("i", one, ForKind::Block(0), |_, _| ());
     let kernel = kb.finish();
     let with = |blocks: [i64; 3]| {
-        let grid = Some(Grid { blocks: blocks.map(Dim::from), threads: [1; 3] });
-        let (repeat, shares) = (Repeat::Once, Shares::Static);
-        let launch = Launch { kernel: "k".into(), buffers: vec![], dims: vec![], grid, repeat, shares };
+        let grid = Some(LaunchGrid { blocks: blocks.map(Dim::from), threads: [1; 3] });
+        let (repeat, shares) = (RepeatMode::Once, WorkSchedule::Static);
+        let launch = LaunchItem { kernel: "k".into(), buffers: vec![], dims: vec![], grid, repeat, shares };
         let items = vec![StepItem::Launch(launch)];
         let mut m = module();
         m.kernels.push(kernel.clone());
-        m.steps.push(Step { name: "decode".into(), items, arena_bytes: 0 });
+        m.steps.push(StepProgram { name: "decode".into(), items, arena_bytes: 0 });
         verify_module(&m).map_err(|e| e.to_string())
     };
     assert_eq!(with([70_000, 65_535, 65_535]), Ok(()));
@@ -302,63 +312,68 @@ fn only_launches_of_every_worker_write_copies() {
     let decl = |name: &str, access| BufDecl {
         name: name.into(),
         dtype: DType::F32,
-        space: Space::Global,
+        space: MemorySpace::Global,
         len: Dim::from(4),
         access,
         align: 4,
     };
-    for (name, access) in [("x", Access::In), ("y", Access::Out)] {
+    for (name, access) in [("x", ParamAccess::In), ("y", ParamAccess::Out)] {
         let buf = kernel.bufs.push(decl(name, access));
         kernel.params.push(buf);
     }
-    let one = BufferRef::fixed(Base::Arena, 0, 16);
-    let copies = BufferRef { per_worker: 32, ..BufferRef::fixed(Base::Arena, 64, 16) };
+    let one = BufferRef::fixed(MemoryBase::Arena, 0, 16);
+    let copies = BufferRef { per_worker: 32, ..BufferRef::fixed(MemoryBase::Arena, 64, 16) };
     let with_shares = |repeat, shares, buffers: [&BufferRef; 2]| {
         let (dims, grid) = (vec![], None);
         let buffers = buffers.map(Clone::clone).to_vec();
-        let launch = Launch { kernel: "k".into(), buffers, dims, grid, repeat, shares };
+        let launch = LaunchItem { kernel: "k".into(), buffers, dims, grid, repeat, shares };
         let items = vec![StepItem::Launch(launch)];
-        let step = Step { name: "decode".into(), items, arena_bytes: 256 };
+        let step = StepProgram { name: "decode".into(), items, arena_bytes: 256 };
         let kernel = kernel.clone();
         move |m: &mut Module| {
             m.kernels.push(kernel);
             m.steps.push(step);
         }
     };
-    let with = |repeat, buffers| with_shares(repeat, Shares::Static, buffers);
+    let with = |repeat, buffers| with_shares(repeat, WorkSchedule::Static, buffers);
     for (repeat, buffers) in [
-        (Repeat::EachWorker, [&one, &copies]),
-        (Repeat::EachWorker, [&copies, &copies]),
-        (Repeat::Once, [&copies, &one]),
+        (RepeatMode::EachWorker, [&one, &copies]),
+        (RepeatMode::EachWorker, [&copies, &copies]),
+        (RepeatMode::Once, [&copies, &one]),
     ] {
         let mut fine = module();
         with(repeat, buffers)(&mut fine);
         verify_module(&fine).unwrap();
     }
-    let text =
-        complaint(with_shares(Repeat::EachWorker, Shares::Dynamic { pieces: 4.into() }, [&one, &copies]));
+    let text = complaint(with_shares(
+        RepeatMode::EachWorker,
+        WorkSchedule::Dynamic { pieces: 4.into() },
+        [&one, &copies],
+    ));
     assert!(text.ends_with("only a launch that runs once has pieces"), "{text}");
-    for (work, least) in [(Dim::sym(Sym::Past), false), (Dim::from(0), false), (Dim::sym(Sym::N), true)] {
+    for (work, least) in
+        [(Dim::sym(SizeSymbol::Past), false), (Dim::from(0), false), (Dim::sym(SizeSymbol::N), true)]
+    {
         let mut m = module();
-        with(Repeat::EachSequence { work: work.clone(), of: Sequences::All }, [&one, &one])(&mut m);
+        with(RepeatMode::EachSequence { work: work.clone(), of: SequenceFilter::All }, [&one, &one])(&mut m);
         let wrong = format!("a sequence may be {work} of work, expected at least 1");
         let found = verify_module(&m).map_err(|e| e.to_string());
         assert!(if least { found.is_ok() } else { found.is_err_and(|e| e.ends_with(&wrong)) }, "{work}");
     }
-    let text = complaint(with(Repeat::EachWorker, [&one, &one]));
+    let text = complaint(with(RepeatMode::EachWorker, [&one, &one]));
     assert!(
         text.ends_with("buffer 1 is written by a launch for each worker and has no copy for each"),
         "{text}"
     );
-    let text = complaint(with(Repeat::Once, [&one, &copies]));
+    let text = complaint(with(RepeatMode::Once, [&one, &copies]));
     assert!(
         text.ends_with("buffer 1 is written by no launch for each worker and has a copy for each"),
         "{text}"
     );
     let near = BufferRef { per_worker: 8, ..copies.clone() };
-    let text = complaint(with(Repeat::EachWorker, [&one, &near]));
+    let text = complaint(with(RepeatMode::EachWorker, [&one, &near]));
     assert!(text.ends_with("the copies of buffer 1 overlap"), "{text}");
-    let state = BufferRef { base: Base::State, ..copies.clone() };
-    let text = complaint(with(Repeat::EachWorker, [&one, &state]));
+    let state = BufferRef { base: MemoryBase::State, ..copies.clone() };
+    let text = complaint(with(RepeatMode::EachWorker, [&one, &state]));
     assert!(text.ends_with("buffer 1: only values of a step without a batch have copies"), "{text}");
 }

@@ -1,6 +1,6 @@
 //! Kernels that break each invariant, as text; and the few breakages that text cannot express.
 
-use mlcc_ir::dim::Sym;
+use mlcc_ir::dim::SizeSymbol;
 use mlcc_ir::kernel::*;
 use mlcc_ir::text::{Lexer, parse_kernel};
 use mlcc_ir::types::DType;
@@ -281,14 +281,17 @@ fn what_text_cannot_say_is_refused_too() {
     assert_eq!(broken(|k| k.params.push(k.params[0])), "kernel k: parameter %x is listed twice");
     assert_eq!(broken(|k| k.params.push(BufId(9))), "kernel k: parameter b9 is not declared");
     assert_eq!(
-        broken(|k| k.bufs[BufId(0)].space = Space::Stack),
+        broken(|k| k.bufs[BufId(0)].space = MemorySpace::Stack),
         "kernel k: parameter %x is in stack memory, expected global"
     );
-    assert_eq!(broken(|k| k.dims.push((Sym::N, VarId(0)))), "kernel k: the size n is listed twice");
-    assert_eq!(broken(|k| k.dims.push((Sym::B, VarId(0)))), "kernel k: variable %n is assigned twice");
-    assert_eq!(broken(|k| k.vars[VarId(0)].ty = Ty::F32), "kernel k: size %n has type f32, expected i64");
+    assert_eq!(broken(|k| k.dims.push((SizeSymbol::N, VarId(0)))), "kernel k: the size n is listed twice");
+    assert_eq!(broken(|k| k.dims.push((SizeSymbol::B, VarId(0)))), "kernel k: variable %n is assigned twice");
     assert_eq!(
-        broken(|k| k.bufs[BufId(1)].access = Access::In),
+        broken(|k| k.vars[VarId(0)].ty = ExprType::F32),
+        "kernel k: size %n has type f32, expected i64"
+    );
+    assert_eq!(
+        broken(|k| k.bufs[BufId(1)].access = ParamAccess::In),
         "kernel k, for %i: allocation %a must be readable and writable"
     );
     assert_eq!(
@@ -312,14 +315,14 @@ fn what_text_cannot_say_is_refused_too() {
     );
     assert_eq!(
         broken(|k| {
-            let cond = k.exprs.intern(Expr::Unary(UnOp::Not, ExprId(50)), Ty::scalar(DType::Bool));
+            let cond = k.exprs.intern(Expr::Unary(UnOp::Not, ExprId(50)), ExprType::scalar(DType::Bool));
             k.body.push(Stmt::If { cond, then: vec![], otherwise: vec![] });
         }),
         "kernel k: expression e3 uses a later one"
     );
     assert_eq!(
         broken(|k| {
-            let value = k.exprs.intern(Expr::Var(VarId(0)), Ty::F32);
+            let value = k.exprs.intern(Expr::Var(VarId(0)), ExprType::F32);
             k.body.push(Stmt::Let { var: VarId(2), value });
         }),
         "kernel k: variable %n has type i64, expected f32"

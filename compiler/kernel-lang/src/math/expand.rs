@@ -1,6 +1,6 @@
 //! The pass that replaces transcendental functions of a kernel by their formulas.
 
-use super::{Quotient, exp_between, function};
+use super::{QuotientMethod, exp_between, function};
 use crate::Recorder;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BinOp, Expr, ExprId, Kernel, Literal, UnOp};
@@ -9,8 +9,8 @@ use mlcc_ir::types::DType;
 use rustc_hash::FxHashMap;
 
 /// Replaces every operation that is not [`UnOp::is_primitive`].
-pub fn expand_math(kernel: &Kernel, quotient: Quotient) -> Kernel {
-    let mut ranges = Ranges::default();
+pub fn expand_math(kernel: &Kernel, quotient: QuotientMethod) -> Kernel {
+    let mut ranges = ValueRanges::default();
     rewrite_exprs(kernel, |kb, expr, ty| match *expr {
         Expr::Unary(UnOp::Exp, x) if ty.dtype == DType::F32 && ranges.is_plain_exp(kb, x) => {
             Some(Recorder::within(kb, |k| exp_between(k.val(x)).id()))
@@ -37,9 +37,9 @@ pub fn is_long(op: UnOp) -> bool {
 
 /// Between which numbers the results of expanded functions lie (or NaN).
 #[derive(Default)]
-struct Ranges(FxHashMap<ExprId, (f64, f64)>);
+struct ValueRanges(FxHashMap<ExprId, (f64, f64)>);
 
-impl Ranges {
+impl ValueRanges {
     /// True if `exp(x)` and all powers of two on the way to it are normal numbers.
     fn is_plain_exp(&self, kb: &KernelBuilder, x: ExprId) -> bool {
         self.of(kb, x).is_some_and(|(low, high)| low >= -87.0 && high <= 88.0)

@@ -1,18 +1,18 @@
 //! Long values that are neighbours are interleaved, without a change of the results.
 
-use mlcc_interp::kernel::{Buffer, run};
+use mlcc_interp::kernel::{KernelBuffer, run};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{Kernel, Stmt, UnOp};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::math::{Quotient, expand_math};
-use mlcc_kernel_lang::{Recorder, Val, View, interleave_steps};
+use mlcc_kernel_lang::math::{QuotientMethod, expand_math};
+use mlcc_kernel_lang::{BufferView, Recorder, Val, interleave_steps};
 
 const LANES: usize = 16;
 
 /// `count` vectors of sigmoids, of which every other one also goes through the one before it if `chained`.
 fn sigmoids(count: usize, chained: bool) -> Kernel {
     let k = Recorder::new("sigmoids");
-    let rows = |buf: View<'_, 1>| k.view(buf.buf(), [count as i64, LANES as i64]);
+    let rows = |buf: BufferView<'_, 1>| k.view(buf.buf(), [count as i64, LANES as i64]);
     let x = rows(k.input("x", DType::F32, [count * LANES]));
     let y = rows(k.output("y", DType::F32, [count * LANES]));
     let mut values: Vec<Val> = Vec::new();
@@ -26,12 +26,12 @@ fn sigmoids(count: usize, chained: bool) -> Kernel {
     for (i, value) in values.into_iter().enumerate() {
         y.set((i as i64, 0), value);
     }
-    expand_math(&k.finish(), Quotient::Polynomial)
+    expand_math(&k.finish(), QuotientMethod::Polynomial)
 }
 
 fn results(kernel: &Kernel, count: usize) -> Vec<u8> {
     let x: Vec<f32> = (0..count * LANES).map(|i| (i as f32 - 40.0) * 0.37).collect();
-    let mut buffers = [Buffer::from_f32(&x), Buffer::zeros(DType::F32, x.len())];
+    let mut buffers = [KernelBuffer::from_f32(&x), KernelBuffer::zeros(DType::F32, x.len())];
     run(kernel, &mut buffers, &SymValues::tokens(1)).unwrap();
     buffers[1].bytes.clone()
 }

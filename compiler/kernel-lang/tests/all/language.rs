@@ -1,18 +1,18 @@
 //! What is recorded means what it says, by the interpreter; mistakes name the line that made them.
 
-use mlcc_interp::kernel::{Buffer, Options, Order, run, run_with};
+use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run, run_with};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{Kernel, Ty};
+use mlcc_ir::kernel::{ExprType, Kernel};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Stream, Team, Val, WARP, reduce_each, transpose, warp_sum};
+use mlcc_kernel_lang::{PrefetchMethod, Recorder, ThreadTeam, Val, WARP, reduce_each, transpose, warp_sum};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
 
 /// `out: f32[len]` of a kernel with one output.
-fn output(kernel: &Kernel, inputs: &[Buffer], len: usize) -> Vec<f32> {
+fn output(kernel: &Kernel, inputs: &[KernelBuffer], len: usize) -> Vec<f32> {
     let mut buffers = inputs.to_vec();
-    buffers.push(Buffer::zeros(DType::F32, len));
+    buffers.push(KernelBuffer::zeros(DType::F32, len));
     run(kernel, &mut buffers, &SymValues::tokens(1)).unwrap();
     buffers.pop().unwrap().to_f32()
 }
@@ -30,7 +30,8 @@ fn a_fold_over_views_is_a_product() {
     k.par("row", 3, |row| {
         out.set([row], k.fold("c", 5, 0.5, |c, sum| w.at([row, c]).fma(x.at([c]), sum)));
     });
-    let got = output(&k.finish(), &[Buffer::from_f32(&count(15)), Buffer::from_f32(&count(5))], 3);
+    let got =
+        output(&k.finish(), &[KernelBuffer::from_f32(&count(15)), KernelBuffer::from_f32(&count(5))], 3);
     assert_eq!(got, [30.5, 80.5, 130.5]);
 }
 
@@ -46,7 +47,7 @@ fn places_follow_shape_and_pitch() {
         out.set([2], padded.at((2, 1)));
         out.set([3], padded.at([zero + 3, zero]));
     });
-    let got = output(&k.finish(), &[Buffer::from_f32(&count(24))], 4);
+    let got = output(&k.finish(), &[KernelBuffer::from_f32(&count(24))], 4);
     assert_eq!(got, [23.0, 7.0, 13.0, 18.0]);
 }
 
@@ -56,10 +57,10 @@ fn masked_lanes_read_nothing_and_are_zero() {
     let x = k.input("x", DType::F32, [6]);
     let out = k.output("out", DType::F32, [2, 4]);
     k.par("row", 2, |row| {
-        let inside = (row * 4).ramp(1, 4).lt(k.literal(6.0, Ty::vector(DType::I64, 4)));
+        let inside = (row * 4).ramp(1, 4).lt(k.literal(6.0, ExprType::vector(DType::I64, 4)));
         out.set((row, 0), x.load_where(inside, [row * 4], 4));
     });
-    let got = output(&k.finish(), &[Buffer::from_f32(&count(6))], 8);
+    let got = output(&k.finish(), &[KernelBuffer::from_f32(&count(6))], 8);
     assert_eq!(got, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 0.0]);
 }
 
@@ -72,7 +73,7 @@ fn vectors_of_indices_gather() {
         let diagonal = row.ramp(1, 4).min(2);
         out.set((row, 0), x.at((diagonal, 1)));
     });
-    let got = output(&k.finish(), &[Buffer::from_f32(&count(12))], 8);
+    let got = output(&k.finish(), &[KernelBuffer::from_f32(&count(12))], 8);
     assert_eq!(got, [1.0, 5.0, 9.0, 9.0, 5.0, 9.0, 9.0, 9.0]);
 }
 
@@ -87,7 +88,7 @@ fn masked_lanes_write_nothing() {
         let last = x.at_where(zero.lt(0), [zero + 5]);
         k.when_else(zero.equals(0), || out.set([0], x.at([5])), || out.set([1], last));
     });
-    assert_eq!(output(&k.finish(), &[Buffer::from_f32(&count(6))], 6), [5.0, 0.0, 0.0, 1.0, 0.0, 3.0]);
+    assert_eq!(output(&k.finish(), &[KernelBuffer::from_f32(&count(6))], 6), [5.0, 0.0, 0.0, 1.0, 0.0, 3.0]);
 }
 
 #[test]
@@ -105,7 +106,7 @@ fn lanes_meet() {
             out.set((row as i64, 0), column);
         }
     });
-    let got = output(&k.finish(), &[Buffer::from_f32(&count(64))], 96);
+    let got = output(&k.finish(), &[KernelBuffer::from_f32(&count(64))], 96);
     assert!((0..64).all(|i| got[i] == (i % 8 * 8 + i / 8) as f32), "{got:?}");
     let sums: Vec<f32> = (0..8).map(|row| (0..8).map(|c| (row * 8 + c) as f32).sum()).collect();
     assert_eq!(got[64..72], sums);
@@ -147,7 +148,7 @@ fn branches_may_share_what_they_change() {
 }
 
 /// Reads 100 elements of 4 bytes in each of 3 iterations, and adds them up.
-fn streamed(stream: Stream) -> (Kernel, String) {
+fn streamed(stream: PrefetchMethod) -> (Kernel, String) {
     let k = Recorder::new("streamed");
     let x = k.input("x", DType::F32, [300]);
     let out = k.output("out", DType::F32, [3]);
@@ -164,19 +165,19 @@ fn streamed(stream: Stream) -> (Kernel, String) {
 fn a_stream_prefetches_lines_ahead() {
     let instr = |name| InstrId::by_name(name).unwrap();
     let (prefetch, load) = (instr("prefetch_f32"), instr("touch_f32"));
-    let (plain, _) = streamed(Stream::None);
-    let want = output(&plain, &[Buffer::from_f32(&count(300))], 3);
+    let (plain, _) = streamed(PrefetchMethod::None);
+    let want = output(&plain, &[KernelBuffer::from_f32(&count(300))], 3);
     // 400 bytes have seven lines.
     for (stream, lines, name) in [
-        (Stream::None, 0, "prefetch_f32"),
-        (Stream::Lines { prefetch, distance: 800 }, 7, "prefetch_f32"),
-        (Stream::Sparse { prefetch, distance: 800 }, 1, "prefetch_f32"),
-        (Stream::Touch { load, distance: 800 }, 7, "touch_f32"),
+        (PrefetchMethod::None, 0, "prefetch_f32"),
+        (PrefetchMethod::Lines { prefetch, distance: 800 }, 7, "prefetch_f32"),
+        (PrefetchMethod::Sparse { prefetch, distance: 800 }, 1, "prefetch_f32"),
+        (PrefetchMethod::Touch { load, distance: 800 }, 7, "touch_f32"),
     ] {
         let (kernel, text) = streamed(stream);
         assert_eq!(text.matches(name).count(), lines, "{text}");
         assert_eq!(text.contains("min(add(mul(%i, 100), 200), 200)"), lines > 0, "{text}");
-        assert_eq!(output(&kernel, &[Buffer::from_f32(&count(300))], 3), want);
+        assert_eq!(output(&kernel, &[KernelBuffer::from_f32(&count(300))], 3), want);
         assert_eq!(stream.instr().is_some(), lines > 0);
     }
 }
@@ -187,7 +188,7 @@ fn of_numbers(body: impl for<'k> Fn(Val<'k>) -> Val<'k>) -> Vec<f32> {
     let x = k.input("x", DType::I64, [10]);
     let out = k.output("out", DType::F32, [10]);
     k.par("i", 10, |i| out.set([i], body(x.at([i])).cast(DType::F32)));
-    output(&k.finish(), &[Buffer::from_i64(&(0..10).collect::<Vec<i64>>())], 10)
+    output(&k.finish(), &[KernelBuffer::from_i64(&(0..10).collect::<Vec<i64>>())], 10)
 }
 
 #[test]
@@ -224,7 +225,7 @@ fn team_kernel() -> Kernel {
     let k = Recorder::new("team");
     let x = k.input("x", DType::F32, [40]);
     let out = k.output("out", DType::F32, [41]);
-    let team = Team::new(&k, 2 * WARP);
+    let team = ThreadTeam::new(&k, 2 * WARP);
     k.blocks("block", 0, 1, |_| {
         let doubled = k.shared("doubled", [40]);
         let mine = k.registers("mine", [team.share(40)]);
@@ -244,9 +245,9 @@ fn team_kernel() -> Kernel {
 
 #[test]
 fn a_team_shares_out_items() {
-    for order in [Order::Forward, Order::Reverse, Order::Shuffled(5)] {
-        let mut buffers = [Buffer::from_f32(&count(40)), Buffer::zeros(DType::F32, 41)];
-        let options = Options { workers: 1, order };
+    for order in [ExecutionOrder::Forward, ExecutionOrder::Reverse, ExecutionOrder::Shuffled(5)] {
+        let mut buffers = [KernelBuffer::from_f32(&count(40)), KernelBuffer::zeros(DType::F32, 41)];
+        let options = ExecutionOptions { workers: 1, order };
         run_with(&team_kernel(), &mut buffers, &SymValues::tokens(1), &options).unwrap();
         let got = buffers[1].to_f32();
         assert!((0..40).all(|i| got[i] == 2.0 * (39 - i) as f32), "{got:?}");
@@ -302,7 +303,7 @@ fn views_begin_where_they_are_told() {
         out.set([3], x.row(1).row(0).tail([zero + 1]).named("tail").at([zero + 1]));
         out.tail([4]).fill(2, k.float(7.0));
     });
-    let got = output(&k.finish(), &[Buffer::from_f32(&count(24))], 6);
+    let got = output(&k.finish(), &[KernelBuffer::from_f32(&count(24))], 6);
     assert_eq!(got, [23.0, 17.0, 11.0, 14.0, 7.0, 7.0]);
 }
 
@@ -312,7 +313,7 @@ fn a_register_tile_adds_outer_products() {
     let (a, b) = (k.input("a", DType::F32, [3, 2]), k.input("b", DType::F32, [3, 8]));
     let out = k.output("out", DType::F32, [2, 8]);
     k.par("once", 1, |_| {
-        let sums = k.regs("sum", [2, 2], |r, _| k.literal(r as f64, Ty::vector(DType::F32, 4)));
+        let sums = k.regs("sum", [2, 2], |r, _| k.literal(r as f64, ExprType::vector(DType::F32, 4)));
         k.serial("k", 3, |i| {
             let columns = [0, 4].map(|c| b.load((i, c), 4).named("b"));
             sums.add_outer((0..2).map(|r| a.at((i, r))), &columns, |sum, a, b| b.fma(a, sum));
@@ -321,7 +322,8 @@ fn a_register_tile_adds_outer_products() {
             k.vectors("c", 8, 8, |c| out.set((r, c), row[0].get().shuffle_with(row[1].get(), 0..8)));
         }
     });
-    let got = output(&k.finish(), &[Buffer::from_f32(&count(6)), Buffer::from_f32(&count(24))], 16);
+    let got =
+        output(&k.finish(), &[KernelBuffer::from_f32(&count(6)), KernelBuffer::from_f32(&count(24))], 16);
     let expected =
         |r: usize, c: usize| r as f32 + (0..3).map(|i| (2 * i + r) as f32 * (8 * i + c) as f32).sum::<f32>();
     assert!((0..16).all(|at| got[at] == expected(at / 8, at % 8)), "{got:?}");
@@ -333,6 +335,6 @@ fn bits_fill_lanes_of_another_type() {
     let x = k.input("x", DType::I32, [2]);
     let out = k.output("out", DType::F32, [4]);
     k.par("once", 1, |_| out.set([0], x.load([0], 2).bits(DType::I16).cast(DType::F32)));
-    let got = output(&k.finish(), &[Buffer::from_i32(&[0x0002_0001, -1])], 4);
+    let got = output(&k.finish(), &[KernelBuffer::from_i32(&[0x0002_0001, -1])], 4);
     assert_eq!(got, [1.0, 2.0, -1.0, -1.0]);
 }

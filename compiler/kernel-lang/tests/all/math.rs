@@ -1,10 +1,10 @@
 //! The expansions of transcendental functions against f64, over sweeps of the floats.
 
-use mlcc_interp::kernel::{Buffer, run};
+use mlcc_interp::kernel::{KernelBuffer, run};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{Expr, Kernel, UnOp};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::math::{Quotient, exp_below_zero, exp2_below_zero, expand_math};
+use mlcc_kernel_lang::math::{QuotientMethod, exp_below_zero, exp2_below_zero, expand_math};
 use mlcc_kernel_lang::{Recorder, Val};
 
 const LANES: usize = 16;
@@ -29,13 +29,13 @@ fn kernel(op: UnOp, dtype: DType, len: usize, lanes: usize) -> Kernel {
     elementwise(dtype, len, lanes, |x| x.unary(op))
 }
 
-const QUOTIENTS: [Quotient; 2] = [Quotient::Polynomial, Quotient::Division];
+const QUOTIENTS: [QuotientMethod; 2] = [QuotientMethod::Polynomial, QuotientMethod::Division];
 
 fn apply(op: UnOp, dtype: DType, lanes: usize, values: &[f32]) -> Vec<f32> {
-    apply_with(Quotient::Polynomial, op, dtype, lanes, values)
+    apply_with(QuotientMethod::Polynomial, op, dtype, lanes, values)
 }
 
-fn apply_with(quotient: Quotient, op: UnOp, dtype: DType, lanes: usize, values: &[f32]) -> Vec<f32> {
+fn apply_with(quotient: QuotientMethod, op: UnOp, dtype: DType, lanes: usize, values: &[f32]) -> Vec<f32> {
     let mut padded = values.to_vec();
     padded.resize(values.len().next_multiple_of(lanes), 1.0);
     let kernel = expand_math(&kernel(op, dtype, padded.len(), lanes), quotient);
@@ -44,7 +44,7 @@ fn apply_with(quotient: Quotient, op: UnOp, dtype: DType, lanes: usize, values: 
             assert!(op.is_primitive(), "{} left after expansion", op.name());
         }
     }
-    let mut buffers = [Buffer::from_floats(dtype, &padded), Buffer::zeros(dtype, padded.len())];
+    let mut buffers = [KernelBuffer::from_floats(dtype, &padded), KernelBuffer::zeros(dtype, padded.len())];
     run(&kernel, &mut buffers, &SymValues::tokens(1)).unwrap();
     buffers[1].to_f32()[..values.len()].to_vec()
 }
@@ -156,7 +156,7 @@ fn powers_below_zero(
     let mut padded = values.clone();
     padded.resize(len, 0.0);
     let kernel = elementwise(DType::F32, len, LANES, function);
-    let mut buffers = [Buffer::from_floats(DType::F32, &padded), Buffer::zeros(DType::F32, len)];
+    let mut buffers = [KernelBuffer::from_floats(DType::F32, &padded), KernelBuffer::zeros(DType::F32, len)];
     run(&kernel, &mut buffers, &SymValues::tokens(1)).unwrap();
     for (&x, y) in values.iter().zip(buffers[1].to_f32()) {
         if x < low {
@@ -170,7 +170,7 @@ fn powers_below_zero(
 /// `exp(factor * sigmoid(x))` of some x.
 fn exp_of_sigmoid(factor: f64, len: usize) -> Kernel {
     let kernel = elementwise(DType::F32, len, LANES, |x| (x.unary(UnOp::Sigmoid) * factor).exp());
-    expand_math(&kernel, Quotient::Polynomial)
+    expand_math(&kernel, QuotientMethod::Polynomial)
 }
 
 /// An exponential that is known to stay a normal number needs no limits.
@@ -186,9 +186,9 @@ fn exp_of_what_has_a_range() {
     for (factor, limits) in [(-0.606531, 0), (-87.0, 0), (88.0, 0), (-88.0, 2), (89.0, 2)] {
         let kernel = exp_of_sigmoid(factor, values.len());
         let plain = self::kernel(UnOp::Sigmoid, DType::F32, LANES, LANES);
-        let of_sigmoid = choices(&expand_math(&plain, Quotient::Polynomial));
+        let of_sigmoid = choices(&expand_math(&plain, QuotientMethod::Polynomial));
         assert_eq!(choices(&kernel), of_sigmoid + limits, "{factor}");
-        let mut buffers = [Buffer::from_f32(&values), Buffer::zeros(DType::F32, values.len())];
+        let mut buffers = [KernelBuffer::from_f32(&values), KernelBuffer::zeros(DType::F32, values.len())];
         run(&kernel, &mut buffers, &SymValues::tokens(1)).unwrap();
         for (s, y) in sigmoids.iter().zip(buffers[1].to_f32()) {
             let x = s * factor as f32;

@@ -1,7 +1,7 @@
 //! 16-bit block floating point: numbers as integers times a unit of their block.
 
 use crate::params::PairDot;
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 
@@ -42,7 +42,7 @@ pub(super) fn paired<'k>(low: Val<'k>, high: Val<'k>) -> Val<'k> {
 
 /// `sum + dot`, lane by lane; `a` and `b` are words of two codes.
 pub(super) fn add_pairs<'k>(dot: PairDot, sum: Val<'k>, a: Val<'k>, b: Val<'k>) -> Val<'k> {
-    let pairs = Ty::vector(DType::I16, 2 * sum.lanes());
+    let pairs = ExprType::vector(DType::I16, 2 * sum.lanes());
     let (a, b) = (a.bits_as(pairs), b.bits_as(pairs));
     match dot {
         PairDot::Added(instr) => sum.instr(instr, &[a, b]),

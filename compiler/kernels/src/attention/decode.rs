@@ -11,17 +11,17 @@
 use super::key_block::KeyBlock;
 use super::key_head::KeyHead;
 use super::merge::{in_bits, unfinished};
-use super::operand::Operands;
+use super::operand::DecodeOperands;
 use super::plan::DecodePlan;
-use super::problem::Problem;
-use super::shares::{Run, Shares};
-use crate::inline::{Index, Inliner, Page, Paged, RowAt};
+use super::problem::AttentionProblem;
+use super::shares::{KeySlices, WorkerSlices};
+use crate::inline::{CachePage, Inliner, LaneIndex, PagedBuffer, RowAt};
 use crate::rows::emit_at;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::BufId;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
 /// Rows of this step that a cache gets: values `[1, kv, _]` of a group, and the caches that they go to, after the rows of
 /// earlier tokens.
@@ -30,25 +30,31 @@ pub struct NewRows<'a> {
     pub inliner: Inliner<'a, 'static>,
     pub stores: Vec<(ValueId, BufId)>,
     /// Where rows of these caches lie, if they are in pages.
-    pub pages: Vec<(BufId, Paged)>,
+    pub pages: Vec<(BufId, PagedBuffer)>,
 }
 
 /// Writes unfinished sums, `out: f32[slices, heads, partial]`. Whoever has the last key appends its row first (`new_rows`), for the key
 /// heads that it has: nobody else reads that.
-pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: DecodePlan, new_rows: &[NewRows], out: BufId) {
+pub fn emit(
+    kb: &mut KernelBuilder,
+    a: &AttentionProblem,
+    plan: DecodePlan,
+    new_rows: &[NewRows],
+    out: BufId,
+) {
     Recorder::within(kb, |k| {
         let out = unfinished(k, a, out);
         let t = k.dim(&a.t);
         let (last, prefix) = (t + -1, a.prefix(k));
         let (first, all) = (a.first_key(last), a.end_of_span(t));
-        let shares = Shares::new(first, all);
+        let shares = KeySlices::new(first, all);
         let per_lane = [a.kv, plan.sets, plan.lanes.into()];
-        let operands = Operands::new(k, a, plan);
+        let operands = DecodeOperands::new(k, a, plan);
         let slopes = a.slopes.map(|_| k.stack("slopes", DType::F32, per_lane));
         // By key head: 1 once its queries are there.
         let loaded = k.stack("loaded", DType::I32, [a.kv]);
         k.serial("key_head", a.kv, |head| loaded.set([head], k.int32(0)));
-        let run = Run::new(a, &shares);
+        let run = WorkerSlices::new(a, &shares);
         k.serial("slice", run.slices, |number| {
             let slice = (run.first + number).named("slice");
             let heads = run.of(slice);
@@ -75,7 +81,7 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: DecodePlan, new_rows: &[N
                 last,
                 prefix,
             };
-            let slice = Slice { at, operands, number, slice, slices: shares.slices };
+            let slice = WorkerSlice { at, operands, number, slice, slices: shares.slices };
             slice.append(new_rows, t);
             slice.run(loaded, out);
         });
@@ -84,9 +90,9 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: DecodePlan, new_rows: &[N
 
 /// What a worker has of a slice of the cache.
 #[derive(Clone, Copy)]
-struct Slice<'k, 'a> {
+struct WorkerSlice<'k, 'a> {
     at: KeyHead<'k, 'a>,
-    operands: Operands<'k>,
+    operands: DecodeOperands<'k>,
     /// How many slices the worker had before, and the number of this one.
     number: Val<'k>,
     slice: Val<'k>,
@@ -94,8 +100,8 @@ struct Slice<'k, 'a> {
     slices: Val<'k>,
 }
 
-impl<'k> Slice<'k, '_> {
-    fn run(self, loaded: View<'k, 1>, out: View<'k, 3>) {
+impl<'k> WorkerSlice<'k, '_> {
+    fn run(self, loaded: BufferView<'k, 1>, out: BufferView<'k, 3>) {
         let (at, k) = (self.at, self.at.k);
         self.operands.clear_keys(&at);
         at.clear_terms();
@@ -105,7 +111,7 @@ impl<'k> Slice<'k, '_> {
             let count = k.int(0).lt(self.slice).select(k.int(0), at.a.sinks_left(at.last));
             let of_sinks = KeyHead { a: &sinks, start: k.int(0), end: count.named("sinks"), ..at };
             of_sinks.each_key_head(|at| self.operands.load_queries(&at));
-            Slice { at: of_sinks, ..self }.add_keys();
+            WorkerSlice { at: of_sinks, ..self }.add_keys();
             at.each_key_head(|at| self.operands.load_queries(&at));
         } else {
             if !at.plan.in_order {
@@ -126,10 +132,11 @@ impl<'k> Slice<'k, '_> {
         // Slices after the last one have no keys.
         k.when(at.start.lt(t) & t.le(at.end), || {
             at.each_key_head(|at| {
-                let [row, stored] = [[k.int(0), at.head], [at.last, at.head]].map(|at| at.map(Index::scalar));
+                let [row, stored] =
+                    [[k.int(0), at.head], [at.last, at.head]].map(|at| at.map(LaneIndex::scalar));
                 for NewRows { inliner, stores, pages } in rows {
                     let page = at.a.page(at.last);
-                    let shift = |&(buf, pages): &(BufId, Paged)| {
+                    let shift = |&(buf, pages): &(BufId, PagedBuffer)| {
                         Some((buf, pages.shift(page?, k.flat(buf).dtype()).named("shift")))
                     };
                     let shifts: Vec<_> = pages.iter().filter_map(shift).collect();
@@ -141,7 +148,7 @@ impl<'k> Slice<'k, '_> {
     }
 
     /// Prepares the queries that no slice of this worker before has prepared.
-    fn load_queries_once(self, loaded: View<'k, 1>) {
+    fn load_queries_once(self, loaded: BufferView<'k, 1>) {
         let k = self.at.k;
         self.at.each_key_head(|at| {
             k.when(loaded.at([at.head]).le(0), || {
@@ -167,7 +174,7 @@ impl<'k> Slice<'k, '_> {
                 at.touch(first);
             }
             let last = (first + count + -1).named("last");
-            let page = at.a.page(first).map(Page::named);
+            let page = at.a.page(first).map(CachePage::named);
             let next = at.ahead(next);
             at.each_key_head(|at| {
                 let block = KeyBlock { at, first, count, last, page, next };
@@ -177,7 +184,7 @@ impl<'k> Slice<'k, '_> {
     }
 
     /// Stores the unfinished sums of a key head.
-    fn store(self, at: &KeyHead<'k, '_>, out: View<'k, 3>) {
+    fn store(self, at: &KeyHead<'k, '_>, out: BufferView<'k, 3>) {
         at.each_query_head(|g, head| {
             let slot = at.max.offset(at.slot(g)).named("slot");
             let to = out.tail([self.slice, head, at.k.int(0)]);

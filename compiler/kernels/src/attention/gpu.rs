@@ -7,15 +7,15 @@ mod matrix;
 
 use super::decode::NewRows;
 use super::merge::{in_bits, slices_said, unfinished};
-use super::plan::{GpuPlan, shared_floats};
-use super::problem::{MASKED, Problem, ScoreIndex};
+use super::plan::{GpuAttentionPlan, shared_floats};
+use super::problem::{AttentionProblem, MASKED, ScoreIndex};
 use super::shares::SLICE_KEYS;
-use crate::inline::{Index, Page, Paged, RowAt};
+use crate::inline::{CachePage, LaneIndex, PagedBuffer, RowAt};
 use crate::rows::emit_in_block;
 use matrix::MatrixBlock;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::BufId;
-use mlcc_kernel_lang::{Recorder, Team, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, ThreadTeam, Val};
 
 const THREADS: i64 = 128;
 
@@ -23,22 +23,22 @@ const THREADS: i64 = 128;
 #[derive(Clone, Copy)]
 struct ThreadBlock<'k, 'a> {
     k: &'k Recorder,
-    a: &'k Problem<'a>,
-    plan: GpuPlan,
-    team: Team<'k>,
+    a: &'k AttentionProblem<'a>,
+    plan: GpuAttentionPlan,
+    team: ThreadTeam<'k>,
     /// Scaled queries, `[rows, size]`, in shared memory as all of these ([`shared_floats`]).
-    q: View<'k, 2>,
+    q: BufferView<'k, 2>,
     /// Keys, then values of a tile, `[keys, size]`. Rows have one element more than the longer of both needs, so that the threads of a
     /// warp read one column of all rows from different banks.
-    tile: View<'k, 1>,
+    tile: BufferView<'k, 1>,
     /// Scores, then weights, `[rows, keys]`.
-    s: View<'k, 2>,
+    s: BufferView<'k, 2>,
     /// Of each row: running maximum, sum of weights, and what the last tile made of older sums.
-    max: View<'k, 1>,
-    total: View<'k, 1>,
-    factor: View<'k, 1>,
+    max: BufferView<'k, 1>,
+    total: BufferView<'k, 1>,
+    factor: BufferView<'k, 1>,
     /// In the registers of a thread: its share of `[rows, value_size]`.
-    sums: View<'k, 1>,
+    sums: BufferView<'k, 1>,
     /// Key head, first query head, first position among the queries.
     head: Val<'k>,
     first_head: Val<'k>,
@@ -48,13 +48,19 @@ struct ThreadBlock<'k, 'a> {
     /// The last key.
     last: Val<'k>,
     prefix: Option<Val<'k>>,
-    /// See [`Problem::border`].
+    /// See [`AttentionProblem::border`].
     border: Option<Val<'k>>,
 }
 
 /// Writes results to `out: [n, heads, value_size]`, or with several slices unfinished sums as the CPU kernel does. The block that has the
 /// last key of a key head appends its row first (`new_rows`), where each block has all query heads of it.
-pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, new_rows: &[NewRows], out: BufId) {
+pub fn emit(
+    kb: &mut KernelBuilder,
+    a: &AttentionProblem,
+    plan: GpuAttentionPlan,
+    new_rows: &[NewRows],
+    out: BufId,
+) {
     Recorder::within(kb, |k| {
         let tiles = match plan.single {
             true => k.int(plan.slices),
@@ -83,15 +89,15 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, new_rows: &[NewR
 impl<'k, 'a> ThreadBlock<'k, 'a> {
     fn new(
         k: &'k Recorder,
-        a: &'k Problem<'a>,
-        plan: GpuPlan,
+        a: &'k AttentionProblem<'a>,
+        plan: GpuAttentionPlan,
         tile: Val<'k>,
         heads: Val<'k>,
     ) -> ThreadBlock<'k, 'a> {
         let (n, t) = (k.dim(&a.n), k.dim(&a.t));
         let rows = plan.rows();
         let [q, tile_rows, s, max, total, factor] = shared_floats(a, rows, plan.keys);
-        let team = Team::new(k, THREADS);
+        let team = ThreadTeam::new(k, THREADS);
         let first_head = heads * plan.heads;
         ThreadBlock {
             k,
@@ -140,7 +146,7 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
         let tiles = (end - start).max(0).div_ceil(step);
         k.serial("keys", tiles, |i| {
             let j = start + i * step;
-            let page = a.page(j).map(Page::named);
+            let page = a.page(j).map(CachePage::named);
             self.load(j, a.size, |row, c| a.key(page, [row, self.head, c], 1));
             k.barrier();
             self.scores(j, end);
@@ -284,7 +290,7 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
         });
     }
 
-    fn store_slice(self, slice: Val<'k>, out: View<'k, 3>) {
+    fn store_slice(self, slice: Val<'k>, out: BufferView<'k, 3>) {
         let value_size = self.a.value_size;
         self.each_sum(|row, c, slot| {
             out.set([slice, self.first_head + row % self.plan.heads, c], self.sums.at([slot]))
@@ -300,7 +306,7 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
 
 /// Appends the rows of the last key to the caches of a key head, in the block of so many threads whose keys `start..end` end with it.
 fn append<'k>(
-    a: &Problem,
+    a: &AttentionProblem,
     new_rows: &[NewRows],
     (head, last): (Val<'k>, Val<'k>),
     [start, end]: [Val<'k>; 2],
@@ -312,10 +318,10 @@ fn append<'k>(
     let k = last.recorder();
     // Slices after the last one have no keys.
     k.when(start.le(last) & last.lt(end), || {
-        let [row, stored] = [[k.int(0), head], [last, head]].map(|at| at.map(Index::scalar));
-        let page = a.page(last).map(Page::named);
+        let [row, stored] = [[k.int(0), head], [last, head]].map(|at| at.map(LaneIndex::scalar));
+        let page = a.page(last).map(CachePage::named);
         for NewRows { inliner, stores, pages } in new_rows {
-            let shift = |&(buf, pages): &(BufId, Paged)| {
+            let shift = |&(buf, pages): &(BufId, PagedBuffer)| {
                 Some((buf, pages.shift(page?, k.flat(buf).dtype()).named("shift")))
             };
             let shifts: Vec<_> = pages.iter().filter_map(shift).collect();
@@ -328,8 +334,8 @@ fn append<'k>(
 
 /// The first key of a block, and where its keys end.
 fn keys_seen<'k>(
-    a: &Problem,
-    plan: GpuPlan,
+    a: &AttentionProblem,
+    plan: GpuAttentionPlan,
     [tile, first, n, past]: [Val<'k>; 4],
     prefix: Option<Val<'k>>,
 ) -> (Val<'k>, Val<'k>) {
@@ -348,8 +354,8 @@ fn keys_seen<'k>(
 /// Stores how many slices there are, where [`slices_said`] reads that.
 fn say_slices<'k>(
     k: &'k Recorder,
-    (a, plan): (&Problem, GpuPlan),
-    out: View<'k, 3>,
+    (a, plan): (&AttentionProblem, GpuAttentionPlan),
+    out: BufferView<'k, 3>,
     (slice, head): (Val<'k>, Val<'k>),
 ) {
     if a.says_slices() {
@@ -358,24 +364,30 @@ fn say_slices<'k>(
 }
 
 /// How many slices are in use for one query.
-fn slices_used<'k>(k: &'k Recorder, a: &Problem, plan: GpuPlan) -> Val<'k> {
+fn slices_used<'k>(k: &'k Recorder, a: &AttentionProblem, plan: GpuAttentionPlan) -> Val<'k> {
     let t = k.dim(&a.t);
     slices(plan, plan.tile_of(a.first_key(t + -1)), a.end_of_span(t))[0]
 }
 
 /// How many slices are in use, and the keys of each (a multiple of those of a tile), for keys `first .. t`.
-fn slices<'k>(plan: GpuPlan, first: Val<'k>, t: Val<'k>) -> [Val<'k>; 2] {
+fn slices<'k>(plan: GpuAttentionPlan, first: Val<'k>, t: Val<'k>) -> [Val<'k>; 2] {
     let count = t - first;
     let used = count.div_ceil(SLICE_KEYS).min(plan.slices).named("slices");
     [used, (count.div_ceil(used).div_ceil(plan.keys) * plan.keys).named("slice_keys")]
 }
 
 /// Joins the unfinished sums of all slices: a thread per value.
-pub fn emit_merge(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, partial: BufId, out: BufId) {
+pub fn emit_merge(
+    kb: &mut KernelBuilder,
+    a: &AttentionProblem,
+    plan: GpuAttentionPlan,
+    partial: BufId,
+    out: BufId,
+) {
     Recorder::within(kb, |k| {
         let (partial, out) = (unfinished(k, a, partial), k.view(out, [a.heads() * a.value_size]));
         let of_all = (!a.says_slices()).then(|| slices_used(k, a, plan));
-        let (team, count) = (Team::new(k, THREADS), a.heads() * a.value_size);
+        let (team, count) = (ThreadTeam::new(k, THREADS), a.heads() * a.value_size);
         k.blocks("block", 0, team.share(count), |block| {
             team.run(|thread| {
                 team.guarded(block * THREADS + thread, count, |at| {
@@ -390,8 +402,8 @@ pub fn emit_merge(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, partial: B
 
 /// One value of the result, from its column in all slices.
 fn joined<'k>(
-    (k, a, plan): (&'k Recorder, &Problem, GpuPlan),
-    partial: View<'k, 3>,
+    (k, a, plan): (&'k Recorder, &AttentionProblem, GpuAttentionPlan),
+    partial: BufferView<'k, 3>,
     used: Val<'k>,
     head: Val<'k>,
     c: Val<'k>,

@@ -6,14 +6,14 @@
 
 use super::codes::size_bits;
 use super::key_head::{KeyHead, RowsAhead};
-use super::plan::{DecodePlan, Products, RowPrefetch, lanes_of};
+use super::plan::{AttentionDot, DecodePlan, RowPrefetch, lanes_of};
 use super::problem::{MASKED, ScoreIndex, larger};
-use crate::inline::Page;
+use crate::inline::CachePage;
 use mlcc_ir::graph::ValueId;
-use mlcc_ir::kernel::{BinOp, Ty};
+use mlcc_ir::kernel::{BinOp, ExprType};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::math::exp2_below_zero;
-use mlcc_kernel_lang::{Val, View};
+use mlcc_kernel_lang::{BufferView, Val};
 
 /// Lines of scales that a step prefetches at most.
 const MOST_SCALE_LINES: i64 = 2;
@@ -22,7 +22,7 @@ const LINE_FLOATS: i64 = 16;
 
 /// When a step prefetches keys: memory is to be busy all the time.
 #[derive(Clone, Copy)]
-pub(super) enum When<'k> {
+pub(super) enum PrefetchTiming<'k> {
     /// Before rows are unpacked.
     Before,
     /// With the products: number, and how many there are.
@@ -40,7 +40,7 @@ pub(super) struct KeyBlock<'k, 'a> {
     /// Its last key.
     pub last: Val<'k>,
     /// The page that it lies in.
-    pub page: Option<Page<'k>>,
+    pub page: Option<CachePage<'k>>,
     /// What is prefetched meanwhile.
     pub next: RowsAhead<'k>,
 }
@@ -91,7 +91,7 @@ impl<'k> KeyBlock<'k, '_> {
     /// them; at most half of this head's share. Memory would have nothing to do in this part of the time.
     fn fetched_by_weights(&self) -> i64 {
         let plan = self.at.plan;
-        if matches!(plan.products, Products::Words(_)) {
+        if matches!(plan.products, AttentionDot::Words(_)) {
             // Pairing values has time for all of them.
             return 0;
         }
@@ -108,26 +108,26 @@ impl<'k> KeyBlock<'k, '_> {
     }
 
     /// Prefetches the keys of the next block in the place of those of the step from `offset` on.
-    pub fn prefetch_keys(&self, offset: Val<'k>, when: When<'k>) {
+    pub fn prefetch_keys(&self, offset: Val<'k>, when: PrefetchTiming<'k>) {
         let (plan, size) = (self.at.plan, self.at.a.size);
         let all = plan.together() * size;
         let in_place = plan.reads_rows_in_place(size);
         // Integers take little time but for products.
         let (before, after) = match plan.products {
-            Products::Floats if !in_place => (all / 8, all / 8),
+            AttentionDot::Floats if !in_place => (all / 8, all / 8),
             // Parts of rows of words are less than a line.
-            Products::Words(_) if !in_place => (all / 2, all - all / 2),
-            Products::Floats | Products::Bytes(_) | Products::Words(_) => (0, 0),
+            AttentionDot::Words(_) if !in_place => (all / 2, all - all / 2),
+            AttentionDot::Floats | AttentionDot::Bytes(_) | AttentionDot::Words(_) => (0, 0),
         };
         let within = all - before - after;
         let first = offset * size;
         let (at, width) = match when {
-            When::Before => (first, before),
-            When::Within(number, turns) => {
+            PrefetchTiming::Before => (first, before),
+            PrefetchTiming::Within(number, turns) => {
                 let width = (within + turns - 1) / turns;
                 (first + (number * width + before), width)
             }
-            When::After => (first + (before + within), after),
+            PrefetchTiming::After => (first + (before + within), after),
         };
         self.prefetch(plan.prefetch[0], at, width);
     }
@@ -164,18 +164,18 @@ impl<'k> KeyBlock<'k, '_> {
     pub fn scores(&self, set: Val<'k>, products: impl FnOnce(Val<'k>) -> Vec<Val<'k>>) -> Val<'k> {
         let (at, plan, k) = (self.at, self.at.plan, self.at.k);
         let lanes = plan.lanes;
-        let best = k.reg("best", k.literal(MASKED, Ty::vector(DType::F32, lanes)));
+        let best = k.reg("best", k.literal(MASKED, ExprType::vector(DType::F32, lanes)));
         let slope = at.slopes.map(|slopes| slopes.load((at.head, set, 0), lanes).named("slope"));
         self.load_terms(set);
         let vectors = plan.together() / plan.keys();
-        let by_step = |of: View<'k, 2>| of.flat().rows(vectors * i64::from(lanes));
+        let by_step = |of: BufferView<'k, 2>| of.flat().rows(vectors * i64::from(lanes));
         let (scores, terms) = (by_step(at.weights), at.terms.map(by_step));
         k.serial("step", self.count.div_ceil(plan.together()), |i| {
             let offset = (i * plan.together()).named("offset");
             self.prefetch_scales(offset);
-            self.prefetch_keys(offset, When::Before);
+            self.prefetch_keys(offset, PrefetchTiming::Before);
             let products = products(offset);
-            self.prefetch_keys(offset, When::After);
+            self.prefetch_keys(offset, PrefetchTiming::After);
             for (v, product) in (0..vectors).zip(products) {
                 let first = offset + v * plan.keys();
                 let scales = self.scales(at.a.key.1, first);
@@ -243,7 +243,7 @@ impl<'k> KeyBlock<'k, '_> {
             let scales = self.scales(at.a.value.1, i * plan.keys());
             let scaled = scales.map_or(weight, |scales| weight * scales).named("scaled");
             at.weights.set((i, 0), scaled);
-            if !matches!(plan.products, Products::Floats) {
+            if !matches!(plan.products, AttentionDot::Floats) {
                 largest.update(|largest| largest.max(size_bits(scaled)));
                 signs.update(|signs| signs | scaled.bits(DType::I32));
             }
@@ -260,7 +260,7 @@ impl<'k> KeyBlock<'k, '_> {
     }
 
     /// The weight of a head and key of a vector of weights, by `[vectors, lanes]`.
-    pub fn weight_at(&self, weights: View<'k, 2>, (vector, key): (Val<'k>, i64), head: i64) -> Val<'k> {
+    pub fn weight_at(&self, weights: BufferView<'k, 2>, (vector, key): (Val<'k>, i64), head: i64) -> Val<'k> {
         let plan = self.at.plan;
         weights.at((vector, plan.lane(head) + key * plan.vectors()))
     }

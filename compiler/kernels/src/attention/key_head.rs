@@ -1,42 +1,42 @@
 //! What a worker of decode attention has on the stack for a slice of the cache, and one of its key heads.
 
 use super::plan::{DecodePlan, RowPrefetch, lanes_of};
-use super::problem::{MASKED, Problem};
-use crate::inline::Page;
-use mlcc_ir::kernel::Ty;
+use super::problem::{AttentionProblem, MASKED};
+use crate::inline::CachePage;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
 /// Rows that are prefetched: the first and the last, and the page that they are in.
 #[derive(Clone, Copy)]
 pub(super) struct RowsAhead<'k> {
     first: Val<'k>,
     last: Val<'k>,
-    page: Option<Page<'k>>,
+    page: Option<CachePage<'k>>,
 }
 
 /// A key head of a slice, with the buffers that all key heads of a worker have together.
 #[derive(Clone, Copy)]
 pub(super) struct KeyHead<'k, 'a> {
     pub k: &'k Recorder,
-    pub a: &'k Problem<'a>,
+    pub a: &'k AttentionProblem<'a>,
     pub plan: DecodePlan,
     /// `[kv, sets * heads, value_size]`.
-    pub sums: View<'k, 3>,
+    pub sums: BufferView<'k, 3>,
     /// Running maxima, `[kv, sets, lanes]`: those of the slots, repeated for every key of a vector.
-    pub max: View<'k, 3>,
+    pub max: BufferView<'k, 3>,
     /// Sums of weights, `[kv, sets, lanes]`: as many for each head as a vector has keys.
-    pub total: View<'k, 3>,
+    pub total: BufferView<'k, 3>,
     /// ALiBi slopes, `[kv, sets, lanes]`.
-    pub slopes: Option<View<'k, 3>>,
+    pub slopes: Option<BufferView<'k, 3>>,
     /// Terms by distance of the scores of a block and a set, `[vectors, lanes]`.
-    pub terms: Option<View<'k, 2>>,
+    pub terms: Option<BufferView<'k, 2>>,
     /// Scores, then weights of a block and a set, `[vectors, lanes]`.
-    pub weights: View<'k, 2>,
+    pub weights: BufferView<'k, 2>,
     /// Some keys as f32, `[keys that are summed together, padded size]`, where products are those of floats.
-    pub rows: View<'k, 2>,
+    pub rows: BufferView<'k, 2>,
     /// What the change of the maxima makes of older sums: `[lanes]`.
-    pub factor: View<'k, 1>,
+    pub factor: BufferView<'k, 1>,
     pub head: Val<'k>,
     /// Key heads of the worker in this slice: the first, and how many.
     pub heads: (Val<'k>, Val<'k>),
@@ -68,7 +68,7 @@ impl<'k, 'a> KeyHead<'k, 'a> {
     }
 
     /// The rows of sums of a set.
-    pub fn sums_of(&self, set: Val<'k>) -> View<'k, 1> {
+    pub fn sums_of(&self, set: Val<'k>) -> BufferView<'k, 1> {
         let before = set * (self.plan.heads * self.a.value_size);
         self.sums.tail((self.head, 0, 0)).tail([before])
     }
@@ -81,7 +81,7 @@ impl<'k, 'a> KeyHead<'k, 'a> {
             .tail((self.head, 0, 0))
             .fill(plan.rows() * size, k.zeros(DType::F32, lanes_of(size, plan.lanes)));
         self.total.tail((self.head, 0, 0)).fill(plan.sets * lanes, k.zeros(DType::F32, plan.lanes));
-        let masked = k.literal(MASKED, Ty::vector(DType::F32, plan.lanes));
+        let masked = k.literal(MASKED, ExprType::vector(DType::F32, plan.lanes));
         self.max.tail((self.head, 0, 0)).fill(plan.sets * lanes, masked);
         if self.a.null.is_some() {
             k.when(slice.le(0), || self.see_null());
@@ -116,7 +116,7 @@ impl<'k, 'a> KeyHead<'k, 'a> {
         }
         // In pages memory goes on behind the last row.
         let first = first.min((self.last / self.plan.block) * self.plan.block).named("next");
-        let page = self.a.page(first).map(Page::named);
+        let page = self.a.page(first).map(CachePage::named);
         RowsAhead { first, last: first + (self.plan.block - 1), page }
     }
 
@@ -163,7 +163,7 @@ impl<'k, 'a> KeyHead<'k, 'a> {
     }
 
     /// The sum of all weights of a head of the group.
-    pub fn sum_of_weights(&self, slot: View<'k, 1>) -> Val<'k> {
+    pub fn sum_of_weights(&self, slot: BufferView<'k, 1>) -> Val<'k> {
         let parts = (0..self.plan.keys()).map(|key| slot.at([key * self.plan.vectors()]));
         parts.reduce(|a, b| a + b).expect("a vector has keys").named("total")
     }

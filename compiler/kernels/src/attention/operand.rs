@@ -11,60 +11,60 @@ mod words;
 use super::codes::size_bits;
 use super::key_block::KeyBlock;
 use super::key_head::KeyHead;
-use super::plan::{DecodePlan, Products, lanes_of};
-use super::problem::{CacheRows, Problem};
+use super::plan::{AttentionDot, DecodePlan, lanes_of};
+use super::problem::{AttentionProblem, CacheRows};
 use crate::inline::known::borders;
 use mlcc_ir::kernel::BinOp;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
 /// The operands of a worker.
 #[derive(Clone, Copy)]
-pub(super) enum Operands<'k> {
-    Floats(floats::Floats<'k>),
-    Bytes(bytes::Bytes<'k>),
-    Words(words::Words<'k>),
+pub(super) enum DecodeOperands<'k> {
+    Floats(floats::FloatOperands<'k>),
+    Bytes(bytes::ByteOperands<'k>),
+    Words(words::WordOperands<'k>),
 }
 
-impl<'k> Operands<'k> {
-    pub fn new(k: &'k Recorder, a: &Problem, plan: DecodePlan) -> Operands<'k> {
+impl<'k> DecodeOperands<'k> {
+    pub fn new(k: &'k Recorder, a: &AttentionProblem, plan: DecodePlan) -> DecodeOperands<'k> {
         let integers = match plan.products {
-            Products::Floats => None,
-            Products::Bytes(dot) => bytes::Bytes::new(k, a, plan, dot).map(Operands::Bytes),
-            Products::Words(dot) => words::Words::new(k, a, plan, dot).map(Operands::Words),
+            AttentionDot::Floats => None,
+            AttentionDot::Bytes(dot) => bytes::ByteOperands::new(k, a, plan, dot).map(DecodeOperands::Bytes),
+            AttentionDot::Words(dot) => words::WordOperands::new(k, a, plan, dot).map(DecodeOperands::Words),
         };
-        integers.unwrap_or_else(|| Operands::Floats(floats::Floats::new(k, a, plan)))
+        integers.unwrap_or_else(|| DecodeOperands::Floats(floats::FloatOperands::new(k, a, plan)))
     }
 
     /// Floats of keys that are summed together, `[keys, padded size]`.
-    pub fn float_rows(&self, a: &Problem, plan: DecodePlan) -> [i64; 2] {
+    pub fn float_rows(&self, a: &AttentionProblem, plan: DecodePlan) -> [i64; 2] {
         match self {
-            Operands::Floats(_) => [plan.together(), plan.padded(a.size)],
-            Operands::Bytes(_) | Operands::Words(_) => [1, 1],
+            DecodeOperands::Floats(_) => [plan.together(), plan.padded(a.size)],
+            DecodeOperands::Bytes(_) | DecodeOperands::Words(_) => [1, 1],
         }
     }
 
     /// Zeros in the place of keys.
     pub fn clear_keys(&self, at: &KeyHead<'k, '_>) {
         match self {
-            Operands::Floats(floats) => floats.clear_keys(at),
-            Operands::Bytes(bytes) => bytes.clear_keys(at),
-            Operands::Words(words) => words.clear_keys(at),
+            DecodeOperands::Floats(floats) => floats.clear_keys(at),
+            DecodeOperands::Bytes(bytes) => bytes.clear_keys(at),
+            DecodeOperands::Words(words) => words.clear_keys(at),
         }
     }
 
     /// Scaled queries, and slopes.
     pub fn load_queries(&self, at: &KeyHead<'k, '_>) {
         match self {
-            Operands::Floats(floats) => {
+            DecodeOperands::Floats(floats) => {
                 floats.clear_queries(at);
                 at.each_query_head(|g, head| floats.load_query(at, g, head));
             }
-            Operands::Bytes(bytes) => {
+            DecodeOperands::Bytes(bytes) => {
                 bytes.clear_queries(at);
                 at.each_query_head(|g, head| bytes.load_query(at, g, head));
             }
-            Operands::Words(words) => {
+            DecodeOperands::Words(words) => {
                 words.clear_queries(at);
                 at.each_query_head(|g, head| words.load_query(at, g, head));
             }
@@ -84,19 +84,19 @@ impl<'k> Operands<'k> {
     /// Adds a block of keys to the sums of a set of heads.
     pub fn add_block(&self, block: &KeyBlock<'k, '_>, set: Val<'k>) {
         let best = block.scores(set, |offset| match self {
-            Operands::Floats(floats) => floats.products(block, set, offset),
-            Operands::Bytes(bytes) => bytes.products(block, set, offset),
-            Operands::Words(words) => words.products(block, set, offset),
+            DecodeOperands::Floats(floats) => floats.products(block, set, offset),
+            DecodeOperands::Bytes(bytes) => bytes.products(block, set, offset),
+            DecodeOperands::Words(words) => words.products(block, set, offset),
         });
         let max = block.raise_max(set, best);
         let (largest, signs) = block.softmax(set, max);
         match self {
-            Operands::Floats(floats) => floats.add_values(block, set),
-            Operands::Bytes(bytes) => {
+            DecodeOperands::Floats(floats) => floats.add_values(block, set),
+            DecodeOperands::Bytes(bytes) => {
                 let added = bytes.encode_weights(block, largest, signs);
                 bytes.add_values(block, set, added);
             }
-            Operands::Words(words) => {
+            DecodeOperands::Words(words) => {
                 words.encode_weights(block, largest);
                 words.add_values(block, set);
             }
@@ -104,11 +104,11 @@ impl<'k> Operands<'k> {
     }
 
     /// Stores the sums of query head `g` of the group in `to`.
-    pub fn store(&self, at: &KeyHead<'k, '_>, g: Val<'k>, to: View<'k, 1>) {
+    pub fn store(&self, at: &KeyHead<'k, '_>, g: Val<'k>, to: BufferView<'k, 1>) {
         let sums = at.sums.tail([at.head, g, at.k.int(0)]);
         match self {
-            Operands::Bytes(_) => byte_values::store(at, sums, to),
-            Operands::Floats(_) | Operands::Words(_) => {
+            DecodeOperands::Bytes(_) => byte_values::store(at, sums, to),
+            DecodeOperands::Floats(_) | DecodeOperands::Words(_) => {
                 let (size, lanes) = (at.a.value_size, lanes_of(at.a.value_size, at.plan.lanes));
                 at.k.vectors("c", size, lanes, |c| to.set([c], sums.load([c], lanes)));
             }
@@ -118,7 +118,12 @@ impl<'k> Operands<'k> {
 
 /// A serial loop over vectors of columns of a query: parts of it that are computed in different ways have loops of their own
 /// (see [`borders`]).
-pub(super) fn query_columns<'k>(k: &'k Recorder, a: &Problem, lanes: u32, mut body: impl FnMut(Val<'k>)) {
+pub(super) fn query_columns<'k>(
+    k: &'k Recorder,
+    a: &AttentionProblem,
+    lanes: u32,
+    mut body: impl FnMut(Val<'k>),
+) {
     let borders = borders(&a.inliner, lanes.into(), a.size);
     for (&from, &to) in borders.iter().zip(&borders[1..]) {
         k.vectors("c", to - from, lanes, |c| body(c + from));
@@ -126,7 +131,7 @@ pub(super) fn query_columns<'k>(k: &'k Recorder, a: &Problem, lanes: u32, mut bo
 }
 
 /// Stores the scaled query of `head` in the one row that integers are made from; gives its largest size, as [`size_bits`].
-fn keep_query<'k>(at: &KeyHead<'k, '_>, to: View<'k, 1>, head: Val<'k>) -> Val<'k> {
+fn keep_query<'k>(at: &KeyHead<'k, '_>, to: BufferView<'k, 1>, head: Val<'k>) -> Val<'k> {
     let (k, lanes) = (at.k, lanes_of(at.a.size, at.plan.lanes));
     let largest = k.reg("largest", k.zeros(DType::I32, lanes));
     query_columns(k, at.a, lanes, |c| {
@@ -139,7 +144,7 @@ fn keep_query<'k>(at: &KeyHead<'k, '_>, to: View<'k, 1>, head: Val<'k>) -> Val<'
 
 /// Place of query head `g` of the group in queries `[kv, sets, ..]`, of which a set has a part of each head of a vector side
 /// by side, with all elements of such a row: its first part.
-fn query_row<'k>(at: &KeyHead<'k, '_>, queries: View<'k, 3>, g: Val<'k>) -> View<'k, 1> {
+fn query_row<'k>(at: &KeyHead<'k, '_>, queries: BufferView<'k, 3>, g: Val<'k>) -> BufferView<'k, 1> {
     let plan = at.plan;
     let (set, slot) = (g / plan.heads, g % plan.heads);
     let (vector, place) = (slot / plan.across, slot % plan.across);
@@ -149,18 +154,18 @@ fn query_row<'k>(at: &KeyHead<'k, '_>, queries: View<'k, 3>, g: Val<'k>) -> View
 
 /// A cache of codes, `[t, kv, size]`.
 #[derive(Clone, Copy)]
-struct Codes<'k> {
+struct QuantizedCache<'k> {
     rows: CacheRows,
-    view: View<'k, 3>,
+    view: BufferView<'k, 3>,
 }
 
 /// Those of keys and of values.
-fn codes<'k>(k: &'k Recorder, a: &Problem) -> Option<[Codes<'k>; 2]> {
-    let of = |rows: CacheRows| Codes { rows, view: k.view(rows.buf, [1, a.kv, rows.size]) };
+fn codes<'k>(k: &'k Recorder, a: &AttentionProblem) -> Option<[QuantizedCache<'k>; 2]> {
+    let of = |rows: CacheRows| QuantizedCache { rows, view: k.view(rows.buf, [1, a.kv, rows.size]) };
     Some([of(a.codes_of(a.key)?), of(a.codes_of(a.value)?)])
 }
 
-impl<'k> Codes<'k> {
+impl<'k> QuantizedCache<'k> {
     /// Row `row` of the key head of a block, `lanes` columns from `c` on.
     fn row(&self, block: &KeyBlock<'k, '_>, row: Val<'k>, c: Val<'k>, lanes: u32) -> Val<'k> {
         self.rows.in_page(self.view, block.page).load([row, block.at.head, c], lanes)

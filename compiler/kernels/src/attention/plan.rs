@@ -3,59 +3,59 @@
 mod display;
 mod gpu;
 
-use super::problem::{CacheRows, Problem};
+use super::problem::{AttentionProblem, CacheRows};
 use crate::params::{IntDot, KernelTarget, PairDot};
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::step::PAGE_ROWS;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Val, View};
-use mlcc_target::{Arch, KeyBlock};
+use mlcc_kernel_lang::{BufferView, Val};
+use mlcc_target::{Arch, KeyBlockLimit};
 
-pub use gpu::{GpuPlan, Warps};
+pub use gpu::{GpuAttentionPlan, WarpLayout};
 pub(super) use gpu::{PAD, SIDE, shared_floats};
 
 /// The schedule for a machine and a shape.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Plan {
+pub enum AttentionPlan {
     Decode(DecodePlan),
     Prefill(PrefillPlan),
-    Gpu(GpuPlan),
+    Gpu(GpuAttentionPlan),
 }
 
-impl Plan {
-    pub fn choose(a: &Problem, target: &KernelTarget) -> Plan {
+impl AttentionPlan {
+    pub fn choose(a: &AttentionProblem, target: &KernelTarget) -> AttentionPlan {
         match target.arch {
-            Arch::Nvptx => Plan::Gpu(GpuPlan::choose(a, target.attention)),
+            Arch::Nvptx => AttentionPlan::Gpu(GpuAttentionPlan::choose(a, target.attention)),
             Arch::X86_64 | Arch::Aarch64 if a.n.as_const() == Some(1) && !target.batch_invariant => {
-                Plan::Decode(DecodePlan::choose(a, target))
+                AttentionPlan::Decode(DecodePlan::choose(a, target))
             }
-            Arch::X86_64 | Arch::Aarch64 => Plan::Prefill(PrefillPlan::choose(a, target)),
+            Arch::X86_64 | Arch::Aarch64 => AttentionPlan::Prefill(PrefillPlan::choose(a, target)),
         }
     }
 
     /// Slices of the cache that leave unfinished sums at most; 1 needs no merge.
     pub fn slices(&self) -> i64 {
         match self {
-            Plan::Decode(_) => SLICES,
-            Plan::Prefill(_) => 1,
-            Plan::Gpu(plan) => plan.slices,
+            AttentionPlan::Decode(_) => SLICES,
+            AttentionPlan::Prefill(_) => 1,
+            AttentionPlan::Gpu(plan) => plan.slices,
         }
     }
 
-    /// Weights are powers of two ([`Problem::in_powers_of_two`]).
+    /// Weights are powers of two ([`AttentionProblem::in_powers_of_two`]).
     pub fn in_powers_of_two(&self) -> bool {
         match self {
-            Plan::Decode(_) | Plan::Prefill(_) => true,
-            Plan::Gpu(plan) => plan.in_powers_of_two(),
+            AttentionPlan::Decode(_) | AttentionPlan::Prefill(_) => true,
+            AttentionPlan::Gpu(plan) => plan.in_powers_of_two(),
         }
     }
 
     /// The module that follows it.
     pub fn generator(&self) -> &'static str {
         match self {
-            Plan::Decode(_) => "attention::decode",
-            Plan::Prefill(_) => "attention::prefill",
-            Plan::Gpu(_) => "attention::gpu",
+            AttentionPlan::Decode(_) => "attention::decode",
+            AttentionPlan::Prefill(_) => "attention::prefill",
+            AttentionPlan::Gpu(_) => "attention::gpu",
         }
     }
 }
@@ -70,7 +70,7 @@ pub struct RowPrefetch {
 
 impl RowPrefetch {
     /// Those of keys and of values, with the instruction for each type.
-    fn of_rows(a: &Problem, instr: impl Fn(DType) -> Option<InstrId>) -> [Option<RowPrefetch>; 2] {
+    fn of_rows(a: &AttentionProblem, instr: impl Fn(DType) -> Option<InstrId>) -> [Option<RowPrefetch>; 2] {
         let [keys, values] = a.cache_rows();
         // Rows that are keys and values (latent attention) are fetched once.
         let values = values.filter(|_| values != keys);
@@ -127,12 +127,12 @@ pub struct DecodePlan {
     pub touch: [Option<RowPrefetch>; 2],
     /// It goes through every block like that, and prefetches none.
     pub in_order: bool,
-    pub products: Products,
+    pub products: AttentionDot,
 }
 
 /// What is multiplied: queries with keys, and weights with values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Products {
+pub enum AttentionDot {
     /// Floats, and what codes of a cache stand for.
     Floats,
     /// Bytes, four at a time; those of queries and weights are planes of 16-bit codes.
@@ -152,7 +152,7 @@ pub struct ByteDot {
 impl ByteDot {
     /// The instruction, if this machine has one and keys and values are codes in rows that it can take: `part` quads of
     /// columns at a time from keys, and vectors of bytes from values.
-    fn choose(a: &Problem, target: &KernelTarget, part: i64) -> Option<ByteDot> {
+    fn choose(a: &AttentionProblem, target: &KernelTarget, part: i64) -> Option<ByteDot> {
         let dot = match target.int_dot() {
             IntDot::Unsigned(instr) => ByteDot { instr, signed: false },
             IntDot::Signed(instr) => ByteDot { instr, signed: true },
@@ -168,37 +168,37 @@ impl ByteDot {
     }
 }
 
-impl Products {
-    fn choose(a: &Problem, target: &KernelTarget, slots: i64) -> Products {
+impl AttentionDot {
+    fn choose(a: &AttentionProblem, target: &KernelTarget, slots: i64) -> AttentionDot {
         let lanes = i64::from(target.f32_lanes());
         if let Some(dot) = ByteDot::choose(a, target, lanes / slots) {
-            return Products::Bytes(dot);
+            return AttentionDot::Bytes(dot);
         }
         let part = lanes / words_across(slots, lanes);
         // Rows of codes make words, and vectors of them.
         let fits = a.size % (PAIR * part) == 0 && a.value_size % (PAIR * lanes) == 0 && a.size <= LONGEST;
         let dot = target.pair_dot().filter(|_| fits && a.has_codes());
-        dot.map_or(Products::Floats, Products::Words)
+        dot.map_or(AttentionDot::Floats, AttentionDot::Words)
     }
     /// Columns of a row's elements.
     pub fn columns(self) -> i64 {
         match self {
-            Products::Floats | Products::Bytes(_) => 1,
-            Products::Words(_) => PAIR,
+            AttentionDot::Floats | AttentionDot::Bytes(_) => 1,
+            AttentionDot::Words(_) => PAIR,
         }
     }
     /// Keys that are added at once.
     pub fn keys(self) -> i64 {
         match self {
-            Products::Floats => 1,
-            Products::Bytes(_) => QUAD,
-            Products::Words(_) => PAIR,
+            AttentionDot::Floats => 1,
+            AttentionDot::Bytes(_) => QUAD,
+            AttentionDot::Words(_) => PAIR,
         }
     }
 }
 
 impl DecodePlan {
-    fn choose(a: &Problem, target: &KernelTarget) -> DecodePlan {
+    fn choose(a: &AttentionProblem, target: &KernelTarget) -> DecodePlan {
         let lanes = target.f32_lanes();
         let sets = (a.group + i64::from(lanes) - 1) / i64::from(lanes);
         let heads = (a.group + sets - 1) / sets;
@@ -209,7 +209,7 @@ impl DecodePlan {
             let rows = a.scales(scale?).filter(|_| !in_order)?;
             Some(RowPrefetch { rows, instr: target.prefetch(rows.dtype)? })
         });
-        let products = Products::choose(a, target, slots);
+        let products = AttentionDot::choose(a, target, slots);
         DecodePlan {
             lanes,
             registers,
@@ -218,9 +218,9 @@ impl DecodePlan {
             slots,
             across: match products {
                 // Bytes have quads of columns.
-                Products::Bytes(_) => slots,
-                Products::Words(_) => words_across(slots, lanes.into()),
-                Products::Floats => floats_across(target, slots),
+                AttentionDot::Bytes(_) => slots,
+                AttentionDot::Words(_) => words_across(slots, lanes.into()),
+                AttentionDot::Floats => floats_across(target, slots),
             },
             block: block_keys(a, target.tune.attention.block),
             sums: if registers == 32 { 24 } else { 8 },
@@ -246,7 +246,7 @@ impl DecodePlan {
     /// Keys whose products are summed together: as many as registers have room for.
     pub fn together(&self) -> i64 {
         let sums = self.registers / 2;
-        let planes = if matches!(self.products, Products::Bytes(_)) { PLANES } else { 1 };
+        let planes = if matches!(self.products, AttentionDot::Bytes(_)) { PLANES } else { 1 };
         (sums / (planes * self.vectors())).max(self.keys()).max(self.products.keys())
     }
     /// Heads whose values are summed together, where a row has `vectors` vectors.
@@ -271,7 +271,7 @@ impl DecodePlan {
         slot % self.across * self.part() + slot / self.across
     }
     /// A part from the start of `row` on, repeated in the lanes of all heads of a vector.
-    pub(super) fn repeated_part<'k>(&self, row: View<'k, 1>, at: Val<'k>) -> Val<'k> {
+    pub(super) fn repeated_part<'k>(&self, row: BufferView<'k, 1>, at: Val<'k>) -> Val<'k> {
         let part = self.part() as u32;
         let value = row.load([at], part);
         if part == self.lanes { value } else { value.shuffle((0..self.lanes).map(|l| l % part)) }
@@ -286,25 +286,27 @@ impl DecodePlan {
         self.sets * self.heads
     }
     /// Floats of one head's unfinished sums: values, then maximum and sum of weights, then the number of slices where it is said.
-    pub fn partial(a: &Problem) -> i64 {
+    pub fn partial(a: &AttentionProblem) -> i64 {
         let numbers = if a.says_slices() { 3 } else { 2 };
         (a.value_size + numbers + 15) / 16 * 16
     }
 }
 
 /// True if blocks of keys are read once in the order of memory, before the heads' turns on them.
-fn in_order(a: &Problem, target: &KernelTarget) -> bool {
+fn in_order(a: &AttentionProblem, target: &KernelTarget) -> bool {
     target.drops_requests() && a.group <= target.tune.attention.in_order_heads.into()
 }
 
 /// Keys of a block, a multiple of 16.
-fn block_keys(a: &Problem, block: KeyBlock) -> i64 {
+fn block_keys(a: &AttentionProblem, block: KeyBlockLimit) -> i64 {
     let bytes = |rows: Option<CacheRows>| {
         rows.map_or(0, |rows| a.kv * rows.size * rows.dtype.bytes().unwrap_or(4) as i64)
     };
     let (most, of_key, keys) = match block {
-        KeyBlock::Elements { most, keys } => (most, a.kv * a.size.max(a.value_size), keys),
-        KeyBlock::Bytes { most, keys } => (most, a.cache_rows().map(bytes).iter().sum::<i64>().max(1), keys),
+        KeyBlockLimit::Elements { most, keys } => (most, a.kv * a.size.max(a.value_size), keys),
+        KeyBlockLimit::Bytes { most, keys } => {
+            (most, a.cache_rows().map(bytes).iter().sum::<i64>().max(1), keys)
+        }
     };
     let keys = (i64::from(most) / of_key / 16 * 16).clamp(16, keys.into());
     if a.table.is_none() {
@@ -367,7 +369,7 @@ pub const PREFILL_KEYS: i64 = PAGE_ROWS as i64;
 
 impl PrefillPlan {
     /// Sums and operands fit the registers; operands by lane take as many of them as rows have.
-    fn choose(a: &Problem, target: &KernelTarget) -> PrefillPlan {
+    fn choose(a: &AttentionProblem, target: &KernelTarget) -> PrefillPlan {
         let lanes = target.f32_lanes();
         let (scores, sums) = match (target.by_lane(), target.registers()) {
             (true, _) => ((8, 2), (8, 2)),
@@ -403,7 +405,7 @@ impl PrefillPlan {
     }
 
     /// The same arithmetic for a single query: no larger than its heads, and as many columns at a time as that leaves registers for.
-    fn of_one_query(self, a: &Problem, target: &KernelTarget) -> PrefillPlan {
+    fn of_one_query(self, a: &AttentionProblem, target: &KernelTarget) -> PrefillPlan {
         let lanes = i64::from(self.lanes);
         let rows = (a.group as u64).next_power_of_two() as i64;
         let rows = if self.by_lane { lanes } else { rows.min(lanes).min(8) };
@@ -423,7 +425,7 @@ impl PrefillPlan {
     }
 
     /// Sets of rows of a tile.
-    pub fn sets(&self, a: &Problem) -> i64 {
+    pub fn sets(&self, a: &AttentionProblem) -> i64 {
         (self.positions * a.group + self.set - 1) / self.set
     }
 }

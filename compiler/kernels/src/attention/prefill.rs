@@ -7,21 +7,21 @@
 //! first-level cache: its queries and scores, a few keys, and some columns of the values. Rows before a block are left out,
 //! and those on the diagonal take as many of its keys as they see.
 
-use super::operand::pairs::Pairs;
+use super::operand::pairs::PairOperands;
 use super::operand::query_columns;
 use super::plan::{PAIR, PrefillPlan, lanes_of};
-use super::problem::Problem;
+use super::problem::AttentionProblem;
 use super::query_tile::QueryTile;
 use super::row_set::RowSet;
-use super::shares::{Run, Shares};
-use crate::inline::Page;
+use super::shares::{KeySlices, WorkerSlices};
+use crate::inline::CachePage;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::BufId;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View, transpose};
+use mlcc_kernel_lang::{BufferView, Recorder, Val, transpose};
 
 /// Writes results to `out: f32[n, heads, value_size]`.
-pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: PrefillPlan, out: BufId) {
+pub fn emit(kb: &mut KernelBuilder, a: &AttentionProblem, plan: PrefillPlan, out: BufId) {
     Recorder::within(kb, |k| {
         let out = k.view(out, [1, a.heads(), a.value_size]);
         if plan.touch.iter().any(Option::is_some) {
@@ -34,7 +34,7 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: PrefillPlan, out: BufId) 
         k.par("item", tiles * a.kv, |item| {
             let first = item % tiles * positions;
             let count = (n - first).min(positions).named("count");
-            let buffers = Buffers::new(k, a, plan, 1);
+            let buffers = PrefillBuffers::new(k, a, plan, 1);
             buffers.tile((item / tiles).named("head"), k.int(0), (first.named("first"), count)).run(out);
         });
     });
@@ -42,10 +42,10 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: PrefillPlan, out: BufId) 
 
 /// The same arithmetic for a single query: a worker goes block by block through all its key heads, as in [`super::decode`], because
 /// what one of them reads of a block lies between that of the others.
-fn one_query(k: &Recorder, a: &Problem, plan: PrefillPlan, out: View<3>) {
-    let (t, buffers) = (k.dim(&a.t), Buffers::new(k, a, plan, a.kv));
-    let (first_head, heads) = Run::new(a, &Shares { slices: k.int(1), keys: t }).of(k.int(0));
-    let each = |body: &dyn Fn(Prefill)| {
+fn one_query(k: &Recorder, a: &AttentionProblem, plan: PrefillPlan, out: BufferView<3>) {
+    let (t, buffers) = (k.dim(&a.t), PrefillBuffers::new(k, a, plan, a.kv));
+    let (first_head, heads) = WorkerSlices::new(a, &KeySlices { slices: k.int(1), keys: t }).of(k.int(0));
+    let each = |body: &dyn Fn(PrefillTile)| {
         k.serial("key_head", heads, |i| {
             let head = (first_head + i).named("head");
             body(buffers.tile(head, head, (k.int(0), k.int(1))));
@@ -65,16 +65,21 @@ fn one_query(k: &Recorder, a: &Problem, plan: PrefillPlan, out: View<3>) {
 }
 
 /// What tiles have on the stack: state of `heads` key heads each, and of one at a time.
-struct Buffers<'k, 'a> {
+struct PrefillBuffers<'k, 'a> {
     tile: QueryTile<'k, 'a>,
-    pairs: Option<Pairs<'k>>,
+    pairs: Option<PairOperands<'k>>,
 }
 
-impl<'k, 'a> Buffers<'k, 'a> {
-    fn new(k: &'k Recorder, a: &'a Problem<'a>, plan: PrefillPlan, heads: i64) -> Buffers<'k, 'a> {
+impl<'k, 'a> PrefillBuffers<'k, 'a> {
+    fn new(
+        k: &'k Recorder,
+        a: &'a AttentionProblem<'a>,
+        plan: PrefillPlan,
+        heads: i64,
+    ) -> PrefillBuffers<'k, 'a> {
         let (n, t) = (k.dim(&a.n), k.dim(&a.t));
         let rows = plan.sets(a) * plan.set;
-        let pairs = Pairs::new(k, a, &plan, heads * rows);
+        let pairs = PairOperands::new(k, a, &plan, heads * rows);
         // Elements of operands are floats, or words of two codes.
         let (dtype, codes) = if pairs.is_some() { (DType::I32, PAIR) } else { (DType::F32, 1) };
         let by_row = |name: &str| k.stack(name, DType::F32, [heads * rows]);
@@ -108,15 +113,15 @@ impl<'k, 'a> Buffers<'k, 'a> {
             border: a.border(k),
             page: None,
         };
-        Buffers { tile, pairs }
+        PrefillBuffers { tile, pairs }
     }
 
     /// A tile of `count` positions from `first` on of a key head, whose state is number `place`.
-    fn tile(&self, head: Val<'k>, place: Val<'k>, (first, count): (Val<'k>, Val<'k>)) -> Prefill<'k, 'a> {
+    fn tile(&self, head: Val<'k>, place: Val<'k>, (first, count): (Val<'k>, Val<'k>)) -> PrefillTile<'k, 'a> {
         let (all, plan) = (self.tile, self.tile.plan);
         let rows = plan.sets(all.a) * plan.set;
         let before = place * rows;
-        let own = |view: View<'k, 1>| view.tail([before]);
+        let own = |view: BufferView<'k, 1>| view.tail([before]);
         let size = if self.pairs.is_some() { all.a.size / PAIR } else { all.a.size };
         let tile = QueryTile {
             q: all.q.flat().tail([before * size]).rows(plan.set),
@@ -130,19 +135,19 @@ impl<'k, 'a> Buffers<'k, 'a> {
             count,
             ..all
         };
-        Prefill { tile, pairs: self.pairs.map(|pairs| pairs.of_rows_after(before)) }
+        PrefillTile { tile, pairs: self.pairs.map(|pairs| pairs.of_rows_after(before)) }
     }
 }
 
 /// The work on a tile; with `pairs` in integers.
 #[derive(Clone, Copy)]
-struct Prefill<'k, 'a> {
+struct PrefillTile<'k, 'a> {
     tile: QueryTile<'k, 'a>,
-    pairs: Option<Pairs<'k>>,
+    pairs: Option<PairOperands<'k>>,
 }
 
-impl<'k> Prefill<'k, '_> {
-    fn run(self, out: View<'k, 3>) {
+impl<'k> PrefillTile<'k, '_> {
+    fn run(self, out: BufferView<'k, 3>) {
         self.tile.clear();
         self.add_sinks();
         self.load_queries();
@@ -155,7 +160,7 @@ impl<'k> Prefill<'k, '_> {
         let (tile, k) = (self.tile, self.tile.rec);
         let Some(sinks) = tile.a.sinks() else { return };
         let count = tile.a.sinks_left(tile.past + tile.first + tile.count + -1);
-        let of_sinks = Prefill { tile: QueryTile { a: &sinks, ..tile }, ..self };
+        let of_sinks = PrefillTile { tile: QueryTile { a: &sinks, ..tile }, ..self };
         of_sinks.load_queries();
         of_sinks.each_block((k.int(0), count), |j, count| of_sinks.add_block(j, count));
     }
@@ -182,8 +187,8 @@ impl<'k> Prefill<'k, '_> {
     /// Adds the `count` keys of the block from `j` on, set by set.
     fn add_block(self, j: Val<'k>, count: Val<'k>) {
         let (tile, k) = (self.tile, self.tile.rec);
-        let page = tile.a.page(j).map(Page::named);
-        let block = Prefill { tile: QueryTile { page, ..tile }, ..self };
+        let page = tile.a.page(j).map(CachePage::named);
+        let block = PrefillTile { tile: QueryTile { page, ..tile }, ..self };
         block.load_keys(j, count);
         block.load_values(j, count);
         block.tile.load_terms(j);
@@ -255,7 +260,7 @@ impl<'k> Prefill<'k, '_> {
 /// `count` rows of `size` elements, from row `j` of the cache on.
 fn unpack<'k>(
     tile: &QueryTile<'k, '_>,
-    to: View<'k, 2>,
+    to: BufferView<'k, 2>,
     size: i64,
     (j, count): (Val<'k>, Val<'k>),
     value: impl Fn([Val<'k>; 3], u32) -> Val<'k>,

@@ -1,19 +1,19 @@
 //! One attention: the op, its sizes, its operands as values of the kernel, and the scores that its mask leaves.
 
-use crate::inline::{Binding, Index, Inliner, Page, Paged};
+use crate::inline::{Binding, CachePage, Inliner, LaneIndex, PagedBuffer};
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
 use mlcc_ir::kernel::{BinOp, BufId};
-use mlcc_ir::ops::{Attention, Op, Span};
+use mlcc_ir::ops::{AttentionOp, KeySpan, Op};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
 /// The score of a key that is masked, and the first running maximum.
 pub(super) const MASKED: f64 = -1e30;
 
 /// Which keys a pass over the cache is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Keys {
+pub(super) enum KeySubset {
     /// All that the mask shows; with sinks those of the window.
     Visible,
     /// Sinks that the window has left.
@@ -21,10 +21,10 @@ pub(super) enum Keys {
 }
 
 /// One attention: the op, its sizes, and where the operands come from.
-pub struct Problem<'a> {
+pub struct AttentionProblem<'a> {
     /// Binds the operands; one lane.
     pub inliner: Inliner<'a, 'static>,
-    pub op: Attention,
+    pub op: AttentionOp,
     q: ValueId,
     pub(super) k: ValueId,
     pub(super) v: ValueId,
@@ -41,7 +41,7 @@ pub struct Problem<'a> {
     sink_q: Option<ValueId>,
     /// Logits of the key without a value.
     pub(super) null: Option<ValueId>,
-    pub(super) keys: Keys,
+    pub(super) keys: KeySubset,
     /// What scores count in: 1, or log2(e) where weights are powers of two.
     unit: f64,
     /// The table of pages, if some of keys and values are in pages.
@@ -60,19 +60,23 @@ pub struct Problem<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheRows {
     pub buf: BufId,
-    pub pages: Option<Paged>,
+    pub pages: Option<PagedBuffer>,
     pub dtype: DType,
     pub size: i64,
 }
 
 impl CacheRows {
     /// The rows of a key head of a cache, of which `view` is `[t, kv, size]`, that are in `page`.
-    pub(super) fn in_page<'k>(&self, view: View<'k, 3>, page: Option<Page<'k>>) -> View<'k, 3> {
+    pub(super) fn in_page<'k>(
+        &self,
+        view: BufferView<'k, 3>,
+        page: Option<CachePage<'k>>,
+    ) -> BufferView<'k, 3> {
         self.shift(page).map_or(view, |shift| view.further(shift))
     }
 
     /// Elements that rows in `page` lie further than if all rows were dense.
-    pub(super) fn shift<'k>(&self, page: Option<Page<'k>>) -> Option<Val<'k>> {
+    pub(super) fn shift<'k>(&self, page: Option<CachePage<'k>>) -> Option<Val<'k>> {
         Some(self.pages?.shift(page?, self.dtype))
     }
 }
@@ -85,13 +89,13 @@ fn table_of(binding: &Binding<'_>) -> Option<BufId> {
 }
 
 /// The node of an attention, if the function has one.
-pub fn find(f: &Function) -> Option<&Node> {
+pub fn find(f: &Function) -> Option<&GraphNode> {
     f.live().map(|(_, n)| n).find(|n| matches!(n.op, Op::Attention(_)))
 }
 
-impl<'a> Problem<'a> {
+impl<'a> AttentionProblem<'a> {
     /// `node` is an attention of the inliner's function.
-    pub fn new(node: &Node, inliner: Inliner<'a, 'static>) -> Option<Problem<'a>> {
+    pub fn new(node: &GraphNode, inliner: Inliner<'a, 'static>) -> Option<AttentionProblem<'a>> {
         let Op::Attention(op) = &node.op else { return None };
         let dims = |i: usize| inliner.f.ty(node.inputs[i]).dims.clone();
         let size = |d: &Dim| d.as_const();
@@ -99,7 +103,7 @@ impl<'a> Problem<'a> {
         let kv = size(&k[1])?;
         let (group, size, value_size) = (q[1].as_const()? / kv, size(&q[2])?, size(&v[2])?);
         let at = |i: usize| node.inputs[i];
-        Some(Problem {
+        Some(AttentionProblem {
             op: op.clone(),
             q: at(0),
             k: at(1),
@@ -112,7 +116,7 @@ impl<'a> Problem<'a> {
             terms: op.terms_input().map(at),
             sink_q: op.sink_input().map(at),
             null: op.null_input().map(at),
-            keys: Keys::Visible,
+            keys: KeySubset::Visible,
             unit: 1.0,
             table: inliner.bindings.values().find_map(table_of),
             n: q[0].clone(),
@@ -127,8 +131,8 @@ impl<'a> Problem<'a> {
 
     /// The same problem with weights that are powers of two: it costs nothing to scale queries, slopes and bounds by log2(e), and
     /// such powers take fewer operations.
-    pub fn in_powers_of_two(self) -> Problem<'a> {
-        Problem { unit: std::f64::consts::LOG2_E, ..self }
+    pub fn in_powers_of_two(self) -> AttentionProblem<'a> {
+        AttentionProblem { unit: std::f64::consts::LOG2_E, ..self }
     }
 
     /// Where keys and values lie in memory.
@@ -205,15 +209,15 @@ impl<'a> Problem<'a> {
     /// The same problem over the sinks that the window has left, the first `op.sinks` keys; `None` if there are none. Where a
     /// query still has all of them in its window all scores are masked, and what that adds up to counts nothing once a
     /// key of the window was seen.
-    pub(super) fn sinks(&self) -> Option<Problem<'a>> {
+    pub(super) fn sinks(&self) -> Option<AttentionProblem<'a>> {
         let q = self.sink_q?;
-        Some(Problem {
+        Some(AttentionProblem {
             op: self.op.clone(),
             inliner: self.inliner.clone(),
             n: self.n.clone(),
             t: self.t.clone(),
             q,
-            keys: Keys::Sinks,
+            keys: KeySubset::Sinks,
             ..*self
         })
     }
@@ -225,32 +229,32 @@ impl<'a> Problem<'a> {
     }
 
     /// The page that a row of keys and values is in; `None` where none of them are in pages.
-    pub(super) fn page<'k>(&self, row: Val<'k>) -> Option<Page<'k>> {
-        Some(Page::of(row.recorder(), self.table?, row))
+    pub(super) fn page<'k>(&self, row: Val<'k>) -> Option<CachePage<'k>> {
+        Some(CachePage::of(row.recorder(), self.table?, row))
     }
 
     /// Elements of a row and head from column `c` on, as f32. Of caches in pages the row is in `page`.
     pub(super) fn row<'k>(
         &self,
         v: ValueId,
-        page: Option<Page<'k>>,
+        page: Option<CachePage<'k>>,
         [row, head, c]: [Val<'k>; 3],
         lanes: u32,
     ) -> Val<'k> {
         let k = row.recorder();
         let inliner: Inliner<'_, 'k> = self.inliner.clone();
         let inliner = Inliner { lanes, page, ..inliner };
-        let index = [Index::scalar(row), Index::scalar(head), Index::from(c, lanes)];
+        let index = [LaneIndex::scalar(row), LaneIndex::scalar(head), LaneIndex::from(c, lanes)];
         inliner.value(k, v, &index).cast(DType::F32).to_lanes(lanes)
     }
     /// Elements of a query, times the scale of scores.
     pub(super) fn query<'k>(&self, at: [Val<'k>; 3], lanes: u32) -> Val<'k> {
         self.row(self.q, None, at, lanes) * (self.op.scale * self.unit)
     }
-    pub(super) fn key<'k>(&self, page: Option<Page<'k>>, at: [Val<'k>; 3], lanes: u32) -> Val<'k> {
+    pub(super) fn key<'k>(&self, page: Option<CachePage<'k>>, at: [Val<'k>; 3], lanes: u32) -> Val<'k> {
         self.row(self.k, page, at, lanes)
     }
-    pub(super) fn value<'k>(&self, page: Option<Page<'k>>, at: [Val<'k>; 3], lanes: u32) -> Val<'k> {
+    pub(super) fn value<'k>(&self, page: Option<CachePage<'k>>, at: [Val<'k>; 3], lanes: u32) -> Val<'k> {
         self.row(self.v, page, at, lanes)
     }
     /// ALiBi slope of a query head; `None` without ALiBi.
@@ -264,21 +268,21 @@ impl<'a> Problem<'a> {
     }
     /// A number per query head, in what scores count in.
     fn of_head<'k>(&self, v: ValueId, head: Val<'k>) -> Val<'k> {
-        let value = self.inliner.value(head.recorder(), v, &[Index::scalar(head)]);
+        let value = self.inliner.value(head.recorder(), v, &[LaneIndex::scalar(head)]);
         if self.unit == 1.0 { value } else { value * self.unit }
     }
     /// Keys of the prefix, at most all; `None` without a prefix.
     pub(super) fn prefix<'k>(&self, k: &'k Recorder) -> Option<Val<'k>> {
-        let count = self.inliner.value(k, self.prefix?, &[Index::scalar(k.int(0))]);
+        let count = self.inliner.value(k, self.prefix?, &[LaneIndex::scalar(k.int(0))]);
         Some(count.cast(DType::I64).min(k.dim(&self.t)).named("prefix"))
     }
     /// Where the first keys end, if not all are seen; each query sees one at least.
     pub(super) fn border<'k>(&self, k: &'k Recorder) -> Option<Val<'k>> {
-        let count = self.inliner.value(k, self.span?, &[Index::scalar(k.int(0))]).cast(DType::I64);
+        let count = self.inliner.value(k, self.span?, &[LaneIndex::scalar(k.int(0))]).cast(DType::I64);
         let t = k.dim(&self.t);
         Some(match self.op.span {
-            Span::First => count.min(t).max(1).named("border"),
-            Span::All | Span::Rest => count.min(t + -1).max(0).named("border"),
+            KeySpan::First => count.min(t).max(1).named("border"),
+            KeySpan::All | KeySpan::Rest => count.min(t + -1).max(0).named("border"),
         })
     }
     /// Whether the number of slices depends on memory, so that unfinished sums have it beside them.
@@ -292,7 +296,7 @@ impl<'a> Problem<'a> {
     }
     /// What a column of the table of terms has for a query head; `None` without terms.
     pub(super) fn term<'k>(&self, column: Val<'k>, head: Val<'k>) -> Option<Val<'k>> {
-        let at = [head, column].map(Index::scalar);
+        let at = [head, column].map(LaneIndex::scalar);
         let term = self.inliner.value(column.recorder(), self.terms?, &at);
         Some(if self.unit == 1.0 { term } else { term * self.unit }.named("term"))
     }
@@ -300,7 +304,7 @@ impl<'a> Problem<'a> {
     /// The first key that a query at position `p` and those after it see.
     pub(super) fn first_key<'k>(&self, p: Val<'k>) -> Val<'k> {
         let k = p.recorder();
-        let of_span = self.border(k).filter(|_| self.op.span == Span::Rest);
+        let of_span = self.border(k).filter(|_| self.op.span == KeySpan::Rest);
         if self.op.window == 0 || self.op.prefix {
             return of_span.unwrap_or(k.int(0));
         }
@@ -311,7 +315,7 @@ impl<'a> Problem<'a> {
     /// The key after the last that is seen, of the first `t` ones.
     pub(super) fn end_of_span<'k>(&self, t: Val<'k>) -> Val<'k> {
         match self.border(t.recorder()) {
-            Some(border) if self.op.span == Span::First => t.min(border),
+            Some(border) if self.op.span == KeySpan::First => t.min(border),
             _ => t,
         }
     }
@@ -320,7 +324,7 @@ impl<'a> Problem<'a> {
     pub(super) fn end_key<'k>(&self, p: Val<'k>) -> Val<'k> {
         self.end_of_span(match self.op.ahead {
             0 => p + 1,
-            Attention::ALL => p.recorder().dim(&self.t),
+            AttentionOp::ALL => p.recorder().dim(&self.t),
             ahead => (p + (1 + ahead as i64)).min(p.recorder().dim(&self.t)),
         })
     }
@@ -333,14 +337,14 @@ impl<'a> Problem<'a> {
         (to, end): (Val<'k>, Val<'k>),
     ) -> Val<'k> {
         let mut seen = to.le(end) & to.le(self.end_key(from));
-        if let Some(border) = self.border(j.recorder()).filter(|_| self.op.span == Span::Rest) {
+        if let Some(border) = self.border(j.recorder()).filter(|_| self.op.span == KeySpan::Rest) {
             seen = seen & border.le(j);
         }
         match (self.keys, self.op.window) {
             // Not all queries have left each of them.
-            (Keys::Sinks, _) => seen & last.lt(0),
-            (Keys::Visible, 0) => seen,
-            (Keys::Visible, window) => seen & (last - window as i64).lt(j),
+            (KeySubset::Sinks, _) => seen & last.lt(0),
+            (KeySubset::Visible, 0) => seen,
+            (KeySubset::Visible, window) => seen & (last - window as i64).lt(j),
         }
     }
 
@@ -360,7 +364,7 @@ impl<'a> Problem<'a> {
         if let Some(term) = at.term {
             s = s + term;
         }
-        if self.keys == Keys::Sinks {
+        if self.keys == KeySubset::Sinks {
             return self.left_sink(p, j).select(s, MASKED);
         }
         let visible = (!at.visible).then(|| self.visible((at.prefix, at.border), p, j));
@@ -384,14 +388,14 @@ impl<'a> Problem<'a> {
         let there = || j.lt(k.dim(&self.t).cast(DType::I32));
         let mut visible = match self.op.ahead {
             0 => j.le(p),
-            Attention::ALL => there(),
+            AttentionOp::ALL => there(),
             ahead => there() & (j - ahead as i64).le(p),
         };
         if self.op.window > 0 {
             visible = visible & (p - self.op.window as i64).lt(j);
         }
         if let Some(border) = border.map(|border| border.cast(DType::I32)) {
-            visible = visible & if self.op.span == Span::First { j.lt(border) } else { border.le(j) };
+            visible = visible & if self.op.span == KeySpan::First { j.lt(border) } else { border.le(j) };
         }
         match prefix {
             None => visible,
@@ -402,8 +406,8 @@ impl<'a> Problem<'a> {
     /// The position that the bias of a query at `p` counts from.
     fn biased_position<'k>(&self, p: Val<'k>) -> Val<'k> {
         match self.keys {
-            Keys::Visible => p,
-            Keys::Sinks => p.min(self.op.last_place() as i64),
+            KeySubset::Visible => p,
+            KeySubset::Sinks => p.min(self.op.last_place() as i64),
         }
     }
 
@@ -442,7 +446,7 @@ pub(super) struct ScoreIndex<'k> {
     /// What is added by distance, likewise.
     pub term: Option<Val<'k>>,
     pub prefix: Option<Val<'k>>,
-    /// See [`Problem::border`].
+    /// See [`AttentionProblem::border`].
     pub border: Option<Val<'k>>,
     /// Keys from here on belong to another slice.
     pub end: Option<Val<'k>>,

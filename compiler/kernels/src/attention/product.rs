@@ -3,20 +3,20 @@
 use super::codes::add_pairs;
 use crate::params::PairDot;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Val, View};
+use mlcc_kernel_lang::{BufferView, Val};
 
 /// A matrix whose elements are broadcast: row `r`, column `k` is at `r * row + k * k` of the view.
-pub(super) struct Broadcast<'k> {
-    pub view: View<'k, 1>,
+pub(super) struct BroadcastMatrix<'k> {
+    pub view: BufferView<'k, 1>,
     pub row: i64,
     pub k: i64,
 }
 
 /// A tile of a matrix product with its sums in registers: rows of `a` times columns of `b` from `column` on. With `pairs`
 /// elements are words of two codes, and sums are integers.
-pub(super) struct Product<'k> {
-    pub a: Broadcast<'k>,
-    pub b: View<'k, 2>,
+pub(super) struct MatmulTile<'k> {
+    pub a: BroadcastMatrix<'k>,
+    pub b: BufferView<'k, 2>,
     pub column: Val<'k>,
     pub lanes: u32,
     pub rows: i64,
@@ -26,7 +26,7 @@ pub(super) struct Product<'k> {
     pub pairs: Option<PairDot>,
 }
 
-impl<'k> Product<'k> {
+impl<'k> MatmulTile<'k> {
     /// Place of a vector of the tile in a matrix with the columns of `b`, whose row `first` is the tile's first.
     pub fn place(&self, first: Val<'k>, (r, v): (i64, i64)) -> [Val<'k>; 2] {
         [first + r, self.column + v * i64::from(self.lanes)]
@@ -37,7 +37,7 @@ impl<'k> Product<'k> {
     pub fn sums(
         &self,
         extent: Val<'k>,
-        start: Option<(View<'k, 2>, Val<'k>, &[Val<'k>])>,
+        start: Option<(BufferView<'k, 2>, Val<'k>, &[Val<'k>])>,
     ) -> Vec<Vec<Val<'k>>> {
         let (k, lanes) = (extent.recorder(), self.lanes);
         let dtype = if self.pairs.is_some() { DType::I32 } else { DType::F32 };

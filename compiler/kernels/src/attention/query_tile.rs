@@ -1,39 +1,39 @@
 //! A tile of prefill attention: some positions with all query heads of a key head, and its buffers on the stack.
 
 use super::plan::{PrefillPlan, lanes_of};
-use super::problem::{Keys, MASKED, Problem};
-use crate::inline::Page;
-use mlcc_ir::ops::Attention;
+use super::problem::{AttentionProblem, KeySubset, MASKED};
+use crate::inline::CachePage;
+use mlcc_ir::ops::AttentionOp;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
 #[derive(Clone, Copy)]
 pub(super) struct QueryTile<'k, 'a> {
     pub rec: &'k Recorder,
-    pub a: &'k Problem<'a>,
+    pub a: &'k AttentionProblem<'a>,
     pub plan: PrefillPlan,
     /// Queries, transposed by sets of rows: `[sets * size, rows]`. As words `[sets * size / 2, rows]`.
-    pub q: View<'k, 2>,
+    pub q: BufferView<'k, 2>,
     /// The rows of a set before that, `[rows, size]`, or as words.
-    pub query: View<'k, 2>,
+    pub query: BufferView<'k, 2>,
     /// Keys and values of a block: `[keys, size]`, `[keys, value_size]`. As words `[keys, size / 2]`,
     /// `[keys / 2, value_size]`.
-    pub k: View<'k, 2>,
-    pub v: View<'k, 2>,
+    pub k: BufferView<'k, 2>,
+    pub v: BufferView<'k, 2>,
     /// Scores, then weights, of a set of rows: `[keys, rows]`.
-    pub s: View<'k, 2>,
+    pub s: BufferView<'k, 2>,
     /// Largest scores of a set of rows in a block, and what a change of maxima makes of older sums.
-    pub best: View<'k, 1>,
-    pub factors: View<'k, 1>,
+    pub best: BufferView<'k, 1>,
+    pub factors: BufferView<'k, 1>,
     /// `[rows, value_size]`.
-    pub sums: View<'k, 2>,
+    pub sums: BufferView<'k, 2>,
     /// By row: running maxima and sums of weights, positions in the sequence (`i32`) and slopes.
-    pub max: View<'k, 1>,
-    pub total: View<'k, 1>,
-    pub positions: View<'k, 1>,
-    pub slopes: Option<View<'k, 1>>,
+    pub max: BufferView<'k, 1>,
+    pub total: BufferView<'k, 1>,
+    pub positions: BufferView<'k, 1>,
+    pub slopes: Option<BufferView<'k, 1>>,
     /// Terms of the scores of a block: those of key `i` from `(keys - 1 - i) * group` on, by row.
-    pub terms: Option<View<'k, 1>>,
+    pub terms: Option<BufferView<'k, 1>>,
     pub head: Val<'k>,
     /// First position of the tile among the queries, how many it has, position of the first query in the sequence.
     pub first: Val<'k>,
@@ -42,17 +42,17 @@ pub(super) struct QueryTile<'k, 'a> {
     /// The last key.
     pub last: Val<'k>,
     pub prefix: Option<Val<'k>>,
-    /// See [`Problem::border`].
+    /// See [`AttentionProblem::border`].
     pub border: Option<Val<'k>>,
     /// The page of the block of keys.
-    pub page: Option<Page<'k>>,
+    pub page: Option<CachePage<'k>>,
 }
 
 impl<'k> QueryTile<'k, '_> {
     /// The first row that sees key `j` or one after it.
     pub fn first_row(&self, j: Val<'k>) -> Val<'k> {
         let zero = self.rec.int(0);
-        if self.a.keys == Keys::Sinks || self.a.op.ahead == Attention::ALL {
+        if self.a.keys == KeySubset::Sinks || self.a.op.ahead == AttentionOp::ALL {
             return zero;
         }
         let before = match self.a.op.ahead {
@@ -89,7 +89,7 @@ impl<'k> QueryTile<'k, '_> {
                 self.max.set([row], logit);
                 self.total.set([row], k.float(1.0));
             }
-            let slope = |slopes: View<'k, 1>| Some((slopes, self.a.slope(self.head_of(row))?));
+            let slope = |slopes: BufferView<'k, 1>| Some((slopes, self.a.slope(self.head_of(row))?));
             if let Some((slopes, slope)) = self.slopes.and_then(slope) {
                 slopes.set([row], slope);
             }
@@ -135,7 +135,7 @@ impl<'k> QueryTile<'k, '_> {
 
     /// Reads a byte of each line of `heads` key heads of the block from row `j` on, in the order of memory.
     pub fn touch(&self, (j, count): (Val<'k>, Val<'k>), heads: Val<'k>) {
-        let page = self.a.page(j).map(Page::named);
+        let page = self.a.page(j).map(CachePage::named);
         for touch in self.plan.touch.into_iter().flatten() {
             let (rows, line) = (touch.rows, touch.line());
             let cache = rows.in_page(self.rec.view(rows.buf, [1, self.a.kv, rows.size]), page);
@@ -165,7 +165,7 @@ impl<'k> QueryTile<'k, '_> {
     }
 
     /// Stores the sums over the sums of weights in `out: [n, heads, value_size]`.
-    pub fn store(&self, out: View<'k, 3>) {
+    pub fn store(&self, out: BufferView<'k, 3>) {
         let (k, size) = (self.rec, self.a.value_size);
         let lanes = lanes_of(size, self.plan.lanes);
         self.each_row(|row, position, head| {

@@ -2,23 +2,23 @@
 //! maxima and sums of weights go along vectors, keys are read as they lie in memory, and weights are where the product with
 //! the values broadcasts them from.
 
-use super::operand::pairs::{Pairs, words};
+use super::operand::pairs::{PairOperands, words};
 use super::plan::{PAIR, PrefillPlan, lanes_of};
-use super::problem::{Keys, MASKED, ScoreIndex, larger};
-use super::product::{Broadcast, Product};
+use super::problem::{KeySubset, MASKED, ScoreIndex, larger};
+use super::product::{BroadcastMatrix, MatmulTile};
 use super::query_tile::QueryTile;
-use mlcc_ir::kernel::Ty;
-use mlcc_ir::ops::Span;
+use mlcc_ir::kernel::ExprType;
+use mlcc_ir::ops::KeySpan;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::math::exp2_below_zero;
-use mlcc_kernel_lang::{Recorder, Reg, Val};
+use mlcc_kernel_lang::{Recorder, RegisterVar, Val};
 
 /// A set of rows of a tile against a block of keys.
 pub(super) struct RowSet<'k, 'a> {
     k: &'k Recorder,
     tile: QueryTile<'k, 'a>,
     plan: PrefillPlan,
-    pairs: Option<Pairs<'k>>,
+    pairs: Option<PairOperands<'k>>,
     /// How many sets of the tile have met the block.
     turn: Val<'k>,
     /// The first row, and how many are in use from there on.
@@ -37,7 +37,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
     /// Set `set` of a tile, number `turn` of those that see them, against `count` keys from `j` on.
     pub fn new(
         tile: &QueryTile<'k, 'a>,
-        pairs: Option<Pairs<'k>>,
+        pairs: Option<PairOperands<'k>>,
         set: Val<'k>,
         turn: Val<'k>,
         (j, count): (Val<'k>, Val<'k>),
@@ -80,7 +80,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
     }
 
     fn masked(&self) -> Val<'k> {
-        self.k.literal(MASKED, Ty::vector(DType::F32, self.plan.lanes))
+        self.k.literal(MASKED, ExprType::vector(DType::F32, self.plan.lanes))
     }
 
     /// Prefetches the next block, with the first vectors of rows; `block`: the register tile of keys.
@@ -120,8 +120,8 @@ impl<'k, 'a> RowSet<'k, 'a> {
     fn score_tile(&self, (from, vectors): (Val<'k>, i64), key: Val<'k>, visible: bool) {
         let (tile, plan, lanes) = (self.tile, self.plan, self.plan.lanes);
         let size = if self.pairs.is_some() { tile.a.size / PAIR } else { tile.a.size };
-        let product = Product {
-            a: Broadcast { view: tile.k.row(key), row: size, k: 1 },
+        let product = MatmulTile {
+            a: BroadcastMatrix { view: tile.k.row(key), row: size, k: 1 },
             b: tile.q,
             column: self.row * size + from,
             lanes,
@@ -179,9 +179,9 @@ impl<'k, 'a> RowSet<'k, 'a> {
                 let (max, total) =
                     (tile.max.load([self.row + row], lanes), tile.total.load([self.row + row], lanes));
                 let sum = k.reg("total", total);
-                Weighed { row, max: max.named("max"), sum }
+                SoftmaxRows { row, max: max.named("max"), sum }
             };
-            let vectors: Vec<Weighed> = (0..self.plan.scores.1).map(vector).collect();
+            let vectors: Vec<SoftmaxRows> = (0..self.plan.scores.1).map(vector).collect();
             match &self.pairs {
                 None => k.serial("key", self.keys, |key| {
                     for vector in &vectors {
@@ -197,7 +197,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
     }
 
     /// Weights of key `key`, which are added to the sums of weights.
-    fn weight(&self, key: Val<'k>, vector: &Weighed<'k>) -> Val<'k> {
+    fn weight(&self, key: Val<'k>, vector: &SoftmaxRows<'k>) -> Val<'k> {
         let s = self.tile.s.load([key, vector.row], self.plan.lanes);
         let weight = exp2_below_zero(s - vector.max).named("weight");
         vector.sum.update(|sum| sum + weight);
@@ -205,10 +205,11 @@ impl<'k, 'a> RowSet<'k, 'a> {
     }
 
     /// Scores to codes of weights. A key after the last one is masked for all rows.
-    fn encode_weights(&self, pairs: &Pairs<'k>, vectors: &[Weighed<'k>]) {
+    fn encode_weights(&self, pairs: &PairOperands<'k>, vectors: &[SoftmaxRows<'k>]) {
         let (tile, k, lanes) = (self.tile, self.k, self.plan.lanes);
         let reg = |name: &str| k.reg(name, k.zeros(DType::F32, lanes));
-        let scaled: Vec<[Reg; 2]> = vectors.iter().map(|_| [reg("scaled_sum"), reg("largest")]).collect();
+        let scaled: Vec<[RegisterVar; 2]> =
+            vectors.iter().map(|_| [reg("scaled_sum"), reg("largest")]).collect();
         let count = self.keys.div_ceil(PAIR);
         k.serial("key", count * PAIR, |key| {
             for (vector, [sum, largest]) in vectors.iter().zip(&scaled) {
@@ -218,7 +219,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
                 largest.update(|largest| larger(largest, scaled));
             }
         });
-        let inverse = |(vector, [sum, largest]): (&Weighed<'k>, &[Reg<'k>; 2])| {
+        let inverse = |(vector, [sum, largest]): (&SoftmaxRows<'k>, &[RegisterVar<'k>; 2])| {
             pairs.set_units(vector.row, sum.get(), largest.get())
         };
         let inverses: Vec<Val> = vectors.iter().zip(&scaled).map(inverse).collect();
@@ -259,8 +260,8 @@ impl<'k, 'a> RowSet<'k, 'a> {
             let keys = seen(&tile, (self.j, self.count), last).named("seen");
             k.when(k.int(0).lt(keys), || {
                 let weights = self.pairs.map_or(tile.s, |pairs| pairs.weights);
-                let product = Product {
-                    a: Broadcast { view: weights.flat().tail([offset]), row: 1, k: self.plan.set },
+                let product = MatmulTile {
+                    a: BroadcastMatrix { view: weights.flat().tail([offset]), row: 1, k: self.plan.set },
                     b: tile.v,
                     column: from,
                     lanes,
@@ -276,7 +277,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
 
     /// Adds a product of weights and values over `keys` keys to the sums of the rows from `row` of the tile and `offset` of
     /// the set on, after what the new maxima make of these.
-    fn add_product(&self, product: &Product<'k>, (row, offset): (Val<'k>, Val<'k>), keys: Val<'k>) {
+    fn add_product(&self, product: &MatmulTile<'k>, (row, offset): (Val<'k>, Val<'k>), keys: Val<'k>) {
         let (tile, lanes) = (self.tile, product.lanes);
         let factor = |r: i64| tile.factors.at([offset + r]).splat(lanes).named("factor");
         let factors: Vec<Val> = (0..product.rows).map(factor).collect();
@@ -302,36 +303,36 @@ impl<'k, 'a> RowSet<'k, 'a> {
 }
 
 /// A vector of rows whose scores become weights.
-struct Weighed<'k> {
+struct SoftmaxRows<'k> {
     /// The first row in the set.
     row: Val<'k>,
     max: Val<'k>,
     /// Sums of weights.
-    sum: Reg<'k>,
+    sum: RegisterVar<'k>,
 }
 
 /// True if the queries at positions `first ..= last` see all keys of the block from `j` on.
 fn all_visible<'k>(tile: &QueryTile<'k, '_>, j: Val<'k>, (first, last): (Val<'k>, Val<'k>)) -> Val<'k> {
     let last_key = j + (tile.plan.keys - 1);
     let mut before = match (tile.a.op.ahead, tile.a.op.span) {
-        (0, Span::All | Span::Rest) => last_key.le(first),
+        (0, KeySpan::All | KeySpan::Rest) => last_key.le(first),
         _ => last_key.lt(tile.a.end_key(first)),
     };
-    if let Some(border) = tile.border.filter(|_| tile.a.op.span == Span::Rest) {
+    if let Some(border) = tile.border.filter(|_| tile.a.op.span == KeySpan::Rest) {
         before = before & border.le(j);
     }
     match (tile.a.keys, tile.a.op.window as i64) {
-        (Keys::Sinks, _) => first.lt(first),
-        (Keys::Visible, 0) => before,
-        (Keys::Visible, window) => before & last.lt(j + window),
+        (KeySubset::Sinks, _) => first.lt(first),
+        (KeySubset::Visible, 0) => before,
+        (KeySubset::Visible, window) => before & last.lt(j + window),
     }
 }
 
 /// How many of the `count` keys from `j` on the query at position `last` sees, or are in the prefix.
 fn seen<'k>(tile: &QueryTile<'k, '_>, (j, count): (Val<'k>, Val<'k>), last: Val<'k>) -> Val<'k> {
     match tile.a.keys {
-        Keys::Sinks => count,
-        Keys::Visible => {
+        KeySubset::Sinks => count,
+        KeySubset::Visible => {
             let next = tile.a.end_key(last);
             let end = tile.prefix.map_or(next, |prefix| next.max(prefix));
             (end - j).min(count)

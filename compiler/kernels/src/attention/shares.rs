@@ -1,8 +1,8 @@
 //! How decode attention ([`super::decode`]) is shared among workers: by slices of the keys, and by key heads.
 
 use super::plan::SLICES;
-use super::problem::Problem;
-use mlcc_ir::kernel::Space;
+use super::problem::AttentionProblem;
+use mlcc_ir::kernel::MemorySpace;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 
@@ -13,18 +13,18 @@ const FEW_SLICES: i64 = 8;
 const LONG_SLICE: i64 = 256;
 
 /// How the keys `first .. end` are shared: by length alone, so that any number of workers gives the same sums.
-pub(super) struct Shares<'k> {
+pub(super) struct KeySlices<'k> {
     pub slices: Val<'k>,
     /// Keys of a slice.
     pub keys: Val<'k>,
 }
 
-impl<'k> Shares<'k> {
-    pub fn new(first: Val<'k>, end: Val<'k>) -> Shares<'k> {
+impl<'k> KeySlices<'k> {
+    pub fn new(first: Val<'k>, end: Val<'k>) -> KeySlices<'k> {
         let count = (end - first).named("keys");
         let slices = |least: i64, most: i64| count.div_ceil(least).min(most);
         let slices = slices(SLICE_KEYS, FEW_SLICES).max(slices(LONG_SLICE, SLICES)).named("slices");
-        Shares { slices, keys: (count.div_ceil(slices).div_ceil(16) * 16).named("slice_keys") }
+        KeySlices { slices, keys: (count.div_ceil(slices).div_ceil(16) * 16).named("slice_keys") }
     }
 }
 
@@ -34,7 +34,7 @@ const SHARED_SLICES: i64 = 8;
 
 /// What one worker has of all slices and key heads: a run of both. Heads know nothing of each other, so this changes no result, and
 /// key heads of a slice that one worker has go together over its rows.
-pub(super) struct Run<'k> {
+pub(super) struct WorkerSlices<'k> {
     /// The first slice that it has something of, and how many.
     pub first: Val<'k>,
     pub slices: Val<'k>,
@@ -46,15 +46,15 @@ pub(super) struct Run<'k> {
     heads: Val<'k>,
 }
 
-impl<'k> Run<'k> {
+impl<'k> WorkerSlices<'k> {
     /// Of the worker that runs this.
-    pub fn new(a: &Problem, shares: &Shares<'k>) -> Run<'k> {
+    pub fn new(a: &AttentionProblem, shares: &KeySlices<'k>) -> WorkerSlices<'k> {
         let k = shares.slices.recorder();
         let few = shares.slices.le(SHARED_SLICES);
         let units = few.select(k.int(a.kv), 1).named("units");
         let heads = few.select(1, k.int(a.kv)).named("heads");
         // The first item of this worker's share, and the one after its last.
-        let bounds = k.alloc("bounds", DType::I32, [2], Space::Local);
+        let bounds = k.alloc("bounds", DType::I32, [2], MemorySpace::Local);
         bounds.set([0], k.int32(0));
         bounds.set([1], k.int32(0));
         k.par("item", shares.slices * units, |item| {
@@ -66,7 +66,7 @@ impl<'k> Run<'k> {
         let [from, to] =
             [(0, "from"), (1, "to")].map(|(i, name)| bounds.at([i]).cast(DType::I64).named(name));
         let first = (from / units).named("first_slice");
-        Run { first, slices: (to.div_ceil(units) - first).max(0), from, to, units, heads }
+        WorkerSlices { first, slices: (to.div_ceil(units) - first).max(0), from, to, units, heads }
     }
 
     /// The first key head that the worker has of a slice, and how many.

@@ -1,7 +1,7 @@
 //! Codes of activations by themselves, which are those that the kernel of a `quantize_rows` makes.
 
-use super::{Index, Inliner};
-use mlcc_ir::graph::Node;
+use super::{Inliner, LaneIndex};
+use mlcc_ir::graph::GraphNode;
 use mlcc_ir::kernel::BinOp;
 use mlcc_ir::ops::{CODE_OFFSET, Op};
 use mlcc_ir::types::DType;
@@ -12,14 +12,14 @@ impl<'k> Inliner<'_, 'k> {
     /// A code of a `group_quantize` for products: with the reciprocal of its scale and one rounding, step by step as in `quantize`. What is
     /// sent to another rank as a code has to be the one that this rank would have made there. Codes of caches, one group to a row, are by
     /// their compute definition.
-    pub(super) fn code(&self, k: &'k Recorder, node: &Node, index: &[Index<'k>]) -> Option<Val<'k>> {
+    pub(super) fn code(&self, k: &'k Recorder, node: &GraphNode, index: &[LaneIndex<'k>]) -> Option<Val<'k>> {
         let &Op::GroupQuantize { group, bits: 8, part } = &node.op else { return None };
         let columns = self.f.ty(node.inputs[0]).dims.last()?.as_const()?;
         if part == group || columns % group as i64 != 0 {
             return None;
         }
         let (&column, rows) = index.split_last()?;
-        let number = self.axis().combine(BinOp::Div, column, Index::scalar(k.int(group as i64)));
+        let number = self.axis().combine(BinOp::Div, column, LaneIndex::scalar(k.int(group as i64)));
         let scale = self.value(k, node.inputs[1], &[rows, &[number]].concat());
         // Of a group of zeros all codes are zero.
         let zero = scale.like(0.0);

@@ -5,34 +5,34 @@ use mlcc_kernel_lang::{Recorder, Val};
 
 /// An integer position: one number, or one per lane.
 #[derive(Clone, Copy)]
-pub enum Index<'k> {
+pub enum LaneIndex<'k> {
     /// `base + stride * lane`; stride 0 is the same number in all lanes.
     Affine { base: Val<'k>, stride: i64 },
     /// i64 with as many lanes as the context.
     Vector(Val<'k>),
 }
 
-impl<'k> Index<'k> {
-    pub fn scalar(base: Val<'k>) -> Index<'k> {
-        Index::Affine { base, stride: 0 }
+impl<'k> LaneIndex<'k> {
+    pub fn scalar(base: Val<'k>) -> LaneIndex<'k> {
+        LaneIndex::Affine { base, stride: 0 }
     }
 
     /// Consecutive positions, one per lane.
-    pub fn lanes(base: Val<'k>) -> Index<'k> {
-        Index::Affine { base, stride: 1 }
+    pub fn lanes(base: Val<'k>) -> LaneIndex<'k> {
+        LaneIndex::Affine { base, stride: 1 }
     }
 
     /// Consecutive positions for `lanes` lanes, or the one.
-    pub fn from(base: Val<'k>, lanes: u32) -> Index<'k> {
-        if lanes > 1 { Index::lanes(base) } else { Index::scalar(base) }
+    pub fn from(base: Val<'k>, lanes: u32) -> LaneIndex<'k> {
+        if lanes > 1 { LaneIndex::lanes(base) } else { LaneIndex::scalar(base) }
     }
 
     /// The position, or those of `lanes` lanes.
     pub fn val(self, lanes: u32) -> Val<'k> {
         match self {
-            Index::Affine { base, stride: 0 } => base,
-            Index::Affine { base, stride } => base.ramp(stride, lanes),
-            Index::Vector(all) => all,
+            LaneIndex::Affine { base, stride: 0 } => base,
+            LaneIndex::Affine { base, stride } => base.ramp(stride, lanes),
+            LaneIndex::Vector(all) => all,
         }
     }
 }
@@ -46,14 +46,16 @@ pub(super) struct VectorAxis {
 
 impl VectorAxis {
     /// `a op b`, of the form `base + stride * lane` where that is possible.
-    pub fn combine<'k>(self, op: BinOp, a: Index<'k>, b: Index<'k>) -> Index<'k> {
-        use Index::Affine;
+    pub fn combine<'k>(self, op: BinOp, a: LaneIndex<'k>, b: LaneIndex<'k>) -> LaneIndex<'k> {
+        use LaneIndex::Affine;
         let constant = |x: Val<'k>| x.recorder().as_int(x);
         // All lanes of an aligned vector fall into one block of a multiple of `lanes`.
         let one_block =
             |y: Val<'k>| self.aligned && constant(y).is_some_and(|d| d % i64::from(self.lanes) == 0);
         match (op, a, b) {
-            (_, Affine { base: x, stride: 0 }, Affine { base: y, stride: 0 }) => Index::scalar(x.with(op, y)),
+            (_, Affine { base: x, stride: 0 }, Affine { base: y, stride: 0 }) => {
+                LaneIndex::scalar(x.with(op, y))
+            }
             (BinOp::Add, Affine { base: x, stride: s }, Affine { base: y, stride: t }) => {
                 Affine { base: x + y, stride: s + t }
             }
@@ -67,12 +69,12 @@ impl VectorAxis {
                 Affine { base: x * y, stride: s * constant(y).unwrap_or(1) }
             }
             (BinOp::Div, Affine { base: x, stride: 1 }, Affine { base: y, stride: 0 }) if one_block(y) => {
-                Index::scalar(x / y)
+                LaneIndex::scalar(x / y)
             }
             (BinOp::Rem, Affine { base: x, stride: 1 }, Affine { base: y, stride: 0 }) if one_block(y) => {
-                Index::lanes(x % y)
+                LaneIndex::lanes(x % y)
             }
-            (op, a, b) => Index::Vector(a.val(self.lanes).with(op, b.val(self.lanes))),
+            (op, a, b) => LaneIndex::Vector(a.val(self.lanes).with(op, b.val(self.lanes))),
         }
     }
 
@@ -81,10 +83,10 @@ impl VectorAxis {
         self,
         k: &'k Recorder,
         dims: impl IntoIterator<Item = Val<'k>>,
-        index: &[Index<'k>],
-    ) -> Index<'k> {
-        dims.into_iter().zip(index).fold(Index::scalar(k.int(0)), |flat, (size, &i)| {
-            self.combine(BinOp::Add, self.combine(BinOp::Mul, flat, Index::scalar(size)), i)
+        index: &[LaneIndex<'k>],
+    ) -> LaneIndex<'k> {
+        dims.into_iter().zip(index).fold(LaneIndex::scalar(k.int(0)), |flat, (size, &i)| {
+            self.combine(BinOp::Add, self.combine(BinOp::Mul, flat, LaneIndex::scalar(size)), i)
         })
     }
 }

@@ -87,13 +87,13 @@ pub(crate) fn borders(inliner: &Inliner, lanes: i64, end: i64) -> Vec<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mlcc_ir::dim::{Dim, Sym};
+    use mlcc_ir::dim::{Dim, SizeSymbol};
     use mlcc_kernel_lang::Recorder;
 
     #[test]
     fn comparisons_with_one_answer() {
         let k = &Recorder::new("k");
-        k.serial("unknown", &Dim::sym(Sym::N), |u| {
+        k.serial("unknown", &Dim::sym(SizeSymbol::N), |u| {
             k.serial("c", 8, |c| {
                 // Vectors of 8 lanes from 64 on: 64 to 127.
                 let first = c * 8 + 64;

@@ -1,11 +1,11 @@
 //! Reductions: loops with accumulators, vectors where the body allows it.
 
-use super::{Index, Inliner, Point};
-use mlcc_ir::compute::{RedOp, Scalar};
+use super::{Inliner, LaneIndex, ScalarIndices};
+use mlcc_ir::compute::{RedOp, ScalarExpr};
 use mlcc_ir::dim::Dim;
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Reg, Val};
+use mlcc_kernel_lang::{Recorder, RegisterVar, Val};
 
 impl<'k> Inliner<'_, 'k> {
     /// Opens loops at the current statement; the accumulator is pinned afterwards.
@@ -14,8 +14,8 @@ impl<'k> Inliner<'_, 'k> {
         k: &'k Recorder,
         (op, var): (RedOp, u32),
         extent: &Dim,
-        body: &Scalar,
-        at: &Point<'_, 'k>,
+        body: &ScalarExpr,
+        at: &ScalarIndices<'_, 'k>,
     ) -> Val<'k> {
         assert_eq!(self.lanes, 1, "a reduction inside a vector axis");
         let lanes = if self.vectorizes(at, body) { self.reduce_lanes } else { 1 };
@@ -24,45 +24,49 @@ impl<'k> Inliner<'_, 'k> {
             let mut this = self.with_lanes(lanes);
             this.mask = this.mask.map(|mask| mask.to_lanes(lanes));
             let mut reds = at.reds.clone();
-            reds.push((var, Index::from(i, lanes)));
-            this.scalar(k, body, &Point { inputs: at.inputs, axes: at.axes, reds })
+            reds.push((var, LaneIndex::from(i, lanes)));
+            this.scalar(k, body, &ScalarIndices { inputs: at.inputs, axes: at.axes, reds })
         })
     }
 
     /// True if the body may be evaluated for several values of the reduction variable at once: no nested reductions,
     /// nothing that is read element by element.
-    fn vectorizes(&self, at: &Point, body: &Scalar) -> bool {
+    fn vectorizes(&self, at: &ScalarIndices, body: &ScalarExpr) -> bool {
         match body {
-            Scalar::Reduce { .. } => false,
-            Scalar::Axis(_) | Scalar::Red(_) | Scalar::Int(_) | Scalar::Dim(_) | Scalar::Float(_) => true,
-            Scalar::Load { arg, index } => {
+            ScalarExpr::Reduce { .. } => false,
+            ScalarExpr::Axis(_)
+            | ScalarExpr::Red(_)
+            | ScalarExpr::Int(_)
+            | ScalarExpr::Dim(_)
+            | ScalarExpr::Float(_) => true,
+            ScalarExpr::Load { arg, index } => {
                 index.iter().all(|i| self.vectorizes(at, i)) && self.vectorizable(at.inputs[*arg])
             }
-            Scalar::Unary(_, a) | Scalar::Cast(_, a) => self.vectorizes(at, a),
-            Scalar::Binary(_, a, b) => self.vectorizes(at, a) && self.vectorizes(at, b),
-            Scalar::Select(c, a, b) => [c, a, b].iter().all(|s| self.vectorizes(at, s)),
+            ScalarExpr::Unary(_, a) | ScalarExpr::Cast(_, a) => self.vectorizes(at, a),
+            ScalarExpr::Binary(_, a, b) => self.vectorizes(at, a) && self.vectorizes(at, b),
+            ScalarExpr::Select(c, a, b) => [c, a, b].iter().all(|s| self.vectorizes(at, s)),
         }
     }
 
     /// f32 or i32: what an expression evaluates to.
-    fn scalar_dtype(&self, s: &Scalar, at: &Point) -> DType {
+    fn scalar_dtype(&self, s: &ScalarExpr, at: &ScalarIndices) -> DType {
         match s {
-            Scalar::Load { arg, .. } => match self.f.ty(at.inputs[*arg]).dtype {
+            ScalarExpr::Load { arg, .. } => match self.f.ty(at.inputs[*arg]).dtype {
                 d if d.is_int() => DType::I32,
                 _ => DType::F32,
             },
-            Scalar::Float(_) => DType::F32,
-            Scalar::Axis(_) | Scalar::Red(_) | Scalar::Int(_) | Scalar::Dim(_) => DType::I64,
-            Scalar::Unary(_, a) => self.scalar_dtype(a, at),
-            Scalar::Cast(dtype, _) => *dtype,
-            Scalar::Binary(_, a, b) | Scalar::Select(_, a, b) => {
+            ScalarExpr::Float(_) => DType::F32,
+            ScalarExpr::Axis(_) | ScalarExpr::Red(_) | ScalarExpr::Int(_) | ScalarExpr::Dim(_) => DType::I64,
+            ScalarExpr::Unary(_, a) => self.scalar_dtype(a, at),
+            ScalarExpr::Cast(dtype, _) => *dtype,
+            ScalarExpr::Binary(_, a, b) | ScalarExpr::Select(_, a, b) => {
                 match (self.scalar_dtype(a, at), self.scalar_dtype(b, at)) {
                     (x, y) if x == y => x,
                     (x, y) if x.is_float() || y.is_float() => DType::F32,
                     _ => DType::I32,
                 }
             }
-            Scalar::Reduce { body, .. } => self.scalar_dtype(body, at),
+            ScalarExpr::Reduce { body, .. } => self.scalar_dtype(body, at),
         }
     }
 }
@@ -87,8 +91,8 @@ pub fn reduce_loop<'k>(
     let mut part = |start: Val<'k>, count: Val<'k>, lanes: u32| -> Val<'k> {
         let chains = if lanes > 1 { chains(k.as_int(count)) } else { 1 };
         let width = i64::from(lanes);
-        let initial = k.literal(identity, Ty::vector(dtype, lanes));
-        let accs: Vec<Reg> = (0..chains).map(|_| k.reg("acc", initial)).collect();
+        let initial = k.literal(identity, ExprType::vector(dtype, lanes));
+        let accs: Vec<RegisterVar> = (0..chains).map(|_| k.reg("acc", initial)).collect();
         k.serial("j", count / chains, |j| {
             let first = start + j * (chains * width);
             for (c, acc) in accs.iter().enumerate() {
@@ -115,7 +119,7 @@ pub fn reduce_loop<'k>(
     let result = match (wide, tail) {
         (Some(w), Some(t)) => w.with(op.bin(), t),
         (Some(r), None) | (None, Some(r)) => r,
-        (None, None) => k.literal(identity, Ty::scalar(dtype)),
+        (None, None) => k.literal(identity, ExprType::scalar(dtype)),
     };
     result.named("reduced")
 }

@@ -1,6 +1,6 @@
 //! Stores values of a row.
 
-use super::{Index, Inliner};
+use super::{Inliner, LaneIndex};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::BufId;
@@ -9,15 +9,15 @@ use mlcc_kernel_lang::{Recorder, Val};
 /// The axes before the last one: of a row, and of where it is stored.
 #[derive(Clone, Copy)]
 pub(crate) struct RowAt<'a, 'k> {
-    pub row: &'a [Index<'k>],
-    pub stored: &'a [Index<'k>],
+    pub row: &'a [LaneIndex<'k>],
+    pub stored: &'a [LaneIndex<'k>],
     /// Of buffers in pages: how many elements further.
     pub shifts: &'a [(BufId, Val<'k>)],
 }
 
 impl<'a, 'k> RowAt<'a, 'k> {
     /// A row that is stored where the type of its value says.
-    pub fn own(row: &'a [Index<'k>]) -> RowAt<'a, 'k> {
+    pub fn own(row: &'a [LaneIndex<'k>]) -> RowAt<'a, 'k> {
         RowAt { row, stored: row, shifts: &[] }
     }
 }
@@ -30,7 +30,7 @@ pub(crate) fn store_all<'k>(
     column: Val<'k>,
     stores: &[(ValueId, BufId)],
 ) {
-    let index = [at.row, &[Index::from(column, inliner.lanes)]].concat();
+    let index = [at.row, &[LaneIndex::from(column, inliner.lanes)]].concat();
     let value = |&(v, buf): &(ValueId, BufId)| {
         let index = if inliner.f.ty(v).rank() == 0 { &[] } else { index.as_slice() };
         let value = inliner.value(k, v, index).to_lanes(inliner.lanes);
@@ -46,11 +46,11 @@ pub(crate) fn store_all<'k>(
 }
 
 /// Offset of the first element of a row.
-fn row_start<'k>(k: &'k Recorder, dims: &[Dim], leading: &[Index<'k>]) -> Val<'k> {
+fn row_start<'k>(k: &'k Recorder, dims: &[Dim], leading: &[LaneIndex<'k>]) -> Val<'k> {
     dims.iter().enumerate().fold(k.int(0), |flat, (axis, dim)| {
         let before = flat * k.dim(dim);
         match leading.get(axis) {
-            Some(Index::Affine { base, .. }) if axis + 1 < dims.len() => before + *base,
+            Some(LaneIndex::Affine { base, .. }) if axis + 1 < dims.len() => before + *base,
             _ => before,
         }
     })

@@ -1,36 +1,36 @@
 //! Groups around an attention: the generator for the machine and the number of queries, in one kernel or two.
 
 use super::error::LowerError;
-use super::kernel::{ArgContract, Emitted, GroupKernel, Merge, finished};
+use super::kernel::{ArgContract, GroupKernel, MergeKernel, TemplateResult, finished};
 use super::operands::{bound, result_name};
 use crate::attention::decode::NewRows;
 use crate::attention::plan::{DecodePlan, SLICES};
-use crate::attention::{Plan, Problem, decode, find, gpu, merge, prefill};
+use crate::attention::{AttentionPlan, AttentionProblem, decode, find, gpu, merge, prefill};
 use crate::inline::Inliner;
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Function, Node, ValueId};
-use mlcc_ir::kernel::{Access, BufId};
-use mlcc_ir::ops::{Attention, Op, Span};
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
+use mlcc_ir::kernel::{BufId, ParamAccess};
+use mlcc_ir::ops::{AttentionOp, KeySpan, Op};
 use mlcc_ir::types::DType;
 use mlcc_target::Arch;
 
 /// The first kernel: results, or unfinished sums of slices.
-fn emit(kb: &mut KernelBuilder, a: &Problem, plan: Plan, rows: &[NewRows], out: BufId) {
+fn emit(kb: &mut KernelBuilder, a: &AttentionProblem, plan: AttentionPlan, rows: &[NewRows], out: BufId) {
     match plan {
-        Plan::Decode(plan) => decode::emit(kb, a, plan, rows, out),
-        Plan::Prefill(plan) => prefill::emit(kb, a, plan, out),
-        Plan::Gpu(plan) => gpu::emit(kb, a, plan, rows, out),
+        AttentionPlan::Decode(plan) => decode::emit(kb, a, plan, rows, out),
+        AttentionPlan::Prefill(plan) => prefill::emit(kb, a, plan, out),
+        AttentionPlan::Gpu(plan) => gpu::emit(kb, a, plan, rows, out),
     }
 }
 
 /// The second kernel, which joins them.
-fn emit_merge(kb: &mut KernelBuilder, a: &Problem, plan: Plan, partial: BufId, out: BufId) {
+fn emit_merge(kb: &mut KernelBuilder, a: &AttentionProblem, plan: AttentionPlan, partial: BufId, out: BufId) {
     match plan {
-        Plan::Decode(plan) => merge::emit(kb, a, plan, partial, out),
-        Plan::Gpu(plan) => gpu::emit_merge(kb, a, plan, partial, out),
-        Plan::Prefill(_) => {}
+        AttentionPlan::Decode(plan) => merge::emit(kb, a, plan, partial, out),
+        AttentionPlan::Gpu(plan) => gpu::emit_merge(kb, a, plan, partial, out),
+        AttentionPlan::Prefill(_) => {}
     }
 }
 
@@ -48,7 +48,7 @@ pub(super) fn keys_of_row(f: &Function) -> Option<Dim> {
     let (queries, keys) = (rows(0), rows(1));
     Some(match op.window {
         0 => keys,
-        _ if op.ahead == Attention::ALL => keys,
+        _ if op.ahead == AttentionOp::ALL => keys,
         window => keys.minimum(&queries.add(&Dim::from(window + op.sinks + op.ahead))),
     })
 }
@@ -59,17 +59,17 @@ pub(super) fn appends_rows(f: &Function, target: &KernelTarget) -> bool {
     let Some(node) = find(f).filter(|node| f.ty(node.inputs[0]).dims[0].as_const() == Some(1)) else {
         return false;
     };
-    if matches!(&node.op, Op::Attention(op) if op.span == Span::First) {
+    if matches!(&node.op, Op::Attention(op) if op.span == KeySpan::First) {
         return false;
     }
     let has_whole_groups = || {
         let packings = vec![None; f.inputs.len()];
         let (_, inliner) =
             bound(&mut KernelBuilder::new("plan"), f, &packings, None, target, |_| false).ok()?;
-        let a = Problem::new(node, inliner)?;
-        match Plan::choose(&a, target) {
-            Plan::Gpu(plan) => Some(plan.heads == a.group),
-            Plan::Decode(_) | Plan::Prefill(_) => None,
+        let a = AttentionProblem::new(node, inliner)?;
+        match AttentionPlan::choose(&a, target) {
+            AttentionPlan::Gpu(plan) => Some(plan.heads == a.group),
+            AttentionPlan::Decode(_) | AttentionPlan::Prefill(_) => None,
         }
     };
     match target.arch {
@@ -90,7 +90,7 @@ pub(super) fn appended_by(f: &Function, rows: &Function) -> bool {
 }
 
 /// Whether a group stores the results of its attention as what a cast makes of them.
-fn is_rounded(f: &Function, node: &Node) -> bool {
+fn is_rounded(f: &Function, node: &GraphNode) -> bool {
     let cast = |v: &ValueId| {
         f.def(*v).is_some_and(|cast| matches!(cast.op, Op::Cast(_)) && cast.inputs == node.outputs)
     };
@@ -101,7 +101,7 @@ fn is_rounded(f: &Function, node: &Node) -> bool {
 pub(super) fn attention_group(
     mut kb: KernelBuilder,
     f: &Function,
-    node: &Node,
+    node: &GraphNode,
     inliner: Inliner<'_, 'static>,
     rows: &[NewRows],
     target: &KernelTarget,
@@ -110,33 +110,33 @@ pub(super) fn attention_group(
     if node.outputs != f.outputs && !(target.arch == Arch::Nvptx && is_rounded(f, node)) {
         return Err(unfit());
     }
-    let a = Problem::new(node, inliner).ok_or_else(unfit)?;
+    let a = AttentionProblem::new(node, inliner).ok_or_else(unfit)?;
     let arg = |access| ArgContract { access, partition: None, in_place: vec![] };
     let params = kb.kernel().params.clone();
     let inputs = params.iter().map(|&p| arg(kb.kernel().bufs[p].access));
-    let args: Vec<ArgContract> = inputs.chain([arg(Access::Out)]).collect();
-    let plan = Plan::choose(&a, target);
+    let args: Vec<ArgContract> = inputs.chain([arg(ParamAccess::Out)]).collect();
+    let plan = AttentionPlan::choose(&a, target);
     let a = if plan.in_powers_of_two() { a.in_powers_of_two() } else { a };
-    let emitted = |args| Emitted { args, generator: plan.generator(), plan: plan.to_string() };
+    let emitted = |args| TemplateResult { args, generator: plan.generator(), plan: plan.to_string() };
     let (dtype, elements) = (f.ty(f.outputs[0]).dtype, f.ty(f.outputs[0]).elements());
     let out_name = result_name(f, f.outputs[0]);
     if plan.slices() == 1 {
-        let out = kb.param(out_name, dtype, elements, Access::Out, 64);
+        let out = kb.param(out_name, dtype, elements, ParamAccess::Out, 64);
         emit(&mut kb, &a, plan, rows, out);
         return finished(kb, f, emitted(args), target);
     }
     let partial = Dim::from(plan.slices() * a.heads() * DecodePlan::partial(&a));
-    let between = kb.param("partial", DType::F32, partial.clone(), Access::Out, 64);
+    let between = kb.param("partial", DType::F32, partial.clone(), ParamAccess::Out, 64);
     emit(&mut kb, &a, plan, rows, between);
 
     let mut merge = KernelBuilder::new(format!("{}_merge", kb.kernel().name));
-    let from = merge.param("partial", DType::F32, partial.clone(), Access::In, 64);
-    let out = merge.param(out_name, dtype, elements, Access::Out, 64);
+    let from = merge.param("partial", DType::F32, partial.clone(), ParamAccess::In, 64);
+    let out = merge.param(out_name, dtype, elements, ParamAccess::Out, 64);
     emit_merge(&mut merge, &a, plan, from, out);
-    let args_of_merge = vec![arg(Access::In), arg(Access::Out)];
+    let args_of_merge = vec![arg(ParamAccess::In), arg(ParamAccess::Out)];
     let joins = format!("joins {} slices", plan.slices());
-    let merged = Emitted { args: args_of_merge, generator: "attention::merge", plan: joins };
+    let merged = TemplateResult { args: args_of_merge, generator: "attention::merge", plan: joins };
     let kernel = Box::new(finished(merge, f, merged, target)?);
     let first = finished(kb, f, emitted(args), target)?;
-    Ok(GroupKernel { merge: Some(Merge { kernel, bytes: partial.scale(4), reads: vec![] }), ..first })
+    Ok(GroupKernel { merge: Some(MergeKernel { kernel, bytes: partial.scale(4), reads: vec![] }), ..first })
 }

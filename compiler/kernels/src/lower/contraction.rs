@@ -2,31 +2,31 @@
 //! computation of its activations.
 
 use super::error::LowerError;
-use super::kernel::{ArgContract, Emitted};
+use super::kernel::{ArgContract, TemplateResult};
 use super::plan::Partition;
-use crate::inline::{Binding, Index, Inliner};
+use crate::inline::{Binding, Inliner, LaneIndex};
 use crate::params::KernelTarget;
 use crate::product::{
-    Activation, Codes, EPILOGUE_OPERANDS, Epilogue, Product, Prologue, RowEpilogue, RowPlan, RowTiles, Sums,
-    Weight, choose, choose_gpu, code_block, emit_gpu_product, emit_gpu_row, emit_product, emit_row_tiles,
-    matrix_tile,
+    ActivationPrologue, EPILOGUE_OPERANDS, FinishedSums, GemvEpilogue, GemvPlan, MatmulActivation,
+    MatmulEpilogue, MatmulProblem, MatmulWeight, QuantizedActivations, TensorCoreGemvPlan, choose,
+    choose_gpu, code_block, emit_gpu_product, emit_gpu_row, emit_product, emit_row_tiles, matrix_tile,
 };
-use crate::rows::{Heads, for_each_column};
+use crate::rows::{RowHeads, for_each_column};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Function, Node, NodeId, ValueId};
-use mlcc_ir::kernel::{Access, BufId, Space};
+use mlcc_ir::graph::{Function, GraphNode, NodeId, ValueId};
+use mlcc_ir::kernel::{BufId, MemorySpace, ParamAccess};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, Packing};
 use mlcc_kernel_lang::{Recorder, Val};
-use mlcc_quant::Fragments;
+use mlcc_quant::FragmentSizes;
 use mlcc_target::Arch;
 
 /// The product inside a group, with its operands as inputs of the group.
 #[derive(Clone, Debug)]
 pub struct Contraction {
     node: NodeId,
-    x: Activations,
+    x: ActivationSource,
     /// Slices of the result, equally long, that are all that the epilogue reads of it; none where it reads the result.
     parts: Vec<ValueId>,
     /// Positions among the group's inputs.
@@ -40,7 +40,7 @@ pub struct Contraction {
 
 /// Where the activations come from.
 #[derive(Clone, Debug)]
-enum Activations {
+enum ActivationSource {
     /// An input of the group.
     Input(usize),
     /// Nodes of the group, which read inputs of these positions.
@@ -51,8 +51,8 @@ impl Contraction {
     /// Whether the product itself, or what computes its activations, reads an input.
     fn reads(&self, i: usize) -> bool {
         let activations = match &self.x {
-            Activations::Input(x) => *x == i,
-            Activations::Computed { reads, .. } => reads.contains(&i),
+            ActivationSource::Input(x) => *x == i,
+            ActivationSource::Computed { reads, .. } => reads.contains(&i),
         };
         activations || [self.scales, self.sums, Some(self.w)].contains(&Some(i))
     }
@@ -71,7 +71,7 @@ pub fn weight_packing(f: &Function, inputs: &[ValueId], target: &KernelTarget) -
             };
             let halves = matches!(f.ty(x).dtype, DType::F16 | DType::BF16);
             let size = |axis: usize| f.ty(w).dims.get(axis).and_then(Dim::as_const).unwrap_or(0) as usize;
-            match Fragments::new(f.ty(w).dtype, size(0), size(1)) {
+            match FragmentSizes::new(f.ty(w).dtype, size(0), size(1)) {
                 Ok(_) if halves && size(1) >= FRAGMENT_COLUMNS => Packing::Fragments,
                 _ => Packing::RowMajor,
             }
@@ -88,11 +88,11 @@ fn reads_packing(packing: Packing, target: &KernelTarget) -> bool {
 }
 
 /// How activations that are no codes enter products with a weight; `None` where there is no kernel.
-pub(super) fn activation(x: DType, weight: DType) -> Option<Activation> {
+pub(super) fn activation(x: DType, weight: DType) -> Option<MatmulActivation> {
     match (x, weight) {
-        (DType::F32, _) => Some(Activation::F32),
-        (DType::BF16, DType::BF16 | DType::F16 | DType::Packed(_)) => Some(Activation::BF16),
-        (DType::F16, DType::F16 | DType::Packed(_)) => Some(Activation::F16),
+        (DType::F32, _) => Some(MatmulActivation::F32),
+        (DType::BF16, DType::BF16 | DType::F16 | DType::Packed(_)) => Some(MatmulActivation::BF16),
+        (DType::F16, DType::F16 | DType::Packed(_)) => Some(MatmulActivation::F16),
         _ => None,
     }
 }
@@ -137,7 +137,7 @@ pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -
         },
         Op::MatMulI8 { group } => Contraction {
             node: id,
-            x: Activations::Input(position(node.inputs[0])?),
+            x: ActivationSource::Input(position(node.inputs[0])?),
             parts,
             scales: Some(position(node.inputs[1])?),
             sums: Some(position(node.inputs[2])?),
@@ -152,8 +152,8 @@ pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -
     }
     let shape = &f.ty(found.parts.first().copied().unwrap_or(product)).dims;
     let before = |n: NodeId| match &found.x {
-        Activations::Input(_) => false,
-        Activations::Computed { nodes, .. } => nodes.contains(&n),
+        ActivationSource::Input(_) => false,
+        ActivationSource::Computed { nodes, .. } => nodes.contains(&n),
     };
     // Constants may stand on both sides.
     let apart = |v: &ValueId| f.def_id(*v).is_none_or(|d| !before(d) || f.nodes[d].inputs.is_empty());
@@ -190,13 +190,13 @@ pub fn parts(f: &Function, product: ValueId) -> Vec<ValueId> {
 /// Whether the kernel of a product computes its activations of these dims, where more than inputs of the group make them.
 pub fn computes_activations(target: &KernelTarget, dims: &[Dim]) -> bool {
     let columns = dims.last().and_then(Dim::as_const);
-    target.joins_single_rows(dims) && columns.is_some_and(|k| RowPlan::can_compute(k as usize))
+    target.joins_single_rows(dims) && columns.is_some_and(|k| GemvPlan::can_compute(k as usize))
 }
 
 /// Where activations come from; `None` where the target does not compute them around a product.
-fn activations_of(f: &Function, x: ValueId, target: &KernelTarget) -> Option<Activations> {
+fn activations_of(f: &Function, x: ValueId, target: &KernelTarget) -> Option<ActivationSource> {
     if let Some(input) = f.inputs.iter().position(|&i| i == x) {
-        return Some(Activations::Input(input));
+        return Some(ActivationSource::Input(input));
     }
     if !computes_activations(target, &f.ty(x).dims) {
         return None;
@@ -212,15 +212,15 @@ fn activations_of(f: &Function, x: ValueId, target: &KernelTarget) -> Option<Act
             }
         }
     }
-    let fits = |&n: &NodeId| match Heads::of(f, x) {
+    let fits = |&n: &NodeId| match RowHeads::of(f, x) {
         Some(heads) => f.def_id(x) == Some(n) || is_of_heads(f, &f.nodes[n], heads),
         None => is_of_row(f, &f.nodes[n]),
     };
-    nodes.iter().all(fits).then_some(Activations::Computed { nodes, reads })
+    nodes.iter().all(fits).then_some(ActivationSource::Computed { nodes, reads })
 }
 
 /// What a block computes an activation of a row of heads with.
-pub fn is_of_heads(f: &Function, node: &Node, heads: Heads) -> bool {
+pub fn is_of_heads(f: &Function, node: &GraphNode, heads: RowHeads) -> bool {
     match node.op {
         Op::Reduce { axis, .. } => {
             heads.reduces(f, axis, node.inputs[0]) && f.ty(node.outputs[0]).dtype == DType::F32
@@ -230,7 +230,7 @@ pub fn is_of_heads(f: &Function, node: &Node, heads: Heads) -> bool {
 }
 
 /// What a block computes an activation with.
-fn is_of_row(f: &Function, node: &Node) -> bool {
+fn is_of_row(f: &Function, node: &GraphNode) -> bool {
     match node.op {
         Op::Slice { .. } | Op::Concat { .. } | Op::Permute { .. } | Op::Iota { .. } => true,
         Op::Reduce { axis, .. } => axis + 1 == f.ty(node.inputs[0]).rank(),
@@ -253,7 +253,7 @@ pub(super) fn emit(
     inputs: &[BufId],
     outputs: &[BufId],
     target: &KernelTarget,
-) -> Result<Emitted, LowerError> {
+) -> Result<TemplateResult, LowerError> {
     let (product, x) = (f.nodes[c.node].outputs[0], f.nodes[c.node].inputs[0]);
     let weight = f.ty(f.inputs[c.w]).clone();
     let size = |i: usize| weight.dims[i].as_const().unwrap_or(0) as usize;
@@ -264,7 +264,7 @@ pub(super) fn emit(
         (Some(scales), Some(sums)) => {
             let planes = if f.ty(x).dtype == DType::I16 { 2 } else { 1 };
             let block = code_block(target);
-            Activation::Codes(Codes {
+            MatmulActivation::Codes(QuantizedActivations {
                 planes,
                 group: c.group,
                 block,
@@ -275,38 +275,40 @@ pub(super) fn emit(
         _ => activation(f.ty(x).dtype, weight.dtype)
             .ok_or_else(|| LowerError::internal(format!("a product of {weight}")))?,
     };
-    let kind = Weight::of(weight.dtype);
+    let kind = MatmulWeight::of(weight.dtype);
     let kind =
         kind.ok_or_else(|| LowerError::internal(format!("a product with weights of type {weight}")))?;
     let x_value = x;
     let x = match c.x {
-        Activations::Input(i) => inputs[i],
+        ActivationSource::Input(i) => inputs[i],
         // A block that computes activations has a place for them; what else the group reads stands for it here.
-        Activations::Computed { .. } => inputs[c.w],
+        ActivationSource::Computed { .. } => inputs[c.w],
     };
     let epilogue_operands = epilogue_operands(f, c, inputs, outputs);
     let (w, w_offset) = (inputs[c.w], 0);
     let packing = c.packing;
-    let problem = Product { x, activation, w, w_offset, weight: kind, packing, m, n, k, epilogue_operands };
-    let epilogue: &mut Epilogue = &mut |k, sums| store_sums(k, &inliner, product, outputs, n as i64, sums);
+    let problem =
+        MatmulProblem { x, activation, w, w_offset, weight: kind, packing, m, n, k, epilogue_operands };
+    let epilogue: &mut MatmulEpilogue =
+        &mut |k, sums| store_sums(k, &inliner, product, outputs, n as i64, sums);
     let (slices, generator, plan) = match target.arch {
         Arch::Nvptx if rows.as_const() == Some(1) => {
-            let computed = matches!(c.x, Activations::Computed { .. });
-            let prologue: &Prologue = &|k, threads, keep| {
+            let computed = matches!(c.x, ActivationSource::Computed { .. });
+            let prologue: &ActivationPrologue = &|k, threads, keep| {
                 let inliner = inliner.clone();
                 for_each_column(k, &inliner, x_value, threads, &|column, value| {
                     keep(column, value.cast(DType::F32));
                 });
             };
             let of_parts = if c.parts.is_empty() { vec![product] } else { c.parts.clone() };
-            let epilogue: &mut RowEpilogue = &mut |k, col, sums| {
+            let epilogue: &mut GemvEpilogue = &mut |k, col, sums| {
                 let sums: Vec<_> = of_parts.iter().copied().zip(sums.iter().copied()).collect();
                 store_columns(k, &inliner, &sums, outputs, col);
             };
             let (prologue, parts) = (computed.then_some(prologue), c.parts.len().max(1) as u32);
             // Rounded activations may be what tensor cores multiply.
-            let halves = Product { activation, ..problem };
-            let tiles = target.matrix.and_then(|_| RowTiles::of(&halves, parts, computed));
+            let halves = MatmulProblem { activation, ..problem };
+            let tiles = target.matrix.and_then(|_| TensorCoreGemvPlan::of(&halves, parts, computed));
             let plan = if let Some(plan) = tiles {
                 emit_row_tiles(kb, &halves, plan, prologue, epilogue)?;
                 plan.to_string()
@@ -314,10 +316,10 @@ pub(super) fn emit(
                 let mut problem = problem;
                 if computed {
                     // Those of a block are few: they lie there as f32, so that they are widened once.
-                    let x = kb.alloc("activations", DType::F32, k, Space::Shared);
-                    problem = Product { x, activation: Activation::F32, ..problem };
+                    let x = kb.alloc("activations", DType::F32, k, MemorySpace::Shared);
+                    problem = MatmulProblem { x, activation: MatmulActivation::F32, ..problem };
                 }
-                let plan = RowPlan::new(n, parts, computed).of(&problem);
+                let plan = GemvPlan::new(n, parts, computed).of(&problem);
                 emit_gpu_row(kb, &problem, plan, prologue, epilogue)?;
                 plan.to_string()
             };
@@ -339,7 +341,7 @@ pub(super) fn emit(
     for (i, &v) in f.inputs.iter().enumerate() {
         let streamed = !c.reads(i) && f.ty(v).dims == f.ty(product).dims;
         let partition = if streamed { tiles.clone() } else { None };
-        args.push(ArgContract { access: Access::In, partition, in_place: vec![] });
+        args.push(ArgContract { access: ParamAccess::In, partition, in_place: vec![] });
     }
     for &v in &f.outputs {
         let same = |&i: &usize| {
@@ -347,9 +349,9 @@ pub(super) fn emit(
             !c.reads(i) && f.ty(other) == f.ty(v)
         };
         let in_place = (0..f.inputs.len()).filter(same).collect();
-        args.push(ArgContract { access: Access::Out, partition: tiles.clone(), in_place });
+        args.push(ArgContract { access: ParamAccess::Out, partition: tiles.clone(), in_place });
     }
-    Ok(Emitted { args, generator, plan })
+    Ok(TemplateResult { args, generator, plan })
 }
 
 /// The results, and the operands of their shape, that the epilogue reads and writes at the places of the sums.
@@ -373,12 +375,12 @@ fn store_sums<'k>(
     product: ValueId,
     outputs: &[BufId],
     n: i64,
-    sums: Sums<'k>,
+    sums: FinishedSums<'k>,
 ) {
     let (f, lanes) = (inliner.f, sums.lanes);
     let mut ctx = Inliner { mask: sums.mask, ..inliner.with_lanes(lanes) };
     ctx.bindings.insert(product, Binding::Value(sums.acc));
-    let index = [Index::scalar(sums.row), Index::from(sums.col, lanes)];
+    let index = [LaneIndex::scalar(sums.row), LaneIndex::from(sums.col, lanes)];
     let value = |&v| ctx.value(k, v, &index).to_lanes(lanes).cast(f.ty(v).dtype).named("value");
     let values: Vec<Val> = f.outputs.iter().map(value).collect();
     for (&buf, value) in outputs.iter().zip(values) {
@@ -396,7 +398,7 @@ fn store_columns<'k>(
 ) {
     let mut ctx = inliner.of_one();
     ctx.bindings.extend(sums.iter().map(|&(v, sum)| (v, Binding::Value(sum))));
-    let index = [Index::scalar(k.int(0)), Index::scalar(col)];
+    let index = [LaneIndex::scalar(k.int(0)), LaneIndex::scalar(col)];
     let value = |&v| ctx.value(k, v, &index).cast(ctx.f.ty(v).dtype).named("value");
     let values: Vec<Val> = ctx.f.outputs.iter().map(value).collect();
     for (&buf, value) in outputs.iter().zip(values) {

@@ -2,16 +2,16 @@
 
 use super::attention;
 use super::error::LowerError;
-use super::operands::{Appended, value_bytes};
+use super::operands::{AppendedRows, value_bytes};
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
 use mlcc_ir::module::Module;
-use mlcc_ir::ops::{Attention, Family, Op};
+use mlcc_ir::ops::{AttentionOp, Op, OpFamily};
 use mlcc_ir::types::{DType, Packing};
 
 /// The arithmetic that most operations of a kernel are done in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Arithmetic {
+pub enum ComputeType {
     F32,
     /// Dot products of pairs of bf16.
     BF16,
@@ -21,42 +21,44 @@ pub enum Arithmetic {
     I4,
 }
 
-impl Arithmetic {
-    pub const ALL: [Arithmetic; 4] = [Arithmetic::F32, Arithmetic::BF16, Arithmetic::I8, Arithmetic::I4];
+impl ComputeType {
+    pub const ALL: [ComputeType; 4] = [ComputeType::F32, ComputeType::BF16, ComputeType::I8, ComputeType::I4];
     pub fn name(self) -> &'static str {
         match self {
-            Arithmetic::F32 => "f32",
-            Arithmetic::BF16 => "bf16",
-            Arithmetic::I8 => "i8",
-            Arithmetic::I4 => "i4",
+            ComputeType::F32 => "f32",
+            ComputeType::BF16 => "bf16",
+            ComputeType::I8 => "i8",
+            ComputeType::I4 => "i4",
         }
     }
 }
 
 /// Least work of one launch.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Cost {
+pub struct LaunchCost {
     /// Bytes read or written, by argument of the kernel.
     pub bytes: Vec<Dim>,
     /// A multiplication and an addition are two.
     pub ops: Dim,
-    pub arithmetic: Arithmetic,
+    pub arithmetic: ComputeType,
     /// Matrices that each worker reads its share of, one after the other: those of chosen experts.
     pub matrices: Dim,
     /// Most parts that the work can be cut into, where those may be few.
     pub parts: Option<i64>,
 }
 
-impl Cost {
+impl LaunchCost {
     /// Of kernels in one launch, their arguments one after the other.
-    pub fn together(parts: &[&Cost]) -> Cost {
-        let sum =
-            |ops: &dyn Fn(&Cost) -> Dim| parts.iter().fold(Dim::from(0), |sum, part| sum.add(&ops(part)));
-        let dots = parts.iter().map(|part| part.arithmetic).find(|&arithmetic| arithmetic != Arithmetic::F32);
-        Cost {
+    pub fn together(parts: &[&LaunchCost]) -> LaunchCost {
+        let sum = |ops: &dyn Fn(&LaunchCost) -> Dim| {
+            parts.iter().fold(Dim::from(0), |sum, part| sum.add(&ops(part)))
+        };
+        let dots =
+            parts.iter().map(|part| part.arithmetic).find(|&arithmetic| arithmetic != ComputeType::F32);
+        LaunchCost {
             bytes: parts.iter().flat_map(|part| part.bytes.iter().cloned()).collect(),
             ops: sum(&|part| part.ops.clone()),
-            arithmetic: dots.unwrap_or(Arithmetic::F32),
+            arithmetic: dots.unwrap_or(ComputeType::F32),
             matrices: parts.first().map_or(Dim::from(1), |part| part.matrices.clone()),
             parts: None,
         }
@@ -64,7 +66,11 @@ impl Cost {
 }
 
 /// Of a group function whose inputs `i` with `packings[i]` are parameters.
-pub fn of_group(module: &Module, f: &Function, packings: &[Option<Packing>]) -> Result<Cost, LowerError> {
+pub fn of_group(
+    module: &Module,
+    f: &Function,
+    packings: &[Option<Packing>],
+) -> Result<LaunchCost, LowerError> {
     let mut bytes = Vec::new();
     for (&v, &packing) in f.inputs.iter().zip(packings) {
         bytes.push(read_bytes(f, v, packing)?);
@@ -73,11 +79,11 @@ pub fn of_group(module: &Module, f: &Function, packings: &[Option<Packing>]) -> 
         bytes.push(value_bytes(f.ty(v), None)?);
     }
     let ops = f.live().fold(Dim::from(0), |sum, (_, n)| sum.add(&ops(module, f, n)));
-    let dots = |n: &Node| product(f, n).map(|p| p.arithmetic).filter(|&a| a != Arithmetic::F32);
-    let arithmetic = f.live().find_map(|(_, n)| dots(n)).unwrap_or(Arithmetic::F32);
+    let dots = |n: &GraphNode| product(f, n).map(|p| p.arithmetic).filter(|&a| a != ComputeType::F32);
+    let arithmetic = f.live().find_map(|(_, n)| dots(n)).unwrap_or(ComputeType::F32);
     let matrices = f.live().find_map(|(_, n)| chosen_experts(f, n)).unwrap_or(Dim::from(1));
     let parts = attention::most_slices(f);
-    Ok(Cost { bytes, ops, arithmetic, matrices, parts })
+    Ok(LaunchCost { bytes, ops, arithmetic, matrices, parts })
 }
 
 /// Of an attention that appends the rows of other groups to its caches.
@@ -85,8 +91,8 @@ pub fn of_appending(
     module: &Module,
     f: &Function,
     packings: &[Option<Packing>],
-    rows: &[Appended],
-) -> Result<Cost, LowerError> {
+    rows: &[AppendedRows],
+) -> Result<LaunchCost, LowerError> {
     let mut cost = of_group(module, f, packings)?;
     for group in rows {
         let of_rows = of_group(module, group.f, group.packings)?;
@@ -103,39 +109,39 @@ pub fn of_appending(
 
 /// A product with a matrix: the operand that holds it, and what its multiplications are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Product {
+pub struct WeightMatmul {
     pub weight: ValueId,
-    pub arithmetic: Arithmetic,
+    pub arithmetic: ComputeType,
     /// Dot products per multiplication: 16-bit activations are two planes of bytes.
     pub planes: i64,
 }
 
 /// `node` as a product; `None` for other ops.
-pub fn product(f: &Function, node: &Node) -> Option<Product> {
+pub fn product(f: &Function, node: &GraphNode) -> Option<WeightMatmul> {
     let activations = f.ty(*node.inputs.first()?).dtype;
     let (weight, arithmetic) = match node.op {
         Op::MatMulI8 { .. } | Op::MatMulExpertsI8 { .. } => {
             let four = |&v: &ValueId| matches!(f.ty(v).dtype, DType::Packed(format) if format.bits < 8);
             let four = node.inputs.get(3).is_some_and(four);
-            (3, if four { Arithmetic::I4 } else { Arithmetic::I8 })
+            (3, if four { ComputeType::I4 } else { ComputeType::I8 })
         }
-        Op::MatMul { .. } | Op::MatMulExperts { .. } if activations == DType::BF16 => (1, Arithmetic::BF16),
-        Op::MatMul { .. } | Op::MatMulExperts { .. } => (1, Arithmetic::F32),
+        Op::MatMul { .. } | Op::MatMulExperts { .. } if activations == DType::BF16 => (1, ComputeType::BF16),
+        Op::MatMul { .. } | Op::MatMulExperts { .. } => (1, ComputeType::F32),
         _ => return None,
     };
-    let integers = matches!(arithmetic, Arithmetic::I8 | Arithmetic::I4);
+    let integers = matches!(arithmetic, ComputeType::I8 | ComputeType::I4);
     let planes = if integers && activations == DType::I16 { 2 } else { 1 };
-    Some(Product { weight: *node.inputs.get(weight)?, arithmetic, planes })
+    Some(WeightMatmul { weight: *node.inputs.get(weight)?, arithmetic, planes })
 }
 
 /// Of a kernel that joins unfinished results of `between` bytes, given its outputs.
-pub fn of_merge(f: &Function, between: &Dim, reads: &[usize]) -> Result<Cost, LowerError> {
+pub fn of_merge(f: &Function, between: &Dim, reads: &[usize]) -> Result<LaunchCost, LowerError> {
     let mut bytes = vec![between.clone()];
     for &v in reads.iter().map(|&i| &f.inputs[i]).chain(&f.outputs) {
         bytes.push(value_bytes(f.ty(v), None)?);
     }
-    let (ops, arithmetic, matrices) = (between.floor_div(2), Arithmetic::F32, Dim::from(1));
-    Ok(Cost { bytes, ops, arithmetic, matrices, parts: None })
+    let (ops, arithmetic, matrices) = (between.floor_div(2), ComputeType::F32, Dim::from(1));
+    Ok(LaunchCost { bytes, ops, arithmetic, matrices, parts: None })
 }
 
 /// Rows that are picked count, not the table that they are picked from.
@@ -161,7 +167,7 @@ fn read_bytes(f: &Function, v: ValueId, packing: Option<Packing>) -> Result<Dim,
 }
 
 /// Most experts that the rows of a product choose; `None` for other ops.
-fn chosen_experts(f: &Function, node: &Node) -> Option<Dim> {
+fn chosen_experts(f: &Function, node: &GraphNode) -> Option<Dim> {
     match node.op {
         Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. } => {
             let ids = f.ty(*node.inputs.last()?);
@@ -171,27 +177,27 @@ fn chosen_experts(f: &Function, node: &Node) -> Option<Dim> {
     }
 }
 
-fn ops(module: &Module, f: &Function, node: &Node) -> Dim {
+fn ops(module: &Module, f: &Function, node: &GraphNode) -> Dim {
     let results = || node.outputs.first().map_or(Dim::from(0), |&v| f.ty(v).elements());
     let operand = |i: usize| node.inputs.get(i).map_or(Dim::from(0), |&v| f.ty(v).elements());
     let depth = || f.ty(node.inputs[0]).dims.last().and_then(Dim::as_const).unwrap_or(0);
     let planes = || product(f, node).map_or(1, |p| p.planes);
     let packed_depth = |weight: usize| f.ty(node.inputs[weight]).dims[1].as_const().unwrap_or(0);
     match node.op.family() {
-        Family::Structure => scan_ops(module, f, node),
+        OpFamily::Structure => scan_ops(module, f, node),
         // Norms are decomposed before lowering.
-        Family::Elementwise | Family::Norm => match node.op {
+        OpFamily::Elementwise | OpFamily::Norm => match node.op {
             Op::Constant { .. } | Op::Cast(_) => Dim::from(0),
             _ => results(),
         },
-        Family::Movement => Dim::from(0),
-        Family::Contraction | Family::Experts => match node.op {
+        OpFamily::Movement => Dim::from(0),
+        OpFamily::Contraction | OpFamily::Experts => match node.op {
             Op::Reduce { .. } | Op::TopK { .. } => operand(0),
             Op::MatMulExpertsI8 { .. } => results().scale(2 * planes() * packed_depth(3)),
             _ => results().scale(2 * depth()),
         },
-        Family::Attention(a) => attention_ops(f, node, a),
-        Family::Quant => match node.op {
+        OpFamily::Attention(a) => attention_ops(f, node, a),
+        OpFamily::Quant => match node.op {
             Op::MatMulI8 { .. } => results().scale(2 * planes() * packed_depth(3)),
             Op::QuantizeRows { .. } => operand(0).scale(3),
             Op::Dequantize => results(),
@@ -200,12 +206,12 @@ fn ops(module: &Module, f: &Function, node: &Node) -> Dim {
     }
 }
 
-fn attention_ops(f: &Function, node: &Node, a: &Attention) -> Dim {
+fn attention_ops(f: &Function, node: &GraphNode, a: &AttentionOp) -> Dim {
     let (q, keys, values) = (f.ty(node.inputs[0]), f.ty(node.inputs[1]), f.ty(node.inputs[2]));
     let (n, t) = (&q.dims[0], &keys.dims[0]);
     // Query i sees t - n + 1 + i keys, if none ahead.
     let seen = match a.window {
-        _ if a.ahead == Attention::ALL => n.product(t),
+        _ if a.ahead == AttentionOp::ALL => n.product(t),
         0 if a.ahead > 0 => n.product(t),
         0 => n.product(t).sub(&n.product(&n.sub(&Dim::from(1))).floor_div(2)),
         window => n.product(&t.minimum(&Dim::from((window + a.ahead) as i64))),
@@ -216,7 +222,7 @@ fn attention_ops(f: &Function, node: &Node, a: &Attention) -> Dim {
 }
 
 /// What the steps of a scan compute; other ops of the structure compute nothing.
-fn scan_ops(module: &Module, f: &Function, node: &Node) -> Dim {
+fn scan_ops(module: &Module, f: &Function, node: &GraphNode) -> Dim {
     let Op::Scan { body, carries, .. } = &node.op else { return Dim::from(0) };
     let body = &module.functions[*body];
     let once = body.live().fold(Dim::from(0), |sum, (_, n)| sum.add(&ops(module, body, n)));
@@ -227,11 +233,11 @@ fn scan_ops(module: &Module, f: &Function, node: &Node) -> Dim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mlcc_ir::dim::Sym;
+    use mlcc_ir::dim::SizeSymbol;
     use mlcc_ir::dim::SymValues;
     use mlcc_ir::graph::FunctionKind;
-    use mlcc_ir::ops::Attention;
-    use mlcc_ir::types::Format;
+    use mlcc_ir::ops::AttentionOp;
+    use mlcc_ir::types::QuantFormat;
     use mlcc_ir::types::TensorType;
 
     const AT: SymValues = SymValues { n: 3, b: 1, past: 5 };
@@ -240,7 +246,7 @@ mod tests {
         TensorType { dtype: DType::F32, dims }
     }
 
-    fn cost(op: Op, inputs: &[TensorType], packings: &[Option<Packing>]) -> Cost {
+    fn cost(op: Op, inputs: &[TensorType], packings: &[Option<Packing>]) -> LaunchCost {
         let module = Module::new("t");
         let mut f = Function::new("group", FunctionKind::Group);
         let values: Vec<ValueId> = inputs.iter().map(|t| f.add_input(t.clone())).collect();
@@ -255,7 +261,7 @@ mod tests {
 
     #[test]
     fn products() {
-        let inputs = [ty(vec![Dim::sym(Sym::N), 8.into()]), ty(vec![4.into(), 8.into()])];
+        let inputs = [ty(vec![Dim::sym(SizeSymbol::N), 8.into()]), ty(vec![4.into(), 8.into()])];
         let (ops, bytes) = costs(Op::MatMul { transpose_b: true }, &inputs, &[None, Some(Packing::RowMajor)]);
         assert_eq!((ops, bytes), (2 * 3 * 8 * 4, vec![4 * 3 * 8, 4 * 4 * 8, 4 * 3 * 4]));
     }
@@ -264,7 +270,7 @@ mod tests {
     fn products_of_codes() {
         let packed = |format, codes| {
             let of = |dtype, dims| TensorType { dtype, dims };
-            let (rows, groups) = (Dim::sym(Sym::N), Dim::from(1));
+            let (rows, groups) = (Dim::sym(SizeSymbol::N), Dim::from(1));
             let inputs = [
                 of(codes, vec![rows.clone(), 32.into()]),
                 ty(vec![rows.clone(), groups.clone()]),
@@ -275,14 +281,14 @@ mod tests {
             (cost.arithmetic, cost.ops.eval(&AT))
         };
         let once = 2 * 3 * 32 * 4;
-        assert_eq!(packed(Format::Q8G32, DType::I8), (Arithmetic::I8, once));
-        assert_eq!(packed(Format::Q4G32, DType::I8), (Arithmetic::I4, once));
-        assert_eq!(packed(Format::Q4G32, DType::I16), (Arithmetic::I4, 2 * once), "two planes");
+        assert_eq!(packed(QuantFormat::Q8G32, DType::I8), (ComputeType::I8, once));
+        assert_eq!(packed(QuantFormat::Q4G32, DType::I8), (ComputeType::I4, once));
+        assert_eq!(packed(QuantFormat::Q4G32, DType::I16), (ComputeType::I4, 2 * once), "two planes");
     }
 
     #[test]
     fn rows_that_are_picked() {
-        let ids = TensorType { dtype: DType::I32, dims: vec![Dim::sym(Sym::N)] };
+        let ids = TensorType { dtype: DType::I32, dims: vec![Dim::sym(SizeSymbol::N)] };
         let inputs = [ty(vec![100.into(), 8.into()]), ids];
         let (ops, bytes) = costs(Op::Gather, &inputs, &[Some(Packing::RowMajor), None]);
         assert_eq!((ops, bytes), (0, vec![3 * 32, 3 * 4, 3 * 32]));
@@ -290,10 +296,10 @@ mod tests {
 
     #[test]
     fn attention_sees_what_lies_before() {
-        let t = Dim::sym(Sym::Past).add(&Dim::sym(Sym::N));
+        let t = Dim::sym(SizeSymbol::Past).add(&Dim::sym(SizeSymbol::N));
         let cache = ty(vec![t, 2.into(), 8.into()]);
-        let inputs = [ty(vec![Dim::sym(Sym::N), 4.into(), 8.into()]), cache.clone(), cache];
-        let (ops, bytes) = costs(Op::Attention(Attention::causal(1.0)), &inputs, &[None; 3]);
+        let inputs = [ty(vec![Dim::sym(SizeSymbol::N), 4.into(), 8.into()]), cache.clone(), cache];
+        let (ops, bytes) = costs(Op::Attention(AttentionOp::causal(1.0)), &inputs, &[None; 3]);
         // Queries at positions 5, 6 and 7 see 6, 7 and 8 keys.
         assert_eq!(ops, 2 * 4 * (8 + 8) * (6 + 7 + 8));
         assert_eq!(bytes[1], 8 * 2 * 8 * 4);

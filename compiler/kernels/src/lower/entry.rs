@@ -2,21 +2,23 @@
 
 use super::attention;
 use super::error::LowerError;
-use super::group::{Template, reads_pages, template};
+use super::group::{KernelTemplate, reads_pages, template};
 use super::kernel::{ArgContract, GroupKernel};
-use super::kernel_cache::{Append, KernelCache, Merged, PackedGroup};
+use super::kernel_cache::{AppendGroup, CachedMerge, KernelCache, PackedGroup};
 use super::operands::value_bytes;
-use super::plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Partition, Work};
-use super::strides::{Limits, Strides};
+use super::plan::{
+    BufferArg, BufferId, BufferKind, LaunchWork, LoweredBuffer, LoweredEntry, LoweredLaunch, Partition,
+};
+use super::strides::{SequenceBounds, SequenceStrides};
 use crate::pages::row_elements;
-use mlcc_ir::dim::{Dim, Sym};
-use mlcc_ir::entity::Arena;
-use mlcc_ir::graph::{Function, Node, ValueId};
-use mlcc_ir::kernel::Access;
+use mlcc_ir::dim::{Dim, SizeSymbol};
+use mlcc_ir::entity::EntityArena;
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
+use mlcc_ir::kernel::ParamAccess;
 use mlcc_ir::module::{FuncId, Module, ParamId, StateId};
 use mlcc_ir::ops::Op;
-use mlcc_ir::sequences::{Batching, Scope, batching, scope_of, scopes};
-use mlcc_ir::step::{Parts, Repeat, Sequences, Shares};
+use mlcc_ir::sequences::{RowBatching, RowScope, batching, scope_of, scopes};
+use mlcc_ir::step::{GatherShape, RepeatMode, SequenceFilter, WorkSchedule};
 use mlcc_ir::types::{Packing, TensorType};
 
 /// Alignment of every buffer in bytes, except of new rows in a cache.
@@ -26,27 +28,27 @@ const ALIGN: u32 = 64;
 pub(super) struct EntryLowering<'a> {
     module: &'a Module,
     f: &'a Function,
-    entry: Entry,
+    entry: LoweredEntry,
     /// Most rows of a call.
     most_rows: i64,
-    locations: Vec<Option<Location>>,
+    locations: Vec<Option<ValueLocation>>,
     /// Of a batched function, which rows its values are about.
-    scopes: Option<Vec<Scope>>,
+    scopes: Option<Vec<RowScope>>,
 }
 
 /// Where a value lies.
 #[derive(Clone, Copy)]
-struct Location {
+struct ValueLocation {
     buffer: BufferId,
     /// The parameter that it is.
     param: Option<ParamId>,
     /// Of a value of one sequence: where those of the others are.
-    strides: Strides,
+    strides: SequenceStrides,
 }
 
-impl Location {
-    fn of(buffer: BufferId) -> Location {
-        Location { buffer, param: None, strides: Strides::default() }
+impl ValueLocation {
+    fn of(buffer: BufferId) -> ValueLocation {
+        ValueLocation { buffer, param: None, strides: SequenceStrides::default() }
     }
 }
 
@@ -58,10 +60,10 @@ fn align_of(bytes: u64) -> u32 {
 impl<'a> EntryLowering<'a> {
     pub fn new(module: &'a Module, f: &'a Function, most_rows: i64) -> Self {
         let scopes = scopes(module, f);
-        let entry = Entry {
+        let entry = LoweredEntry {
             name: f.name.clone(),
             batching: batching(f),
-            buffers: Arena::new(),
+            buffers: EntityArena::new(),
             launches: Vec::new(),
             updates: Vec::new(),
             copies: Vec::new(),
@@ -69,28 +71,28 @@ impl<'a> EntryLowering<'a> {
         EntryLowering { module, f, entry, most_rows, locations: vec![None; f.values.len()], scopes }
     }
 
-    pub fn run(mut self, kernels: &mut KernelCache) -> Result<Entry, LowerError> {
+    pub fn run(mut self, kernels: &mut KernelCache) -> Result<LoweredEntry, LowerError> {
         for (i, &v) in self.f.inputs.iter().enumerate() {
             let bytes = value_bytes(self.f.ty(v), None)?;
-            self.place(v, Memory::Input(i as u32), bytes, None);
+            self.place(v, BufferKind::Input(i as u32), bytes, None);
         }
         for (_, node) in self.f.live() {
             match &node.op {
                 Op::Param(p) => {
                     let param = &self.module.params[*p];
                     let bytes = value_bytes(&param.ty, param.packing)?;
-                    self.place(node.outputs[0], Memory::Param(*p), bytes, Some(*p));
+                    self.place(node.outputs[0], BufferKind::Param(*p), bytes, Some(*p));
                 }
                 Op::StateRead(s) => {
                     let bytes = value_bytes(&self.module.states[*s].ty, None)?;
-                    self.place(node.outputs[0], Memory::State(*s), bytes, None);
+                    self.place(node.outputs[0], BufferKind::State(*s), bytes, None);
                 }
                 Op::StateWrite(s) => {
                     let value = self.at(node.inputs[0])?;
                     self.entry.updates.push((*s, value.buffer));
                     let ty = &self.module.states[*s].ty;
                     let kernel = kernels.copy(ty, [ALIGN; 2])?;
-                    let state = Location::of(self.buffer(Memory::State(*s), value_bytes(ty, None)?));
+                    let state = ValueLocation::of(self.buffer(BufferKind::State(*s), value_bytes(ty, None)?));
                     let copy = self.launch(kernels, kernel, &[value], &[state], self.of_states())?;
                     self.entry.copies.push(copy);
                 }
@@ -104,7 +106,8 @@ impl<'a> EntryLowering<'a> {
                     self.locations[node.outputs[0].0 as usize] = Some(source);
                 }
                 Op::Call(callee) => {
-                    let scope = self.scopes.as_ref().map_or(Scope::All, |s| scope_of(self.module, node, s));
+                    let scope =
+                        self.scopes.as_ref().map_or(RowScope::All, |s| scope_of(self.module, node, s));
                     self.call(kernels, *callee, node, scope)?;
                 }
                 other => {
@@ -128,7 +131,7 @@ impl<'a> EntryLowering<'a> {
         let ty = &self.module.states[state].ty;
         let row = TensorType { dtype: ty.dtype, dims: ty.dims[1..].to_vec() };
         let row_bytes = value_bytes(&row, None)?.as_const().unwrap_or(0);
-        let memory = Memory::NewRows(state);
+        let memory = BufferKind::NewRows(state);
         let made = self.at(rows)?;
         if kernels.pages.is_some() {
             // Who places rows looks into it, whether a kernel does or not.
@@ -138,7 +141,7 @@ impl<'a> EntryLowering<'a> {
         // Kernels rely on the alignment of what they write.
         let one = self.f.ty(rows).dims.first().and_then(Dim::as_const) == Some(1);
         let scattered = kernels.pages.is_some() && !one;
-        let direct = from.memory == Memory::Temp
+        let direct = from.memory == BufferKind::Temp
             && !scattered
             && row_bytes % i64::from(ALIGN) == 0
             && (from.apart || !self.entry.batching.is_batched())
@@ -147,44 +150,44 @@ impl<'a> EntryLowering<'a> {
             self.entry.buffers[made.buffer].memory = memory;
         } else if scattered {
             let kernel = kernels.append(self.f.ty(rows))?;
-            let cache = Location::of(self.buffer(Memory::State(state), value_bytes(ty, None)?));
+            let cache = ValueLocation::of(self.buffer(BufferKind::State(state), value_bytes(ty, None)?));
             let inputs = [made, self.table(kernels)];
             let launch = self.launch(kernels, kernel, &inputs, &[cache], self.of_states())?;
             self.entry.launches.push(launch);
         } else {
             let ty = self.f.ty(rows);
             let kernel = kernels.copy(ty, [ALIGN, align_of(row_bytes as u64)])?;
-            let to = Location::of(self.buffer(memory, value_bytes(ty, None)?));
+            let to = ValueLocation::of(self.buffer(memory, value_bytes(ty, None)?));
             let launch = self.launch(kernels, kernel, &[made], &[to], self.of_states())?;
             self.entry.launches.push(launch);
         }
-        self.place(all, Memory::State(state), value_bytes(ty, None)?, None);
+        self.place(all, BufferKind::State(state), value_bytes(ty, None)?, None);
         Ok(())
     }
 
     /// The table of pages.
-    fn table(&mut self, kernels: &KernelCache) -> Location {
+    fn table(&mut self, kernels: &KernelCache) -> ValueLocation {
         let pages = kernels.pages.as_ref().map_or(0, |layout| layout.pages);
-        Location::of(self.buffer(Memory::PageTable, Dim::from(pages as i64 * 4)))
+        ValueLocation::of(self.buffer(BufferKind::PageTable, Dim::from(pages as i64 * 4)))
     }
 
     /// Elements of a row of the cache in pages that lies there, if one does.
-    fn in_pages(&self, kernels: &KernelCache, location: &Location) -> Option<i64> {
-        let Memory::State(state) = self.entry.buffers[location.buffer].memory else { return None };
+    fn in_pages(&self, kernels: &KernelCache, location: &ValueLocation) -> Option<i64> {
+        let BufferKind::State(state) = self.entry.buffers[location.buffer].memory else { return None };
         kernels.pages.as_ref().and_then(|layout| layout.part(state))?;
         row_elements(&self.module.states[state].ty)
     }
 
     /// Where a value lies outside of pages: there already, or after a copy.
-    fn dense(&mut self, kernels: &mut KernelCache, v: ValueId) -> Result<Location, LowerError> {
+    fn dense(&mut self, kernels: &mut KernelCache, v: ValueId) -> Result<ValueLocation, LowerError> {
         let location = self.at(v)?;
         let Some(row) = self.in_pages(kernels, &location) else { return Ok(location) };
         let (ty, scope) = (self.f.ty(v), self.of_states());
         let kernel = kernels.gather(ty, row)?;
         let bytes = value_bytes(ty, None)?;
         let to = match scope {
-            Scope::Sequence => self.apart(&bytes)?,
-            Scope::All | Scope::Wanted => Location::of(self.buffer(Memory::Temp, bytes)),
+            RowScope::Sequence => self.apart(&bytes)?,
+            RowScope::All | RowScope::Wanted => ValueLocation::of(self.buffer(BufferKind::Temp, bytes)),
         };
         let inputs = [location, self.table(kernels)];
         let launch = self.launch(kernels, kernel, &inputs, &[to], scope)?;
@@ -193,13 +196,18 @@ impl<'a> EntryLowering<'a> {
     }
 
     /// Rows of all ranks, of all sequences at once.
-    fn exchange(&mut self, kernels: &mut KernelCache, ranks: usize, node: &Node) -> Result<(), LowerError> {
-        let scope = self.scopes.as_ref().map_or(Scope::All, |s| scope_of(self.module, node, s));
+    fn exchange(
+        &mut self,
+        kernels: &mut KernelCache,
+        ranks: usize,
+        node: &GraphNode,
+    ) -> Result<(), LowerError> {
+        let scope = self.scopes.as_ref().map_or(RowScope::All, |s| scope_of(self.module, node, s));
         let unsupported = |hint: &str| LowerError::Unsupported {
             what: format!("an exchange of {ranks} ranks in @{}", self.f.name),
             hint: hint.into(),
         };
-        if scope == Scope::Sequence {
+        if scope == RowScope::Sequence {
             let hint = "it is of the values of one sequence, and only those of all sequences are exchanged: build with `--max-batch 1`";
             return Err(unsupported(hint));
         }
@@ -214,9 +222,9 @@ impl<'a> EntryLowering<'a> {
             row_bytes.ok_or_else(|| LowerError::internal(format!("rows of {ty} have no fixed size")))?;
         let rows = leading.iter().fold(Dim::from(1), |rows, dim| rows.product(dim));
         let from = self.dense(kernels, part)?.buffer;
-        self.place(all, Memory::Temp, value_bytes(self.f.ty(all), None)?, None);
-        let (to, parts) = (self.at(all)?.buffer, Parts { ranks, rows, row_bytes });
-        self.entry.launches.push(LoweredLaunch::exchange(from, to, parts, scope == Scope::Wanted));
+        self.place(all, BufferKind::Temp, value_bytes(self.f.ty(all), None)?, None);
+        let (to, parts) = (self.at(all)?.buffer, GatherShape { ranks, rows, row_bytes });
+        self.entry.launches.push(LoweredLaunch::exchange(from, to, parts, scope == RowScope::Wanted));
         Ok(())
     }
 
@@ -226,22 +234,22 @@ impl<'a> EntryLowering<'a> {
     }
 
     /// Launches on states are for each sequence of a batch.
-    fn of_states(&self) -> Scope {
-        if self.scopes.is_some() { Scope::Sequence } else { Scope::All }
+    fn of_states(&self) -> RowScope {
+        if self.scopes.is_some() { RowScope::Sequence } else { RowScope::All }
     }
 
     /// The rows of each sequence: where they lie, if every row is aligned, else a copy.
     fn split(&mut self, kernels: &mut KernelCache, all: ValueId, own: ValueId) -> Result<(), LowerError> {
         let from = self.at(all)?;
         let bytes = self.row_bytes(own)?;
-        let from = Location { strides: Strides { row: bytes, sequence: 0 }, ..from };
+        let from = ValueLocation { strides: SequenceStrides { row: bytes, sequence: 0 }, ..from };
         self.locations[own.0 as usize] = Some(from);
         if bytes % u64::from(ALIGN) == 0 {
             return Ok(());
         }
         let kernel = kernels.copy(self.f.ty(own), [align_of(bytes), ALIGN])?;
         let to = self.place_apart(own)?;
-        let launch = self.launch(kernels, kernel, &[from], &[to], Scope::Sequence)?;
+        let launch = self.launch(kernels, kernel, &[from], &[to], RowScope::Sequence)?;
         self.entry.launches.push(launch);
         Ok(())
     }
@@ -251,17 +259,17 @@ impl<'a> EntryLowering<'a> {
     fn join(&mut self, kernels: &mut KernelCache, own: ValueId, all: ValueId) -> Result<(), LowerError> {
         let from = self.at(own)?;
         let bytes = self.row_bytes(own)?;
-        let together = Strides { row: bytes, sequence: 0 };
-        let dense = self.entry.buffers[from.buffer].memory == Memory::Temp && from.strides == together;
+        let together = SequenceStrides { row: bytes, sequence: 0 };
+        let dense = self.entry.buffers[from.buffer].memory == BufferKind::Temp && from.strides == together;
         if dense && !self.is_update(from.buffer) {
             self.entry.buffers[from.buffer].apart = false;
-            self.locations[all.0 as usize] = Some(Location::of(from.buffer));
+            self.locations[all.0 as usize] = Some(ValueLocation::of(from.buffer));
             return Ok(());
         }
         let kernel = kernels.copy(self.f.ty(own), [ALIGN, align_of(bytes)])?;
-        self.place(all, Memory::Temp, value_bytes(self.f.ty(all), None)?, None);
-        let to = Location { strides: together, ..self.at(all)? };
-        let launch = self.launch(kernels, kernel, &[from], &[to], Scope::Sequence)?;
+        self.place(all, BufferKind::Temp, value_bytes(self.f.ty(all), None)?, None);
+        let to = ValueLocation { strides: together, ..self.at(all)? };
+        let launch = self.launch(kernels, kernel, &[from], &[to], RowScope::Sequence)?;
         self.entry.launches.push(launch);
         Ok(())
     }
@@ -275,46 +283,56 @@ impl<'a> EntryLowering<'a> {
     }
 
     /// Memory for a value of each sequence, aligned.
-    fn place_apart(&mut self, v: ValueId) -> Result<Location, LowerError> {
+    fn place_apart(&mut self, v: ValueId) -> Result<ValueLocation, LowerError> {
         let location = self.apart(&value_bytes(self.f.ty(v), None)?)?;
         self.locations[v.0 as usize] = Some(location);
         Ok(location)
     }
 
-    fn apart(&mut self, bytes: &Dim) -> Result<Location, LowerError> {
-        let limits = Limits { rows: self.most_rows, context: self.module.context() };
-        let strides = Strides::of(bytes, self.entry.batching, limits, u64::from(ALIGN));
+    fn apart(&mut self, bytes: &Dim) -> Result<ValueLocation, LowerError> {
+        let limits = SequenceBounds { rows: self.most_rows, context: self.module.context() };
+        let strides = SequenceStrides::of(bytes, self.entry.batching, limits, u64::from(ALIGN));
         let strides = strides.ok_or_else(|| LowerError::Unsupported {
             what: format!("a value of {bytes} bytes for each sequence"),
             hint: "its size has no limit: only models with a cache may have values as long as the past"
                 .into(),
         })?;
-        let buffer =
-            self.entry.buffers.push(Buffer { memory: Memory::Temp, bytes: strides.total(), apart: true });
-        Ok(Location { buffer, param: None, strides })
+        let buffer = self.entry.buffers.push(LoweredBuffer {
+            memory: BufferKind::Temp,
+            bytes: strides.total(),
+            apart: true,
+        });
+        Ok(ValueLocation { buffer, param: None, strides })
     }
 
-    fn buffer(&mut self, memory: Memory, bytes: Dim) -> BufferId {
-        let existing = self.entry.buffers.iter().find(|(_, b)| memory != Memory::Temp && b.memory == memory);
+    fn buffer(&mut self, memory: BufferKind, bytes: Dim) -> BufferId {
+        let existing =
+            self.entry.buffers.iter().find(|(_, b)| memory != BufferKind::Temp && b.memory == memory);
         match existing.map(|(id, _)| id) {
             Some(id) => id,
-            None => self.entry.buffers.push(Buffer { memory, bytes, apart: false }),
+            None => self.entry.buffers.push(LoweredBuffer { memory, bytes, apart: false }),
         }
     }
 
-    fn place(&mut self, v: ValueId, memory: Memory, bytes: Dim, param: Option<ParamId>) {
+    fn place(&mut self, v: ValueId, memory: BufferKind, bytes: Dim, param: Option<ParamId>) {
         let buffer = self.buffer(memory, bytes);
-        self.locations[v.0 as usize] = Some(Location { buffer, param, strides: Strides::default() });
+        self.locations[v.0 as usize] =
+            Some(ValueLocation { buffer, param, strides: SequenceStrides::default() });
     }
 
-    fn at(&self, v: ValueId) -> Result<Location, LowerError> {
+    fn at(&self, v: ValueId) -> Result<ValueLocation, LowerError> {
         let missing = || LowerError::internal(format!("value {v} of {} has no location", self.f.name));
         self.locations[v.0 as usize].ok_or_else(missing)
     }
 
     /// Launches that do nothing but append rows to caches of this attention, in their order: it can do that itself, so that no
     /// barrier has to stand between the rows and those who read them.
-    fn appends(&self, kernels: &KernelCache, callee: FuncId, ins: &[Location]) -> Vec<(usize, Append)> {
+    fn appends(
+        &self,
+        kernels: &KernelCache,
+        callee: FuncId,
+        ins: &[ValueLocation],
+    ) -> Vec<(usize, AppendGroup)> {
         let f = &self.module.functions[callee];
         if self.scopes.is_some() || !attention::appends_rows(f, kernels.target) {
             return Vec::new();
@@ -324,18 +342,26 @@ impl<'a> EntryLowering<'a> {
     }
 
     /// What launch `at` appends, if only the attention `f` needs that.
-    fn append_of(&self, kernels: &KernelCache, f: &Function, ins: &[Location], at: usize) -> Option<Append> {
+    fn append_of(
+        &self,
+        kernels: &KernelCache,
+        f: &Function,
+        ins: &[ValueLocation],
+        at: usize,
+    ) -> Option<AppendGroup> {
         let launches = &self.entry.launches;
         let memory = |buffer: BufferId| self.entry.buffers[buffer].memory;
-        let cache = |made: &Arg| match memory(made.buffer) {
-            Memory::NewRows(state) => ins.iter().position(|p| memory(p.buffer) == Memory::State(state)),
+        let cache = |made: &BufferArg| match memory(made.buffer) {
+            BufferKind::NewRows(state) => {
+                ins.iter().position(|p| memory(p.buffer) == BufferKind::State(state))
+            }
             _ => None,
         };
         let into: Vec<usize> = writes(&launches[at]).map(cache).collect::<Option<_>>()?;
         let group = kernels.group_of(launches[at].kernel()?)?;
         let rows = &self.module.functions[group.f];
-        let plain = matches!(template(rows, &group.packings, kernels.target), Template::Rows);
-        let read_by = |arg: &Arg, made: &Arg, cache: usize| {
+        let plain = matches!(template(rows, &group.packings, kernels.target), KernelTemplate::Rows);
+        let read_by = |arg: &BufferArg, made: &BufferArg, cache: usize| {
             arg.buffer == made.buffer || arg.buffer == ins[cache].buffer
         };
         let others = launches.iter().enumerate().filter(|(i, _)| *i != at).flat_map(|(_, l)| &l.args);
@@ -347,17 +373,17 @@ impl<'a> EntryLowering<'a> {
             && !needed
             && !into.is_empty()
             && attention::appended_by(f, rows);
-        fits.then(|| Append { group: group.clone(), into })
+        fits.then(|| AppendGroup { group: group.clone(), into })
     }
 
     fn call(
         &mut self,
         kernels: &mut KernelCache,
         callee: FuncId,
-        node: &Node,
-        scope: Scope,
+        node: &GraphNode,
+        scope: RowScope,
     ) -> Result<(), LowerError> {
-        let mut ins = node.inputs.iter().map(|&v| self.at(v)).collect::<Result<Vec<Location>, _>>()?;
+        let mut ins = node.inputs.iter().map(|&v| self.at(v)).collect::<Result<Vec<ValueLocation>, _>>()?;
         let packing = |p: ParamId| self.module.params[p].packing.unwrap_or(Packing::RowMajor);
         let packings: Vec<_> = ins.iter().map(|location| location.param.map(packing)).collect();
         let f = &self.module.functions[callee];
@@ -367,15 +393,15 @@ impl<'a> EntryLowering<'a> {
         let rows: Vec<_> = ins.iter().map(|location| self.in_pages(kernels, location)).collect();
         let reads_table = rows.iter().any(Option::is_some);
         let group = PackedGroup { f: callee, packings, rows };
-        let (before, rows): (Vec<usize>, Vec<Append>) =
+        let (before, rows): (Vec<usize>, Vec<AppendGroup>) =
             self.appends(kernels, callee, &ins).into_iter().unzip();
         let kernel = match rows.is_empty() {
             true => kernels.group(group.clone())?,
             false => kernels.appending(group.clone(), &rows)?,
         };
         for &launch in &before {
-            let read = self.entry.launches[launch].args.iter().filter(|a| a.access == Access::In);
-            ins.extend(read.map(|a| Location::of(a.buffer)));
+            let read = self.entry.launches[launch].args.iter().filter(|a| a.access == ParamAccess::In);
+            ins.extend(read.map(|a| ValueLocation::of(a.buffer)));
         }
         for &launch in before.iter().rev() {
             self.entry.launches.remove(launch);
@@ -385,20 +411,22 @@ impl<'a> EntryLowering<'a> {
         }
         let mut outs = Vec::new();
         for &v in &node.outputs {
-            if scope == Scope::Sequence {
+            if scope == RowScope::Sequence {
                 outs.push(self.place_apart(v)?);
                 continue;
             }
             let bytes = value_bytes(self.f.ty(v), None)?;
-            self.place(v, Memory::Temp, bytes, None);
+            self.place(v, BufferKind::Temp, bytes, None);
             outs.push(self.at(v)?);
         }
         let single = match (self.entry.batching, scope) {
-            (Batching::Ragged, Scope::Sequence) => kernels.one_row(&group)?,
+            (RowBatching::Ragged, RowScope::Sequence) => kernels.one_row(&group)?,
             _ => None,
         };
         let launched = match single {
-            Some(single) => vec![(single, Some(Sequences::OneRow)), (kernel, Some(Sequences::SeveralRows))],
+            Some(single) => {
+                vec![(single, Some(SequenceFilter::OneRow)), (kernel, Some(SequenceFilter::SeveralRows))]
+            }
             None => vec![(kernel, None)],
         };
         self.launches(kernels, &launched, (&ins, &outs), scope)
@@ -409,23 +437,23 @@ impl<'a> EntryLowering<'a> {
     fn launches(
         &mut self,
         kernels: &KernelCache,
-        launched: &[(usize, Option<Sequences>)],
-        (ins, outs): (&[Location], &[Location]),
-        scope: Scope,
+        launched: &[(usize, Option<SequenceFilter>)],
+        (ins, outs): (&[ValueLocation], &[ValueLocation]),
+        scope: RowScope,
     ) -> Result<(), LowerError> {
         let mut last = Vec::new();
         for &(kernel, which) in launched {
-            let Some(Merged { kernel: merge, bytes, reads }) = kernels.merges[kernel].clone() else {
+            let Some(CachedMerge { kernel: merge, bytes, reads }) = kernels.merges[kernel].clone() else {
                 self.push(kernels, (kernel, which), ins, outs, scope)?;
                 continue;
             };
             let between = match scope {
-                Scope::Sequence => self.apart(&bytes)?,
-                Scope::All | Scope::Wanted => Location::of(self.buffer(Memory::Temp, bytes)),
+                RowScope::Sequence => self.apart(&bytes)?,
+                RowScope::All | RowScope::Wanted => ValueLocation::of(self.buffer(BufferKind::Temp, bytes)),
             };
             self.push(kernels, (kernel, which), ins, &[between], scope)?;
             let read = std::iter::once(between).chain(reads.iter().map(|&i| ins[i]));
-            last.push(((merge, which), read.collect::<Vec<Location>>()));
+            last.push(((merge, which), read.collect::<Vec<ValueLocation>>()));
         }
         last.into_iter().try_for_each(|(merge, read)| self.push(kernels, merge, &read, outs, scope))
     }
@@ -433,13 +461,13 @@ impl<'a> EntryLowering<'a> {
     fn push(
         &mut self,
         kernels: &KernelCache,
-        (kernel, which): (usize, Option<Sequences>),
-        ins: &[Location],
-        outs: &[Location],
-        scope: Scope,
+        (kernel, which): (usize, Option<SequenceFilter>),
+        ins: &[ValueLocation],
+        outs: &[ValueLocation],
+        scope: RowScope,
     ) -> Result<(), LowerError> {
         let mut launch = self.launch(kernels, kernel, ins, outs, scope)?;
-        if let (Repeat::EachSequence { of, .. }, Some(which)) = (&mut launch.repeat, which) {
+        if let (RepeatMode::EachSequence { of, .. }, Some(which)) = (&mut launch.repeat, which) {
             *of = which;
         }
         self.entry.launches.push(launch);
@@ -452,36 +480,37 @@ impl<'a> EntryLowering<'a> {
         &self,
         kernels: &KernelCache,
         kernel: usize,
-        inputs: &[Location],
-        outputs: &[Location],
-        scope: Scope,
+        inputs: &[ValueLocation],
+        outputs: &[ValueLocation],
+        scope: RowScope,
     ) -> Result<LoweredLaunch, LowerError> {
         let made = &kernels.kernels[kernel];
         if inputs.len() + outputs.len() != made.args.len() {
             return Err(LowerError::internal(format!("arguments of kernel {}", made.kernel.name)));
         }
-        let one = self.entry.batching == Batching::OneEach && scope == Scope::Sequence;
-        if one && made.kernel.dims.iter().any(|(sym, _)| *sym == Sym::N) {
+        let one = self.entry.batching == RowBatching::OneEach && scope == RowScope::Sequence;
+        if one && made.kernel.dims.iter().any(|(sym, _)| *sym == SizeSymbol::N) {
             let what = format!("kernel {} is for rows of all sequences", made.kernel.name);
             return Err(LowerError::internal(what));
         }
         let alone = |contract: &ArgContract| {
-            contract.access == Access::In || contract.partition.as_ref().is_some_and(Partition::is_single)
+            contract.access == ParamAccess::In
+                || contract.partition.as_ref().is_some_and(Partition::is_single)
         };
-        let each = |work| Repeat::EachSequence { work, of: Sequences::All };
+        let each = |work| RepeatMode::EachSequence { work, of: SequenceFilter::All };
         let repeat = match scope {
-            Scope::All => Repeat::Once,
-            Scope::Wanted => Repeat::Wanted,
-            Scope::Sequence if made.args.iter().all(alone) => each(Dim::from(1)),
-            Scope::Sequence => each(self.work(made, kernels.keys[kernel].as_ref())),
+            RowScope::All => RepeatMode::Once,
+            RowScope::Wanted => RepeatMode::Wanted,
+            RowScope::Sequence if made.args.iter().all(alone) => each(Dim::from(1)),
+            RowScope::Sequence => each(self.work(made, kernels.keys[kernel].as_ref())),
         };
         // Who has a sequence has its only row, if it has no more.
-        let dealt = if self.entry.batching == Batching::Ragged { Sym::B } else { Sym::N };
+        let dealt = if self.entry.batching == RowBatching::Ragged { SizeSymbol::B } else { SizeSymbol::N };
         let args = inputs
             .iter()
             .chain(outputs)
             .zip(&made.args)
-            .map(|(location, contract)| Arg {
+            .map(|(location, contract)| BufferArg {
                 buffer: location.buffer,
                 access: contract.access,
                 partition: match repeat.has_whole_sequences() {
@@ -494,8 +523,8 @@ impl<'a> EntryLowering<'a> {
             })
             .collect();
         let dims = made.kernel.dims.iter().map(|(s, _)| (*s).into()).collect();
-        let (work, grid) = (Work::Kernel(kernel), made.grid.clone());
-        Ok(LoweredLaunch { work, args, dims, grid, repeat, shares: Shares::Static })
+        let (work, grid) = (LaunchWork::Kernel(kernel), made.grid.clone());
+        Ok(LoweredLaunch { work, args, dims, grid, repeat, shares: WorkSchedule::Static })
     }
 
     /// The work of a sequence: `keys` are those that each row looks at. Not by rows it comes in many units, so that it can be
@@ -503,11 +532,11 @@ impl<'a> EntryLowering<'a> {
     fn work(&self, made: &GroupKernel, keys: Option<&Dim>) -> Dim {
         const UNITS: i64 = 64;
         let rows = match self.entry.batching {
-            Batching::OneEach => Dim::from(1),
-            Batching::Single | Batching::Ragged => Dim::sym(Sym::N),
+            RowBatching::OneEach => Dim::from(1),
+            RowBatching::Single | RowBatching::Ragged => Dim::sym(SizeSymbol::N),
         };
         let of_rows = Some(Partition::Rows(rows.clone()));
-        let mut written = made.args.iter().filter(|a| a.access != Access::In);
+        let mut written = made.args.iter().filter(|a| a.access != ParamAccess::In);
         match keys {
             Some(keys) => rows.product(&keys.add(&Dim::from(UNITS))),
             None if written.all(|a| a.partition == of_rows) => rows,
@@ -518,19 +547,19 @@ impl<'a> EntryLowering<'a> {
     /// Results go to the caller's memory: the buffer of a launch is renamed, anything else is copied.
     fn outputs(&mut self, kernels: &mut KernelCache) -> Result<(), LowerError> {
         for (i, &v) in self.f.outputs.iter().enumerate() {
-            let Location { buffer, .. } = self.dense(kernels, v)?;
-            let memory = Memory::Output(i as u32);
-            let renamed = self.entry.buffers[buffer].memory == Memory::Temp && !self.is_update(buffer);
+            let ValueLocation { buffer, .. } = self.dense(kernels, v)?;
+            let memory = BufferKind::Output(i as u32);
+            let renamed = self.entry.buffers[buffer].memory == BufferKind::Temp && !self.is_update(buffer);
             if renamed {
                 self.entry.buffers[buffer].memory = memory;
                 continue;
             }
             let kernel = kernels.copy(self.f.ty(v), [ALIGN; 2])?;
-            let scope = self.scopes.as_ref().map_or(Scope::All, |scopes| scopes[v.0 as usize]);
+            let scope = self.scopes.as_ref().map_or(RowScope::All, |scopes| scopes[v.0 as usize]);
             let bytes = self.entry.buffers[buffer].bytes.clone();
-            let out = self.entry.buffers.push(Buffer { memory, bytes, apart: false });
+            let out = self.entry.buffers.push(LoweredBuffer { memory, bytes, apart: false });
             let launch =
-                self.launch(kernels, kernel, &[Location::of(buffer)], &[Location::of(out)], scope)?;
+                self.launch(kernels, kernel, &[ValueLocation::of(buffer)], &[ValueLocation::of(out)], scope)?;
             self.entry.launches.push(launch);
         }
         Ok(())
@@ -538,6 +567,6 @@ impl<'a> EntryLowering<'a> {
 }
 
 /// Accesses of a launch that write.
-pub fn writes(launch: &LoweredLaunch) -> impl Iterator<Item = &Arg> {
-    launch.args.iter().filter(|a| a.access != Access::In)
+pub fn writes(launch: &LoweredLaunch) -> impl Iterator<Item = &BufferArg> {
+    launch.args.iter().filter(|a| a.access != ParamAccess::In)
 }

@@ -2,19 +2,22 @@
 
 use super::contraction::activation;
 use super::error::LowerError;
-use super::kernel::{ArgContract, Emitted, GroupKernel, Merge, finished};
+use super::kernel::{ArgContract, GroupKernel, MergeKernel, TemplateResult, finished};
 use super::operands::result_name;
 use super::plan::Partition;
-use crate::experts::{GpuProduct, TopK};
+use crate::experts::{GpuExpertMatmul, TopK};
 use crate::inline::Inliner;
-use crate::likeliest::{Choice as LongChoice, To};
-use crate::machine::Machine;
+use crate::likeliest::{TopKOutput, TopKPlan as LongChoice};
+use crate::machine::MachineKind;
 use crate::params::KernelTarget;
-use crate::product::{Activation, Choice, Codes, EPILOGUE_OPERANDS, Product, Weight, choose, emit_experts};
+use crate::product::{
+    EPILOGUE_OPERANDS, ExpertChoice, MatmulActivation, MatmulProblem, MatmulWeight, QuantizedActivations,
+    choose, emit_experts,
+};
 use crate::quantize::CodeBlock;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::graph::{Function, Node, ValueId};
-use mlcc_ir::kernel::{Access, BufId};
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
+use mlcc_ir::kernel::{BufId, ParamAccess};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, Packing};
 use mlcc_kernel_lang::Recorder;
@@ -22,7 +25,7 @@ use mlcc_quant::TILE;
 use mlcc_target::Arch;
 
 /// The operand of a product with chosen experts that holds their matrices.
-pub fn weight(node: &Node) -> Option<ValueId> {
+pub fn weight(node: &GraphNode) -> Option<ValueId> {
     match node.op {
         Op::MatMulExperts { .. } => node.inputs.get(1).copied(),
         Op::MatMulExpertsI8 { .. } => node.inputs.get(3).copied(),
@@ -31,7 +34,7 @@ pub fn weight(node: &Node) -> Option<ValueId> {
 }
 
 /// True if CPU kernels read the experts' matrices in tiles: each has whole ones.
-pub fn is_tiled(f: &Function, node: &Node) -> bool {
+pub fn is_tiled(f: &Function, node: &GraphNode) -> bool {
     let (Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. }) = node.op else { return false };
     let rows = weight(node).and_then(|w| f.ty(w).dims[0].as_const()).unwrap_or(0) as usize;
     (rows / experts).is_multiple_of(TILE)
@@ -46,12 +49,16 @@ pub fn weight_packing(target: &KernelTarget) -> Packing {
 }
 
 /// How the activations of a product that takes no codes enter it.
-fn activation_of(f: &Function, node: &Node) -> Option<Activation> {
+fn activation_of(f: &Function, node: &GraphNode) -> Option<MatmulActivation> {
     activation(f.ty(node.inputs[0]).dtype, f.ty(node.inputs[1]).dtype)
 }
 
 /// A lone op that has a kernel here, for weights in these packings.
-pub fn find<'f>(f: &'f Function, packings: &[Option<Packing>], target: &KernelTarget) -> Option<&'f Node> {
+pub fn find<'f>(
+    f: &'f Function,
+    packings: &[Option<Packing>],
+    target: &KernelTarget,
+) -> Option<&'f GraphNode> {
     let (_, node) = f.live().next().filter(|_| f.body.len() == 1)?;
     let tiled = |v: ValueId| {
         let position = f.inputs.iter().position(|&i| i == v);
@@ -67,7 +74,7 @@ pub fn find<'f>(f: &'f Function, packings: &[Option<Packing>], target: &KernelTa
 }
 
 /// How the choice of a group is made on a GPU by whole blocks; `None` for other groups.
-pub(super) fn long_choice(f: &Function, node: &Node, target: &KernelTarget) -> Option<LongChoice> {
+pub(super) fn long_choice(f: &Function, node: &GraphNode, target: &KernelTarget) -> Option<LongChoice> {
     let Op::TopK { k } = node.op else { return None };
     let columns = f.ty(node.inputs[0]).dims[1].as_const()?;
     LongChoice::new(k as i64, columns).filter(|_| target.arch == Arch::Nvptx)
@@ -77,7 +84,7 @@ pub(super) fn long_choice(f: &Function, node: &Node, target: &KernelTarget) -> O
 pub(super) fn choose_long(
     mut kb: KernelBuilder,
     f: &Function,
-    node: &Node,
+    node: &GraphNode,
     choice: LongChoice,
     inliner: &Inliner<'_, 'static>,
     target: &KernelTarget,
@@ -85,12 +92,12 @@ pub(super) fn choose_long(
     let x = node.inputs[0];
     let rows = f.ty(x).dims[0].clone();
     let arg = |access| ArgContract { access, partition: None, in_place: vec![] };
-    let inputs = || f.inputs.iter().map(|_| arg(Access::In));
+    let inputs = || f.inputs.iter().map(|_| arg(ParamAccess::In));
     let results = |kb: &mut KernelBuilder| {
         let mut of_op = [None; 2];
         for &v in &f.outputs {
             let ty = f.ty(v);
-            let buf = kb.param(result_name(f, v), ty.dtype, ty.elements(), Access::Out, 64);
+            let buf = kb.param(result_name(f, v), ty.dtype, ty.elements(), ParamAccess::Out, 64);
             let at = node.outputs.iter().position(|&o| o == v);
             if let Some(slot) = at.and_then(|at| of_op.get_mut(at)) {
                 *slot = Some(buf);
@@ -98,45 +105,45 @@ pub(super) fn choose_long(
         }
         of_op
     };
-    let outputs = || f.outputs.iter().map(|_| arg(Access::Out));
+    let outputs = || f.outputs.iter().map(|_| arg(ParamAccess::Out));
     let plan = format!("the largest {} by blocks, {} tiles of a row", choice.count, choice.tiles());
-    let emitted = |args, plan| Emitted { args, generator: "likeliest", plan };
+    let emitted = |args, plan| TemplateResult { args, generator: "likeliest", plan };
     if choice.tiles() == 1 {
         let [values, ids] = results(&mut kb);
-        Recorder::within(&mut kb, |k| choice.emit(inliner, k, x, To::Results { values, ids }));
+        Recorder::within(&mut kb, |k| choice.emit(inliner, k, x, TopKOutput::Results { values, ids }));
         return finished(kb, f, emitted(inputs().chain(outputs()).collect(), plan), target);
     }
     let between = rows.scale(choice.between());
-    let keys = kb.param("keys", DType::I64, between.clone(), Access::Out, 64);
-    Recorder::within(&mut kb, |k| choice.emit(inliner, k, x, To::Between(keys)));
+    let keys = kb.param("keys", DType::I64, between.clone(), ParamAccess::Out, 64);
+    Recorder::within(&mut kb, |k| choice.emit(inliner, k, x, TopKOutput::Between(keys)));
     let mut merge = KernelBuilder::new(format!("{}_merge", kb.kernel().name));
-    let from = merge.param("keys", DType::I64, between.clone(), Access::In, 64);
+    let from = merge.param("keys", DType::I64, between.clone(), ParamAccess::In, 64);
     let of_merge = results(&mut merge);
     Recorder::within(&mut merge, |k| choice.emit_merge(k, &rows, from, of_merge));
-    let args = std::iter::once(arg(Access::In)).chain(outputs()).collect();
+    let args = std::iter::once(arg(ParamAccess::In)).chain(outputs()).collect();
     let joins = format!("joins {} tiles", choice.tiles());
     let kernel = Box::new(finished(merge, f, emitted(args, joins), target)?);
-    let args = inputs().chain([arg(Access::Out)]).collect();
+    let args = inputs().chain([arg(ParamAccess::Out)]).collect();
     let first = finished(kb, f, emitted(args, plan), target)?;
-    Ok(GroupKernel { merge: Some(Merge { kernel, bytes: between.scale(8), reads: vec![] }), ..first })
+    Ok(GroupKernel { merge: Some(MergeKernel { kernel, bytes: between.scale(8), reads: vec![] }), ..first })
 }
 
 pub(super) fn emit(
     kb: &mut KernelBuilder,
     f: &Function,
-    node: &Node,
+    node: &GraphNode,
     inliner: Inliner<'_, 'static>,
     inputs: &[BufId],
     outputs: &[BufId],
     target: &KernelTarget,
-) -> Result<Emitted, LowerError> {
+) -> Result<TemplateResult, LowerError> {
     let missing = || LowerError::internal(format!("operands of group {}", f.name));
     let buffer = |v: ValueId| f.inputs.iter().position(|&i| i == v).map(|i| inputs[i]).ok_or_else(missing);
     let arg = |access, partition| ArgContract { access, partition, in_place: vec![] };
     let emitted = |partition: Option<Partition>, generator, plan: String| {
-        let ins = f.inputs.iter().map(|_| arg(Access::In, None));
-        let args = ins.chain(f.outputs.iter().map(|_| arg(Access::Out, partition.clone()))).collect();
-        Emitted { args, generator, plan }
+        let ins = f.inputs.iter().map(|_| arg(ParamAccess::In, None));
+        let args = ins.chain(f.outputs.iter().map(|_| arg(ParamAccess::Out, partition.clone()))).collect();
+        TemplateResult { args, generator, plan }
     };
     match node.op {
         Op::TopK { k } => {
@@ -144,10 +151,10 @@ pub(super) fn emit(
             let x = node.inputs[0];
             let (values, ids) = (out(0), out(1));
             Recorder::within(kb, |rec| {
-                TopK { k: rec, inliner, x, count: k as i64, values, ids }.emit(Machine::of(target));
+                TopK { k: rec, inliner, x, count: k as i64, values, ids }.emit(MachineKind::of(target));
             });
             let rows = Partition::Rows(f.ty(x).dims[0].clone());
-            let plan = format!("top k, a round for each of {k}, {}", Machine::of(target));
+            let plan = format!("top k, a round for each of {k}, {}", MachineKind::of(target));
             Ok(emitted(Some(rows), "experts", plan))
         }
         Op::MatMulExperts { .. } if target.arch == Arch::Nvptx => {
@@ -156,7 +163,7 @@ pub(super) fn emit(
             let out = node.outputs[0];
             let x_buffer = buffer(x)?;
             Recorder::within(kb, |k| {
-                let product = GpuProduct {
+                let product = GpuExpertMatmul {
                     k,
                     inliner,
                     x: x_buffer,
@@ -185,7 +192,7 @@ pub(super) fn emit(
 fn product(
     kb: &mut KernelBuilder,
     f: &Function,
-    node: &Node,
+    node: &GraphNode,
     experts: usize,
     (inputs, out): (&[BufId], BufId),
     target: &KernelTarget,
@@ -199,7 +206,13 @@ fn product(
             let planes = if f.ty(node.inputs[0]).dtype == DType::I16 { 2 } else { 1 };
             (
                 codes,
-                Activation::Codes(Codes { planes, group: *group, block: CodeBlock::SINGLE, scales, starts }),
+                MatmulActivation::Codes(QuantizedActivations {
+                    planes,
+                    group: *group,
+                    block: CodeBlock::SINGLE,
+                    scales,
+                    starts,
+                }),
                 w,
                 ids,
             )
@@ -208,7 +221,7 @@ fn product(
         _ => return Err(missing()),
     };
     let weight_ty = weight(node).map(|w| f.ty(w)).ok_or_else(missing)?;
-    let Some(kind) = Weight::of(weight_ty.dtype) else {
+    let Some(kind) = MatmulWeight::of(weight_ty.dtype) else {
         return Err(LowerError::internal(format!("a product with weights of type {weight_ty}")));
     };
     let ids_ty = f.ty(node.inputs[node.inputs.len() - 1]);
@@ -219,9 +232,10 @@ fn product(
     let mut epilogue_operands = [None; EPILOGUE_OPERANDS];
     epilogue_operands[0] = (f.ty(node.outputs[0]).dtype == DType::F32).then_some(out);
     let (w_offset, packing) = (0, Packing::Tile16);
-    let problem = Product { x, activation, w, w_offset, weight: kind, packing, m, n, k, epilogue_operands };
+    let problem =
+        MatmulProblem { x, activation, w, w_offset, weight: kind, packing, m, n, k, epilogue_operands };
     let slots = ids_ty.dims[1].as_const().unwrap_or(0);
-    let choice = Choice { ids, experts, slots, shared: size(node.inputs[0], 1) == 1 };
+    let choice = ExpertChoice { ids, experts, slots, shared: size(node.inputs[0], 1) == 1 };
     let plan = choose(target, weight_ty.dtype, activation, single).for_shape(weight_ty.dtype, n, k);
     let slices = emit_experts(kb, &problem, &plan, &choice, &mut |k, sums| {
         sums.store(k.view(out, [1, n as i64]));

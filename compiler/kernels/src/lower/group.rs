@@ -5,13 +5,13 @@ use super::contraction::{self, Contraction};
 use super::error::LowerError;
 use super::experts;
 use super::kernel::{ArgContract, GroupKernel, finished};
-use super::operands::{Appended, InPages, bound, result_name};
+use super::operands::{AppendedRows, InPages, bound, result_name};
 use super::{rows, scan};
 use crate::attention::{self, decode::NewRows};
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::graph::{Function, Node};
-use mlcc_ir::kernel::Access;
+use mlcc_ir::graph::{Function, GraphNode};
+use mlcc_ir::kernel::ParamAccess;
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::Packing;
@@ -19,37 +19,41 @@ use mlcc_kernel_lang::interleave_steps;
 use mlcc_target::Arch;
 
 /// The template that a group takes.
-pub enum Template<'a> {
-    Scan(&'a Node),
-    Attention(&'a Node),
-    Experts(&'a Node),
+pub enum KernelTemplate<'a> {
+    Scan(&'a GraphNode),
+    Attention(&'a GraphNode),
+    Experts(&'a GraphNode),
     Contraction(Contraction),
     Rows,
 }
 
 /// Chooses the template; `packings` as in [`lower_group`].
-pub fn template<'a>(f: &'a Function, packings: &[Option<Packing>], target: &KernelTarget) -> Template<'a> {
+pub fn template<'a>(
+    f: &'a Function,
+    packings: &[Option<Packing>],
+    target: &KernelTarget,
+) -> KernelTemplate<'a> {
     if let Some((_, node)) = f.live().find(|(_, n)| matches!(n.op, Op::Scan { .. })) {
-        return Template::Scan(node);
+        return KernelTemplate::Scan(node);
     }
     if let Some(node) = attention::find(f) {
-        return Template::Attention(node);
+        return KernelTemplate::Attention(node);
     }
     if let Some(node) = experts::find(f, packings, target) {
-        return Template::Experts(node);
+        return KernelTemplate::Experts(node);
     }
     match contraction::find(f, packings, target) {
-        Some(contraction) => Template::Contraction(contraction),
-        None => Template::Rows,
+        Some(contraction) => KernelTemplate::Contraction(contraction),
+        None => KernelTemplate::Rows,
     }
 }
 
 /// Whether the kernel of a group reads caches where they lie in pages.
-pub(super) fn reads_pages(f: &Function, template: &Template) -> bool {
+pub(super) fn reads_pages(f: &Function, template: &KernelTemplate) -> bool {
     match template {
-        Template::Attention(_) => true,
-        Template::Rows => !f.live().any(|(_, n)| matches!(n.op, Op::QuantizeRows { .. })),
-        Template::Scan(_) | Template::Experts(_) | Template::Contraction(_) => false,
+        KernelTemplate::Attention(_) => true,
+        KernelTemplate::Rows => !f.live().any(|(_, n)| matches!(n.op, Op::QuantizeRows { .. })),
+        KernelTemplate::Scan(_) | KernelTemplate::Experts(_) | KernelTemplate::Contraction(_) => false,
     }
 }
 
@@ -76,14 +80,14 @@ pub fn lower_appending(
     f: &Function,
     name: &str,
     (packings, pages): (&[Option<Packing>], Option<InPages>),
-    rows: &[Appended],
+    rows: &[AppendedRows],
     target: &KernelTarget,
 ) -> Result<GroupKernel, LowerError> {
     let mut kb = KernelBuilder::new(name);
     let written = |i: usize| rows.iter().any(|group| group.into.contains(&i));
     let (inputs, mut inliner) = bound(&mut kb, f, packings, pages, target, written)?;
     let chosen = template(f, packings, target);
-    if let Template::Attention(node) = chosen {
+    if let KernelTemplate::Attention(node) = chosen {
         let mut appended = Vec::new();
         for group in rows {
             let (_, inliner) = bound(&mut kb, group.f, group.packings, None, target, |_| false)?;
@@ -100,12 +104,12 @@ pub fn lower_appending(
         }
         return attention_group(kb, f, node, inliner, &appended, target);
     }
-    if let Template::Experts(node) = chosen
+    if let KernelTemplate::Experts(node) = chosen
         && let Some(choice) = experts::long_choice(f, node, target)
     {
         return experts::choose_long(kb, f, node, choice, &inliner, target);
     }
-    if let Template::Scan(node) = chosen
+    if let KernelTemplate::Scan(node) = chosen
         && let Some(chunks) = scan::chunks_of((module, f, node), target)?
     {
         return scan::in_chunks(kb, (module, f, node), &chunks, &inputs, target);
@@ -114,24 +118,28 @@ pub fn lower_appending(
     let mut outputs = Vec::new();
     for &v in &f.outputs {
         let ty = f.ty(v);
-        outputs.push(kb.param(result_name(f, v), ty.dtype, ty.elements(), Access::Out, 64));
+        outputs.push(kb.param(result_name(f, v), ty.dtype, ty.elements(), ParamAccess::Out, 64));
     }
-    let product = matches!(chosen, Template::Contraction(_)) && target.arch != Arch::Nvptx;
+    let product = matches!(chosen, KernelTemplate::Contraction(_)) && target.arch != Arch::Nvptx;
     let mut emitted = match chosen {
-        Template::Attention(_) => return Err(LowerError::internal("an attention is lowered above")),
-        Template::Experts(node) => experts::emit(&mut kb, f, node, inliner, &inputs, &outputs, target)?,
-        Template::Scan(node) => scan::emit(&mut kb, (module, f, node), inliner, (&inputs, &outputs), target)?,
-        Template::Contraction(c) => contraction::emit(&mut kb, f, &c, inliner, &inputs, &outputs, target)?,
-        Template::Rows if reads_codes(f, target) => {
+        KernelTemplate::Attention(_) => return Err(LowerError::internal("an attention is lowered above")),
+        KernelTemplate::Experts(node) => experts::emit(&mut kb, f, node, inliner, &inputs, &outputs, target)?,
+        KernelTemplate::Scan(node) => {
+            scan::emit(&mut kb, (module, f, node), inliner, (&inputs, &outputs), target)?
+        }
+        KernelTemplate::Contraction(c) => {
+            contraction::emit(&mut kb, f, &c, inliner, &inputs, &outputs, target)?
+        }
+        KernelTemplate::Rows if reads_codes(f, target) => {
             let what = format!("group {} has an integer product beside what is no epilogue of it", f.name);
             return Err(LowerError::internal(what));
         }
-        Template::Rows => rows::emit(&mut kb, f, inliner, &outputs, target)?,
+        KernelTemplate::Rows => rows::emit(&mut kb, f, inliner, &outputs, target)?,
     };
     if let (Some(_), Some(pages)) = (table, pages) {
         let caches = emitted.args.iter_mut().zip(pages.rows).filter(|(_, row)| row.is_some());
         caches.for_each(|(arg, _)| arg.partition = None);
-        let arg = ArgContract { access: Access::In, partition: None, in_place: vec![] };
+        let arg = ArgContract { access: ParamAccess::In, partition: None, in_place: vec![] };
         emitted.args.insert(f.inputs.len(), arg);
     }
     let mut lowered = finished(kb, f, emitted, target)?;

@@ -6,8 +6,8 @@ use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, ValueId};
-use mlcc_ir::kernel::{Access, BinOp, Expr, ExprId, ForKind, Kernel, Stmt};
-use mlcc_ir::step::Grid;
+use mlcc_ir::kernel::{BinOp, Expr, ExprId, ForKind, Kernel, ParamAccess, Stmt};
+use mlcc_ir::step::LaunchGrid;
 use mlcc_kernel_lang::math::expand_math;
 use mlcc_target::Arch;
 use std::fmt;
@@ -17,14 +17,14 @@ use std::fmt;
 pub struct GroupKernel {
     pub kernel: Kernel,
     pub args: Vec<ArgContract>,
-    pub grid: Option<Grid>,
-    pub merge: Option<Merge>,
-    pub made: Made,
+    pub grid: Option<LaunchGrid>,
+    pub merge: Option<MergeKernel>,
+    pub made: KernelExplanation,
 }
 
 /// How a kernel was made, for `--explain-passes`.
 #[derive(Clone, Debug)]
-pub struct Made {
+pub struct KernelExplanation {
     /// Ops of the group and the shapes of their results.
     pub ops: String,
     pub generator: &'static str,
@@ -32,11 +32,11 @@ pub struct Made {
     pub plan: String,
 }
 
-impl Made {
+impl KernelExplanation {
     /// Of kernels in one launch.
-    pub fn together(parts: &[&Made]) -> Made {
+    pub fn together(parts: &[&KernelExplanation]) -> KernelExplanation {
         let all = parts.iter().map(|made| made.to_string()).collect::<Vec<_>>().join(" | ");
-        Made {
+        KernelExplanation {
             ops: all,
             generator: "side by side",
             plan: format!("{} kernels, each with blocks of its own", parts.len()),
@@ -44,9 +44,9 @@ impl Made {
     }
 }
 
-impl fmt::Display for Made {
+impl fmt::Display for KernelExplanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Made { ops, generator, plan } = self;
+        let KernelExplanation { ops, generator, plan } = self;
         write!(f, "{ops}: {generator}: {plan}")
     }
 }
@@ -54,7 +54,7 @@ impl fmt::Display for Made {
 /// A second kernel that finishes what the first one left unfinished: the first one's arguments end in the unfinished
 /// results instead of the group's outputs; the second one takes those, some of the group's inputs, then its outputs.
 #[derive(Clone)]
-pub struct Merge {
+pub struct MergeKernel {
     pub kernel: Box<GroupKernel>,
     /// Size of the unfinished results in bytes.
     pub bytes: Dim,
@@ -64,14 +64,14 @@ pub struct Merge {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ArgContract {
-    pub access: Access,
+    pub access: ParamAccess,
     pub partition: Option<Partition>,
-    /// See [`super::plan::Arg::in_place`].
+    /// See [`super::plan::BufferArg::in_place`].
     pub in_place: Vec<usize>,
 }
 
 /// What a template gives beside the statements of the kernel.
-pub(super) struct Emitted {
+pub(super) struct TemplateResult {
     pub args: Vec<ArgContract>,
     pub generator: &'static str,
     pub plan: String,
@@ -81,12 +81,12 @@ pub(super) struct Emitted {
 pub(super) fn finished(
     kb: KernelBuilder,
     f: &Function,
-    Emitted { args, generator, plan }: Emitted,
+    TemplateResult { args, generator, plan }: TemplateResult,
     target: &KernelTarget,
 ) -> Result<GroupKernel, LowerError> {
     let kernel = expand_math(&kb.finish(), target.quotient());
     let grid = if target.arch == Arch::Nvptx { Some(grid(&kernel)?) } else { None };
-    let made = Made { ops: summary(f), generator, plan };
+    let made = KernelExplanation { ops: summary(f), generator, plan };
     Ok(GroupKernel { kernel, args, grid, merge: None, made })
 }
 
@@ -104,13 +104,13 @@ fn summary(f: &Function) -> String {
 }
 
 /// Launch shape of a GPU kernel: the extents of its block and thread loops.
-fn grid(kernel: &Kernel) -> Result<Grid, LowerError> {
-    let mut grid = Grid { blocks: [Dim::from(1), Dim::from(1), Dim::from(1)], threads: [1; 3] };
+fn grid(kernel: &Kernel) -> Result<LaunchGrid, LowerError> {
+    let mut grid = LaunchGrid { blocks: [Dim::from(1), Dim::from(1), Dim::from(1)], threads: [1; 3] };
     fill_grid(kernel, &kernel.body, &mut grid)?;
     Ok(grid)
 }
 
-fn fill_grid(kernel: &Kernel, body: &[Stmt], grid: &mut Grid) -> Result<(), LowerError> {
+fn fill_grid(kernel: &Kernel, body: &[Stmt], grid: &mut LaunchGrid) -> Result<(), LowerError> {
     for stmt in body {
         match stmt {
             Stmt::For { extent, kind, body, .. } => {

@@ -1,22 +1,22 @@
 //! Kernels by what they compute: equal groups share one.
 
 use super::attention::keys_of_row;
-use super::cost::{self, Cost};
+use super::cost::{self, LaunchCost};
 use super::error::LowerError;
 use super::group::lower_appending;
-use super::kernel::{ArgContract, Emitted, GroupKernel, finished};
-use super::operands::{Appended, InPages, elements_of_pages, table};
+use super::kernel::{ArgContract, GroupKernel, TemplateResult, finished};
+use super::operands::{AppendedRows, InPages, elements_of_pages, table};
 use super::plan::Partition;
 use crate::attention;
-use crate::inline::Paged;
-use crate::machine::Machine;
+use crate::inline::PagedBuffer;
+use crate::machine::MachineKind;
 use crate::pages::{PageLayout, emit_append, identity, row_elements};
 use crate::params::KernelTarget;
-use crate::scan::{self, matrix::Chunks};
+use crate::scan::{self, matrix::ChunkScan};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::dim::{Dim, Sym};
-use mlcc_ir::graph::{Function, Node};
-use mlcc_ir::kernel::Access;
+use mlcc_ir::dim::{Dim, SizeSymbol};
+use mlcc_ir::graph::{Function, GraphNode};
+use mlcc_ir::kernel::ParamAccess;
 use mlcc_ir::module::{FuncId, Module};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{Packing, TensorType};
@@ -28,18 +28,18 @@ pub(super) struct KernelCache<'a> {
     pub target: &'a KernelTarget,
     /// Of the caches, if there are any.
     pub pages: Option<PageLayout>,
-    made: Vec<(Key, usize)>,
+    made: Vec<(KernelKey, usize)>,
     pub kernels: Vec<GroupKernel>,
-    pub costs: Vec<Cost>,
+    pub costs: Vec<LaunchCost>,
     /// By kernel, of an attention: keys that a row looks at.
     pub keys: Vec<Option<Dim>>,
     /// By kernel: the one that finishes what it left.
-    pub merges: Vec<Option<Merged>>,
+    pub merges: Vec<Option<CachedMerge>>,
 }
 
-/// See [`Merge`](super::kernel::Merge).
+/// See [`MergeKernel`](super::kernel::MergeKernel).
 #[derive(Clone)]
-pub(super) struct Merged {
+pub(super) struct CachedMerge {
     pub kernel: usize,
     pub bytes: Dim,
     pub reads: Vec<usize>,
@@ -56,16 +56,16 @@ pub(super) struct PackedGroup {
 
 /// A group whose results become rows of caches, inputs `into` of an attention.
 #[derive(Clone, PartialEq)]
-pub(super) struct Append {
+pub(super) struct AppendGroup {
     pub group: PackedGroup,
     pub into: Vec<usize>,
 }
 
 #[derive(PartialEq)]
-enum Key {
+enum KernelKey {
     Group(PackedGroup),
     /// An attention that appends what the groups make to its caches.
-    Appending(PackedGroup, Vec<Append>),
+    Appending(PackedGroup, Vec<AppendGroup>),
     /// A group for one row.
     OneRow(PackedGroup),
     /// Type, alignment of source and destination.
@@ -86,14 +86,14 @@ impl<'a> KernelCache<'a> {
     pub fn group(&mut self, group: PackedGroup) -> Result<usize, LowerError> {
         let f = &self.module.functions[group.f];
         let (packings, pages) = (group.packings.clone(), group.rows.clone());
-        self.get(Key::Group(group), f, f.name.clone(), (&packings, &pages), &[])
+        self.get(KernelKey::Group(group), f, f.name.clone(), (&packings, &pages), &[])
     }
 
     /// The kernel of an attention that appends `rows` to its caches.
-    pub fn appending(&mut self, group: PackedGroup, rows: &[Append]) -> Result<usize, LowerError> {
+    pub fn appending(&mut self, group: PackedGroup, rows: &[AppendGroup]) -> Result<usize, LowerError> {
         let f = &self.module.functions[group.f];
         let (packings, pages) = (group.packings.clone(), group.rows.clone());
-        self.get(Key::Appending(group, rows.to_vec()), f, f.name.clone(), (&packings, &pages), rows)
+        self.get(KernelKey::Appending(group, rows.to_vec()), f, f.name.clone(), (&packings, &pages), rows)
     }
 
     /// The kernel of a group for one row, if it has another one for that: attention of one query, a step of a scan over matrices.
@@ -105,19 +105,19 @@ impl<'a> KernelCache<'a> {
         }
         let f = one_row(several);
         let name = format!("{}_row", several.name);
-        self.get(Key::OneRow(group.clone()), &f, name, (&group.packings, &group.rows), &[]).map(Some)
+        self.get(KernelKey::OneRow(group.clone()), &f, name, (&group.packings, &group.rows), &[]).map(Some)
     }
 
     /// Whether it is a scan over matrices, of which a CPU computes a single step in another way than several, and a GPU where several are
     /// products.
     fn steps_matrices_otherwise(&self, f: &Function) -> bool {
-        let is_other = |node: &Node| match node.op {
+        let is_other = |node: &GraphNode| match node.op {
             Op::Scan { body, carries, .. } => {
                 let body = &self.module.functions[body];
-                let of_gpu = matches!(Machine::of(self.target), Machine::Gpu { .. });
+                let of_gpu = matches!(MachineKind::of(self.target), MachineKind::Gpu { .. });
                 scan::shape_of(body, carries).is_some_and(|shape| {
                     let length = &f.ty(node.inputs[carries]).dims[0];
-                    !of_gpu || Chunks::of(body, (carries, length), shape, self.target).is_some()
+                    !of_gpu || ChunkScan::of(body, (carries, length), shape, self.target).is_some()
                 })
             }
             _ => false,
@@ -128,9 +128,9 @@ impl<'a> KernelCache<'a> {
     /// The group that a kernel is of.
     pub fn group_of(&self, kernel: usize) -> Option<&PackedGroup> {
         self.made.iter().find_map(|(key, index)| match key {
-            Key::Group(group) if *index == kernel => Some(group),
-            Key::Group(_) | Key::Appending(..) | Key::OneRow(_) => None,
-            Key::Copy(..) | Key::Append(_) | Key::Gather(..) => None,
+            KernelKey::Group(group) if *index == kernel => Some(group),
+            KernelKey::Group(_) | KernelKey::Appending(..) | KernelKey::OneRow(_) => None,
+            KernelKey::Copy(..) | KernelKey::Append(_) | KernelKey::Gather(..) => None,
         })
     }
 
@@ -138,7 +138,7 @@ impl<'a> KernelCache<'a> {
     pub fn copy(&mut self, ty: &TensorType, align: [u32; 2]) -> Result<usize, LowerError> {
         let f = identity(self.module, "copy", ty).map_err(LowerError::internal)?;
         let index =
-            self.get(Key::Copy(ty.clone(), align), &f, name_of("copy", ty), (&[None], &[None]), &[])?;
+            self.get(KernelKey::Copy(ty.clone(), align), &f, name_of("copy", ty), (&[None], &[None]), &[])?;
         let kernel = &mut self.kernels[index].kernel;
         for (i, align) in align.into_iter().enumerate() {
             let buf = kernel.params[i];
@@ -150,13 +150,13 @@ impl<'a> KernelCache<'a> {
     /// A kernel that gives a cache as a tensor of type `ty` outside of pages: for those who cannot read it there.
     pub fn gather(&mut self, ty: &TensorType, row: i64) -> Result<usize, LowerError> {
         let f = identity(self.module, "gather", ty).map_err(LowerError::internal)?;
-        let key = Key::Gather(ty.clone(), row);
+        let key = KernelKey::Gather(ty.clone(), row);
         self.get(key, &f, name_of("gather", ty), (&[None], &[Some(row)]), &[])
     }
 
     /// A kernel that appends rows of type `ty` to a cache in pages: rows, table, cache.
     pub fn append(&mut self, ty: &TensorType) -> Result<usize, LowerError> {
-        let key = Key::Append(ty.clone());
+        let key = KernelKey::Append(ty.clone());
         if let Some(kernel) = self.known(&key) {
             return Ok(kernel);
         }
@@ -165,23 +165,25 @@ impl<'a> KernelCache<'a> {
         let row = row_elements(ty).ok_or_else(unfit)?;
         let f = identity(self.module, "append", ty).map_err(LowerError::internal)?;
         let mut kb = KernelBuilder::new(self.free_name(name_of("append", ty)));
-        let rows = kb.param("rows", ty.dtype, ty.elements(), Access::In, 64);
+        let rows = kb.param("rows", ty.dtype, ty.elements(), ParamAccess::In, 64);
         let table = table(&mut kb, layout);
-        let cache = kb.param("cache", ty.dtype, elements_of_pages(layout, ty.dtype, row), Access::InOut, 64);
-        let paged = Paged { table, bytes: layout.bytes as i64, row };
-        let machine = Machine::of(self.target);
+        let cache =
+            kb.param("cache", ty.dtype, elements_of_pages(layout, ty.dtype, row), ParamAccess::InOut, 64);
+        let paged = PagedBuffer { table, bytes: layout.bytes as i64, row };
+        let machine = MachineKind::of(self.target);
         let plan = match machine {
-            Machine::Cpu { lanes, .. } => format!("{lanes} lanes"),
-            Machine::Gpu { .. } => "a block for each row".into(),
+            MachineKind::Cpu { lanes, .. } => format!("{lanes} lanes"),
+            MachineKind::Gpu { .. } => "a block for each row".into(),
         };
         Recorder::within(&mut kb, |k| {
-            let (n, past) = (k.dim(&ty.dims[0]), k.dim(&Dim::sym(Sym::Past)));
+            let (n, past) = (k.dim(&ty.dims[0]), k.dim(&Dim::sym(SizeSymbol::Past)));
             emit_append(k, (n, past), rows, (cache, paged), machine);
         });
         let arg = |access, partition| ArgContract { access, partition, in_place: vec![] };
         let of_rows = Some(Partition::Rows(ty.dims[0].clone()));
-        let args = vec![arg(Access::In, of_rows), arg(Access::In, None), arg(Access::InOut, None)];
-        let emitted = Emitted { args, generator: "pages", plan };
+        let args =
+            vec![arg(ParamAccess::In, of_rows), arg(ParamAccess::In, None), arg(ParamAccess::InOut, None)];
+        let emitted = TemplateResult { args, generator: "pages", plan };
         let made = finished(kb, &f, emitted, self.target)?;
         let mut cost = cost::of_group(self.module, &f, &[None])?;
         cost.bytes.insert(1, Dim::from(0));
@@ -193,7 +195,7 @@ impl<'a> KernelCache<'a> {
         Ok(self.kernels.len() - 1)
     }
 
-    fn known(&self, key: &Key) -> Option<usize> {
+    fn known(&self, key: &KernelKey) -> Option<usize> {
         self.made.iter().find(|(k, _)| k == key).map(|(_, kernel)| *kernel)
     }
 
@@ -205,23 +207,23 @@ impl<'a> KernelCache<'a> {
 
     fn get(
         &mut self,
-        key: Key,
+        key: KernelKey,
         f: &Function,
         name: String,
         (packings, pages): (&[Option<Packing>], &[Option<i64>]),
-        rows: &[Append],
+        rows: &[AppendGroup],
     ) -> Result<usize, LowerError> {
         if let Some(kernel) = self.known(&key) {
             return Ok(kernel);
         }
         let name = self.free_name(name);
         let module = self.module;
-        let appended = rows.iter().map(|append| Appended {
+        let appended = rows.iter().map(|append| AppendedRows {
             f: &module.functions[append.group.f],
             packings: &append.group.packings,
             into: &append.into,
         });
-        let appended: Vec<Appended> = appended.collect();
+        let appended: Vec<AppendedRows> = appended.collect();
         let pages = self.pages.as_ref().map(|layout| InPages { layout, rows: pages });
         let mut made = lower_appending(module, f, &name, (packings, pages), &appended, self.target)?;
         let merge = made.merge.take();
@@ -247,7 +249,7 @@ impl<'a> KernelCache<'a> {
             self.costs.push(cost::of_merge(f, &merge.bytes, &merge.reads)?);
             self.keys.push(None);
             let (kernel, bytes, reads) = (self.kernels.len(), merge.bytes, merge.reads);
-            self.merges[index] = Some(Merged { kernel, bytes, reads });
+            self.merges[index] = Some(CachedMerge { kernel, bytes, reads });
             self.kernels.push(*merge.kernel);
             self.merges.push(None);
         }
@@ -258,7 +260,7 @@ impl<'a> KernelCache<'a> {
 /// A group function with `n` = 1. Codes of attention are for several queries.
 fn one_row(f: &Function) -> Function {
     let one = Dim::from(1);
-    let at_one = |dim: &mut Dim| *dim = dim.substitute(Sym::N, &one);
+    let at_one = |dim: &mut Dim| *dim = dim.substitute(SizeSymbol::N, &one);
     let mut f = f.clone();
     for id in f.values.ids().collect::<Vec<_>>() {
         f.values[id].ty.dims.iter_mut().for_each(at_one);

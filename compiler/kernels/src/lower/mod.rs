@@ -16,28 +16,28 @@ pub mod scan;
 mod strides;
 
 use crate::params::KernelTarget;
-use cost::Cost;
+use cost::LaunchCost;
 use entry::EntryLowering;
-use kernel::Made;
+use kernel::KernelExplanation;
 use kernel_cache::KernelCache;
 use mlcc_ir::graph::FunctionKind;
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::Packing;
-use plan::{Entry, LoweredLaunch, Work};
+use plan::{LaunchWork, LoweredEntry, LoweredLaunch};
 
 pub use error::LowerError;
 
 /// All entry functions of a module for one machine.
 #[derive(Clone)]
-pub struct Lowered {
+pub struct LoweredModule {
     pub kernels: Vec<Kernel>,
     /// By kernel.
-    pub costs: Vec<Cost>,
+    pub costs: Vec<LaunchCost>,
     /// By kernel, for `--explain-passes`; none where the kernels were read from text.
-    pub made: Vec<Made>,
-    pub entries: Vec<Entry>,
+    pub made: Vec<KernelExplanation>,
+    pub entries: Vec<LoweredEntry>,
 }
 
 /// Sets the packing of every parameter that has none yet: what the contraction that reads it wants, else row-major.
@@ -76,7 +76,7 @@ pub fn choose_packings(module: &mut Module, target: &KernelTarget) {
 }
 
 /// Lowers all entry functions, which are called with at most `most_rows` rows. Every node must be a parameter, a state access, a reshape, or a call of a group.
-pub fn lower(module: &Module, target: &KernelTarget, most_rows: i64) -> Result<Lowered, LowerError> {
+pub fn lower(module: &Module, target: &KernelTarget, most_rows: i64) -> Result<LoweredModule, LowerError> {
     let mut kernels = KernelCache::new(module, target);
     let mut entries = Vec::new();
     for (_, f) in module.functions.iter().filter(|(_, f)| f.kind == FunctionKind::Entry) {
@@ -84,20 +84,20 @@ pub fn lower(module: &Module, target: &KernelTarget, most_rows: i64) -> Result<L
     }
     let costs = kernels.costs;
     let (kernels, made) = kernels.kernels.into_iter().map(|g| (g.kernel, g.made)).unzip();
-    let mut lowered = Lowered { kernels, costs, made, entries };
+    let mut lowered = LoweredModule { kernels, costs, made, entries };
     only_launched(&mut lowered);
     Ok(lowered)
 }
 
 /// Removes kernels that no entry launches: those that became a part of another one.
-pub fn only_launched(lowered: &mut Lowered) {
+pub fn only_launched(lowered: &mut LoweredModule) {
     let mut launches: Vec<&mut LoweredLaunch> =
         lowered.entries.iter_mut().flat_map(|e| e.launches.iter_mut().chain(&mut e.copies)).collect();
     let mut numbers = vec![None; lowered.kernels.len()];
     launches.iter().filter_map(|l| l.kernel()).for_each(|kernel| numbers[kernel] = Some(0));
     numbers.iter_mut().flatten().enumerate().for_each(|(new, number)| *number = new);
     for launch in &mut launches {
-        if let Work::Kernel(kernel) = &mut launch.work {
+        if let LaunchWork::Kernel(kernel) = &mut launch.work {
             *kernel = numbers[*kernel].unwrap_or(*kernel);
         }
     }

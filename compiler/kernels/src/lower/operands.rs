@@ -1,17 +1,17 @@
 //! Values of a group in memory: their sizes, layouts, and the parameters of the kernel that hold them.
 
 use super::error::LowerError;
-use crate::inline::{Binding, Inliner, Paged};
+use crate::inline::{Binding, Inliner, PagedBuffer};
 use crate::pages::PageLayout;
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::dim::{Dim, Sym};
-use mlcc_ir::graph::{Function, Node, ValueId};
-use mlcc_ir::kernel::{Access, BinOp, BufId};
+use mlcc_ir::dim::{Dim, SizeSymbol};
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
+use mlcc_ir::kernel::{BinOp, BufId, ParamAccess};
 use mlcc_ir::ops::Op;
 use mlcc_ir::step::PAGE_ROWS;
 use mlcc_ir::types::{DType, Packing, TensorType};
-use mlcc_quant::Layout;
+use mlcc_quant::TensorLayout;
 use mlcc_target::Arch;
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ pub fn value_bytes(ty: &TensorType, packing: Option<Packing>) -> Result<Dim, Low
 }
 
 /// Layout of a parameter; vectors count as one row.
-pub fn layout(ty: &TensorType, packing: Packing) -> Result<Layout, LowerError> {
+pub fn layout(ty: &TensorType, packing: Packing) -> Result<TensorLayout, LowerError> {
     let sizes: Option<Vec<usize>> =
         ty.dims.iter().map(|d| d.as_const().and_then(|d| usize::try_from(d).ok())).collect();
     let (n, k) = match sizes.as_deref() {
@@ -42,7 +42,7 @@ pub fn layout(ty: &TensorType, packing: Packing) -> Result<Layout, LowerError> {
         Some([n, k]) => (*n, *k),
         _ => return Err(LowerError::internal(format!("a parameter of type {ty}"))),
     };
-    Ok(Layout::new(ty.dtype, packing, n, k)?)
+    Ok(TensorLayout::new(ty.dtype, packing, n, k)?)
 }
 
 /// Inputs of a group that are caches in pages.
@@ -62,7 +62,7 @@ impl InPages<'_> {
         let table = table(kb, self.layout);
         for (input, &row) in inliner.f.inputs.iter().zip(self.rows) {
             if let (Some(row), Some(Binding::Buffer { pages, .. })) = (row, inliner.bindings.get_mut(input)) {
-                *pages = Some(Paged { table, bytes: self.layout.bytes as i64, row });
+                *pages = Some(PagedBuffer { table, bytes: self.layout.bytes as i64, row });
             }
         }
         Some(table)
@@ -71,18 +71,18 @@ impl InPages<'_> {
 
 /// The parameter of a table of pages.
 pub(super) fn table(kb: &mut KernelBuilder, layout: &PageLayout) -> BufId {
-    kb.param("page_table", DType::I32, Dim::from(layout.pages as i64), Access::In, 4)
+    kb.param("page_table", DType::I32, Dim::from(layout.pages as i64), ParamAccess::In, 4)
 }
 
 /// Elements of the buffer of a cache in pages, from its rows in page 0 to those in the last one that sequences need: a pool may
 /// have more of them.
 pub(super) fn elements_of_pages(layout: &PageLayout, dtype: DType, row: i64) -> Dim {
     let page = layout.bytes as i64 / dtype.bytes().unwrap_or(1) as i64;
-    Dim::sym(Sym::B).scale(layout.pages as i64 * page).add(&Dim::from(PAGE_ROWS as i64 * row - page))
+    Dim::sym(SizeSymbol::B).scale(layout.pages as i64 * page).add(&Dim::from(PAGE_ROWS as i64 * row - page))
 }
 
 /// Rows that a group makes, as [`lower_appending`](super::group::lower_appending) takes it.
-pub struct Appended<'a> {
+pub struct AppendedRows<'a> {
     pub f: &'a Function,
     pub packings: &'a [Option<Packing>],
     /// For each of its results, the input of the attention that is the cache.
@@ -111,7 +111,7 @@ pub(super) fn bound<'a>(
         } else {
             ty.elements()
         };
-        let access = if written(i) { Access::InOut } else { Access::In };
+        let access = if written(i) { ParamAccess::InOut } else { ParamAccess::In };
         // A single element may lie anywhere: the temperature is a field of the call.
         let align = if len.as_const() == Some(1) { dtype.bytes().unwrap_or(1) as u32 } else { 64 };
         let buf = kb.param(&operand_name(f, v, packings[i]), dtype, len, access, align);
@@ -127,7 +127,7 @@ pub(super) fn bound<'a>(
 
 /// What an input is in its group: the name of its buffer in the text of the kernel.
 fn operand_name(f: &Function, v: ValueId, packing: Option<Packing>) -> String {
-    let named = |node: &Node| (0..node.inputs.len()).any(|i| operand_of(&node.op, i).is_some());
+    let named = |node: &GraphNode| (0..node.inputs.len()).any(|i| operand_of(&node.op, i).is_some());
     let unnamed = match packing {
         _ if f.live().any(|(_, node)| named(node)) => "operand",
         Some(_) => "w",

@@ -2,11 +2,11 @@
 //! planners need to know about each access.
 
 use mlcc_ir::dim::Dim;
-use mlcc_ir::entity::{Arena, EntityId};
-use mlcc_ir::kernel::Access;
+use mlcc_ir::entity::{EntityArena, EntityId};
+use mlcc_ir::kernel::ParamAccess;
 use mlcc_ir::module::{ParamId, StateId};
-use mlcc_ir::sequences::Batching;
-use mlcc_ir::step::{Grid, Parts, Repeat, Shares};
+use mlcc_ir::sequences::RowBatching;
+use mlcc_ir::step::{GatherShape, LaunchGrid, RepeatMode, WorkSchedule};
 use std::fmt;
 
 /// A buffer of one lowered entry function.
@@ -24,7 +24,7 @@ impl EntityId for BufferId {
 
 /// What a buffer is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Memory {
+pub enum BufferKind {
     Param(ParamId),
     /// The value from before the step, or all rows of a cache.
     State(StateId),
@@ -40,8 +40,8 @@ pub enum Memory {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Buffer {
-    pub memory: Memory,
+pub struct LoweredBuffer {
+    pub memory: BufferKind,
     /// Size in bytes. Of a value of each sequence: those of all sequences.
     pub bytes: Dim,
     /// A value of each sequence that only launches for each sequence touch.
@@ -73,9 +73,9 @@ impl Partition {
 
 /// How a launch uses a buffer.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Arg {
+pub struct BufferArg {
     pub buffer: BufferId,
-    pub access: Access,
+    pub access: ParamAccess,
     /// `None`: any worker may touch any element.
     pub partition: Option<Partition>,
     /// Outputs: the input arguments whose memory it may take over, because each element is read before the
@@ -89,35 +89,35 @@ pub struct Arg {
 
 /// What a launch does.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Work {
-    /// Index into the kernels of the [`Lowered`](super::Lowered) program.
+pub enum LaunchWork {
+    /// Index into the kernels of the [`LoweredModule`](super::LoweredModule) program.
     Kernel(usize),
     /// Joins what all ranks have, by one worker: of its two arguments the first is this rank's part.
-    Exchange(Parts),
+    Exchange(GatherShape),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LoweredLaunch {
-    pub work: Work,
-    pub args: Vec<Arg>,
+    pub work: LaunchWork,
+    pub args: Vec<BufferArg>,
     pub dims: Vec<Dim>,
-    pub grid: Option<Grid>,
-    pub repeat: Repeat,
-    pub shares: Shares,
+    pub grid: Option<LaunchGrid>,
+    pub repeat: RepeatMode,
+    pub shares: WorkSchedule,
 }
 
 impl LoweredLaunch {
     pub fn kernel(&self) -> Option<usize> {
         match self.work {
-            Work::Kernel(kernel) => Some(kernel),
-            Work::Exchange(_) => None,
+            LaunchWork::Kernel(kernel) => Some(kernel),
+            LaunchWork::Exchange(_) => None,
         }
     }
 
     /// An exchange by the first worker, who need not be the one that has the only share of a kernel: nobody's shares are those of an
     /// exchange.
-    pub fn exchange(part: BufferId, all: BufferId, parts: Parts, wanted: bool) -> LoweredLaunch {
-        let arg = |buffer, access| Arg {
+    pub fn exchange(part: BufferId, all: BufferId, parts: GatherShape, wanted: bool) -> LoweredLaunch {
+        let arg = |buffer, access| BufferArg {
             buffer,
             access,
             partition: None,
@@ -126,22 +126,22 @@ impl LoweredLaunch {
             sequence_bytes: 0,
         };
         LoweredLaunch {
-            work: Work::Exchange(parts),
-            args: vec![arg(part, Access::In), arg(all, Access::Out)],
+            work: LaunchWork::Exchange(parts),
+            args: vec![arg(part, ParamAccess::In), arg(all, ParamAccess::Out)],
             dims: Vec::new(),
             grid: None,
-            repeat: if wanted { Repeat::Wanted } else { Repeat::Once },
-            shares: Shares::Static,
+            repeat: if wanted { RepeatMode::Wanted } else { RepeatMode::Once },
+            shares: WorkSchedule::Static,
         }
     }
 }
 
 /// A lowered entry function.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct LoweredEntry {
     pub name: String,
-    pub batching: Batching,
-    pub buffers: Arena<BufferId, Buffer>,
+    pub batching: RowBatching,
+    pub buffers: EntityArena<BufferId, LoweredBuffer>,
     pub launches: Vec<LoweredLaunch>,
     /// States and the buffers that hold their new values.
     pub updates: Vec<(StateId, BufferId)>,
@@ -149,16 +149,16 @@ pub struct Entry {
     pub copies: Vec<LoweredLaunch>,
 }
 
-impl fmt::Display for Memory {
+impl fmt::Display for BufferKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Memory::Param(p) => write!(f, "param {p}"),
-            Memory::State(s) => write!(f, "state {s}"),
-            Memory::NewRows(s) => write!(f, "new rows of {s}"),
-            Memory::PageTable => write!(f, "page table"),
-            Memory::Input(i) => write!(f, "input {i}"),
-            Memory::Output(i) => write!(f, "output {i}"),
-            Memory::Temp => write!(f, "temp"),
+            BufferKind::Param(p) => write!(f, "param {p}"),
+            BufferKind::State(s) => write!(f, "state {s}"),
+            BufferKind::NewRows(s) => write!(f, "new rows of {s}"),
+            BufferKind::PageTable => write!(f, "page table"),
+            BufferKind::Input(i) => write!(f, "input {i}"),
+            BufferKind::Output(i) => write!(f, "output {i}"),
+            BufferKind::Temp => write!(f, "temp"),
         }
     }
 }

@@ -1,18 +1,18 @@
 //! Groups of elementwise ops, reductions over the last axis, and quantizers.
 
 use super::error::LowerError;
-use super::kernel::{ArgContract, Emitted};
+use super::kernel::{ArgContract, TemplateResult};
 use super::plan::Partition;
 use crate::inline::Inliner;
-use crate::machine::Machine;
+use crate::machine::MachineKind;
 use crate::params::KernelTarget;
 use crate::product::{DOT_COLUMNS, code_block};
 use crate::quantize::RowCodes;
-use crate::rows::Rows;
+use crate::rows::RowKernel;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Function, Node, ValueId};
-use mlcc_ir::kernel::{Access, BufId};
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
+use mlcc_ir::kernel::{BufId, ParamAccess};
 use mlcc_ir::ops::Op;
 use mlcc_kernel_lang::Recorder;
 
@@ -22,7 +22,7 @@ pub(super) fn emit(
     inliner: Inliner<'_, 'static>,
     outputs: &[BufId],
     target: &KernelTarget,
-) -> Result<Emitted, LowerError> {
+) -> Result<TemplateResult, LowerError> {
     let leading = |v: &ValueId| {
         let dims = &f.ty(*v).dims;
         dims[..dims.len().saturating_sub(1)].to_vec()
@@ -35,10 +35,10 @@ pub(super) fn emit(
     let stored = |v: &ValueId| f.def(*v).is_none_or(|n| !matches!(n.op, Op::QuantizeRows { .. }));
     let pairs = f.outputs.iter().copied().zip(outputs.iter().copied());
     let stores: Vec<(ValueId, BufId)> = pairs.filter(|(v, _)| stored(v)).collect();
-    let (machine, block) = (Machine::of(target), code_block(target));
+    let (machine, block) = (MachineKind::of(target), code_block(target));
     Recorder::within(kb, |k| {
         let (inliner, leading, outputs, codes) = (&inliner, rows.as_slice(), stores.as_slice(), &codes);
-        Rows { k, inliner, leading, outputs, codes, block, machine }.emit();
+        RowKernel { k, inliner, leading, outputs, codes, block, machine }.emit();
     });
 
     let first = rows.first().cloned().unwrap_or(Dim::from(1));
@@ -53,7 +53,7 @@ pub(super) fn emit(
     let mut args: Vec<ArgContract> = f
         .inputs
         .iter()
-        .map(|&v| ArgContract { access: Access::In, partition: partition(v, false), in_place: vec![] })
+        .map(|&v| ArgContract { access: ParamAccess::In, partition: partition(v, false), in_place: vec![] })
         .collect();
     for &v in &f.outputs {
         // A row that is reduced is read again after the first store of a later loop would have overwritten it.
@@ -64,7 +64,7 @@ pub(super) fn emit(
             one_loop && !moves && columnwise && input.dims == f.ty(v).dims && input.dtype == f.ty(v).dtype
         };
         let in_place = (0..f.inputs.len()).filter(same).collect();
-        args.push(ArgContract { access: Access::Out, partition: partition(v, true), in_place });
+        args.push(ArgContract { access: ParamAccess::Out, partition: partition(v, true), in_place });
     }
     let plan = match codes.first() {
         None => format!("{machine}"),
@@ -73,7 +73,7 @@ pub(super) fn emit(
             codes.bits, block.rows, block.columns
         ),
     };
-    Ok(Emitted { args, generator: "rows", plan })
+    Ok(TemplateResult { args, generator: "rows", plan })
 }
 
 /// The rows that a group quantizes, with the buffers of the results.
@@ -107,7 +107,7 @@ fn row_codes(f: &Function, outputs: &[BufId]) -> Result<Vec<RowCodes>, LowerErro
 }
 
 /// True if a row of the results depends on no other row of the operands.
-pub fn is_row_local(f: &Function, n: &Node) -> bool {
+pub fn is_row_local(f: &Function, n: &GraphNode) -> bool {
     match n.op {
         Op::Reduce { axis, .. } => axis + 1 == f.ty(n.inputs[0]).rank(),
         Op::Slice { axis, .. } | Op::Concat { axis } => axis > 0,

@@ -1,18 +1,18 @@
 //! Groups of one scan; of one over channels also with what is computed of its stacked values element by element.
 
 use super::error::LowerError;
-use super::kernel::{ArgContract, Emitted, GroupKernel, Merge, finished};
+use super::kernel::{ArgContract, GroupKernel, MergeKernel, TemplateResult, finished};
 use super::operands::result_name;
 use super::plan::Partition;
 use crate::inline::Inliner;
-use crate::machine::Machine;
+use crate::machine::MachineKind;
 use crate::params::KernelTarget;
-use crate::scan::matrix::{Chunks, Plan, ROWS, Shape};
-use crate::scan::{self, ChannelScan, Epilogue, MatrixScan};
+use crate::scan::matrix::{ChunkScan, MatrixScanPlan, ROWS, StateShape};
+use crate::scan::{self, ChannelScan, MatrixScan, ScanEpilogue};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Function, Node, ValueId};
-use mlcc_ir::kernel::{Access, BufId};
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
+use mlcc_ir::kernel::{BufId, ParamAccess};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
@@ -20,9 +20,9 @@ use mlcc_kernel_lang::Recorder;
 use mlcc_target::Arch;
 
 /// The scan of a group.
-struct Scanned<'a> {
+struct GroupScan<'a> {
     f: &'a Function,
-    node: &'a Node,
+    node: &'a GraphNode,
     body: &'a Function,
     carries: usize,
     seqs: usize,
@@ -32,8 +32,8 @@ struct Scanned<'a> {
     length: Dim,
 }
 
-impl<'a> Scanned<'a> {
-    fn of(module: &'a Module, f: &'a Function, node: &'a Node) -> Result<Scanned<'a>, LowerError> {
+impl<'a> GroupScan<'a> {
+    fn of(module: &'a Module, f: &'a Function, node: &'a GraphNode) -> Result<GroupScan<'a>, LowerError> {
         let Op::Scan { body, carries, seqs } = node.op else {
             return Err(LowerError::internal("a scan group without scan"));
         };
@@ -43,11 +43,11 @@ impl<'a> Scanned<'a> {
             return Err(LowerError::internal(format!("group {} has not all operands of its scan", f.name)));
         };
         let length = f.ty(node.inputs[carries]).dims[0].clone();
-        Ok(Scanned { f, node, body: &module.functions[body], carries, seqs, positions, length })
+        Ok(GroupScan { f, node, body: &module.functions[body], carries, seqs, positions, length })
     }
 
     /// The shape of states that are matrices.
-    fn matrices(&self) -> Result<Option<Shape>, LowerError> {
+    fn matrices(&self) -> Result<Option<StateShape>, LowerError> {
         let shape = scan::shape_of(self.body, self.carries);
         if shape.is_some() && self.node.outputs != self.f.outputs {
             return Err(LowerError::internal(format!("group {} has more than its scan", self.f.name)));
@@ -63,11 +63,11 @@ impl<'a> Scanned<'a> {
     fn of_matrices<'k>(
         &self,
         k: &'k Recorder,
-        shape: Shape,
+        shape: StateShape,
         inputs: Vec<BufId>,
         outputs: Vec<BufId>,
     ) -> MatrixScan<'a, 'k> {
-        let Scanned { body, carries, seqs, ref length, .. } = *self;
+        let GroupScan { body, carries, seqs, ref length, .. } = *self;
         MatrixScan { k, body, carries, seqs, inputs, outputs, length: length.clone(), shape }
     }
 
@@ -92,12 +92,12 @@ impl<'a> Scanned<'a> {
             let beside = || shares.outputs.last().filter(|_| self.is_stacked(self.f.inputs[i]));
             let first = uses.next().or_else(beside).cloned().flatten();
             let partition = if uses.all(|share| *share == first) { first } else { None };
-            ArgContract { access: Access::In, partition, in_place: vec![] }
+            ArgContract { access: ParamAccess::In, partition, in_place: vec![] }
         };
         let mut args: Vec<ArgContract> = (0..self.f.inputs.len()).map(of_input).collect();
         for (i, partition) in shares.outputs.into_iter().enumerate() {
             let in_place = if i < self.carries { self.in_place(i) } else { vec![] };
-            args.push(ArgContract { access: Access::Out, partition, in_place });
+            args.push(ArgContract { access: ParamAccess::Out, partition, in_place });
         }
         args
     }
@@ -105,79 +105,84 @@ impl<'a> Scanned<'a> {
 
 /// How a scan over matrices goes in chunks, if it does.
 pub(super) fn chunks_of(
-    (module, f, node): (&Module, &Function, &Node),
+    (module, f, node): (&Module, &Function, &GraphNode),
     target: &KernelTarget,
-) -> Result<Option<Chunks>, LowerError> {
-    let scanned = Scanned::of(module, f, node)?;
+) -> Result<Option<ChunkScan>, LowerError> {
+    let scanned = GroupScan::of(module, f, node)?;
     let shape = scanned.matrices()?;
-    Ok(shape.and_then(|shape| Chunks::of(scanned.body, (scanned.carries, &scanned.length), shape, target)))
+    Ok(shape.and_then(|shape| ChunkScan::of(scanned.body, (scanned.carries, &scanned.length), shape, target)))
 }
 
 /// A scan over matrices in chunks: one kernel prepares them, another one goes through them. `kb` has the inputs.
 pub(super) fn in_chunks(
     mut kb: KernelBuilder,
-    (module, f, node): (&Module, &Function, &Node),
-    chunks: &Chunks,
+    (module, f, node): (&Module, &Function, &GraphNode),
+    chunks: &ChunkScan,
     inputs: &[BufId],
     target: &KernelTarget,
 ) -> Result<GroupKernel, LowerError> {
-    let scanned = Scanned::of(module, f, node)?;
+    let scanned = GroupScan::of(module, f, node)?;
     let arg = |access, in_place| ArgContract { access, partition: None, in_place };
 
     let mut walk = KernelBuilder::new(format!("{}_walk", kb.kernel().name));
     let elements = chunks.elements(&scanned.length);
-    let from = walk.param("prepared", DType::BF16, elements.clone(), Access::In, 64);
+    let from = walk.param("prepared", DType::BF16, elements.clone(), ParamAccess::In, 64);
     let state = scanned.positions[0];
     let mut param = |v: ValueId, name: &str, access| {
         let ty = f.ty(v);
         walk.param(name, ty.dtype, ty.elements(), access, 64)
     };
-    let before = param(f.inputs[state], "before", Access::In);
-    let outputs = f.outputs.iter().map(|&v| param(v, result_name(f, v), Access::Out)).collect();
+    let before = param(f.inputs[state], "before", ParamAccess::In);
+    let outputs = f.outputs.iter().map(|&v| param(v, result_name(f, v), ParamAccess::Out)).collect();
     Recorder::within(&mut walk, |k| {
         chunks.walk(&scanned.of_matrices(k, chunks.shape, vec![before], outputs), from)
     });
     let in_place = if scanned.in_place(0).is_empty() { vec![] } else { vec![1] };
     let args = [
-        arg(Access::In, vec![]),
-        arg(Access::In, vec![]),
-        arg(Access::Out, in_place),
-        arg(Access::Out, vec![]),
+        arg(ParamAccess::In, vec![]),
+        arg(ParamAccess::In, vec![]),
+        arg(ParamAccess::Out, in_place),
+        arg(ParamAccess::Out, vec![]),
     ];
     let emitted =
-        Emitted { args: args.into(), generator: "scan::chunks", plan: "from chunk to chunk".into() };
+        TemplateResult { args: args.into(), generator: "scan::chunks", plan: "from chunk to chunk".into() };
     let kernel = Box::new(finished(walk, f, emitted, target)?);
 
-    let to = kb.param("prepared", DType::BF16, elements.clone(), Access::Out, 64);
+    let to = kb.param("prepared", DType::BF16, elements.clone(), ParamAccess::Out, 64);
     let operands = scanned.operands(inputs);
     Recorder::within(&mut kb, |k| {
         chunks.prepare(&scanned.of_matrices(k, chunks.shape, operands, vec![]), to)
     });
-    let args = f.inputs.iter().map(|_| arg(Access::In, vec![])).chain([arg(Access::Out, vec![])]).collect();
-    let emitted = Emitted { args, generator: "scan::chunks", plan: chunks.to_string() };
+    let args = f
+        .inputs
+        .iter()
+        .map(|_| arg(ParamAccess::In, vec![]))
+        .chain([arg(ParamAccess::Out, vec![])])
+        .collect();
+    let emitted = TemplateResult { args, generator: "scan::chunks", plan: chunks.to_string() };
     let first = finished(kb, f, emitted, target)?;
-    let merge = Merge { kernel, bytes: elements.scale(2), reads: vec![state] };
+    let merge = MergeKernel { kernel, bytes: elements.scale(2), reads: vec![state] };
     Ok(GroupKernel { merge: Some(merge), ..first })
 }
 
 pub(super) fn emit(
     kb: &mut KernelBuilder,
-    (module, f, node): (&Module, &Function, &Node),
+    (module, f, node): (&Module, &Function, &GraphNode),
     inliner: Inliner<'_, 'static>,
     (inputs, outputs): (&[BufId], &[BufId]),
     target: &KernelTarget,
-) -> Result<Emitted, LowerError> {
-    let scanned = Scanned::of(module, f, node)?;
+) -> Result<TemplateResult, LowerError> {
+    let scanned = GroupScan::of(module, f, node)?;
     let body = scanned.body;
-    let machine = Machine::of(target);
+    let machine = MachineKind::of(target);
     if let Some(shape) = scanned.matrices()? {
         let (operands, outputs) = (scanned.operands(inputs), outputs.to_vec());
         return Ok(Recorder::within(kb, |k| {
             let scan = scanned.of_matrices(k, shape, operands, outputs);
-            let plan = Plan::choose(&scan, machine);
+            let plan = MatrixScanPlan::choose(&scan, machine);
             scan.emit(plan, target.prefetch(DType::F32));
             let args = scanned.args(row_shares(&scan, plan.block_rows()));
-            Emitted { args, generator: "scan::matrix", plan: plan.to_string() }
+            TemplateResult { args, generator: "scan::matrix", plan: plan.to_string() }
         }));
     }
     if !scan::is_channelwise(body) {
@@ -192,18 +197,18 @@ pub(super) fn emit(
         outputs: vec![Some(tiles); f.outputs.len()],
     };
     let plan = format!("blocks of {} channels, {machine}", scan::CHANNELS);
-    Ok(Emitted { args: scanned.args(shares), generator: "scan::channels", plan })
+    Ok(TemplateResult { args: scanned.args(shares), generator: "scan::channels", plan })
 }
 
 /// How workers share the scan over channels that this records.
 fn of_channels(
     kb: &mut KernelBuilder,
-    scanned: &Scanned,
+    scanned: &GroupScan,
     inliner: Inliner<'_, 'static>,
     (inputs, outputs): (&[BufId], &[BufId]),
     target: &KernelTarget,
 ) -> Partition {
-    let Scanned { f, node, body, carries, seqs, ref positions, ref length } = *scanned;
+    let GroupScan { f, node, body, carries, seqs, ref positions, ref length } = *scanned;
     let channels = body.ty(body.inputs[0]).dims[0].as_const().unwrap_or(0);
     Recorder::within(kb, |k| {
         let (new_states, results) = outputs.split_at(carries);
@@ -211,7 +216,7 @@ fn of_channels(
         // Of a single step nothing comes ahead.
         let ahead = (0..inputs.len()).filter(|_| target.arch == Arch::Nvptx && length.as_const() != Some(1));
         let f32_rows = ahead.filter(of_step).filter(|&i| f.ty(f.inputs[i]).dtype == DType::F32);
-        let epilogue = Epilogue {
+        let epilogue = ScanEpilogue {
             inliner,
             stacked: &node.outputs[carries..],
             rows: f32_rows.map(|i| (f.inputs[i], inputs[i])).collect(),
@@ -220,7 +225,7 @@ fn of_channels(
         let (inputs, outputs) = (scanned.operands(inputs), new_states.to_vec());
         let length = length.clone();
         let scan = ChannelScan { k, body, carries, seqs, inputs, outputs, epilogue, length, channels };
-        scan.emit(Machine::of(target));
+        scan.emit(MachineKind::of(target));
         Partition::Tiles(scan.blocks())
     })
 }

@@ -16,11 +16,11 @@ mod prefetch;
 mod rows;
 pub(super) mod slice;
 
-use super::plan::{CpuPlan, Shares};
-use super::problem::{Epilogue, Product};
+use super::plan::{CpuPlan, MatmulShares};
+use super::problem::{MatmulEpilogue, MatmulProblem};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_kernel_lang::Recorder;
-use slice::{Cpu, RowRange};
+use slice::{CpuMatmul, RowRange};
 
 /// Emits a product for a CPU. Panics where x or w contradict their declared types (a bug in lowering), as the
 /// builder does. int8 activations need packed weights.
@@ -29,14 +29,14 @@ use slice::{Cpu, RowRange};
 /// it depends on the number of rows, or workers share rows too.
 pub fn emit_product(
     kb: &mut KernelBuilder,
-    problem: &Product,
+    problem: &MatmulProblem,
     plan: &CpuPlan,
-    epilogue: &mut Epilogue,
+    epilogue: &mut MatmulEpilogue,
 ) -> Option<i64> {
     Recorder::within(kb, |k| {
-        let cpu = Cpu::new(k, problem, plan);
+        let cpu = CpuMatmul::new(k, problem, plan);
         match (plan.shares, plan.chunk) {
-            (Shares::SlicesAndChunks, Some(chunk)) => {
+            (MatmulShares::SlicesAndChunks, Some(chunk)) => {
                 slices_and_chunks(cpu, chunk.into(), epilogue);
                 None
             }
@@ -49,7 +49,7 @@ pub fn emit_product(
 }
 
 /// Every slice of the weights against every chunk of `chunk` rows: what workers share out.
-fn slices_and_chunks(cpu: Cpu, chunk: i64, epilogue: &mut Epilogue) {
+fn slices_and_chunks(cpu: CpuMatmul, chunk: i64, epilogue: &mut MatmulEpilogue) {
     let (m, tiles) = (cpu.m(), cpu.plan.tiles);
     let slices = cpu.slices(tiles);
     cpu.k.par("item", m.div_ceil(chunk) * slices, |item| {

@@ -14,8 +14,8 @@ mod wide_pairs;
 use super::plan::CodeDot;
 use super::problem::DOT_COLUMNS;
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::Ty;
-use mlcc_ir::types::{DType, Format};
+use mlcc_ir::kernel::ExprType;
+use mlcc_ir::types::{DType, QuantFormat};
 use mlcc_kernel_lang::Val;
 use mlcc_quant::tile::{quad_codes, quad_signed};
 
@@ -32,9 +32,9 @@ pub(super) trait DotOperands<'k> {
     /// Steps in which the weights are read.
     fn steps(&self) -> usize;
     /// The weights of one step for every part: the quads that are read together and their operands, pinned.
-    fn weights(&self, step: usize) -> Vec<(usize, Vec<Operand<'k>>)>;
+    fn weights(&self, step: usize) -> Vec<(usize, Vec<WeightQuad<'k>>)>;
     /// The operand of a quad for one part, of weights that are unpacked.
-    fn unpacked(&self, quad: usize, part: u32) -> Operand<'k>;
+    fn unpacked(&self, quad: usize, part: u32) -> WeightQuad<'k>;
     /// Four consecutive activation codes of a plane in every 32-bit lane, i8, pinned.
     fn x(&self, row: u32, plane: usize, quad: usize) -> Val<'k>;
     /// Eight codes each of rows `row` and `row + 1`, from a quad on, pinned.
@@ -55,26 +55,26 @@ pub(super) trait DotOperands<'k> {
 
 /// Weights of one quad and part, which all rows of a register tile meet.
 #[derive(Clone, Copy)]
-pub(super) struct Operand<'k> {
+pub(super) struct WeightQuad<'k> {
     pub codes: Val<'k>,
     /// Without their signs, u8; the codes themselves where the product has no use for them.
     pub magnitudes: Val<'k>,
 }
 
-impl<'k> Operand<'k> {
-    pub fn new(dot: CodeDot, codes: Val<'k>) -> Operand<'k> {
+impl<'k> WeightQuad<'k> {
+    pub fn new(dot: CodeDot, codes: Val<'k>) -> WeightQuad<'k> {
         match dot {
             CodeDot::SignedPairs { sign, .. } => {
                 let magnitudes = pairs::with_sign(sign, codes, codes);
-                let bytes = Ty::vector(DType::U8, codes.lanes());
-                Operand { codes, magnitudes: magnitudes.bits_as(bytes).named("magnitudes") }
+                let bytes = ExprType::vector(DType::U8, codes.lanes());
+                WeightQuad { codes, magnitudes: magnitudes.bits_as(bytes).named("magnitudes") }
             }
             CodeDot::Dot4 { .. }
             | CodeDot::PairSums { .. }
             | CodeDot::WidePairs { .. }
             | CodeDot::Long { .. }
             | CodeDot::Mmla { .. }
-            | CodeDot::Columns => Operand { codes, magnitudes: codes },
+            | CodeDot::Columns => WeightQuad { codes, magnitudes: codes },
         }
     }
 }
@@ -82,7 +82,7 @@ impl<'k> Operand<'k> {
 /// The numbers of one quad of a word as `dot` takes them.
 pub(super) fn dot_operand<'k>(
     dot: CodeDot,
-    format: Format,
+    format: QuantFormat,
     (word, quad): (Val<'k>, usize),
     lookup: Option<InstrId>,
 ) -> Val<'k> {
@@ -91,7 +91,7 @@ pub(super) fn dot_operand<'k>(
     } else {
         quad_codes(format, word, quad, lookup)
     };
-    codes.bits_as(Ty::vector(dot.codes_type(), codes.lanes()))
+    codes.bits_as(ExprType::vector(dot.codes_type(), codes.lanes()))
 }
 
 /// The exact sums of a group, i32, one for each row and part. `starts` are what they start with; `None` where that is zero.
@@ -156,7 +156,7 @@ fn each_product<'k>(
     group: &impl DotOperands<'k>,
     first: usize,
     sets: usize,
-    mut body: impl FnMut(usize, usize, Operand<'k>, Val<'k>),
+    mut body: impl FnMut(usize, usize, WeightQuad<'k>, Val<'k>),
 ) {
     let (rows, ..) = group.shape();
     for step in 0..group.steps() {

@@ -5,18 +5,18 @@
 //! worker makes for itself: a few thousand numbers, against thousands of multiplications for each of them. The workers then
 //! share the columns of each matrix, so that a matrix with many rows keeps all of them busy.
 
-use super::cpu::slice::{Chosen, Cpu, RowRange};
+use super::cpu::slice::{CpuMatmul, ExpertMatrix, RowRange};
 use super::plan::CpuPlan;
-use super::problem::{Epilogue, Product};
+use super::problem::{MatmulEpilogue, MatmulProblem};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BufId, Space};
+use mlcc_ir::kernel::{BufId, MemorySpace};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 use mlcc_quant::TILE;
 
 /// The matrices that rows of x chose.
 #[derive(Clone, Copy, Debug)]
-pub struct Choice {
+pub struct ExpertChoice {
     /// i32 `[rows, slots]`: a matrix below `experts` for each row of the result.
     pub ids: BufId,
     pub experts: usize,
@@ -35,14 +35,14 @@ const LIST: i64 = 4096;
 /// Gives the number of slices of columns that workers share out, as [`super::emit_product`] does.
 pub fn emit_experts(
     kb: &mut KernelBuilder,
-    problem: &Product,
+    problem: &MatmulProblem,
     plan: &CpuPlan,
-    choice: &Choice,
-    epilogue: &mut Epilogue,
+    choice: &ExpertChoice,
+    epilogue: &mut MatmulEpilogue,
 ) -> i64 {
     assert!(problem.n.is_multiple_of(TILE), "a matrix has whole tiles");
     Recorder::within(kb, |k| {
-        let experts = Experts { cpu: Cpu::new(k, problem, plan), choice, ids: k.flat(choice.ids) };
+        let experts = ExpertMatmul { cpu: CpuMatmul::new(k, problem, plan), choice, ids: k.flat(choice.ids) };
         match k.as_int(experts.cpu.m()) {
             Some(1) => experts.single_row(epilogue),
             _ => experts.many_rows(epilogue),
@@ -52,30 +52,30 @@ pub fn emit_experts(
 }
 
 #[derive(Clone, Copy)]
-struct Experts<'k, 'a> {
-    cpu: Cpu<'k, 'a>,
-    choice: &'a Choice,
-    ids: View<'k, 1>,
+struct ExpertMatmul<'k, 'a> {
+    cpu: CpuMatmul<'k, 'a>,
+    choice: &'a ExpertChoice,
+    ids: BufferView<'k, 1>,
 }
 
-impl<'k, 'a> Experts<'k, 'a> {
+impl<'k, 'a> ExpertMatmul<'k, 'a> {
     /// One matrix after the other.
-    fn single_row(self, epilogue: &mut Epilogue) {
+    fn single_row(self, epilogue: &mut MatmulEpilogue) {
         let k = self.cpu.k;
         k.serial("slot", self.choice.slots, |slot| {
-            let chosen = Chosen { last: slot, ..self.matrix(self.expert(slot)) };
+            let chosen = ExpertMatrix { last: slot, ..self.matrix(self.expert(slot)) };
             self.of(chosen).chunk_of_rows(RowRange { first: slot, count: k.int(1) }, epilogue);
         });
     }
 
     /// As many rows as can be sorted at a time, matrix by matrix.
-    fn many_rows(self, epilogue: &mut Epilogue) {
+    fn many_rows(self, epilogue: &mut MatmulEpilogue) {
         let (k, m, slots) = (self.cpu.k, self.cpu.m(), self.choice.slots);
         let experts = self.choice.experts as i64;
         let together = (LIST / slots).max(1);
-        let list = k.alloc("rows", DType::I32, [together * slots], Space::Stack);
+        let list = k.alloc("rows", DType::I32, [together * slots], MemorySpace::Stack);
         // First the end of each matrix's rows, shifted by one: what is before the rows of matrix `e` lies at `e`.
-        let bounds = k.alloc("bounds", DType::I32, [experts + 2], Space::Stack);
+        let bounds = k.alloc("bounds", DType::I32, [experts + 2], MemorySpace::Stack);
         k.serial("pass", m.div_ceil(together), |pass| {
             let before = pass * together;
             let count = (m - before).min(together);
@@ -86,7 +86,7 @@ impl<'k, 'a> Experts<'k, 'a> {
                 let (first, end) = (bound(expert, "begin"), bound(expert + 1, "end"));
                 k.when(first.lt(end), || {
                     let last = end + -1;
-                    let chosen = Chosen { list: Some(list), last, zero, ..self.matrix(expert) };
+                    let chosen = ExpertMatrix { list: Some(list), last, zero, ..self.matrix(expert) };
                     self.of(chosen).all_rows(RowRange { first, count: end - first }, epilogue);
                 });
             });
@@ -94,16 +94,16 @@ impl<'k, 'a> Experts<'k, 'a> {
     }
 
     /// The product with one matrix.
-    fn of(self, chosen: Chosen<'k>) -> Cpu<'k, 'a> {
-        Cpu { chosen: Some(chosen), ..self.cpu }
+    fn of(self, chosen: ExpertMatrix<'k>) -> CpuMatmul<'k, 'a> {
+        CpuMatmul { chosen: Some(chosen), ..self.cpu }
     }
 
     /// The place of a matrix among the weights.
-    fn matrix(self, expert: Val<'k>) -> Chosen<'k> {
+    fn matrix(self, expert: Val<'k>) -> ExpertMatrix<'k> {
         let problem = self.cpu.problem;
         let first = (expert * (problem.n / TILE * problem.tile_len()) as i64).named("matrix");
         let share = if self.choice.shared { self.choice.slots } else { 1 };
-        Chosen { first, list: None, last: expert, share, zero: None }
+        ExpertMatrix { first, list: None, last: expert, share, zero: None }
     }
 
     /// The matrix of a row of the result.
@@ -113,7 +113,7 @@ impl<'k, 'a> Experts<'k, 'a> {
 
     /// Lists some rows of the result in the order of their matrices; those of matrix `e` lie from `bounds[e]` to
     /// `bounds[e + 1]`.
-    fn sort(self, rows: RowRange<'k>, list: View<'k, 1>, bounds: View<'k, 1>) {
+    fn sort(self, rows: RowRange<'k>, list: BufferView<'k, 1>, bounds: BufferView<'k, 1>) {
         let (k, experts) = (self.cpu.k, self.choice.experts as i64);
         k.serial("e", experts + 2, |e| bounds.set([e], k.int32(0)));
         // How many rows matrix `e` has, at `e + 2`.

@@ -8,16 +8,16 @@ mod operand;
 mod row;
 mod row_tiles;
 
-pub use row::{Prologue, RowEpilogue, RowPlan, emit_gpu_row};
-pub use row_tiles::{RowTiles, emit_row_tiles};
+pub use row::{ActivationPrologue, GemvEpilogue, GemvPlan, emit_gpu_row};
+pub use row_tiles::{TensorCoreGemvPlan, emit_row_tiles};
 
-use super::problem::{Activation, Epilogue, Product, Sums, Weight};
+use super::problem::{FinishedSums, MatmulActivation, MatmulEpilogue, MatmulProblem, MatmulWeight};
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Team, Val, View};
-use mlcc_quant::{Layout, QuantError, unpack_scalar};
+use mlcc_kernel_lang::{BufferView, Recorder, ThreadTeam, Val};
+use mlcc_quant::{QuantError, TensorLayout, unpack_scalar};
 use mlcc_target::MatrixTile;
 use std::fmt;
 
@@ -30,21 +30,21 @@ const PITCH: i64 = EDGE + 1;
 
 /// How a product is computed on a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum GpuPlan {
+pub enum GpuMatmulPlan {
     /// Of one row.
-    Row(RowPlan),
+    Row(GemvPlan),
     /// Of any number of rows: square tiles through shared memory.
     Tiles,
     /// The same on tensor cores.
     Matrix(MatrixTile),
 }
 
-impl fmt::Display for GpuPlan {
+impl fmt::Display for GpuMatmulPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            GpuPlan::Row(plan) => write!(f, "{plan}"),
-            GpuPlan::Tiles => write!(f, "tiles of {EDGE} x {EDGE} in shared memory"),
-            GpuPlan::Matrix(MatrixTile { rows, columns, warps: [down, across], stages }) => write!(
+            GpuMatmulPlan::Row(plan) => write!(f, "{plan}"),
+            GpuMatmulPlan::Tiles => write!(f, "tiles of {EDGE} x {EDGE} in shared memory"),
+            GpuMatmulPlan::Matrix(MatrixTile { rows, columns, warps: [down, across], stages }) => write!(
                 f,
                 "tensor cores, {rows} x {columns} results of {down} x {across} warps, {stages} stages"
             ),
@@ -53,66 +53,67 @@ impl fmt::Display for GpuPlan {
 }
 
 /// The tile of a product of many rows on tensor cores, where the machine has them.
-pub fn matrix_tile(target: &KernelTarget, problem: &Product) -> Option<MatrixTile> {
-    let codes = problem.activation == Activation::F16 && matches!(problem.weight, Weight::Packed(_));
+pub fn matrix_tile(target: &KernelTarget, problem: &MatmulProblem) -> Option<MatrixTile> {
+    let codes =
+        problem.activation == MatmulActivation::F16 && matches!(problem.weight, MatmulWeight::Packed(_));
     target.code_matrix.filter(|_| codes).or(target.matrix)
 }
 
 /// The plan for a machine that may have tensor cores. `single_row`: of one row (decode).
 pub fn choose_gpu(
     tile: Option<MatrixTile>,
-    problem: &Product,
+    problem: &MatmulProblem,
     single_row: bool,
-) -> Result<GpuPlan, QuantError> {
+) -> Result<GpuMatmulPlan, QuantError> {
     if single_row {
-        return Ok(GpuPlan::Row(RowPlan::new(problem.n, 1, false).of(problem)));
+        return Ok(GpuMatmulPlan::Row(GemvPlan::new(problem.n, 1, false).of(problem)));
     }
     let layout = layout(problem)?;
     let tile = tile.filter(|tile| matrix::fits(problem, &layout, tile));
-    Ok(tile.map_or(GpuPlan::Tiles, GpuPlan::Matrix))
+    Ok(tile.map_or(GpuMatmulPlan::Tiles, GpuMatmulPlan::Matrix))
 }
 
-fn layout(problem: &Product) -> Result<Layout, QuantError> {
-    let Product { weight, packing, n, k, w_offset, .. } = *problem;
-    Ok(Layout::new(weight.dtype(), packing, n, k)?.at_offset(w_offset))
+fn layout(problem: &MatmulProblem) -> Result<TensorLayout, QuantError> {
+    let MatmulProblem { weight, packing, n, k, w_offset, .. } = *problem;
+    Ok(TensorLayout::new(weight.dtype(), packing, n, k)?.at_offset(w_offset))
 }
 
 /// Emits the product as one nest of block and thread loops: the whole body of a kernel. The epilogue receives single
 /// sums, each in the one thread that holds it. Activations are floats.
 pub fn emit_gpu_product(
     kb: &mut KernelBuilder,
-    problem: &Product,
-    plan: &GpuPlan,
-    epilogue: &mut Epilogue,
+    problem: &MatmulProblem,
+    plan: &GpuMatmulPlan,
+    epilogue: &mut MatmulEpilogue,
 ) -> Result<(), QuantError> {
     let layout = layout(problem)?;
     match *plan {
-        GpuPlan::Row(plan) => {
-            let epilogue: &mut RowEpilogue = &mut |k, col, sums| {
-                epilogue(k, Sums { row: k.int(0), col, lanes: 1, acc: sums[0], mask: None });
+        GpuMatmulPlan::Row(plan) => {
+            let epilogue: &mut GemvEpilogue = &mut |k, col, sums| {
+                epilogue(k, FinishedSums { row: k.int(0), col, lanes: 1, acc: sums[0], mask: None });
             };
             return emit_gpu_row(kb, problem, plan, None, epilogue);
         }
-        GpuPlan::Tiles => {
-            Recorder::within(kb, |k| Gpu { k, problem, layout: &layout }.matmul(epilogue));
+        GpuMatmulPlan::Tiles => {
+            Recorder::within(kb, |k| GpuMatmul { k, problem, layout: &layout }.matmul(epilogue));
         }
-        GpuPlan::Matrix(tile) => {
-            Recorder::within(kb, |k| Gpu { k, problem, layout: &layout }.matrix(&tile, epilogue));
+        GpuMatmulPlan::Matrix(tile) => {
+            Recorder::within(kb, |k| GpuMatmul { k, problem, layout: &layout }.matrix(&tile, epilogue));
         }
     }
     Ok(())
 }
 
 #[derive(Clone, Copy)]
-struct Gpu<'k, 'a> {
+struct GpuMatmul<'k, 'a> {
     k: &'k Recorder,
-    problem: &'a Product,
-    layout: &'a Layout,
+    problem: &'a MatmulProblem,
+    layout: &'a TensorLayout,
 }
 
-impl<'k> Gpu<'k, '_> {
+impl<'k> GpuMatmul<'k, '_> {
     /// Activations, `[m, k]`; rows may be padded.
-    fn x(self) -> View<'k, 2> {
+    fn x(self) -> BufferView<'k, 2> {
         let stride = self.problem.activation.row_stride(self.problem.k) as i64;
         self.k.view(self.problem.x, [1, stride])
     }
@@ -120,8 +121,10 @@ impl<'k> Gpu<'k, '_> {
     /// Activations as they were loaded, as f32.
     fn x_floats(self, loaded: Val<'k>) -> Val<'k> {
         match self.problem.activation {
-            Activation::F32 | Activation::F16 | Activation::BF16 => loaded.named("x").cast(DType::F32),
-            Activation::Codes(_) => panic!("integer activations are for CPU kernels"),
+            MatmulActivation::F32 | MatmulActivation::F16 | MatmulActivation::BF16 => {
+                loaded.named("x").cast(DType::F32)
+            }
+            MatmulActivation::Codes(_) => panic!("integer activations are for CPU kernels"),
         }
     }
 
@@ -131,23 +134,23 @@ impl<'k> Gpu<'k, '_> {
     }
 
     /// Hands one sum to the epilogue.
-    fn finish(self, epilogue: &mut Epilogue, row: Val<'k>, col: Val<'k>, sum: Val<'k>) {
-        epilogue(self.k, Sums { row, col, lanes: 1, acc: sum, mask: None });
+    fn finish(self, epilogue: &mut MatmulEpilogue, row: Val<'k>, col: Val<'k>, sum: Val<'k>) {
+        epilogue(self.k, FinishedSums { row, col, lanes: 1, acc: sum, mask: None });
     }
 
     // ---- matmul: square tiles through shared memory
 
-    fn matmul(self, epilogue: &mut Epilogue) {
+    fn matmul(self, epilogue: &mut MatmulEpilogue) {
         let (k, m) = (self.k, self.k.val(self.problem.m));
         let tiles = |size: usize| (size as i64 + EDGE - 1) / EDGE;
-        let team = Team::new(k, SIDE * SIDE);
+        let team = ThreadTeam::new(k, SIDE * SIDE);
         k.blocks("bn", 0, tiles(self.problem.n), |bn| {
             k.blocks("bm", 1, (m + (EDGE - 1)) / EDGE, |bm| {
                 let xs = k.shared("xs", [EDGE * PITCH]).rows(PITCH);
                 let ws = k.shared("ws", [EDGE * PITCH]).rows(PITCH);
                 let acc = k.registers("acc", [4]);
                 let (row0, col0) = (bm * EDGE, bn * EDGE);
-                team.run(|_| acc.set([0], k.literal(0.0, Ty::vector(DType::F32, 4))));
+                team.run(|_| acc.set([0], k.literal(0.0, ExprType::vector(DType::F32, 4))));
                 k.serial("step", tiles(self.problem.k), |step| {
                     team.run(|thread| self.stage((xs, ws), (row0, col0, step * EDGE), thread));
                     k.barrier();
@@ -169,7 +172,7 @@ impl<'k> Gpu<'k, '_> {
     /// Fills both shared tiles; places outside of the matrices become zero (x) or repeat the edge (w).
     fn stage(
         self,
-        (xs, ws): (View<'k, 2>, View<'k, 2>),
+        (xs, ws): (BufferView<'k, 2>, BufferView<'k, 2>),
         (row0, col0, k0): (Val<'k>, Val<'k>, Val<'k>),
         thread: Val<'k>,
     ) {
@@ -186,7 +189,12 @@ impl<'k> Gpu<'k, '_> {
     }
 
     /// `acc += x tile * w tile` for the four results of a thread.
-    fn multiply(self, (xs, ws): (View<'k, 2>, View<'k, 2>), acc: View<'k, 1>, thread: Val<'k>) {
+    fn multiply(
+        self,
+        (xs, ws): (BufferView<'k, 2>, BufferView<'k, 2>),
+        acc: BufferView<'k, 1>,
+        thread: Val<'k>,
+    ) {
         self.k.serial("k", EDGE, |k| {
             for (i, (r, c)) in corners(thread).into_iter().enumerate() {
                 let i = [i as i64];

@@ -1,15 +1,15 @@
 //! How a product is computed on a machine: plain data, chosen from the target without tuning by [`choose`].
 
-use super::problem::Activation;
-use crate::params::{IntDot, KernelTarget, Long};
+use super::problem::MatmulActivation;
+use crate::params::{IntDot, KernelTarget, WideningDot};
 use crate::quantize::CodeBlock;
 use mlcc_ir::format::CodeValues;
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::types::{DType, Format};
-use mlcc_kernel_lang::Stream;
+use mlcc_ir::types::{DType, QuantFormat};
+use mlcc_kernel_lang::PrefetchMethod;
 use mlcc_quant::TILE;
 pub use mlcc_target::TallTile;
-use mlcc_target::{Products, Stream as StreamTune, Streams};
+use mlcc_target::{MatmulTuning, StreamPrefetch as StreamTune, StreamTuning};
 use std::fmt;
 
 /// The plan of a product on a CPU.
@@ -38,9 +38,9 @@ pub struct CpuPlan {
     /// `f32 += dot2(bf16, bf16)` of `lanes` lanes, for bf16 weights against bf16 activations.
     pub bf16_dot: Option<InstrId>,
     /// How a single row prefetches its weights.
-    pub stream: Stream,
+    pub stream: PrefetchMethod,
     /// With several rows: prefetches the weights that come next, a few lines at a time.
-    pub spread: Option<Spread>,
+    pub spread: Option<SpreadPrefetch>,
     /// Most rows of integer products that pass by the weights together; more take panels of many columns.
     pub few: u32,
     /// Register tiles of integer products whose number of rows, at most `few`, is a multiple of that: more rows share an
@@ -52,9 +52,9 @@ pub struct CpuPlan {
     pub in_order: Option<[InstrId; 2]>,
     /// Prefetches what the epilogue touches while the last columns of a register tile are worked on.
     pub epilogue_prefetch: Option<InstrId>,
-    pub shares: Shares,
+    pub shares: MatmulShares,
     /// Sizes of the machine.
-    pub sizes: Products,
+    pub sizes: MatmulTuning,
     /// What of this is not as usual, and why.
     pub why: Vec<&'static str>,
 }
@@ -75,17 +75,19 @@ impl fmt::Display for CpuPlan {
             write!(f, ", chunks of {chunk} rows")?;
         }
         match self.stream {
-            Stream::None => {}
-            Stream::Lines { distance, .. } => write!(f, ", prefetches {distance} bytes ahead")?,
-            Stream::Sparse { distance, .. } => write!(f, ", sparse prefetches {distance} bytes ahead")?,
-            Stream::Touch { distance, .. } => write!(f, ", touches {distance} bytes ahead")?,
+            PrefetchMethod::None => {}
+            PrefetchMethod::Lines { distance, .. } => write!(f, ", prefetches {distance} bytes ahead")?,
+            PrefetchMethod::Sparse { distance, .. } => {
+                write!(f, ", sparse prefetches {distance} bytes ahead")?
+            }
+            PrefetchMethod::Touch { distance, .. } => write!(f, ", touches {distance} bytes ahead")?,
         }
         if self.spread.is_some() {
             write!(f, ", prefetches spread over register tiles")?;
         }
         match self.shares {
-            Shares::Slices => write!(f, ", workers share slices")?,
-            Shares::SlicesAndChunks => write!(f, ", workers share slices and chunks")?,
+            MatmulShares::Slices => write!(f, ", workers share slices")?,
+            MatmulShares::SlicesAndChunks => write!(f, ", workers share slices and chunks")?,
         }
         self.why.iter().try_for_each(|why| write!(f, "; {why}"))
     }
@@ -93,7 +95,7 @@ impl fmt::Display for CpuPlan {
 
 /// What workers share out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Shares {
+pub enum MatmulShares {
     /// Slices of the weights: each worker has some columns of all rows.
     Slices,
     /// Slices and chunks of rows.
@@ -102,7 +104,7 @@ pub enum Shares {
 
 /// Prefetches in equal parts while other weights are worked on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Spread {
+pub struct SpreadPrefetch {
     pub prefetch: InstrId,
     /// Groups ahead, for rows of integer products that pass by the weights alone.
     pub groups: u32,
@@ -122,7 +124,7 @@ pub enum CodeDot {
     WidePairs { words: InstrId },
     /// Widening multiplies: products of `quads` quads meet in i16 before they are added in i32; `centred`: of weights with
     /// the zero point removed.
-    Long { long: Long, quads: usize, centred: bool },
+    Long { long: WideningDot, quads: usize, centred: bool },
     /// `i32 +=` every product of two rows of 8 centred codes with two of activations.
     Mmla { instr: InstrId },
     /// Plain multiplications in i32, column by column.
@@ -131,7 +133,7 @@ pub enum CodeDot {
 
 impl CodeDot {
     /// The product of weights of `format` and activations in one or two planes of bytes; single ones are at most 127.
-    pub fn of(dot: IntDot, format: Format, planes: usize) -> CodeDot {
+    pub fn of(dot: IntDot, format: QuantFormat, planes: usize) -> CodeDot {
         const SMALL: usize = 24;
         match (dot, format.largest_number()) {
             (IntDot::Unsigned(instr), _) => CodeDot::Dot4 { instr, centred: false },
@@ -179,11 +181,16 @@ impl CodeDot {
 }
 
 /// The plan for a machine. `single_row`: the product is a matvec (decode).
-pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, single_row: bool) -> CpuPlan {
+pub fn choose(
+    target: &KernelTarget,
+    weight: DType,
+    activation: MatmulActivation,
+    single_row: bool,
+) -> CpuPlan {
     let lanes = target.f32_lanes();
     let dot = match activation {
-        Activation::Codes(_) => target.int_dot(),
-        Activation::F32 | Activation::F16 | Activation::BF16 => IntDot::Widen,
+        MatmulActivation::Codes(_) => target.int_dot(),
+        MatmulActivation::F32 | MatmulActivation::F16 | MatmulActivation::BF16 => IntDot::Widen,
     };
     let lookup = match weight {
         DType::Packed(format) if format.bits == 4 => target.find_wide([&["vpermps_512"], &[], &[]]),
@@ -196,23 +203,26 @@ pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, sing
         _ => None,
     };
     let bf16_dot = match activation {
-        Activation::BF16 if weight == DType::BF16 => {
+        MatmulActivation::BF16 if weight == DType::BF16 => {
             target.find_wide([&["vdpbf16ps_512"], &["vdpbf16ps_256"], &["bfdot_128"]])
         }
-        Activation::F32 | Activation::F16 | Activation::BF16 | Activation::Codes(_) => None,
+        MatmulActivation::F32
+        | MatmulActivation::F16
+        | MatmulActivation::BF16
+        | MatmulActivation::Codes(_) => None,
     };
-    let mmla = target.squares().filter(|_| !single_row && matches!(activation, Activation::Codes(_)));
+    let mmla = target.squares().filter(|_| !single_row && matches!(activation, MatmulActivation::Codes(_)));
     let prefetch = target.prefetch(weight);
     let (rows, tiles) = register_tile(target, weight, activation, single_row);
     let tall = tall(target, weight, activation, dot).filter(|_| !single_row);
     let stream = match prefetch.filter(|_| single_row) {
         Some(prefetch) => stream(&target.tune.stream, weight, prefetch),
-        None => Stream::None,
+        None => PrefetchMethod::None,
     };
     let reasons = [
         (single_row && target.drops_requests(), "no prefetches, because this core drops them"),
         (
-            matches!(stream, Stream::Sparse { .. }),
+            matches!(stream, PrefetchMethod::Sparse { .. }),
             "sparse prefetches, because this core finds the other lines",
         ),
         (mmla.is_some(), "panels from few rows on, because only they feed the MMLA instruction"),
@@ -240,20 +250,20 @@ pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, sing
         stream,
         spread: prefetch
             .filter(|_| !single_row)
-            .map(|prefetch| Spread { prefetch, groups: sizes.groups_ahead }),
+            .map(|prefetch| SpreadPrefetch { prefetch, groups: sizes.groups_ahead }),
         few: if mmla.is_some() { sizes.few_rows_by_mmla } else { sizes.few_rows },
         tall,
         chunk: (!single_row).then_some(sizes.chunk_rows),
         in_order: target.in_order().filter(|_| !single_row && matches!(dot, IntDot::Pairs { .. })),
         epilogue_prefetch: target.prefetch(DType::F32).filter(|_| !single_row),
-        shares: Shares::Slices,
+        shares: MatmulShares::Slices,
         sizes,
         why: reasons.into_iter().filter(|(holds, _)| *holds).map(|(_, why)| why).collect(),
     }
 }
 
 /// How a single row prefetches its weights.
-fn stream(streams: &Streams, weight: DType, prefetch: InstrId) -> Stream {
+fn stream(streams: &StreamTuning, weight: DType, prefetch: InstrId) -> PrefetchMethod {
     let stream = match weight {
         DType::F32 => streams.f32,
         DType::F16 => streams.f16,
@@ -262,9 +272,9 @@ fn stream(streams: &Streams, weight: DType, prefetch: InstrId) -> Stream {
         _ => streams.q4,
     };
     match stream {
-        StreamTune::None => Stream::None,
-        StreamTune::Every { distance } => Stream::Lines { prefetch, distance: distance.into() },
-        StreamTune::One { distance } => Stream::Sparse { prefetch, distance: distance.into() },
+        StreamTune::None => PrefetchMethod::None,
+        StreamTune::Every { distance } => PrefetchMethod::Lines { prefetch, distance: distance.into() },
+        StreamTune::One { distance } => PrefetchMethod::Sparse { prefetch, distance: distance.into() },
     }
 }
 
@@ -285,7 +295,7 @@ impl CpuPlan {
         let tiles = n.div_ceil(TILE) as u32;
         self.tiles = tiles.div_ceil(tiles.div_ceil(self.tiles));
         self.chunk = Some(self.sizes.small_rows);
-        self.shares = Shares::SlicesAndChunks;
+        self.shares = MatmulShares::SlicesAndChunks;
         self.why.push("workers share rows, because the weights are small and have too few slices");
         self
     }
@@ -323,8 +333,8 @@ pub fn code_block(target: &KernelTarget) -> CodeBlock {
 }
 
 /// Register tiles of more rows, where the machine has registers for them and codes are unpacked for a dot.
-fn tall(target: &KernelTarget, weight: DType, activation: Activation, dot: IntDot) -> Option<TallTile> {
-    let Activation::Codes(codes) = activation else { return None };
+fn tall(target: &KernelTarget, weight: DType, activation: MatmulActivation, dot: IntDot) -> Option<TallTile> {
+    let MatmulActivation::Codes(codes) = activation else { return None };
     let unpacked = matches!(weight, DType::Packed(format) if format.bits < 8);
     target.tune.tile.tall.filter(|_| unpacked && matches!(dot, IntDot::Unsigned(_)) && codes.planes == 1)
 }
@@ -334,7 +344,7 @@ fn tall(target: &KernelTarget, weight: DType, activation: Activation, dot: IntDo
 fn register_tile(
     target: &KernelTarget,
     weight: DType,
-    activation: Activation,
+    activation: MatmulActivation,
     single_row: bool,
 ) -> (Vec<u32>, u32) {
     if single_row {
@@ -342,10 +352,10 @@ fn register_tile(
     }
     let tiles = &target.tune.tile;
     let tile = match activation {
-        Activation::Codes(_) => &tiles.codes,
+        MatmulActivation::Codes(_) => &tiles.codes,
         _ if weight.is_packed() => &tiles.packed,
-        Activation::BF16 => &tiles.bf16,
-        Activation::F32 | Activation::F16 => &tiles.plain,
+        MatmulActivation::BF16 => &tiles.bf16,
+        MatmulActivation::F32 | MatmulActivation::F16 => &tiles.plain,
     };
     (tile.rows.clone(), tile.tiles)
 }

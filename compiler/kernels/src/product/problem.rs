@@ -2,22 +2,22 @@
 
 use crate::quantize::CodeBlock;
 use mlcc_ir::kernel::{BufId, ExprId};
-use mlcc_ir::types::{DType, Format, Packing};
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_ir::types::{DType, Packing, QuantFormat};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 use mlcc_quant::TILE;
 use mlcc_quant::packed::TileSizes;
-use mlcc_quant::plain::Plain;
+use mlcc_quant::plain::PlainType;
 
 /// One product.
 #[derive(Clone, Copy, Debug)]
-pub struct Product {
+pub struct MatmulProblem {
     pub x: BufId,
-    pub activation: Activation,
+    pub activation: MatmulActivation,
     /// The weights; u8 for packed formats.
     pub w: BufId,
     /// Elements of `w` before the tensor.
     pub w_offset: usize,
-    pub weight: Weight,
+    pub weight: MatmulWeight,
     /// Their order, on a GPU; CPU kernels read tiles.
     pub packing: Packing,
     /// Rows of the result, i64.
@@ -37,18 +37,18 @@ pub const DOT_COLUMNS: usize = 32;
 
 /// The type of the weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Weight {
-    Plain(Plain),
-    Packed(Format),
+pub enum MatmulWeight {
+    Plain(PlainType),
+    Packed(QuantFormat),
 }
 
-impl Weight {
-    pub fn of(dtype: DType) -> Option<Weight> {
+impl MatmulWeight {
+    pub fn of(dtype: DType) -> Option<MatmulWeight> {
         match dtype {
-            DType::F32 => Some(Weight::Plain(Plain::F32)),
-            DType::F16 => Some(Weight::Plain(Plain::F16)),
-            DType::BF16 => Some(Weight::Plain(Plain::BF16)),
-            DType::Packed(format) => Some(Weight::Packed(format)),
+            DType::F32 => Some(MatmulWeight::Plain(PlainType::F32)),
+            DType::F16 => Some(MatmulWeight::Plain(PlainType::F16)),
+            DType::BF16 => Some(MatmulWeight::Plain(PlainType::BF16)),
+            DType::Packed(format) => Some(MatmulWeight::Packed(format)),
             DType::Bool
             | DType::I8
             | DType::U8
@@ -63,25 +63,25 @@ impl Weight {
     /// Bytes of an element of the buffer that holds them.
     pub fn buffer_bytes(self) -> usize {
         match self {
-            Weight::Plain(plain) => plain.bytes(),
-            Weight::Packed(_) => 1,
+            MatmulWeight::Plain(plain) => plain.bytes(),
+            MatmulWeight::Packed(_) => 1,
         }
     }
 
     pub fn dtype(self) -> DType {
         match self {
-            Weight::Plain(plain) => plain.dtype(),
-            Weight::Packed(format) => DType::Packed(format),
+            MatmulWeight::Plain(plain) => plain.dtype(),
+            MatmulWeight::Packed(format) => DType::Packed(format),
         }
     }
 }
 
-impl Product {
+impl MatmulProblem {
     /// Elements of a tile of 16 rows.
     pub fn tile_len(&self) -> usize {
         match self.weight {
-            Weight::Plain(plain) => self.k.next_multiple_of(plain.pair()) * TILE,
-            Weight::Packed(format) => TileSizes::new(format, self.k).tile(),
+            MatmulWeight::Plain(plain) => self.k.next_multiple_of(plain.pair()) * TILE,
+            MatmulWeight::Packed(format) => TileSizes::new(format, self.k).tile(),
         }
     }
 
@@ -98,7 +98,7 @@ impl Product {
 
 /// Type and row length of the activations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Activation {
+pub enum MatmulActivation {
     /// f32, rows of k.
     F32,
     /// f16, rows of k.
@@ -106,7 +106,7 @@ pub enum Activation {
     /// bf16, rows of k.
     BF16,
     /// Integers, made at run time by the kernel of `quantize_rows`.
-    Codes(Codes),
+    Codes(QuantizedActivations),
 }
 
 /// Integer activations, with zeros after k up to whole groups of 32.
@@ -116,7 +116,7 @@ pub enum Activation {
 /// after the last whole block follow one by one, in the same order with one row per block. Rows for chosen experts, which
 /// meet other rows than their neighbours, all come one by one. The buffer has elements of as many bytes as there are planes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Codes {
+pub struct QuantizedActivations {
     /// 1 or 2.
     pub planes: usize,
     /// Columns per scale, a multiple of 32.
@@ -130,7 +130,7 @@ pub struct Codes {
     pub starts: BufId,
 }
 
-impl Codes {
+impl QuantizedActivations {
     /// Elements of the buffer that hold four codes of a plane.
     pub fn quad_elements(&self) -> usize {
         4 / self.planes
@@ -149,19 +149,19 @@ impl Codes {
     }
 }
 
-impl Activation {
+impl MatmulActivation {
     /// Elements from one row of float activations to the next.
     pub fn row_stride(self, k: usize) -> usize {
         match self {
-            Activation::F32 | Activation::F16 | Activation::BF16 => k,
-            Activation::Codes(_) => k.next_multiple_of(DOT_COLUMNS),
+            MatmulActivation::F32 | MatmulActivation::F16 | MatmulActivation::BF16 => k,
+            MatmulActivation::Codes(_) => k.next_multiple_of(DOT_COLUMNS),
         }
     }
 }
 
 /// Finished sums, handed to the epilogue.
 #[derive(Clone, Copy)]
-pub struct Sums<'k> {
+pub struct FinishedSums<'k> {
     /// Row of the result.
     pub row: Val<'k>,
     /// First column.
@@ -173,14 +173,14 @@ pub struct Sums<'k> {
     pub mask: Option<Val<'k>>,
 }
 
-impl<'k> Sums<'k> {
+impl<'k> FinishedSums<'k> {
     /// Stores them in a matrix of results.
-    pub fn store(self, out: View<'k, 2>) {
+    pub fn store(self, out: BufferView<'k, 2>) {
         self.store_values(out, self.acc);
     }
 
     /// Stores what was made of them, lane by lane, in their place.
-    pub fn store_values(self, out: View<'k, 2>, values: Val<'k>) {
+    pub fn store_values(self, out: BufferView<'k, 2>, values: Val<'k>) {
         let at = [self.row, self.col];
         match self.mask {
             Some(mask) => out.set_where(mask, at, values),
@@ -190,4 +190,4 @@ impl<'k> Sums<'k> {
 }
 
 /// Stores (or uses) a vector of sums.
-pub type Epilogue<'a> = dyn for<'k> FnMut(&'k Recorder, Sums<'k>) + 'a;
+pub type MatmulEpilogue<'a> = dyn for<'k> FnMut(&'k Recorder, FinishedSums<'k>) + 'a;

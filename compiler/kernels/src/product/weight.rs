@@ -13,14 +13,14 @@ use mlcc_kernel_lang::Val;
 
 /// Where a matrix of weights begins in its buffer.
 #[derive(Clone, Copy)]
-pub(super) struct Origin<'k> {
+pub(super) struct MatrixOrigin<'k> {
     /// Elements of the tensor before the matrix, of several in it.
     pub matrix: Option<Val<'k>>,
     /// Elements before the tensor.
     pub offset: i64,
 }
 
-impl<'k> Origin<'k> {
+impl<'k> MatrixOrigin<'k> {
     /// Where element `at` of the matrix lies.
     pub fn place(self, at: Val<'k>) -> Val<'k> {
         self.matrix.map_or(at, |matrix| matrix + at) + self.offset

@@ -1,8 +1,8 @@
 //! The values of a row, and the largest magnitude of each group.
 
-use super::{CodeGroup, Quantizer, Row, RowCodes};
-use crate::inline::{Index, Inliner, RowAt, store_all};
-use mlcc_ir::kernel::{BinOp, Ty};
+use super::{BlockRow, CodeGroup, RowCodes, RowQuantizer};
+use crate::inline::{Inliner, LaneIndex, RowAt, store_all};
+use mlcc_ir::kernel::{BinOp, ExprType};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
@@ -11,10 +11,10 @@ use mlcc_kernel_lang::math::is_long;
 /// Bits of a float without its sign; those of magnitudes are ordered as the magnitudes are, NaN after infinity.
 const MAGNITUDE: i64 = 0x7fff_ffff;
 
-impl<'k> Quantizer<'_, '_, 'k> {
+impl<'k> RowQuantizer<'_, '_, 'k> {
     /// Computes the values of a group, all codes together, and their largest magnitudes. Magnitudes are compared by their
     /// bits: an instruction, where the larger of two floats that may be NaN takes four.
-    pub(super) fn measure(&self, row: &Row<'_, 'k>, group: CodeGroup<'k>) {
+    pub(super) fn measure(&self, row: &BlockRow<'_, 'k>, group: CodeGroup<'k>) {
         let mut sizes: Vec<Option<Val>> = vec![None; self.codes.len()];
         let lanes = self.lanes_at_once(group.columns);
         for begin in self.vectors(group.columns).step_by((lanes / self.block.lanes) as usize) {
@@ -22,7 +22,7 @@ impl<'k> Quantizer<'_, '_, 'k> {
             let value = |codes| self.value(codes, row, (group, begin), lanes);
             let values: Vec<Val> = self.codes.iter().map(value).collect();
             if begin < group.columns && !self.stores.is_empty() {
-                let own = [Index::scalar(row.row)];
+                let own = [LaneIndex::scalar(row.row)];
                 let at = RowAt::own(self.block.leading.unwrap_or(&own));
                 let column = self.column((group, begin));
                 store_all(self.k, &row.inliner.with_lanes(lanes), at, column, self.stores);
@@ -31,7 +31,7 @@ impl<'k> Quantizer<'_, '_, 'k> {
                 if let Some(values) = work.values {
                     values.set((row.r, group.i, begin as i64), value);
                 }
-                let magnitude = value.bits_as(Ty::vector(DType::I32, lanes)) & MAGNITUDE;
+                let magnitude = value.bits_as(ExprType::vector(DType::I32, lanes)) & MAGNITUDE;
                 let largest = size.map_or(magnitude, |so_far| so_far.max(magnitude));
                 *size = Some(largest.named("sizes"));
             }
@@ -57,12 +57,12 @@ impl<'k> Quantizer<'_, '_, 'k> {
     pub(super) fn value(
         &self,
         codes: &RowCodes,
-        row: &Row<'_, 'k>,
+        row: &BlockRow<'_, 'k>,
         (group, begin): (CodeGroup<'k>, usize),
         lanes: u32,
     ) -> Val<'k> {
         let k = self.k;
-        let none = k.literal(0.0, Ty::vector(DType::F32, lanes));
+        let none = k.literal(0.0, ExprType::vector(DType::F32, lanes));
         if begin >= group.columns {
             return none;
         }
@@ -70,8 +70,8 @@ impl<'k> Quantizer<'_, '_, 'k> {
         let inside = || k.int(begin as i64).ramp(1, lanes).lt(group.columns as i64);
         let mask = (begin + lanes as usize > group.columns).then(inside);
         let ctx = Inliner { mask, ..row.inliner.with_lanes(lanes) };
-        let own = [Index::scalar(row.row)];
-        let index = [self.block.leading.unwrap_or(&own), &[Index::lanes(at)]].concat();
+        let own = [LaneIndex::scalar(row.row)];
+        let index = [self.block.leading.unwrap_or(&own), &[LaneIndex::lanes(at)]].concat();
         let value = ctx.value(k, codes.x, &index).to_lanes(lanes).cast(DType::F32);
         mask.map_or(value, |mask| mask.select(value, none)).named("v")
     }

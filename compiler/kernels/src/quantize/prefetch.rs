@@ -1,8 +1,8 @@
 //! Prefetches rows: what is in the third-level cache or in memory takes longer to come than a processor looks ahead, and
 //! its own prefetcher stops at the end of a page, which is hardly longer than a run of a row.
 
-use super::{CodeGroup, Quantizer, Row};
-use crate::inline::{Index, Inliner};
+use super::{BlockRow, CodeGroup, RowQuantizer};
+use crate::inline::{Inliner, LaneIndex};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::instr::InstrId;
@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 /// Elements of a cache line.
 const LINE: usize = 16;
 
-impl<'k> Quantizer<'_, '_, 'k> {
+impl<'k> RowQuantizer<'_, '_, 'k> {
     /// What is worked on after a row's piece, `groups` groups from `first` on: the same piece of the next row of the block,
     /// or the next piece of its first row, or the first piece of the next block. Gives that row, and how many columns further
     /// right the piece is there.
@@ -37,7 +37,12 @@ impl<'k> Quantizer<'_, '_, 'k> {
     }
 
     /// Prefetches the operands of what is in the place of `lanes` columns of a group when its row's successor is worked on.
-    pub(super) fn prefetch(&self, row: &Row<'_, 'k>, (group, begin): (CodeGroup<'k>, usize), lanes: u32) {
+    pub(super) fn prefetch(
+        &self,
+        row: &BlockRow<'_, 'k>,
+        (group, begin): (CodeGroup<'k>, usize),
+        lanes: u32,
+    ) {
         let (Some((next, shift)), Some((instr, _))) = (row.next, self.block.prefetch) else { return };
         let values: Vec<ValueId> = self.codes.iter().map(|codes| codes.x).collect();
         let last = self.codes[0].k as i64 - 1;
@@ -61,7 +66,7 @@ fn prefetch_operands<'k>(
     let loads = |row| {
         let mut found = BTreeSet::new();
         for &v in values {
-            let value = one.value(k, v, &[Index::scalar(row), Index::scalar(column)]);
+            let value = one.value(k, v, &[LaneIndex::scalar(row), LaneIndex::scalar(column)]);
             k.builder(|kb| collect(kb, value.id(), &mut found));
         }
         found

@@ -1,8 +1,8 @@
 //! The codes themselves, from values and the reciprocals of their scales, to where products read them: those of a block of
 //! rows interleaved quad by quad, others row by row.
 
-use super::{CodeGroup, Quantizer, Row, RowCodes, Work};
-use mlcc_ir::kernel::Ty;
+use super::{BlockRow, CodeGroup, QuantizeBuffers, RowCodes, RowQuantizer};
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::ops::CODE_OFFSET;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::math::nearest_i32;
@@ -11,25 +11,25 @@ use mlcc_kernel_lang::{Val, reduce_each};
 /// Bytes of an i32.
 const BYTES: usize = 4;
 
-impl<'k> Quantizer<'_, '_, 'k> {
+impl<'k> RowQuantizer<'_, '_, 'k> {
     /// The codes of a group of one row, in their order.
     pub(super) fn round_row(
         &self,
-        (codes, work): (&RowCodes, &Work<'k>),
-        row: &Row<'_, 'k>,
+        (codes, work): (&RowCodes, &QuantizeBuffers<'k>),
+        row: &BlockRow<'_, 'k>,
         group: CodeGroup<'k>,
     ) {
         let out = self.k.flat(codes.codes);
         let begin = row.row * codes.row_elements() + group.g * codes.group_elements();
         let inverse = work.inverses.at([row.r, group.i]).named("inverse");
         let elements = self.block.lanes as usize / 4 * codes.quad();
-        let mut sums = Sums::default();
+        let mut sums = CodeSums::default();
         for first in self.vectors(group.columns) {
             let number = self.number((codes, work), row, (group, first), inverse);
             sums.add(first / codes.part, number);
             for (plane, number) in planes(codes, number).into_iter().enumerate() {
                 let bytes = number.cast(DType::I8);
-                let elements = bytes.bits_as(Ty::vector(out.dtype(), elements as u32));
+                let elements = bytes.bits_as(ExprType::vector(out.dtype(), elements as u32));
                 out.set([begin + codes.place(first, plane)], elements);
             }
         }
@@ -38,17 +38,17 @@ impl<'k> Quantizer<'_, '_, 'k> {
 
     /// The codes of a group of all rows of a block. A byte of each row makes a number of four, whose bytes are then put in
     /// order: far fewer operations than to narrow the codes of each row and to interleave these.
-    pub(super) fn round_block(&self, (codes, work): (&RowCodes, &Work<'k>), group: CodeGroup<'k>) {
+    pub(super) fn round_block(&self, (codes, work): (&RowCodes, &QuantizeBuffers<'k>), group: CodeGroup<'k>) {
         let (k, out) = (self.k, self.k.flat(codes.codes));
         let (lanes, size) = (self.block.lanes as usize, self.block.size as usize);
         let row = |r: i64| {
             let row = (self.block.first + r).named("row");
-            Row { r: k.int(r), row, inliner: self.block.inliner.clone(), next: None }
+            BlockRow { r: k.int(r), row, inliner: self.block.inliner.clone(), next: None }
         };
-        let rows: Vec<Row> = (0..size as i64).map(row).collect();
-        let inverse = |row: &Row<'_, 'k>| work.inverses.at([row.r, group.i]).named("inverse");
+        let rows: Vec<BlockRow> = (0..size as i64).map(row).collect();
+        let inverse = |row: &BlockRow<'_, 'k>| work.inverses.at([row.r, group.i]).named("inverse");
         let inverses: Vec<Val> = rows.iter().map(inverse).collect();
-        let mut sums: Vec<Sums> = rows.iter().map(|_| Sums::default()).collect();
+        let mut sums: Vec<CodeSums> = rows.iter().map(|_| CodeSums::default()).collect();
         let group_begin = group.g * (codes.group_elements() * size as i64);
         let begin = (self.block.first * codes.row_elements() + group_begin).named("begin");
         let firsts: Vec<usize> = self.vectors(group.columns).collect();
@@ -75,7 +75,7 @@ impl<'k> Quantizer<'_, '_, 'k> {
                     [*first, *second] = quads_by_row(*first, *second, size);
                 }
                 for (place, bytes) in stored {
-                    let elements = Ty::vector(out.dtype(), (lanes * codes.quad()) as u32);
+                    let elements = ExprType::vector(out.dtype(), (lanes * codes.quad()) as u32);
                     out.set([begin + place], bytes.bits_as(elements));
                 }
             }
@@ -88,8 +88,8 @@ impl<'k> Quantizer<'_, '_, 'k> {
     /// The codes of a vector as i32.
     fn number(
         &self,
-        (codes, work): (&RowCodes, &Work<'k>),
-        row: &Row<'_, 'k>,
+        (codes, work): (&RowCodes, &QuantizeBuffers<'k>),
+        row: &BlockRow<'_, 'k>,
         (group, first): (CodeGroup<'k>, usize),
         inverse: Val<'k>,
     ) -> Val<'k> {
@@ -102,7 +102,7 @@ impl<'k> Quantizer<'_, '_, 'k> {
     }
 
     /// Stores the sums of the codes of each part, times the zero point that they repair.
-    fn starts(&self, codes: &RowCodes, row: &Row<'_, 'k>, g: Val<'k>, sums: Vec<Val<'k>>) {
+    fn starts(&self, codes: &RowCodes, row: &BlockRow<'_, 'k>, g: Val<'k>, sums: Vec<Val<'k>>) {
         let lanes = self.block.lanes;
         let starts = self.k.flat(codes.starts);
         let of_group = g * (codes.group / codes.part) as i64;
@@ -136,9 +136,9 @@ impl RowCodes {
 
 /// The sum of the vectors of codes of each part.
 #[derive(Default)]
-struct Sums<'k>(Vec<Val<'k>>);
+struct CodeSums<'k>(Vec<Val<'k>>);
 
-impl<'k> Sums<'k> {
+impl<'k> CodeSums<'k> {
     /// Parts come one after the other.
     fn add(&mut self, part: usize, number: Val<'k>) {
         match self.0.get_mut(part) {
@@ -166,7 +166,7 @@ fn interleaved<'k>(vectors: &[Val<'k>], rows: usize) -> Val<'k> {
     let low = chosen(0xff, shifted[0], shifted[1]);
     let high = chosen(0xff_0000, shifted[2], shifted[3]);
     let all = chosen(0xffff, low, high);
-    let bytes = all.bits_as(Ty::vector(DType::I8, (BYTES * lanes) as u32)).named("bytes");
+    let bytes = all.bits_as(ExprType::vector(DType::I8, (BYTES * lanes) as u32)).named("bytes");
     bytes.shuffle((0..BYTES * lanes).map(|to| {
         let (column, row, quad) = (to % 4, to / 4 % rows, to / 4 / rows);
         let (vector, lane) = (quad * 4 / lanes * rows + row, quad * 4 % lanes + column);
@@ -179,7 +179,7 @@ fn quads_by_row<'k>(first: Val<'k>, second: Val<'k>, rows: usize) -> [Val<'k>; 2
     let bytes = first.ty();
     assert_eq!(bytes.lanes as usize, 4 * rows, "a vector has one quad of every row");
     let rows = rows as u32;
-    let [a, b] = [first, second].map(|quads| quads.bits_as(Ty::vector(DType::I32, rows)));
+    let [a, b] = [first, second].map(|quads| quads.bits_as(ExprType::vector(DType::I32, rows)));
     [0, rows / 2].map(|from| {
         let order = (from..from + rows / 2).flat_map(|row| [row, rows + row]);
         a.shuffle_with(b, order).bits_as(bytes)

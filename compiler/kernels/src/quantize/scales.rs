@@ -1,10 +1,10 @@
 //! The scales of the groups of a row, from their largest magnitudes.
 
-use super::{Quantizer, Row, RowCodes, Work};
-use mlcc_ir::kernel::Ty;
+use super::{BlockRow, QuantizeBuffers, RowCodes, RowQuantizer};
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::ops::max_code;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Reg, Val};
+use mlcc_kernel_lang::{RegisterVar, Val};
 
 /// Magnitudes below this are taken as zero: their scale would not be a normal number.
 const TINY: f64 = 1e-30;
@@ -13,27 +13,28 @@ const LEAST: f64 = 1.0 / (1_u128 << 64) as f64;
 
 /// What is carried from group to group: the last scale, the largest one, and the bits of the largest magnitude.
 #[derive(Clone, Copy)]
-pub(super) struct Carried<T> {
+pub(super) struct ScaleCarry<T> {
     pub scale: T,
     pub largest: T,
     pub size: T,
 }
 
-impl<T> Carried<T> {
-    fn map<U>(self, mut to: impl FnMut(T) -> U) -> Carried<U> {
-        Carried { scale: to(self.scale), largest: to(self.largest), size: to(self.size) }
+impl<T> ScaleCarry<T> {
+    fn map<U>(self, mut to: impl FnMut(T) -> U) -> ScaleCarry<U> {
+        ScaleCarry { scale: to(self.scale), largest: to(self.largest), size: to(self.size) }
     }
     fn into_array(self) -> [T; 3] {
         [self.scale, self.largest, self.size]
     }
 }
 
-impl<'k> Quantizer<'_, '_, 'k> {
+impl<'k> RowQuantizer<'_, '_, 'k> {
     /// Finds the scales of the groups of a piece from their magnitudes, stores their ratios, and keeps their reciprocals.
-    pub(super) fn scales(&self, row: &Row<'_, 'k>, first: Val<'k>, groups: i64) {
+    pub(super) fn scales(&self, row: &BlockRow<'_, 'k>, first: Val<'k>, groups: i64) {
         // What is carried stays in registers meanwhile.
-        let load = |work: &Work<'k>| work.carried.map(|kept| self.k.reg("carried", kept.at([row.r])));
-        let own: Vec<Carried<Reg>> = self.work.iter().map(load).collect();
+        let load =
+            |work: &QuantizeBuffers<'k>| work.carried.map(|kept| self.k.reg("carried", kept.at([row.r])));
+        let own: Vec<ScaleCarry<RegisterVar>> = self.work.iter().map(load).collect();
         self.k.serial("g", groups, |i| {
             for ((codes, work), carried) in self.codes.iter().zip(&self.work).zip(&own) {
                 let scale = scale_of_group(carried, work.sizes.at([i]), codes.bits);
@@ -51,24 +52,24 @@ impl<'k> Quantizer<'_, '_, 'k> {
 
     /// Stores the scale of the last group of a row in the first place. Integers cannot hold NaN and infinity: it carries
     /// them on.
-    pub(super) fn store_unit(&self, codes: &RowCodes, work: &Work<'k>, r: Val<'k>, row: Val<'k>) {
+    pub(super) fn store_unit(&self, codes: &RowCodes, work: &QuantizeBuffers<'k>, r: Val<'k>, row: Val<'k>) {
         let (scale, size) = (work.carried.scale.at([r]), work.carried.size.at([r]));
-        let poison = size.bits_as(Ty::scalar(DType::F32)) * 0.0;
+        let poison = size.bits_as(ExprType::scalar(DType::F32)) * 0.0;
         codes.scales(self.k).set((row, 0), scale + poison);
     }
 }
 
 /// The scale of a group, and that of the group before it.
-struct Scale<'k> {
+struct ScalePair<'k> {
     own: Val<'k>,
     before: Val<'k>,
 }
 
 /// The scale of a group whose largest magnitude has these bits.
-fn scale_of_group<'k>(carried: &Carried<Reg<'k>>, size: Val<'k>, bits: usize) -> Scale<'k> {
+fn scale_of_group<'k>(carried: &ScaleCarry<RegisterVar<'k>>, size: Val<'k>, bits: usize) -> ScalePair<'k> {
     let size = size.named("size");
     carried.size.set(carried.size.get().max(size));
-    let size = size.bits_as(Ty::scalar(DType::F32));
+    let size = size.bits_as(ExprType::scalar(DType::F32));
 
     let before = carried.scale.get().named("before");
     let largest = carried.largest.get().named("largest");
@@ -78,7 +79,7 @@ fn scale_of_group<'k>(carried: &Carried<Reg<'k>>, size: Val<'k>, bits: usize) ->
     let own = larger(own, largest * LEAST);
     let own = size.like(TINY).lt(size).select(own, before).named("scale");
     carried.scale.set(own);
-    Scale { own, before }
+    ScalePair { own, before }
 }
 
 /// The larger of two numbers; `a` if `b` is NaN.

@@ -1,6 +1,6 @@
 //! Loops over the columns of a row.
 
-use super::{Executor, columns_of};
+use super::{RowExecutor, columns_of};
 use crate::inline::known::borders;
 use crate::inline::{Inliner, RowAt, store_all};
 use mlcc_ir::dim::Dim;
@@ -14,7 +14,7 @@ pub(super) fn store<'k>(
     inliner: &Inliner<'_, 'k>,
     at: RowAt<'_, 'k>,
     outputs: &[(ValueId, BufId)],
-    executor: Executor<'k>,
+    executor: RowExecutor<'k>,
 ) {
     let like = |v: ValueId| (columns_of(inliner, v), inliner.vectorizable(v));
     let mut left = outputs.to_vec();
@@ -23,10 +23,10 @@ pub(super) fn store<'k>(
         let (together, others) = left.into_iter().partition(|(v, _)| like(*v) == (columns.clone(), wide));
         left = others;
         match executor {
-            Executor::Worker { lanes } => {
+            RowExecutor::Worker { lanes } => {
                 vectors(k, inliner, at, &columns, if wide { lanes } else { 1 }, &together);
             }
-            Executor::Block(block) => block.store(inliner, at, &columns, &together),
+            RowExecutor::Block(block) => block.store(inliner, at, &columns, &together),
         }
     }
 }

@@ -1,15 +1,15 @@
 //! Rows on a GPU: threads share out the columns of a row in vectors of 16 bytes. A row that something is reduced of has a block, others
 //! have as many as their columns fill.
 
-use super::{MOST_BLOCKS, Rows, columns_of, is_over_columns};
-use crate::inline::{Index, Inliner, RowAt, store_all};
+use super::{MOST_BLOCKS, RowKernel, columns_of, is_over_columns};
+use crate::inline::{Inliner, LaneIndex, RowAt, store_all};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Node, ValueId};
-use mlcc_ir::kernel::{BufId, Space, Ty};
+use mlcc_ir::graph::{GraphNode, ValueId};
+use mlcc_ir::kernel::{BufId, ExprType, MemorySpace};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Team, Val, WARP, fold_lanes};
+use mlcc_kernel_lang::{Recorder, ThreadTeam, Val, WARP, fold_lanes};
 
 /// Lanes of f32 that a thread reads at once.
 pub(super) const LANES: u32 = 4;
@@ -20,18 +20,18 @@ const ALONE: i64 = 1024;
 
 /// How blocks and threads share out the columns of a row.
 #[derive(Clone, Copy)]
-pub(super) struct Columns {
+pub(super) struct ColumnSplit {
     pub threads: i64,
     /// Blocks of a row.
     pub blocks: i64,
     lanes: u32,
 }
 
-impl Columns {
-    pub fn of(rows: &Rows) -> Columns {
+impl ColumnSplit {
+    pub fn of(rows: &RowKernel) -> ColumnSplit {
         let (f, lanes) = (rows.inliner.f, most_lanes(rows.inliner));
         let of_row = |axis, v| is_over_columns(rows.inliner, axis, v, rows.leading.len());
-        let reduced = |n: &Node| match n.op {
+        let reduced = |n: &GraphNode| match n.op {
             Op::Reduce { axis, .. } if of_row(axis, n.inputs[0]) => Some(n.inputs[0]),
             _ => None,
         };
@@ -53,12 +53,12 @@ impl Columns {
         let threads = threads.clamp(WARP, most);
         let several = reduced.is_empty() && rows.leading.len() < 2;
         let blocks = if several { ((vectors + threads - 1) / threads).clamp(1, MOST_BLOCKS) } else { 1 };
-        Columns { threads, blocks, lanes }
+        ColumnSplit { threads, blocks, lanes }
     }
 
     /// Of a block with so many threads, which has whole rows.
-    pub fn of_one_block(inliner: &Inliner, threads: i64) -> Columns {
-        Columns { threads, blocks: 1, lanes: most_lanes(inliner) }
+    pub fn of_one_block(inliner: &Inliner, threads: i64) -> ColumnSplit {
+        ColumnSplit { threads, blocks: 1, lanes: most_lanes(inliner) }
     }
 }
 
@@ -76,16 +76,16 @@ fn lanes_of(inliner: &Inliner, v: ValueId, columns: &Dim, most: u32) -> u32 {
 
 /// A block with its part of the columns of a row.
 #[derive(Clone, Copy)]
-pub(super) struct Block<'k> {
+pub(super) struct ColumnBlock<'k> {
     pub k: &'k Recorder,
-    pub columns: Columns,
+    pub columns: ColumnSplit,
     /// Number of the block among those of the row.
     pub part: Val<'k>,
 }
 
-impl<'k> Block<'k> {
-    fn team(self) -> Team<'k> {
-        Team::new(self.k, self.columns.threads)
+impl<'k> ColumnBlock<'k> {
+    fn team(self) -> ThreadTeam<'k> {
+        ThreadTeam::new(self.k, self.columns.threads)
     }
 
     /// Stores outputs of these columns.
@@ -113,7 +113,7 @@ impl<'k> Block<'k> {
 
     /// `body(column)` for the first column of every vector of a thread.
     fn strided(self, columns: &Dim, lanes: u32, t: Val<'k>, body: impl FnOnce(Val<'k>)) {
-        let (k, Columns { threads, blocks, .. }) = (self.k, self.columns);
+        let (k, ColumnSplit { threads, blocks, .. }) = (self.k, self.columns);
         let (lanes, step) = (i64::from(lanes), threads * blocks);
         let vectors = columns.floor_div(lanes);
         let own = if blocks > 1 { self.part * threads + t } else { t };
@@ -133,7 +133,7 @@ impl<'k> Block<'k> {
         inliner: &Inliner<'_, 'k>,
         op: RedOp,
         input: ValueId,
-        leading: &[Index<'k>],
+        leading: &[LaneIndex<'k>],
     ) -> Val<'k> {
         let k = self.k;
         let columns = columns_of(inliner, input);
@@ -142,12 +142,12 @@ impl<'k> Block<'k> {
         let identity = if dtype.is_float() { op.identity() } else { 0.0 };
         let inliner = if lanes > 1 { inliner.with_lanes(lanes) } else { inliner.of_one() };
         let (bin, warps) = (op.bin(), self.columns.threads / WARP);
-        let result = k.alloc("reduced", dtype, [1], Space::Local);
-        let partial = (warps > 1).then(|| k.alloc("partial", dtype, [warps], Space::Shared));
+        let result = k.alloc("reduced", dtype, [1], MemorySpace::Local);
+        let partial = (warps > 1).then(|| k.alloc("partial", dtype, [warps], MemorySpace::Shared));
         self.team().run(|t| {
-            let acc = k.reg("acc", k.literal(identity, Ty::vector(dtype, lanes)));
+            let acc = k.reg("acc", k.literal(identity, ExprType::vector(dtype, lanes)));
             self.strided(&columns, lanes, t, |column| {
-                let index = [leading, &[Index::from(column, lanes)]].concat();
+                let index = [leading, &[LaneIndex::from(column, lanes)]].concat();
                 let value = inliner.value(k, input, &index).to_lanes(lanes).cast(dtype);
                 acc.set(acc.get().with(bin, value));
             });

@@ -2,32 +2,32 @@
 //! a block of a GPU have the columns of a head, so they meet in shuffles alone.
 
 use super::gpu::LANES;
-use crate::inline::{Binding, Index, Inliner};
+use crate::inline::{Binding, Inliner, LaneIndex};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, ValueId};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Team, Val, WARP, fold_lanes};
+use mlcc_kernel_lang::{Recorder, ThreadTeam, Val, WARP, fold_lanes};
 
 /// The heads of a row.
 #[derive(Clone, Copy)]
-pub struct Heads {
+pub struct RowHeads {
     /// `[1, heads, size]`.
     pub rows: ValueId,
     heads: i64,
     size: i64,
 }
 
-impl Heads {
+impl RowHeads {
     /// Of a value `[1, heads * size]` whose heads neighbouring lanes of a warp can share out.
-    pub fn of(f: &Function, v: ValueId) -> Option<Heads> {
+    pub fn of(f: &Function, v: ValueId) -> Option<RowHeads> {
         let node = f.def(v).filter(|node| matches!(node.op, Op::Reshape { .. }))?;
         let rows = node.inputs[0];
         let sizes = |v| f.ty(v).dims.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>();
         let (&[1, heads, size], &[1, columns]) = (&sizes(rows)?[..], &sizes(v)?[..]) else { return None };
         let (whole, threads) = (size % i64::from(LANES) == 0, size / i64::from(LANES));
         let shared = whole && threads.count_ones() == 1 && threads <= WARP;
-        (shared && heads * size == columns).then_some(Heads { rows, heads, size })
+        (shared && heads * size == columns).then_some(RowHeads { rows, heads, size })
     }
 
     /// True for a reduction within each head.
@@ -45,14 +45,15 @@ impl Heads {
     ) {
         let (lanes, sharers) = (i64::from(LANES), self.size / i64::from(LANES));
         let vectors = self.heads * sharers;
-        Team::new(k, threads).run(|t| {
+        ThreadTeam::new(k, threads).run(|t| {
             k.serial("j", (vectors + threads - 1) / threads, |j| {
                 let vector = (j * threads + t).named("vector");
                 // Threads beyond the last head compute on it, too: lanes meet in shuffles, which no branch may part.
                 let whole = vectors % threads == 0;
                 let own = if whole { vector } else { vector.min(vectors - 1) };
                 let (head, column) = ((own / sharers).named("head"), (own % sharers * lanes).named("column"));
-                let index = [Index::scalar(k.int(0)), Index::scalar(head), Index::from(column, LANES)];
+                let index =
+                    [LaneIndex::scalar(k.int(0)), LaneIndex::scalar(head), LaneIndex::from(column, LANES)];
                 let inliner = self.reduced(k, inliner, &index, sharers);
                 let value = inliner.value(k, self.rows, &index).to_lanes(LANES);
                 let value = value.cast(inliner.f.ty(self.rows).dtype).named("value");
@@ -69,7 +70,7 @@ impl Heads {
         self,
         k: &'k Recorder,
         inliner: &Inliner<'f, 'k>,
-        index: &[Index<'k>],
+        index: &[LaneIndex<'k>],
         sharers: i64,
     ) -> Inliner<'f, 'k> {
         let mut inliner = inliner.with_lanes(LANES);

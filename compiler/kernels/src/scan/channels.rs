@@ -6,12 +6,12 @@ mod block;
 mod gpu;
 mod parts;
 
-use crate::inline::{Binding, Index, Inliner};
-use crate::machine::Machine;
+use crate::inline::{Binding, Inliner, LaneIndex};
+use crate::machine::MachineKind;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, ValueId};
 use mlcc_ir::kernel::BufId;
-use mlcc_kernel_lang::{Recorder, Reg, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, RegisterVar, Val};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -26,14 +26,14 @@ pub struct ChannelScan<'a, 'k> {
     pub seqs: usize,
     pub inputs: Vec<BufId>,
     pub outputs: Vec<BufId>,
-    pub epilogue: Epilogue<'a, 'k>,
+    pub epilogue: ScanEpilogue<'a, 'k>,
     /// Steps.
     pub length: Dim,
     pub channels: i64,
 }
 
 /// What is made of the stacked values, element by element, and stored.
-pub struct Epilogue<'a, 'k> {
+pub struct ScanEpilogue<'a, 'k> {
     /// Of the group, with its inputs bound.
     pub inliner: Inliner<'a, 'k>,
     /// The stacked values of the scan there.
@@ -62,10 +62,10 @@ impl<'k> ChannelScan<'_, 'k> {
     }
 
     /// Records the kernel body.
-    pub fn emit(&self, machine: Machine) {
+    pub fn emit(&self, machine: MachineKind) {
         match machine {
-            Machine::Cpu { lanes, .. } => self.emit_cpu(lanes),
-            Machine::Gpu { asynchronous } => self.emit_gpu(asynchronous),
+            MachineKind::Cpu { lanes, .. } => self.emit_cpu(lanes),
+            MachineKind::Gpu { asynchronous } => self.emit_gpu(asynchronous),
         }
     }
 
@@ -97,7 +97,7 @@ impl<'k> ChannelScan<'_, 'k> {
     }
 
     /// `[steps, channels]` of sequences and stacked values.
-    fn rows(&self, buf: BufId) -> View<'k, 2> {
+    fn rows(&self, buf: BufId) -> BufferView<'k, 2> {
         self.k.view(buf, [1, self.channels])
     }
 
@@ -111,7 +111,7 @@ impl<'k> ChannelScan<'_, 'k> {
         let bind = |(&v, value): (_, Val<'k>)| (v, Binding::Value(value.named("in")));
         let bindings: HashMap<_, _> = self.body.inputs.iter().zip(inputs).map(bind).collect();
         let inliner = Inliner { lanes, ..Inliner::new(self.body, bindings) };
-        let result = |&v| inliner.value(self.k, v, &[Index::from(c, lanes)]).to_lanes(lanes).named("out");
+        let result = |&v| inliner.value(self.k, v, &[LaneIndex::from(c, lanes)]).to_lanes(lanes).named("out");
         self.body.outputs[outputs].iter().map(result).collect()
     }
 
@@ -122,11 +122,11 @@ impl<'k> ChannelScan<'_, 'k> {
         rows: impl Iterator<Item = Val<'k>>,
         (time, c, lanes): (Val<'k>, Val<'k>, u32),
     ) -> Vec<Val<'k>> {
-        let Epilogue { inliner, stacked: names, rows: read, results } = &self.epilogue;
+        let ScanEpilogue { inliner, stacked: names, rows: read, results } = &self.epilogue;
         let mut inliner = Inliner { lanes, ..inliner.clone() };
         let known = names.iter().copied().zip(stacked).chain(read.iter().map(|(v, _)| *v).zip(rows));
         inliner.bindings.extend(known.map(|(v, value)| (v, Binding::Value(value))));
-        let index = [Index::scalar(time), Index::from(c, lanes)];
+        let index = [LaneIndex::scalar(time), LaneIndex::from(c, lanes)];
         let value = |&(v, _): &(ValueId, BufId)| {
             let value = inliner.value(self.k, v, &index).to_lanes(lanes);
             value.cast(inliner.f.ty(v).dtype).named("out")
@@ -138,7 +138,7 @@ impl<'k> ChannelScan<'_, 'k> {
     fn channel(&self, c: Val<'k>, lanes: u32) {
         let k = self.k;
         let load = |buf: &BufId| k.flat(*buf).load([c], lanes);
-        let carries: Vec<Reg> =
+        let carries: Vec<RegisterVar> =
             self.inputs[..self.carries].iter().map(|buf| k.reg("carry", load(buf))).collect();
         let constants: Vec<Val> = self.constants().iter().map(|buf| load(buf).named("constant")).collect();
         k.serial("step", &self.length, |step| {

@@ -14,19 +14,19 @@ mod plan;
 mod step;
 mod transposed;
 
-pub use chunks::Chunks;
-pub use gpu::Split;
+pub use chunks::ChunkScan;
+pub use gpu::ThreadSplit;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, ValueId};
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::BufId;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, TensorType};
-use mlcc_kernel_lang::{Recorder, Val, View};
-pub use plan::Plan;
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
+pub use plan::MatrixScanPlan;
 use std::ops::Range;
-use step::{HeadRows, Step};
-use transposed::Transposed;
+use step::{HeadRows, RowScan};
+use transposed::TransposedScan;
 
 /// Rows that one worker takes at a time where they divide a head: a tile of the contraction kernels, so that both are
 /// sliced alike.
@@ -34,7 +34,7 @@ pub const ROWS: i64 = 16;
 
 /// Sizes of the state: `heads` is the product of all axes but the last two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shape {
+pub struct StateShape {
     pub heads: i64,
     pub rows: i64,
     pub columns: i64,
@@ -42,35 +42,35 @@ pub struct Shape {
 
 /// Along which axes of the state a value extends; along the others it is broadcast.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Extent {
+pub struct StateExtent {
     /// How many heads it has a part for; as many neighbours share one as makes those of the state.
     pub heads: i64,
     pub rows: bool,
     pub columns: bool,
 }
 
-impl Extent {
+impl StateExtent {
     /// True for a value per row, as the state has them.
-    pub fn is_per_row(self, shape: Shape) -> bool {
+    pub fn is_per_row(self, shape: StateShape) -> bool {
         self.heads == shape.heads && self.rows
     }
     fn is_matrix(self) -> bool {
         self.rows && self.columns
     }
-    fn elements(self, shape: Shape) -> i64 {
+    fn elements(self, shape: StateShape) -> i64 {
         let size = |on: bool, size: i64| if on { size } else { 1 };
         self.heads * size(self.rows, shape.rows) * size(self.columns, shape.columns)
     }
 }
 
 /// Extent of a value of this type; `None` if it has none.
-fn extent_of(ty: &TensorType, state: &TensorType, shape: Shape) -> Option<Extent> {
+fn extent_of(ty: &TensorType, state: &TensorType, shape: StateShape) -> Option<StateExtent> {
     if ty.dtype != DType::F32 {
         return None;
     }
     if ty.rank() == 0 {
         let same = |size: i64| size == 1;
-        return Some(Extent { heads: 1, rows: same(shape.rows), columns: same(shape.columns) });
+        return Some(StateExtent { heads: 1, rows: same(shape.rows), columns: same(shape.columns) });
     }
     if ty.rank() != state.rank() {
         return None;
@@ -85,20 +85,20 @@ fn extent_of(ty: &TensorType, state: &TensorType, shape: Shape) -> Option<Extent
     let outermost_first = several.skip_while(|&full| full).all(|full| !full);
     let sizes = ty.dims[..heads.len()].iter().map(Dim::as_const).collect::<Option<Vec<i64>>>()?;
     let heads = sizes.iter().product();
-    (fits && outermost_first).then_some(Extent { heads, rows: last[0], columns: last[1] })
+    (fits && outermost_first).then_some(StateExtent { heads, rows: last[0], columns: last[1] })
 }
 
 /// The sizes of the state if a body has the structure that this kernel needs: every value is f32 and extends along axes of
 /// the first carry or is broadcast along them; ops are elementwise or reduce the last axis; carries and results have a
 /// value per row.
-pub fn shape_of(body: &Function, carries: usize) -> Option<Shape> {
+pub fn shape_of(body: &Function, carries: usize) -> Option<StateShape> {
     let state = body.ty(*body.inputs.first()?);
     if carries == 0 || state.rank() < 2 {
         return None;
     }
     let sizes: Vec<i64> = state.dims.iter().map(Dim::as_const).collect::<Option<_>>()?;
     let (&[rows, columns], heads) = sizes.split_last_chunk::<2>().map(|(heads, last)| (last, heads))?;
-    let shape = Shape { heads: heads.iter().product(), rows, columns };
+    let shape = StateShape { heads: heads.iter().product(), rows, columns };
     let extent = |v: ValueId| extent_of(body.ty(v), state, shape);
     let local = body.live().all(|(_, node)| match node.op {
         Op::Reduce { axis, .. } => axis + 1 == state.rank() && body.ty(node.inputs[0]).rank() == state.rank(),
@@ -123,18 +123,18 @@ pub struct MatrixScan<'a, 'k> {
     pub outputs: Vec<BufId>,
     /// Steps.
     pub length: Dim,
-    pub shape: Shape,
+    pub shape: StateShape,
 }
 
 impl<'k> MatrixScan<'_, 'k> {
     /// The extent of a value of the body.
-    pub fn extent(&self, v: ValueId) -> Extent {
+    pub fn extent(&self, v: ValueId) -> StateExtent {
         let state = self.body.ty(self.body.inputs[0]);
         extent_of(self.body.ty(v), state, self.shape).expect("the structure has been checked")
     }
 
     /// The extent of input `i`.
-    fn input_extent(&self, i: usize) -> Extent {
+    fn input_extent(&self, i: usize) -> StateExtent {
         self.extent(self.body.inputs[i])
     }
 
@@ -147,19 +147,21 @@ impl<'k> MatrixScan<'_, 'k> {
     }
 
     /// Records the kernel body; `prefetch` is for f32 elements.
-    pub fn emit(&self, plan: Plan, prefetch: Option<InstrId>) {
+    pub fn emit(&self, plan: MatrixScanPlan, prefetch: Option<InstrId>) {
         match plan {
-            Plan::Transposed { lanes, vectors, steps_ahead } => {
-                Transposed::new(self, lanes, vectors, (prefetch, steps_ahead)).emit()
+            MatrixScanPlan::Transposed { lanes, vectors, steps_ahead } => {
+                TransposedScan::new(self, lanes, vectors, (prefetch, steps_ahead)).emit()
             }
-            Plan::Rows { lanes, block_rows, together } => self.emit_rows(lanes, block_rows, together),
-            Plan::Threads { split, asynchronous, .. } => self.emit_threads(split, asynchronous),
+            MatrixScanPlan::Rows { lanes, block_rows, together } => {
+                self.emit_rows(lanes, block_rows, together)
+            }
+            MatrixScanPlan::Threads { split, asynchronous, .. } => self.emit_threads(split, asynchronous),
         }
     }
 
     /// CPU kernel body with lanes over columns.
     fn emit_rows(&self, lanes: u32, block_rows: i64, together: i64) {
-        let Shape { heads, rows, .. } = self.shape;
+        let StateShape { heads, rows, .. } = self.shape;
         let per_head = rows / block_rows;
         let k = self.k;
         k.par("block", heads * per_head, |block| {
@@ -167,14 +169,14 @@ impl<'k> MatrixScan<'_, 'k> {
             let first = part * block_rows;
             k.serial("tile", block_rows / together, |tile| {
                 let row = (first + tile * together).named("row");
-                Step::new(self, lanes, HeadRows { head, row, rows: together as usize }).run();
+                RowScan::new(self, lanes, HeadRows { head, row, rows: together as usize }).run();
             });
         });
     }
 
     /// Elements of one step before row `r` of some rows of a head.
-    fn offset(&self, extent: Extent, at: HeadRows<'k>, r: i64) -> Val<'k> {
-        let Shape { rows, columns, .. } = self.shape;
+    fn offset(&self, extent: StateExtent, at: HeadRows<'k>, r: i64) -> Val<'k> {
+        let StateShape { rows, columns, .. } = self.shape;
         let head = match self.shape.heads / extent.heads {
             1 => at.head,
             sharing if extent.heads > 1 => at.head / sharing,
@@ -184,12 +186,12 @@ impl<'k> MatrixScan<'_, 'k> {
         if extent.columns { row * columns } else { row }
     }
 
-    fn at_step(&self, extent: Extent, offset: Val<'k>, time: Val<'k>) -> Val<'k> {
+    fn at_step(&self, extent: StateExtent, offset: Val<'k>, time: Val<'k>) -> Val<'k> {
         time * extent.elements(self.shape) + offset
     }
 
     /// Input `i`, and its first element for row `r` of some rows of a head at a step.
-    fn input(&self, i: usize, at: HeadRows<'k>, r: i64, time: Val<'k>) -> (View<'k, 1>, Val<'k>) {
+    fn input(&self, i: usize, at: HeadRows<'k>, r: i64, time: Val<'k>) -> (BufferView<'k, 1>, Val<'k>) {
         let extent = self.input_extent(i);
         let offset = self.offset(extent, at, r);
         let first = if self.sequences().contains(&i) { self.at_step(extent, offset, time) } else { offset };

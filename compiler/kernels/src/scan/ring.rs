@@ -2,7 +2,7 @@
 //! comes through shared memory, by asynchronous copies where the machine has them, while it computes the steps before those.
 
 use mlcc_ir::dim::Dim;
-use mlcc_kernel_lang::{Recorder, Team, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, ThreadTeam, Val};
 
 /// Steps that are copied together, and how many such parts shared memory holds: one is read, the other is on its way.
 const STEPS: i64 = 8;
@@ -11,9 +11,9 @@ const STAGES: i64 = 2;
 const TOGETHER: i64 = 4;
 
 /// What a block reads of each step of a sequence.
-pub(super) struct Sequence<'k> {
+pub(super) struct SequenceRead<'k> {
     /// `[steps, of_step]`.
-    pub from: View<'k, 1>,
+    pub from: BufferView<'k, 1>,
     pub of_step: i64,
     /// The elements of a step that are read. Those beyond a step's last are others of the step.
     pub first: Val<'k>,
@@ -22,7 +22,7 @@ pub(super) struct Sequence<'k> {
     pub multiple: i64,
 }
 
-impl Sequence<'_> {
+impl SequenceRead<'_> {
     /// Elements of a copy.
     fn together(&self) -> i64 {
         let whole = [self.elements, self.of_step, self.multiple].iter().all(|n| n % TOGETHER == 0);
@@ -32,60 +32,60 @@ impl Sequence<'_> {
 
 /// Where a step is in shared memory.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'k> {
+pub(super) struct RingSlot<'k> {
     stage: Val<'k>,
     step: Val<'k>,
 }
 
 /// Steps that a thread computes in one go.
 #[derive(Clone, Copy)]
-pub(super) struct Steps<'k> {
+pub(super) struct RingSteps<'k> {
     k: &'k Recorder,
     /// The first.
     time: Val<'k>,
-    place: Place<'k>,
+    place: RingSlot<'k>,
     count: i64,
 }
 
-impl<'k> Steps<'k> {
+impl<'k> RingSteps<'k> {
     /// At most.
     pub const MOST: i64 = STEPS;
 
     /// `body(i, time, place)` for each of them, repeated in the code.
-    pub fn each(self, body: impl FnOnce(Val<'k>, Val<'k>, Place<'k>)) {
-        let Steps { k, time, place: Place { stage, step }, count } = self;
+    pub fn each(self, body: impl FnOnce(Val<'k>, Val<'k>, RingSlot<'k>)) {
+        let RingSteps { k, time, place: RingSlot { stage, step }, count } = self;
         match count {
             1 => body(k.int(0), time, self.place),
-            _ => k.unrolled("i", count, |i| body(i, time + i, Place { stage, step: step + i })),
+            _ => k.unrolled("i", count, |i| body(i, time + i, RingSlot { stage, step: step + i })),
         }
     }
 }
 
 /// Steps of all sequences in shared memory, and who copies and reads them.
-pub(super) struct Ring<'k> {
+pub(super) struct SequenceRing<'k> {
     k: &'k Recorder,
-    team: Team<'k>,
+    team: ThreadTeam<'k>,
     asynchronous: bool,
     /// With where they come to lie: `[stages, steps, elements]`.
-    sequences: Vec<(Sequence<'k>, View<'k, 3>)>,
+    sequences: Vec<(SequenceRead<'k>, BufferView<'k, 3>)>,
 }
 
-impl<'k> Ring<'k> {
+impl<'k> SequenceRing<'k> {
     pub fn new(
         k: &'k Recorder,
-        team: Team<'k>,
+        team: ThreadTeam<'k>,
         asynchronous: bool,
-        sequences: Vec<Sequence<'k>>,
-    ) -> Ring<'k> {
-        let place = |s: Sequence<'k>| {
+        sequences: Vec<SequenceRead<'k>>,
+    ) -> SequenceRing<'k> {
+        let place = |s: SequenceRead<'k>| {
             let to = k.shared("steps", [STAGES, STEPS, s.elements]);
             (s, to)
         };
-        Ring { k, team, asynchronous, sequences: sequences.into_iter().map(place).collect() }
+        SequenceRing { k, team, asynchronous, sequences: sequences.into_iter().map(place).collect() }
     }
 
     /// `body(thread, steps)` in all threads of the block: some steps in one go, in the end one after the other.
-    pub fn run(&self, length: &Dim, body: impl Fn(Val<'k>, Steps<'k>)) {
+    pub fn run(&self, length: &Dim, body: impl Fn(Val<'k>, RingSteps<'k>)) {
         let k = self.k;
         let length = k.dim(length).named("length");
         let parts = ((length + (STEPS - 1)) / STEPS).named("parts");
@@ -102,7 +102,7 @@ impl<'k> Ring<'k> {
             self.team.run(|t| {
                 let (left, stage) = (length - first, (part % STAGES).named("stage"));
                 let some = |step: Val<'k>, count| {
-                    body(t, Steps { k, time: first + step, place: Place { stage, step }, count })
+                    body(t, RingSteps { k, time: first + step, place: RingSlot { stage, step }, count })
                 };
                 let one_by_one = || k.serial("step", left, |step| some(step, 1));
                 k.when_else(left.lt(STEPS), one_by_one, || some(k.int(0), STEPS));
@@ -133,7 +133,7 @@ impl<'k> Ring<'k> {
     }
 
     /// The elements of sequence `i` at a step, from that on which the block reads first.
-    pub fn at(&self, i: usize, place: Place<'k>) -> View<'k, 1> {
+    pub fn at(&self, i: usize, place: RingSlot<'k>) -> BufferView<'k, 1> {
         self.sequences[i].1.tail((place.stage, place.step, 0))
     }
 }

@@ -4,9 +4,9 @@
 
 use mlcc_interp::compare::{Tolerance, compare};
 use mlcc_interp::equivalence::random_inputs;
-use mlcc_interp::graph::{Interpreter, States, Tensor};
-use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor};
+use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::kernel::{Kernel, UnOp};
@@ -37,7 +37,7 @@ fn module(channels: usize, own_decay: bool, gated: bool) -> Module {
         let length = b.add(length, one);
         vec![sum, new_top, b.div(sum, length), kept]
     });
-    let rows = TensorType::new(DType::F32, [Dim::sym(Sym::N), Dim::from(channels)]);
+    let rows = TensorType::new(DType::F32, [Dim::sym(SizeSymbol::N), Dim::from(channels)]);
     let halves = TensorType { dtype: DType::F16, ..rows.clone() };
     let mut inputs = vec![c.clone(), c.clone(), rows.clone(), rows.clone()];
     inputs.extend([c, rows, halves].into_iter().skip(1 - own).take(if gated { 3 } else { own }));
@@ -58,7 +58,7 @@ fn module(channels: usize, own_decay: bool, gated: bool) -> Module {
 
 /// How bodies of RWKV-4 differ here.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Weights {
+enum WeightVariant {
     Exponentials,
     /// One exponential and choices, as the passes make it.
     Chosen,
@@ -67,14 +67,14 @@ enum Weights {
 }
 
 /// The step of RWKV-4: sums with and without `v`, and a result of the carries before the step. Inputs: three carries, k and v, decay and bonus.
-fn wkv(channels: usize, weights: Weights) -> Module {
+fn wkv(channels: usize, weights: WeightVariant) -> Module {
     let mut b = GraphBuilder::new("wkv");
     let c = TensorType::new(DType::F32, [channels]);
     let body = b.function("body", FunctionKind::Body, &vec![c.clone(); 7], |b, inputs| {
         let &[num, den, p, k, v, decay, bonus] = inputs else { unreachable!("seven inputs are declared") };
         let step = |b: &mut GraphBuilder, old: ValueId, new: ValueId| {
             let top = b.max(old, new);
-            let (old, new) = if weights == Weights::Chosen {
+            let (old, new) = if weights == WeightVariant::Chosen {
                 let one = b.constant(1.0);
                 let distance = b.sub(old, new);
                 let distance = b.unary(UnOp::Abs, distance);
@@ -93,12 +93,12 @@ fn wkv(channels: usize, weights: Weights) -> Module {
         let boosted = b.add(bonus, k);
         let (above, below, _) = step(b, p, boosted);
         let result = b.div(above, below);
-        let fade = if weights == Weights::Varying { b.mul(decay, v) } else { decay };
+        let fade = if weights == WeightVariant::Varying { b.mul(decay, v) } else { decay };
         let faded = b.add(p, fade);
         let (num, den, p) = step(b, faded, k);
         vec![num, den, p, result]
     });
-    let rows = TensorType::new(DType::F32, [Dim::sym(Sym::N), Dim::from(channels)]);
+    let rows = TensorType::new(DType::F32, [Dim::sym(SizeSymbol::N), Dim::from(channels)]);
     let inputs = [c.clone(), c.clone(), c.clone(), rows.clone(), rows, c.clone(), c];
     b.function("f", FunctionKind::Entry, &inputs, |b, inputs| {
         b.scan(body, &inputs[..3], &inputs[3..5], &inputs[5..])
@@ -138,14 +138,20 @@ fn has_parts(module: &Module, machine: &str) -> bool {
 }
 
 /// The outputs of the kernel of a machine.
-fn run_on(module: &Module, inputs: &[Tensor], n: usize, machine: &str, options: &Options) -> Vec<Buffer> {
+fn run_on(
+    module: &Module,
+    inputs: &[Tensor],
+    n: usize,
+    machine: &str,
+    options: &ExecutionOptions,
+) -> Vec<KernelBuffer> {
     let (_, f) = module.function("f").unwrap();
     let syms = SymValues::tokens(n as i64);
     let given = inputs.iter().zip(&f.inputs);
-    let mut buffers: Vec<Buffer> =
-        given.map(|(t, v)| Buffer::from_floats(f.ty(*v).dtype, &t.to_f32())).collect();
+    let mut buffers: Vec<KernelBuffer> =
+        given.map(|(t, v)| KernelBuffer::from_floats(f.ty(*v).dtype, &t.to_f32())).collect();
     let elements = |v: &ValueId| f.ty(*v).dims.iter().map(|d| d.eval(&syms) as usize).product();
-    buffers.extend(f.outputs.iter().map(|v| Buffer::zeros(f.ty(*v).dtype, elements(v))));
+    buffers.extend(f.outputs.iter().map(|v| KernelBuffer::zeros(f.ty(*v).dtype, elements(v))));
     run_with(&kernel(module, machine), &mut buffers, &syms, options)
         .unwrap_or_else(|e| panic!("{n} steps, {machine}: {e}"));
     buffers.split_off(inputs.len())
@@ -156,9 +162,11 @@ fn check(module: &Module, inputs: &[Tensor], n: usize, machines: &[&str], what: 
     let (_, f) = module.function("f").unwrap();
     let syms = SymValues::tokens(n as i64);
     let interpreter = Interpreter::new(module, |_| unreachable!("no parameters"));
-    let want = interpreter.run_named("f", inputs, &mut States::new(module).unwrap(), syms).unwrap();
+    let want = interpreter.run_named("f", inputs, &mut StateValues::new(module).unwrap(), syms).unwrap();
     for name in machines {
-        for options in [Options::workers(3), Options { workers: 2, order: Order::Reverse }] {
+        for options in
+            [ExecutionOptions::workers(3), ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse }]
+        {
             let found = run_on(module, inputs, n, name, &options);
             for (i, (found, want)) in found.iter().zip(&want).enumerate() {
                 let found = found.to_f32().into_iter().map(f64::from);
@@ -200,7 +208,7 @@ fn steps_in_parts_make_what_all_in_turn_make() {
 #[test]
 fn the_step_of_rwkv4_in_parts() {
     for (weights, parts) in
-        [(Weights::Exponentials, true), (Weights::Chosen, true), (Weights::Varying, false)]
+        [(WeightVariant::Exponentials, true), (WeightVariant::Chosen, true), (WeightVariant::Varying, false)]
     {
         let module = wkv(6, weights);
         GPUS.iter().for_each(|name| assert_eq!(has_parts(&module, name), parts, "{weights:?}, {name}"));
@@ -213,13 +221,13 @@ fn the_step_of_rwkv4_in_parts() {
 
 #[test]
 fn carries_go_on_from_call_to_call() {
-    let (module, channels, n) = (wkv(6, Weights::Chosen), 6, 90);
+    let (module, channels, n) = (wkv(6, WeightVariant::Chosen), 6, 90);
     let inputs = wkv_inputs(&module, n, -1e38);
-    let options = Options::workers(1);
+    let options = ExecutionOptions::workers(1);
     for name in GPUS {
         let whole = run_on(&module, &inputs, n, name, &options);
         for first in [1, 6, 64, 77] {
-            let rows = |range: std::ops::Range<usize>, carries: Option<&[Buffer]>| {
+            let rows = |range: std::ops::Range<usize>, carries: Option<&[KernelBuffer]>| {
                 let mut of = inputs.clone();
                 for seq in &mut of[3..5] {
                     let data = seq.data[range.start * channels..range.end * channels].to_vec();

@@ -3,10 +3,10 @@
 //! that are not of that form.
 
 use mlcc_interp::compare::{Tolerance, compare};
-use mlcc_interp::graph::{Interpreter, States, Tensor};
-use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor};
+use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
 use mlcc_ir::compute::RedOp;
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::Module;
@@ -16,7 +16,7 @@ use mlcc_kernels::lower::kernel::GroupKernel;
 use mlcc_kernels::params::KernelTarget;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Rule {
+enum UpdateRule {
     /// RWKV-5 and -6.
     Bonus,
     /// RWKV-7.
@@ -27,13 +27,13 @@ enum Rule {
 }
 
 /// Heads, of which so many share queries and keys; rows; columns.
-type Sizes = [usize; 4];
+type ChunkScanSizes = [usize; 4];
 
 const KEYS: [bool; 2] = [false, true];
 const VALUES: [bool; 2] = [true, false];
 const NUMBER: [bool; 2] = [false, false];
 
-fn tensor([heads, shared, rows, columns]: Sizes, [r, c]: [bool; 2], of_groups: bool) -> TensorType {
+fn tensor([heads, shared, rows, columns]: ChunkScanSizes, [r, c]: [bool; 2], of_groups: bool) -> TensorType {
     let size = |on: bool, size: usize| if on { size } else { 1 };
     let lead = match shared {
         1 => vec![heads],
@@ -43,23 +43,23 @@ fn tensor([heads, shared, rows, columns]: Sizes, [r, c]: [bool; 2], of_groups: b
 }
 
 /// Extents of the inputs of a step after the state.
-fn inputs(rule: Rule) -> Vec<[bool; 2]> {
+fn inputs(rule: UpdateRule) -> Vec<[bool; 2]> {
     match rule {
-        Rule::Bonus => vec![KEYS, KEYS, VALUES, KEYS, KEYS],
-        Rule::Replaced => vec![KEYS, KEYS, VALUES, KEYS, KEYS, KEYS],
-        Rule::GatedDelta => vec![KEYS, KEYS, VALUES, NUMBER, NUMBER],
-        Rule::StateSpace => vec![KEYS, KEYS, VALUES, NUMBER],
+        UpdateRule::Bonus => vec![KEYS, KEYS, VALUES, KEYS, KEYS],
+        UpdateRule::Replaced => vec![KEYS, KEYS, VALUES, KEYS, KEYS, KEYS],
+        UpdateRule::GatedDelta => vec![KEYS, KEYS, VALUES, NUMBER, NUMBER],
+        UpdateRule::StateSpace => vec![KEYS, KEYS, VALUES, NUMBER],
     }
 }
 
-fn step(b: &mut GraphBuilder, rule: Rule, axis: usize, x: &[ValueId]) -> Vec<ValueId> {
+fn step(b: &mut GraphBuilder, rule: UpdateRule, axis: usize, x: &[ValueId]) -> Vec<ValueId> {
     let &[state, r, k, v, w] = &x[..5] else { unreachable!("every rule has four inputs") };
     let read = |b: &mut GraphBuilder, state: ValueId, of: ValueId| {
         let products = b.mul(state, of);
         b.reduce(RedOp::Sum, products, axis)
     };
     match rule {
-        Rule::Bonus => {
+        UpdateRule::Bonus => {
             let new = b.mul(v, k);
             let boosted = b.mul(new, x[5]);
             let seen = b.add(state, boosted);
@@ -67,7 +67,7 @@ fn step(b: &mut GraphBuilder, rule: Rule, axis: usize, x: &[ValueId]) -> Vec<Val
             let kept = b.mul(state, w);
             vec![b.add(kept, new), y]
         }
-        Rule::Replaced => {
+        UpdateRule::Replaced => {
             let found = read(b, state, x[5]);
             let kept = b.mul(state, w);
             let new = b.mul(v, k);
@@ -76,7 +76,7 @@ fn step(b: &mut GraphBuilder, rule: Rule, axis: usize, x: &[ValueId]) -> Vec<Val
             let state = b.add(kept, replaced);
             vec![state, read(b, state, r)]
         }
-        Rule::GatedDelta => {
+        UpdateRule::GatedDelta => {
             let kept = b.mul(state, w);
             let found = read(b, kept, k);
             let missing = b.sub(v, found);
@@ -85,7 +85,7 @@ fn step(b: &mut GraphBuilder, rule: Rule, axis: usize, x: &[ValueId]) -> Vec<Val
             let state = b.add(kept, added);
             vec![state, read(b, state, r)]
         }
-        Rule::StateSpace => {
+        UpdateRule::StateSpace => {
             let kept = b.mul(state, w);
             let added = b.mul(v, k);
             let state = b.add(kept, added);
@@ -94,7 +94,7 @@ fn step(b: &mut GraphBuilder, rule: Rule, axis: usize, x: &[ValueId]) -> Vec<Val
     }
 }
 
-fn module(rule: Rule, sizes: Sizes) -> Module {
+fn module(rule: UpdateRule, sizes: ChunkScanSizes) -> Module {
     let mut b = GraphBuilder::new("chunks");
     let matrix = tensor(sizes, [true, true], false);
     let axis = matrix.dims.len() - 1;
@@ -102,7 +102,7 @@ fn module(rule: Rule, sizes: Sizes) -> Module {
     let types = [vec![matrix.clone()], of_step.clone()].concat();
     let body = b.function("body", FunctionKind::Body, &types, |b, x| step(b, rule, axis, x));
     let stacked = of_step.into_iter().map(|ty| {
-        let dims = std::iter::once(Dim::sym(Sym::N)).chain(ty.dims);
+        let dims = std::iter::once(Dim::sym(SizeSymbol::N)).chain(ty.dims);
         TensorType::new(DType::F32, dims)
     });
     let types: Vec<TensorType> = std::iter::once(matrix).chain(stacked).collect();
@@ -111,7 +111,7 @@ fn module(rule: Rule, sizes: Sizes) -> Module {
 }
 
 /// Values as models have them: decays between nothing and one, corrections that keep the state in bounds.
-fn values(rule: Rule, module: &Module, n: i64, seed: u64) -> Vec<Tensor> {
+fn values(rule: UpdateRule, module: &Module, n: i64, seed: u64) -> Vec<Tensor> {
     let (_, f) = module.function("f").unwrap();
     let mut all = mlcc_interp::equivalence::random_inputs(f, &SymValues::tokens(n), seed);
     let mut decays = all[4].data.iter().map(|x| 1.0 / (1.0 + (3.0 - 2.0 * x).exp())).collect::<Vec<f64>>();
@@ -123,12 +123,12 @@ fn values(rule: Rule, module: &Module, n: i64, seed: u64) -> Vec<Tensor> {
         x.data.iter_mut().for_each(|x| *x = f64::from((*x * by) as f32));
     };
     match rule {
-        Rule::Replaced => {
+        UpdateRule::Replaced => {
             scaled(&mut all[5], 0.2);
             scaled(&mut all[6], 0.2);
         }
-        Rule::GatedDelta => scaled(&mut all[2], 0.1),
-        Rule::Bonus | Rule::StateSpace => {}
+        UpdateRule::GatedDelta => scaled(&mut all[2], 0.1),
+        UpdateRule::Bonus | UpdateRule::StateSpace => {}
     }
     all
 }
@@ -140,23 +140,25 @@ fn lowered(module: &Module, name: &str) -> GroupKernel {
     lower_group(module, f, "scan", &vec![None; f.inputs.len()], &target).unwrap()
 }
 
-fn check(rule: Rule, sizes: Sizes, n: i64) {
+fn check(rule: UpdateRule, sizes: ChunkScanSizes, n: i64) {
     let module = module(rule, sizes);
     let inputs = values(rule, &module, n, n as u64 + sizes[3] as u64);
     let syms = SymValues::tokens(n);
     let interpreter = Interpreter::new(&module, |_| unreachable!("no parameters"));
-    let want = interpreter.run_named("f", &inputs, &mut States::new(&module).unwrap(), syms).unwrap();
+    let want = interpreter.run_named("f", &inputs, &mut StateValues::new(&module).unwrap(), syms).unwrap();
     let group = lowered(&module, "sm_80");
     let what = format!("{rule:?}, {sizes:?}, {n} steps");
     let merge = group.merge.as_ref().unwrap_or_else(|| panic!("{what}: no chunks"));
     assert_eq!(merge.reads, [0]);
-    let given: Vec<Buffer> = inputs.iter().map(|t| Buffer::from_f32(&t.to_f32())).collect();
-    for options in [Options::workers(3), Options { workers: 2, order: Order::Reverse }] {
+    let given: Vec<KernelBuffer> = inputs.iter().map(|t| KernelBuffer::from_f32(&t.to_f32())).collect();
+    for options in
+        [ExecutionOptions::workers(3), ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse }]
+    {
         let mut buffers = given.clone();
-        buffers.push(Buffer::zeros(DType::BF16, merge.bytes.eval(&syms) as usize / 2));
+        buffers.push(KernelBuffer::zeros(DType::BF16, merge.bytes.eval(&syms) as usize / 2));
         run_with(&group.kernel, &mut buffers, &syms, &options).unwrap_or_else(|e| panic!("{what}: {e}"));
         let mut buffers = vec![buffers.pop().unwrap(), given[0].clone()];
-        buffers.extend(want.iter().map(|t| Buffer::zeros(DType::F32, t.data.len())));
+        buffers.extend(want.iter().map(|t| KernelBuffer::zeros(DType::F32, t.data.len())));
         run_with(&merge.kernel.kernel, &mut buffers, &syms, &options)
             .unwrap_or_else(|e| panic!("{what}: {e}"));
         for (i, (found, want)) in buffers[2..].iter().zip(&want).enumerate() {
@@ -170,7 +172,7 @@ fn check(rule: Rule, sizes: Sizes, n: i64) {
 
 #[test]
 fn chunks_are_what_steps_are() {
-    let rules = [Rule::Bonus, Rule::Replaced, Rule::GatedDelta, Rule::StateSpace];
+    let rules = [UpdateRule::Bonus, UpdateRule::Replaced, UpdateRule::GatedDelta, UpdateRule::StateSpace];
     for (i, rule) in rules.into_iter().enumerate() {
         for (sizes, n) in
             [([2, 1, 64, 64], 33), ([1, 1, 16, 128], 16), ([3, 1, 32, 16], 2), ([2, 1, 48, 32], 15)]
@@ -190,7 +192,7 @@ fn other_states_and_machines_go_step_by_step() {
         ([2, 1, 16, 256], "sm_80"),
         ([2, 1, 16, 8], "sm_80"),
     ] {
-        assert!(lowered(&module(Rule::Replaced, sizes), name).merge.is_none(), "{sizes:?}, {name}");
+        assert!(lowered(&module(UpdateRule::Replaced, sizes), name).merge.is_none(), "{sizes:?}, {name}");
     }
 }
 
@@ -205,7 +207,10 @@ fn other_bodies_go_step_by_step() {
             [[true, true], KEYS, VALUES, KEYS].map(|extents| tensor(sizes, extents, false)).into();
         let body = b.function("body", FunctionKind::Body, &types, build);
         let stacked = types[1..].iter().map(|ty| {
-            TensorType::new(DType::F32, std::iter::once(Dim::sym(Sym::N)).chain(ty.dims.iter().cloned()))
+            TensorType::new(
+                DType::F32,
+                std::iter::once(Dim::sym(SizeSymbol::N)).chain(ty.dims.iter().cloned()),
+            )
         });
         let types: Vec<TensorType> = std::iter::once(types[0].clone()).chain(stacked).collect();
         b.function("f", FunctionKind::Entry, &types, |b, x| b.scan(body, &x[..1], &x[1..], &[]));

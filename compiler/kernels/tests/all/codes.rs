@@ -1,8 +1,8 @@
 //! The kernel of `quantize_rows` on every CPU level: codes, scales and starts in the order that products read, with blocks
 //! of rows, rows left over, short groups, groups of zeros, tiny groups, and values that are no numbers.
 
-use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::kernel::{Kernel, UnOp};
 use mlcc_ir::module::Module;
@@ -17,13 +17,13 @@ use mlcc_target::Arch;
 const ZERO: usize = 7;
 
 /// What a kernel made of `x: [m, k]`, brought back to rows.
-struct Made {
+struct RestoredRows {
     codes: Vec<Vec<i32>>,
     scales: Vec<Vec<f32>>,
     starts: Vec<i32>,
 }
 
-fn quantize(target: &KernelTarget, x: &[f32], shape: (usize, usize), codes: (usize, usize)) -> Made {
+fn quantize(target: &KernelTarget, x: &[f32], shape: (usize, usize), codes: (usize, usize)) -> RestoredRows {
     run_codes(target, &kernel(target, shape, codes, None), x, shape, codes)
 }
 
@@ -36,7 +36,7 @@ fn kernel(
 ) -> Kernel {
     let module = Module::new("m");
     let mut f = Function::new("codes", FunctionKind::Group);
-    let rows = if m == 1 { Dim::from(1) } else { Dim::sym(Sym::N) };
+    let rows = if m == 1 { Dim::from(1) } else { Dim::sym(SizeSymbol::N) };
     let mut x = f.add_input(TensorType::new(DType::F32, [rows, Dim::from(k)]));
     if let Some(op) = activation {
         x = f.append(&module, Op::Unary(op), &[x]).unwrap()[0];
@@ -52,16 +52,16 @@ fn run_codes(
     x: &[f32],
     (m, k): (usize, usize),
     (group, bits): (usize, usize),
-) -> Made {
+) -> RestoredRows {
     let (padded, planes) = (k.next_multiple_of(32), bits / 8);
     let code_type = if bits == 8 { DType::I8 } else { DType::I16 };
     let mut buffers = [
-        Buffer::from_f32(x),
-        Buffer::zeros(code_type, m * padded),
-        Buffer::zeros(DType::F32, m * k.div_ceil(group)),
-        Buffer::zeros(DType::I32, m * k.div_ceil(32)),
+        KernelBuffer::from_f32(x),
+        KernelBuffer::zeros(code_type, m * padded),
+        KernelBuffer::zeros(DType::F32, m * k.div_ceil(group)),
+        KernelBuffer::zeros(DType::I32, m * k.div_ceil(32)),
     ];
-    let options = Options { workers: 2, order: Order::Reverse };
+    let options = ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse };
     run_with(kernel, &mut buffers, &SymValues::tokens(m as i64), &options).unwrap();
 
     let together = if m == 1 { CodeBlock::SINGLE } else { code_block(target) };
@@ -95,7 +95,7 @@ fn run_codes(
     });
     let scales = scales.collect();
     let starts = buffers[3].bytes.chunks(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect();
-    Made { codes, scales, starts }
+    RestoredRows { codes, scales, starts }
 }
 
 fn targets() -> Vec<KernelTarget> {
@@ -230,8 +230,12 @@ fn codes_alone_are_those_of_products() {
     for target in targets() {
         let wanted = quantize(&target, &x, (m, k), (group, 8)).codes.concat();
         assert!(wanted != divided, "{target:?}: there is nothing to tell apart");
-        let mut buffers = [Buffer::from_f32(&x), Buffer::from_f32(&scales), Buffer::zeros(DType::I8, m * k)];
-        let options = Options { workers: 2, order: Order::Reverse };
+        let mut buffers = [
+            KernelBuffer::from_f32(&x),
+            KernelBuffer::from_f32(&scales),
+            KernelBuffer::zeros(DType::I8, m * k),
+        ];
+        let options = ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse };
         run_with(&codes_alone(&target, k, group), &mut buffers, &SymValues::tokens(m as i64), &options)
             .unwrap();
         let found: Vec<i32> = buffers[2].bytes.iter().map(|&b| i32::from(b as i8)).collect();
@@ -243,8 +247,9 @@ fn codes_alone_are_those_of_products() {
 fn codes_alone(target: &KernelTarget, k: usize, group: usize) -> Kernel {
     let module = Module::new("m");
     let mut f = Function::new("codes", FunctionKind::Group);
-    let inputs = [k, k / group]
-        .map(|columns| f.add_input(TensorType::new(DType::F32, [Dim::sym(Sym::N), Dim::from(columns)])));
+    let inputs = [k, k / group].map(|columns| {
+        f.add_input(TensorType::new(DType::F32, [Dim::sym(SizeSymbol::N), Dim::from(columns)]))
+    });
     f.outputs = f.append(&module, Op::GroupQuantize { group, bits: 8, part: 32 }, &inputs).unwrap();
     lower_group(&module, &f, "codes", &[None, None], target).unwrap().kernel
 }

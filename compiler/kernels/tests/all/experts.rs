@@ -2,26 +2,26 @@
 //! and integer activations, with the parameters of every feature level, for few rows and many, experts that nobody or
 //! everybody chose, one row of activations for all slots or one for each.
 
-use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
-use mlcc_ir::testing::Rng;
-use mlcc_ir::types::{DType, Format, Packing, TensorType};
+use mlcc_ir::testing::TestRng;
+use mlcc_ir::types::{DType, Packing, QuantFormat, TensorType};
 use mlcc_kernels::lower::group::lower_group;
 use mlcc_kernels::params::KernelTarget;
 use mlcc_quant::{PackOptions, dequantize, pack, tile};
 use mlcc_target::Arch;
 
-const Q4: DType = DType::Packed(Format::Q4G32);
-const Q8: DType = DType::Packed(Format::Q8G32);
+const Q4: DType = DType::Packed(QuantFormat::Q4G32);
+const Q8: DType = DType::Packed(QuantFormat::Q8G32);
 /// Columns per scale of integer activations.
 const GROUP: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct ExpertMatmulShape {
     rows: usize,
     slots: usize,
     /// One row of activations for all slots of a row.
@@ -31,8 +31,8 @@ struct Shape {
     k: usize,
 }
 
-struct Case {
-    shape: Shape,
+struct ExpertMatmulCase {
+    shape: ExpertMatmulShape,
     weight: DType,
     /// Bits of integer activations.
     bits: Option<usize>,
@@ -50,15 +50,20 @@ fn noise(count: usize, mut seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-impl Case {
-    fn new(weight: DType, bits: Option<usize>, shape: Shape, choose: impl Fn(usize) -> usize) -> Case {
-        let Shape { rows, slots, shared, experts, n, k } = shape;
+impl ExpertMatmulCase {
+    fn new(
+        weight: DType,
+        bits: Option<usize>,
+        shape: ExpertMatmulShape,
+        choose: impl Fn(usize) -> usize,
+    ) -> ExpertMatmulCase {
+        let ExpertMatmulShape { rows, slots, shared, experts, n, k } = shape;
         let raw = noise(experts * n * k, 3);
         let w_bytes = pack(weight, Packing::Tile16, experts * n, k, &raw, PackOptions::default()).unwrap();
         let w = dequantize(weight, Packing::Tile16, experts * n, k, &w_bytes).unwrap();
         let x = noise(rows * if shared { 1 } else { slots } * k, 7);
         let ids = (0..rows * slots).map(|i| choose(i) as i32).collect();
-        Case { shape, weight, bits, x, ids, w_bytes, w }
+        ExpertMatmulCase { shape, weight, bits, x, ids, w_bytes, w }
     }
 
     /// Lowers a group of one op.
@@ -72,7 +77,7 @@ impl Case {
         lower_group(&module, &f, "group", &packings, target).unwrap().kernel
     }
 
-    fn run(&self, kernel: &Kernel, buffers: &mut [Buffer], options: &Options) {
+    fn run(&self, kernel: &Kernel, buffers: &mut [KernelBuffer], options: &ExecutionOptions) {
         let rows = SymValues::tokens(self.shape.rows as i64);
         if let Err(e) = run_with(kernel, buffers, &rows, options) {
             panic!("{:?}, {}: {e}", self.shape, self.weight);
@@ -80,9 +85,9 @@ impl Case {
     }
 
     /// Results on a machine, and the activations that they were computed from.
-    fn results(&self, target: &KernelTarget, options: &Options) -> (Vec<f32>, Vec<f64>) {
-        let Shape { rows, slots, shared, experts, n, k } = self.shape;
-        let count = if rows == 1 { Dim::from(1) } else { Dim::sym(Sym::N) };
+    fn results(&self, target: &KernelTarget, options: &ExecutionOptions) -> (Vec<f32>, Vec<f64>) {
+        let ExpertMatmulShape { rows, slots, shared, experts, n, k } = self.shape;
+        let count = if rows == 1 { Dim::from(1) } else { Dim::sym(SizeSymbol::N) };
         let x_slots = if shared { 1 } else { slots };
         let x_ty = |dtype, columns: usize| {
             TensorType::new(dtype, [count.clone(), Dim::from(x_slots), Dim::from(columns)])
@@ -90,13 +95,13 @@ impl Case {
         let w_ty = TensorType::new(self.weight, [Dim::from(experts * n), Dim::from(k)]);
         let ids_ty = TensorType::new(DType::I32, [count.clone(), Dim::from(slots)]);
         let w_dtype = if self.weight.is_packed() { DType::U8 } else { self.weight };
-        let w = Buffer::new(w_dtype, self.w_bytes.clone());
-        let ids = Buffer::from_i32(&self.ids);
-        let y = Buffer::zeros(DType::F32, rows * slots * n);
+        let w = KernelBuffer::new(w_dtype, self.w_bytes.clone());
+        let ids = KernelBuffer::from_i32(&self.ids);
+        let y = KernelBuffer::zeros(DType::F32, rows * slots * n);
         let (Some(bits), DType::Packed(format)) = (self.bits, self.weight) else {
             let types = vec![x_ty(DType::F32, k), w_ty, ids_ty];
             let kernel = Self::kernel(Op::MatMulExperts { experts }, types, Some(1), target);
-            let mut buffers = [Buffer::from_f32(&self.x), w, ids, y];
+            let mut buffers = [KernelBuffer::from_f32(&self.x), w, ids, y];
             self.run(&kernel, &mut buffers, options);
             return (buffers[3].to_f32(), self.x.iter().map(|&v| f64::from(v)).collect());
         };
@@ -106,10 +111,10 @@ impl Case {
         let (padded, x_rows) = (k.next_multiple_of(part), rows * x_slots);
         let code_type = if bits == 8 { DType::I8 } else { DType::I16 };
         let mut made = [
-            Buffer::from_f32(&self.x),
-            Buffer::zeros(code_type, x_rows * padded),
-            Buffer::zeros(DType::F32, x_rows * k.div_ceil(GROUP)),
-            Buffer::zeros(DType::I32, x_rows * k.div_ceil(part)),
+            KernelBuffer::from_f32(&self.x),
+            KernelBuffer::zeros(code_type, x_rows * padded),
+            KernelBuffer::zeros(DType::F32, x_rows * k.div_ceil(GROUP)),
+            KernelBuffer::zeros(DType::I32, x_rows * k.div_ceil(part)),
         ];
         self.run(&kernel, &mut made, options);
         let [_, codes, scales, starts] = made;
@@ -129,7 +134,7 @@ impl Case {
     }
 
     /// What codes stand for: rows one after the other, planes side by side per 32 columns.
-    fn values(&self, codes: &Buffer, scales: &[f32], planes: usize) -> Vec<f64> {
+    fn values(&self, codes: &KernelBuffer, scales: &[f32], planes: usize) -> Vec<f64> {
         let k = self.shape.k;
         let padded = k.next_multiple_of(32);
         let rows = codes.bytes.chunks(padded * planes).zip(scales.chunks(k.div_ceil(GROUP)));
@@ -148,8 +153,8 @@ impl Case {
         .collect()
     }
 
-    fn check(&self, target: &KernelTarget, what: &str, options: &Options) {
-        let Shape { slots, shared, n, k, .. } = self.shape;
+    fn check(&self, target: &KernelTarget, what: &str, options: &ExecutionOptions) {
+        let ExpertMatmulShape { slots, shared, n, k, .. } = self.shape;
         let (found, x) = self.results(target, options);
         let roundings = if self.bits.is_some() { k.div_ceil(32) * 4 } else { k + 8 };
         for (at, &found) in found.iter().enumerate() {
@@ -197,45 +202,46 @@ const KINDS: [(DType, Option<usize>); 7] = [
     (Q4, Some(16)),
 ];
 
-fn check_all(shape: Shape, choose: impl Fn(usize) -> usize + Copy) {
+fn check_all(shape: ExpertMatmulShape, choose: impl Fn(usize) -> usize + Copy) {
     for (weight, bits) in KINDS {
-        let case = Case::new(weight, bits, shape, choose);
+        let case = ExpertMatmulCase::new(weight, bits, shape, choose);
         for (i, (name, target)) in targets().iter().enumerate() {
-            let options = Options { workers: 1 + i % 3, order: Order::Shuffled(i as u64) };
+            let options = ExecutionOptions { workers: 1 + i % 3, order: ExecutionOrder::Shuffled(i as u64) };
             case.check(target, name, &options);
         }
     }
 }
 
-const TINY: Shape = Shape { rows: 1, slots: 2, shared: true, experts: 3, n: 32, k: 40 };
+const TINY: ExpertMatmulShape =
+    ExpertMatmulShape { rows: 1, slots: 2, shared: true, experts: 3, n: 32, k: 40 };
 
 /// A token that is generated: each slot by itself.
 #[test]
 fn a_single_row() {
     check_all(TINY, |pair| 2 - pair);
-    check_all(Shape { slots: 3, shared: false, experts: 5, n: 16, ..TINY }, |pair| pair * 2);
+    check_all(ExpertMatmulShape { slots: 3, shared: false, experts: 5, n: 16, ..TINY }, |pair| pair * 2);
 }
 
 /// Experts with 0, 1, 2, 3 and more rows, in no order.
 #[test]
 fn rows_of_every_number() {
-    let rows = Shape { rows: 12, slots: 2, shared: true, experts: 6, ..TINY };
+    let rows = ExpertMatmulShape { rows: 12, slots: 2, shared: true, experts: 6, ..TINY };
     let choose = |pair: usize| [5, 1, 5, 2, 3, 5, 2, 5, 3, 5, 3, 5][pair * 5 % 12];
     check_all(rows, choose);
-    check_all(Shape { rows: 7, shared: false, n: 48, k: 33, ..rows }, choose);
+    check_all(ExpertMatmulShape { rows: 7, shared: false, n: 48, k: 33, ..rows }, choose);
 }
 
 /// Blocks of threads, with races looked for, over random shapes and choices: routing of a token alone and of prompts, one row for
 /// all slots or one for each, as latent attention has it, whose every row chooses all.
 #[test]
 fn blocks_of_threads() {
-    let mut rng = Rng(5);
+    let mut rng = TestRng(5);
     let level = |name: &str| KernelTarget::new(Arch::Nvptx, &mlcc_target::resolve(name).unwrap().levels[0]);
     let targets = [("sm_70", level("sm_70")), ("sm_80", level("sm_80"))];
     for round in 0..24_usize {
         let experts = 2 + rng.below(5);
         let all = round % 4 == 3;
-        let shape = Shape {
+        let shape = ExpertMatmulShape {
             rows: if round % 3 == 0 { 1 } else { 2 + rng.below(18) },
             slots: if all { experts } else { 1 + rng.below(experts) },
             shared: !all && rng.chance(2),
@@ -246,50 +252,56 @@ fn blocks_of_threads() {
         let seed = rng.below(1000);
         let choose = |pair: usize| if all { pair % experts } else { (pair * pair + seed * pair) % experts };
         let (weight, _) = KINDS[round % 4];
-        let case = Case::new(weight, None, shape, choose);
+        let case = ExpertMatmulCase::new(weight, None, shape, choose);
         let (name, target) = &targets[round % 2];
-        let order = if rng.chance(2) { Order::Reverse } else { Order::Shuffled(round as u64) };
-        case.check(target, name, &Options { workers: 1, order });
+        let order =
+            if rng.chance(2) { ExecutionOrder::Reverse } else { ExecutionOrder::Shuffled(round as u64) };
+        case.check(target, name, &ExecutionOptions { workers: 1, order });
     }
 }
 
 /// So many rows of one expert that its weights are unpacked for all of them, and none of the others.
 #[test]
 fn all_rows_on_one_expert() {
-    check_all(Shape { rows: 37, slots: 1, shared: false, experts: 2, n: 16, k: 36 }, |_| 1);
-    check_all(Shape { rows: 19, experts: 2, n: 16, k: 36, ..TINY }, |_| 0);
+    check_all(ExpertMatmulShape { rows: 37, slots: 1, shared: false, experts: 2, n: 16, k: 36 }, |_| 1);
+    check_all(ExpertMatmulShape { rows: 19, experts: 2, n: 16, k: 36, ..TINY }, |_| 0);
 }
 
 /// Sums wait between the pieces of long rows, also where the rows of an expert come in chunks.
 #[test]
 fn long_rows() {
-    let shape = Shape { rows: 150, slots: 2, shared: false, experts: 2, n: 16, k: 530 };
+    let shape = ExpertMatmulShape { rows: 150, slots: 2, shared: false, experts: 2, n: 16, k: 530 };
     let level = |name: &str| targets().into_iter().find(|(n, _)| n == name).unwrap().1;
     for (weight, bits) in [(DType::F16, None), (Q4, Some(8)), (Q4, Some(16))] {
-        let case = Case::new(weight, bits, shape, |pair| usize::from(pair % 37 == 5));
-        case.check(&level("x86-64-v4-vnni"), "long", &Options { workers: 2, order: Order::Reverse });
+        let case = ExpertMatmulCase::new(weight, bits, shape, |pair| usize::from(pair % 37 == 5));
+        case.check(
+            &level("x86-64-v4-vnni"),
+            "long",
+            &ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse },
+        );
     }
 }
 
 /// More choices than are sorted at a time.
 #[test]
 fn many_choices() {
-    let shape = Shape { rows: 1100, slots: 4, shared: true, experts: 3, n: 16, k: 8 };
+    let shape = ExpertMatmulShape { rows: 1100, slots: 4, shared: true, experts: 3, n: 16, k: 8 };
     let (_, target) = targets().swap_remove(0);
     for (weight, bits) in [(DType::F32, None), (Q8, Some(8))] {
-        let case = Case::new(weight, bits, shape, |pair| pair * pair % 3);
-        case.check(&target, "many", &Options { workers: 2, order: Order::Reverse });
+        let case = ExpertMatmulCase::new(weight, bits, shape, |pair| pair * pair % 3);
+        case.check(&target, "many", &ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse });
     }
 }
 
 /// The same bits whatever the number of workers.
 #[test]
 fn workers_change_nothing() {
-    let shape = Shape { rows: 21, slots: 2, shared: true, experts: 4, n: 96, k: 64 };
+    let shape = ExpertMatmulShape { rows: 21, slots: 2, shared: true, experts: 4, n: 96, k: 64 };
     let (_, target) = targets().into_iter().find(|(name, _)| name == "x86-64-v4-vnni").unwrap();
     for (weight, bits) in [(DType::F32, None), (Q4, Some(8))] {
-        let case = Case::new(weight, bits, shape, |pair| pair * 7 % 4);
-        let with = |workers| case.results(&target, &Options { workers, order: Order::Reverse }).0;
+        let case = ExpertMatmulCase::new(weight, bits, shape, |pair| pair * 7 % 4);
+        let with =
+            |workers| case.results(&target, &ExecutionOptions { workers, order: ExecutionOrder::Reverse }).0;
         let one: Vec<u32> = with(1).into_iter().map(f32::to_bits).collect();
         for workers in [2, 3, 8] {
             let many: Vec<u32> = with(workers).into_iter().map(f32::to_bits).collect();

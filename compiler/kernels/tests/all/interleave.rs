@@ -1,6 +1,6 @@
 //! Products whose epilogues take many steps interleave those of several results.
 
-use mlcc_ir::dim::{Dim, Sym};
+use mlcc_ir::dim::{Dim, SizeSymbol};
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::kernel::{BinOp, Kernel, UnOp};
 use mlcc_ir::module::Module;
@@ -18,9 +18,9 @@ fn product(op: Option<UnOp>) -> Kernel {
     let module = Module::new("m");
     let mut f = Function::new("product", FunctionKind::Group);
     let matrix = |rows: Dim, columns: usize| TensorType::new(DType::F32, [rows, Dim::from(columns)]);
-    let x = f.add_input(matrix(Dim::sym(Sym::N), 64));
+    let x = f.add_input(matrix(Dim::sym(SizeSymbol::N), 64));
     let w = f.add_input(matrix(Dim::from(96), 64));
-    let y = f.add_input(matrix(Dim::sym(Sym::N), 96));
+    let y = f.add_input(matrix(Dim::sym(SizeSymbol::N), 96));
     let sum = f.append(&module, Op::MatMul { transpose_b: true }, &[x, w]).unwrap()[0];
     f.outputs = match op {
         Some(op) => f.append(&module, Op::Unary(op), &[sum]).unwrap(),

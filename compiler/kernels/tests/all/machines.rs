@@ -1,15 +1,15 @@
 //! What differs between processors comes from their specs.
 
-use mlcc_ir::types::{DType, Format};
-use mlcc_kernel_lang::Stream as Plan;
-use mlcc_kernel_lang::math::Quotient;
+use mlcc_ir::types::{DType, QuantFormat};
+use mlcc_kernel_lang::PrefetchMethod as Plan;
+use mlcc_kernel_lang::math::QuotientMethod;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_kernels::product::Activation;
+use mlcc_kernels::product::MatmulActivation;
 use mlcc_kernels::product::plan::{choose, code_block};
-use mlcc_target::{Arch, Division, Stream, Tile, resolve};
+use mlcc_target::{Arch, DivisionMethod, RegisterTileSize, StreamPrefetch, resolve};
 use std::path::Path;
 
-const Q8: DType = DType::Packed(Format::Q8G32);
+const Q8: DType = DType::Packed(QuantFormat::Q8G32);
 
 fn target(name: &str) -> KernelTarget {
     let target = resolve(name).unwrap();
@@ -18,7 +18,7 @@ fn target(name: &str) -> KernelTarget {
 
 /// Distance and whether only one line of each group is requested, of 8-bit weights.
 fn read(machine: &KernelTarget) -> Option<(i64, bool)> {
-    match choose(machine, Q8, Activation::F32, true).stream {
+    match choose(machine, Q8, MatmulActivation::F32, true).stream {
         Plan::Lines { distance, .. } => Some((distance, false)),
         Plan::Sparse { distance, .. } => Some((distance, true)),
         _ => None,
@@ -28,20 +28,20 @@ fn read(machine: &KernelTarget) -> Option<(i64, bool)> {
 #[test]
 fn schedules_follow_the_tuning() {
     let mut machine = target("x86-64-v4-vnni");
-    assert_eq!((machine.quotient(), machine.drops_requests()), (Quotient::Polynomial, false));
+    assert_eq!((machine.quotient(), machine.drops_requests()), (QuotientMethod::Polynomial, false));
     assert_eq!(read(&machine), Some((5120, false)));
-    machine.tune.division = Division::Divider;
+    machine.tune.division = DivisionMethod::Divider;
     machine.tune.drops_requests = true;
-    assert_eq!((machine.quotient(), machine.drops_requests()), (Quotient::Division, true));
-    machine.tune.stream.q8 = Stream::One { distance: 320 };
+    assert_eq!((machine.quotient(), machine.drops_requests()), (QuotientMethod::Division, true));
+    machine.tune.stream.q8 = StreamPrefetch::One { distance: 320 };
     assert_eq!(read(&machine), Some((320, true)));
-    machine.tune.stream.q8 = Stream::None;
+    machine.tune.stream.q8 = StreamPrefetch::None;
     assert_eq!(read(&machine), None);
 
-    machine.tune.tile.packed = Tile { rows: vec![6, 1], tiles: 2 };
-    machine.tune.tile.codes = Tile { rows: vec![2, 1], tiles: 1 };
+    machine.tune.tile.packed = RegisterTileSize { rows: vec![6, 1], tiles: 2 };
+    machine.tune.tile.codes = RegisterTileSize { rows: vec![2, 1], tiles: 1 };
     (machine.tune.product.few_rows, machine.tune.product.chunk_rows) = (9, 77);
-    let many = choose(&machine, Q8, Activation::F32, false);
+    let many = choose(&machine, Q8, MatmulActivation::F32, false);
     assert_eq!((many.rows, many.tiles, many.few, many.chunk), (vec![6, 1], 2, 9, Some(77)));
     assert_eq!(code_block(&machine).rows, 2);
 }
@@ -51,8 +51,8 @@ fn schedules_follow_the_tuning() {
 fn processors_are_told_apart_by_data() {
     let (zen, sapphire, ice) = (target("znver4"), target("sapphirerapids"), target("icelake-server"));
     assert!(zen.drops_requests() && !sapphire.drops_requests() && !ice.drops_requests());
-    assert_eq!(zen.quotient(), Quotient::Division);
-    assert_eq!(sapphire.quotient(), Quotient::Polynomial);
+    assert_eq!(zen.quotient(), QuotientMethod::Division);
+    assert_eq!(sapphire.quotient(), QuotientMethod::Polynomial);
     assert_eq!([&zen, &sapphire, &ice].map(read), [None, Some((4096, true)), Some((5120, false))]);
     // Levels of instructions have what was measured on their processors.
     assert_eq!(zen.tune, target("x86-64-v4-bf16").tune);
@@ -65,7 +65,7 @@ fn all_levels_have_schedules() {
         for level in spec.all_levels() {
             assert!(level.tune.is_some(), "{}", level.name);
             let machine = KernelTarget::new(spec.arch, level);
-            let params = choose(&machine, Q8, Activation::F32, false);
+            let params = choose(&machine, Q8, MatmulActivation::F32, false);
             let sums = i64::from(params.rows[0] * params.tiles * 16 / params.lanes);
             assert!(sums <= machine.registers(), "{}: {sums} sums", level.name);
         }

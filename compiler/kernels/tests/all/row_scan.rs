@@ -2,36 +2,36 @@
 //! against the graph interpreter: random bodies of the structure that the template takes, and bodies that it does not.
 
 use mlcc_interp::compare::{Tolerance, compare};
-use mlcc_interp::graph::{Interpreter, States, Tensor};
-use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor};
+use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
 use mlcc_ir::compute::RedOp;
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
-use mlcc_ir::kernel::{Access, BinOp, Kernel, Space, UnOp};
+use mlcc_ir::kernel::{BinOp, Kernel, MemorySpace, ParamAccess, UnOp};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
-use mlcc_ir::testing::Rng;
+use mlcc_ir::testing::TestRng;
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_kernels::lower::group::lower_group;
 use mlcc_kernels::lower::plan::Partition;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_kernels::scan::matrix::{Shape, shape_of};
+use mlcc_kernels::scan::matrix::{StateShape, shape_of};
 use mlcc_target::Arch;
 
 /// Axes of heads, rows, columns.
-type Sizes<'a> = (&'a [usize], usize, usize);
+type RowScanSizes<'a> = (&'a [usize], usize, usize);
 
 /// A module with a body and the function `f` that scans with it over sequences of length n.
-struct Case {
+struct MatrixScanCase {
     module: Module,
     carries: usize,
 }
 
 /// Extents along heads, rows and columns.
-type Extents = [bool; 3];
+type ValueExtents = [bool; 3];
 
-fn tensor((heads, rows, columns): Sizes, [h, r, c]: Extents) -> TensorType {
+fn tensor((heads, rows, columns): RowScanSizes, [h, r, c]: ValueExtents) -> TensorType {
     let size = |on: bool, size: usize| if on { size } else { 1 };
     let dims = heads.iter().map(|&d| size(h, d)).chain([size(r, rows), size(c, columns)]);
     TensorType::new(DType::F32, dims)
@@ -39,18 +39,18 @@ fn tensor((heads, rows, columns): Sizes, [h, r, c]: Extents) -> TensorType {
 
 /// Builds the body from random ops on random inputs: the new states are kept in bounds. With `vectors` only states are
 /// matrices, as in the models: what the form with lanes over rows takes.
-fn random_case(seed: u64, sizes: Sizes, vectors: bool) -> Case {
-    let mut rng = Rng(seed);
-    let any = |rng: &mut Rng| {
+fn random_case(seed: u64, sizes: RowScanSizes, vectors: bool) -> MatrixScanCase {
+    let mut rng = TestRng(seed);
+    let any = |rng: &mut TestRng| {
         let columns = rng.chance(2);
         [rng.chance(2), rng.chance(2) && !(vectors && columns), columns]
     };
-    let mut carries: Vec<Extents> = vec![[true; 3]];
+    let mut carries: Vec<ValueExtents> = vec![[true; 3]];
     carries.extend((rng.chance(2) && !vectors).then_some([true, true, false]));
     carries.extend(rng.chance(4).then_some([true; 3]));
-    let seqs: Vec<Extents> = (0..1 + rng.below(4)).map(|_| any(&mut rng)).collect();
-    let consts: Vec<Extents> = (0..rng.below(3)).map(|_| any(&mut rng)).collect();
-    let types = |extents: &[Extents]| extents.iter().map(|&e| tensor(sizes, e)).collect::<Vec<_>>();
+    let seqs: Vec<ValueExtents> = (0..1 + rng.below(4)).map(|_| any(&mut rng)).collect();
+    let consts: Vec<ValueExtents> = (0..rng.below(3)).map(|_| any(&mut rng)).collect();
+    let types = |extents: &[ValueExtents]| extents.iter().map(|&e| tensor(sizes, e)).collect::<Vec<_>>();
     let slices = [types(&carries), types(&seqs), types(&consts)].concat();
 
     let mut b = GraphBuilder::new("case");
@@ -90,7 +90,7 @@ fn random_case(seed: u64, sizes: Sizes, vectors: bool) -> Case {
         outputs
     });
     let stacked = types(&seqs).into_iter().map(|ty| {
-        let dims = std::iter::once(Dim::sym(Sym::N)).chain(ty.dims);
+        let dims = std::iter::once(Dim::sym(SizeSymbol::N)).chain(ty.dims);
         TensorType::new(DType::F32, dims)
     });
     let inputs: Vec<TensorType> = types(&carries).into_iter().chain(stacked).chain(types(&consts)).collect();
@@ -99,10 +99,10 @@ fn random_case(seed: u64, sizes: Sizes, vectors: bool) -> Case {
         let (seqs, consts) = rest.split_at(seqs.len());
         b.scan(body, first, seqs, consts)
     });
-    Case { module: b.finish().unwrap(), carries: count }
+    MatrixScanCase { module: b.finish().unwrap(), carries: count }
 }
 
-fn random_node(b: &mut GraphBuilder, rng: &mut Rng, pool: &[ValueId]) -> ValueId {
+fn random_node(b: &mut GraphBuilder, rng: &mut TestRng, pool: &[ValueId]) -> ValueId {
     let [x, y, z] = [rng.pick(pool), rng.pick(pool), rng.pick(pool)];
     match rng.below(10) {
         0 | 1 => b.mul(x, y),
@@ -132,7 +132,7 @@ fn target(name: &str) -> KernelTarget {
 }
 
 /// All workers, orders and machines on one case.
-fn check(seed: u64, sizes: Sizes, n: i64, targets: &[&str]) {
+fn check(seed: u64, sizes: RowScanSizes, n: i64, targets: &[&str]) {
     for vectors in [false, true] {
         check_case(&random_case(seed, sizes, vectors), seed, (sizes, n), targets, vectors);
     }
@@ -140,15 +140,21 @@ fn check(seed: u64, sizes: Sizes, n: i64, targets: &[&str]) {
 
 /// True if a kernel keeps its states on the stack, transposed.
 fn has_lanes_over_rows(kernel: &Kernel) -> bool {
-    kernel.bufs.iter().any(|(_, buf)| buf.space == Space::Stack && buf.name == "state")
+    kernel.bufs.iter().any(|(_, buf)| buf.space == MemorySpace::Stack && buf.name == "state")
 }
 
-fn check_case(case: &Case, seed: u64, (sizes, n): (Sizes, i64), targets: &[&str], vectors: bool) {
-    let Case { module, carries } = case;
+fn check_case(
+    case: &MatrixScanCase,
+    seed: u64,
+    (sizes, n): (RowScanSizes, i64),
+    targets: &[&str],
+    vectors: bool,
+) {
+    let MatrixScanCase { module, carries } = case;
     let carries = *carries;
     let (_, f) = module.function("f").unwrap();
     let (_, body) = module.function("body").unwrap();
-    let expected = Shape {
+    let expected = StateShape {
         heads: sizes.0.iter().product::<usize>() as i64,
         rows: sizes.1 as i64,
         columns: sizes.2 as i64,
@@ -157,7 +163,7 @@ fn check_case(case: &Case, seed: u64, (sizes, n): (Sizes, i64), targets: &[&str]
     let syms = SymValues::tokens(n);
     let inputs = mlcc_interp::equivalence::random_inputs(f, &syms, seed);
     let interpreter = Interpreter::new(module, |_| unreachable!("no parameters"));
-    let want = interpreter.run_named("f", &inputs, &mut States::new(module).unwrap(), syms).unwrap();
+    let want = interpreter.run_named("f", &inputs, &mut StateValues::new(module).unwrap(), syms).unwrap();
     for name in targets {
         let target = target(name);
         let group = lower_group(module, f, "scan", &vec![None; f.inputs.len()], &target).unwrap();
@@ -166,9 +172,12 @@ fn check_case(case: &Case, seed: u64, (sizes, n): (Sizes, i64), targets: &[&str]
             let expected = target.arch != Arch::Nvptx && fits;
             assert_eq!(has_lanes_over_rows(&group.kernel), expected, "seed {seed}, {sizes:?}, {name}");
         }
-        for options in [Options::workers(3), Options { workers: 2, order: Order::Reverse }] {
-            let mut buffers: Vec<Buffer> = inputs.iter().map(|t| Buffer::from_f32(&t.to_f32())).collect();
-            buffers.extend(want.iter().map(|t| Buffer::zeros(DType::F32, t.data.len())));
+        for options in
+            [ExecutionOptions::workers(3), ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse }]
+        {
+            let mut buffers: Vec<KernelBuffer> =
+                inputs.iter().map(|t| KernelBuffer::from_f32(&t.to_f32())).collect();
+            buffers.extend(want.iter().map(|t| KernelBuffer::zeros(DType::F32, t.data.len())));
             let what = format!("seed {seed}, {sizes:?}, n = {n}, {name}, vectors {vectors}");
             run_with(&group.kernel, &mut buffers, &syms, &options).unwrap_or_else(|e| panic!("{what}: {e}"));
             for (i, (found, want)) in buffers[inputs.len()..].iter().zip(&want).enumerate() {
@@ -178,7 +187,7 @@ fn check_case(case: &Case, seed: u64, (sizes, n): (Sizes, i64), targets: &[&str]
     }
 }
 
-fn close(what: &str, found: &Buffer, want: &Tensor) {
+fn close(what: &str, found: &KernelBuffer, want: &Tensor) {
     let found = found.to_f32().into_iter().map(f64::from);
     let tolerance = Tolerance { absolute: 1e-4, relative: 1e-4 };
     compare(found, want.data.iter().copied(), tolerance).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -195,7 +204,7 @@ fn random_bodies_on_heads_of_published_sizes() {
 
 #[test]
 fn random_bodies_of_every_shape() {
-    let shapes: [Sizes; 8] = [
+    let shapes: [RowScanSizes; 8] = [
         (&[3], 16, 20),
         (&[2], 5, 7),
         (&[], 32, 16),
@@ -216,11 +225,11 @@ fn random_bodies_of_every_shape() {
 /// Rows of 16 go to the same worker as the columns of a product do; what others read as well does not.
 #[test]
 fn results_are_sliced_as_those_of_products() {
-    let Case { module, carries } = random_case(7, (&[2], 32, 32), false);
+    let MatrixScanCase { module, carries } = random_case(7, (&[2], 32, 32), false);
     let (_, f) = module.function("f").unwrap();
     let group = lower_group(&module, f, "scan", &vec![None; f.inputs.len()], &target("x86-64-v3")).unwrap();
     let outputs = &group.args[f.inputs.len()..];
-    assert!(outputs.iter().all(|a| a.access == Access::Out));
+    assert!(outputs.iter().all(|a| a.access == ParamAccess::Out));
     // The last output is a number per row, the first is the matrix, which takes its old place.
     assert_eq!(outputs.last().unwrap().partition, Some(Partition::Tiles(4)));
     assert_eq!((&outputs[0].partition, outputs[0].in_place.as_slice()), (&None, &[0][..]));
@@ -230,7 +239,7 @@ fn results_are_sliced_as_those_of_products() {
 #[test]
 fn bodies_that_mix_rows_are_not_taken() {
     let refused = |what: &str, build: &dyn Fn(&mut GraphBuilder, &[ValueId]) -> Vec<ValueId>| {
-        let sizes: Sizes = (&[2], 4, 8);
+        let sizes: RowScanSizes = (&[2], 4, 8);
         let inputs = [[true; 3], [true, false, true], [true, true, false]].map(|e| tensor(sizes, e));
         let mut b = GraphBuilder::new("m");
         let body = b.function("body", FunctionKind::Body, &inputs, |b, inputs| build(b, inputs));

@@ -2,8 +2,8 @@
 //! interpreter.
 
 use mlcc_interp::compare::{Tolerance, compare};
-use mlcc_interp::graph::{Interpreter, States};
-use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
+use mlcc_interp::graph::{Interpreter, StateValues};
+use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::{Dim, SymValues};
 use mlcc_ir::graph::FunctionKind;
@@ -12,13 +12,13 @@ use mlcc_ir::kernel::UnOp;
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, Packing, TensorType};
-use mlcc_kernels::lower::group::{Template, lower_group, template};
+use mlcc_kernels::lower::group::{KernelTemplate, lower_group, template};
 use mlcc_kernels::params::KernelTarget;
-use mlcc_quant::{Fragments, PackOptions, dequantize, pack};
+use mlcc_quant::{FragmentSizes, PackOptions, dequantize, pack};
 
 /// What is around a product in a case.
 #[derive(Clone, Copy, Debug)]
-struct Around {
+struct FusedOps {
     norm: bool,
     /// Activations are rounded to f16.
     rounded: bool,
@@ -28,7 +28,7 @@ struct Around {
 }
 
 /// Checks a product with weights `[n, k]`; the plan has the words `says`.
-fn check(weight: DType, (n, k): (usize, usize), around: Around, says: &[&str]) {
+fn check(weight: DType, (n, k): (usize, usize), around: FusedOps, says: &[&str]) {
     let columns = n / around.parts;
     let dims = |dims: &[usize]| dims.iter().map(|&d| Dim::from(d)).collect::<Vec<_>>();
     let ty = |dtype, of: &[usize]| TensorType { dtype, dims: dims(of) };
@@ -78,7 +78,7 @@ fn against_interpreter(module: &Module, (weight, n, k): (DType, usize, usize), s
     let rounded = f
         .live()
         .any(|(_, node)| matches!(node.op, Op::MatMul { .. }) && f.ty(node.inputs[0]).dtype == DType::F16);
-    let packing = match Fragments::new(weight, n, k) {
+    let packing = match FragmentSizes::new(weight, n, k) {
         Ok(_) if rounded => Packing::Fragments,
         _ => Packing::RowMajor,
     };
@@ -91,25 +91,27 @@ fn against_interpreter(module: &Module, (weight, n, k): (DType, usize, usize), s
         bytes
     });
     let interpreter = Interpreter::new(module, |_| unreachable!("no parameters"));
-    let want = interpreter.run_named("f", &values, &mut States::new(module).unwrap(), syms).unwrap();
+    let want = interpreter.run_named("f", &values, &mut StateValues::new(module).unwrap(), syms).unwrap();
 
     let spec = mlcc_target::resolve("sm_80").unwrap();
     let target = KernelTarget::new(spec.arch, &spec.levels[0]);
     let packings: Vec<_> = (0..f.inputs.len()).map(|i| (i == 2).then_some(packing)).collect();
-    assert!(matches!(template(f, &packings, &target), Template::Contraction(_)), "{what}");
+    assert!(matches!(template(f, &packings, &target), KernelTemplate::Contraction(_)), "{what}");
     let group = lower_group(module, f, "row", &packings, &target).unwrap();
     for word in says {
         assert!(group.made.plan.contains(word), "{what}: no {word:?} in {}", group.made.plan);
     }
-    for options in [Options::workers(1), Options { workers: 1, order: Order::Shuffled(3) }] {
-        let mut buffers: Vec<Buffer> = values
+    for options in
+        [ExecutionOptions::workers(1), ExecutionOptions { workers: 1, order: ExecutionOrder::Shuffled(3) }]
+    {
+        let mut buffers: Vec<KernelBuffer> = values
             .iter()
             .zip(&f.inputs)
             .map(|(t, &v)| match (&packed, f.ty(v).dtype) {
-                (Some(bytes), DType::Packed(_)) => Buffer::from_u8(bytes),
-                (_, dtype) => Buffer::from_floats(dtype, &t.to_f32()),
+                (Some(bytes), DType::Packed(_)) => KernelBuffer::from_u8(bytes),
+                (_, dtype) => KernelBuffer::from_floats(dtype, &t.to_f32()),
             })
-            .chain([Buffer::zeros(DType::F32, want[0].data.len())])
+            .chain([KernelBuffer::zeros(DType::F32, want[0].data.len())])
             .collect();
         run_with(&group.kernel, &mut buffers, &syms, &options).unwrap_or_else(|e| panic!("{what}: {e}"));
         let found = buffers[f.inputs.len()].to_f32().into_iter().map(f64::from);
@@ -124,21 +126,21 @@ fn products_with_what_is_around_them() {
     // 512 columns come in rounds and in halves of 16 bytes, others leave pieces and columns over.
     for k in [512, 256, 100, 37] {
         for weight in [DType::F32, DType::F16] {
-            let plain = Around { norm: false, rounded: false, parts: 1, residual: true };
+            let plain = FusedOps { norm: false, rounded: false, parts: 1, residual: true };
             check(weight, (12, k), plain, &["per 2 rows"]);
             check(weight, (9, k), plain, &["per row"]);
-            check(weight, (22, k), Around { norm: true, ..plain }, &norm);
+            check(weight, (22, k), FusedOps { norm: true, ..plain }, &norm);
             check(
                 weight,
                 (24, k),
-                Around { norm: true, parts: 2, residual: false, ..plain },
+                FusedOps { norm: true, parts: 2, residual: false, ..plain },
                 &["2 parts joined"],
             );
-            check(weight, (27, k), Around { parts: 3, ..plain }, &["3 parts joined"]);
+            check(weight, (27, k), FusedOps { parts: 3, ..plain }, &["3 parts joined"]);
         }
     }
     // So many rows that blocks take several turns, the last of them with rows for some.
-    let both = Around { norm: true, rounded: false, parts: 2, residual: true };
+    let both = FusedOps { norm: true, rounded: false, parts: 2, residual: true };
     check(DType::F16, (2 * 8 * 1030, 32), both, &["2 times"]);
 }
 
@@ -147,27 +149,27 @@ fn products_with_what_is_around_them() {
 #[test]
 fn products_on_tensor_cores() {
     let weight = DType::parse("q4g32").unwrap();
-    let plain = Around { norm: false, rounded: true, parts: 1, residual: true };
-    let norm = Around { norm: true, ..plain };
+    let plain = FusedOps { norm: false, rounded: true, parts: 1, residual: true };
+    let norm = FusedOps { norm: true, ..plain };
     for k in [128, 1152, 4224] {
         check(weight, (48, k), plain, &["tensor cores, 1 x 16", "8 warps"]);
         check(weight, (48, k), norm, &["tensor cores", "computed by each block"]);
-        check(weight, (64, k), Around { parts: 2, ..norm }, &["tensor cores", "2 parts joined"]);
-        check(weight, (64, k), Around { parts: 4, residual: false, ..plain }, &["tensor cores", "4 parts"]);
+        check(weight, (64, k), FusedOps { parts: 2, ..norm }, &["tensor cores", "2 parts joined"]);
+        check(weight, (64, k), FusedOps { parts: 4, residual: false, ..plain }, &["tensor cores", "4 parts"]);
     }
     check(weight, (16 * 513, 128), plain, &["tensor cores, 2 x 16", "4 warps"]);
-    check(weight, (16 * 514, 256), Around { parts: 2, ..norm }, &["tensor cores, 2 x 16", "4 warps"]);
+    check(weight, (16 * 514, 256), FusedOps { parts: 2, ..norm }, &["tensor cores, 2 x 16", "4 warps"]);
     for (weight, k) in [("q8g32", 128), ("q4g64", 192), ("q4g128", 384), ("q4g32_f32", 128)] {
         let weight = DType::parse(weight).unwrap();
-        check(weight, (64, k), Around { parts: 2, ..norm }, &["tensor cores", "2 parts joined"]);
+        check(weight, (64, k), FusedOps { parts: 2, ..norm }, &["tensor cores", "2 parts joined"]);
     }
     // Others are multiplied lane by lane; those in fragments too where parts are no whole tiles.
     for (rows, k, weight, around) in [
         (40, 128, "q4g32", plain),
         (48, 96, "q4g32", plain),
-        (48, 128, "q4g32", Around { rounded: false, ..plain }),
-        (48, 128, "q4g32", Around { parts: 3, ..plain }),
-        (48, 128, "q8g32", Around { parts: 2, ..plain }),
+        (48, 128, "q4g32", FusedOps { rounded: false, ..plain }),
+        (48, 128, "q4g32", FusedOps { parts: 3, ..plain }),
+        (48, 128, "q8g32", FusedOps { parts: 2, ..plain }),
         (48, 128, "q4g32_min", plain),
     ] {
         check(DType::parse(weight).unwrap(), (rows, k), around, &["a warp per"]);

@@ -1,23 +1,23 @@
 //! Operands of instructions.
 
-use super::Guard;
+use super::PredicateGuard;
 
 /// A register; `ZERO` of each kind reads as 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Reg {
+pub struct SassRegister {
     pub number: u8,
     pub uniform: bool,
 }
 
-impl Reg {
+impl SassRegister {
     pub const ZERO: u8 = 255;
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub enum Operand {
+pub enum SassOperand {
     /// `-R4`, `~R4`, `R4.64`.
     Register {
-        reg: Reg,
+        reg: SassRegister,
         negated: bool,
         inverted: bool,
     },
@@ -34,10 +34,10 @@ pub enum Operand {
     Constant {
         bank: u32,
         offset: i64,
-        index: Option<Reg>,
+        index: Option<SassRegister>,
         negated: bool,
     },
-    Memory(Address),
+    Memory(SassAddress),
     Special(String),
     /// Until the function has been read.
     Label(String),
@@ -45,13 +45,13 @@ pub enum Operand {
 
 /// `desc[UR4][R2.64+UR6+0x10]`, `[R2.X4+0x10]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Address {
-    pub base: Option<Reg>,
+pub struct SassAddress {
+    pub base: Option<SassRegister>,
     /// The base is a pair of registers.
     pub wide: bool,
     /// What the base is multiplied by.
     pub scale: u32,
-    pub more: Option<Reg>,
+    pub more: Option<SassRegister>,
     pub offset: i64,
 }
 
@@ -60,17 +60,19 @@ pub(super) fn split(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(|part| part.trim().trim_end_matches('}').trim()).filter(|part| !part.is_empty())
 }
 
-pub(super) fn guard(text: &str) -> Option<Guard> {
+pub(super) fn guard(text: &str) -> Option<PredicateGuard> {
     match parse(text)? {
-        Operand::Predicate { number, uniform, negated } => Some(Guard { register: number, uniform, negated }),
+        SassOperand::Predicate { number, uniform, negated } => {
+            Some(PredicateGuard { register: number, uniform, negated })
+        }
         _ => None,
     }
 }
 
-pub(super) fn parse(text: &str) -> Option<Operand> {
+pub(super) fn parse(text: &str) -> Option<SassOperand> {
     // What is taken absolute is a float.
     if text.contains('|') {
-        return Some(Operand::Other(text.to_string()));
+        return Some(SassOperand::Other(text.to_string()));
     }
     let (mut negated, mut inverted, mut rest) = (false, false, text);
     loop {
@@ -91,33 +93,33 @@ pub(super) fn parse(text: &str) -> Option<Operand> {
         };
     }
     if let Some(label) = rest.strip_prefix("`(") {
-        return Some(Operand::Label(label.strip_suffix(')')?.to_string()));
+        return Some(SassOperand::Label(label.strip_suffix(')')?.to_string()));
     }
     if rest.starts_with("desc[") || rest.starts_with('[') {
-        return memory(rest).map(Operand::Memory);
+        return memory(rest).map(SassOperand::Memory);
     }
     if let Some(constant) = rest.strip_prefix("c[") {
         return constant_of(constant, negated);
     }
     if rest.starts_with("SR") {
-        return Some(Operand::Special(rest.to_string()));
+        return Some(SassOperand::Special(rest.to_string()));
     }
     let (name, suffix) = rest.split_once('.').unwrap_or((rest, ""));
     if let Some((number, uniform)) = predicate(name) {
-        return Some(Operand::Predicate { number, uniform, negated });
+        return Some(SassOperand::Predicate { number, uniform, negated });
     }
     // A half of a register is a value that this program does not compute.
     if let Some(reg) = register(name) {
         return Some(match suffix {
-            "" | "64" | "reuse" | "64.reuse" => Operand::Register { reg, negated, inverted },
-            _ => Operand::Other(rest.to_string()),
+            "" | "64" | "reuse" | "64.reuse" => SassOperand::Register { reg, negated, inverted },
+            _ => SassOperand::Other(rest.to_string()),
         });
     }
     if let Some(value) = integer(rest) {
-        return Some(Operand::Immediate(if negated { -value } else { value }));
+        return Some(SassOperand::Immediate(if negated { -value } else { value }));
     }
     let is_word = |c: char| c.is_ascii_alphanumeric() || "+-._".contains(c);
-    rest.chars().all(is_word).then(|| Operand::Other(rest.to_string()))
+    rest.chars().all(is_word).then(|| SassOperand::Other(rest.to_string()))
 }
 
 fn predicate(name: &str) -> Option<(u8, bool)> {
@@ -131,13 +133,13 @@ fn predicate(name: &str) -> Option<(u8, bool)> {
     }
 }
 
-fn register(name: &str) -> Option<Reg> {
+fn register(name: &str) -> Option<SassRegister> {
     let (name, uniform) = match name.strip_prefix("UR") {
         Some(rest) => (rest, true),
         None => (name.strip_prefix('R')?, false),
     };
-    let number = if name == "Z" { Reg::ZERO } else { name.parse().ok()? };
-    Some(Reg { number, uniform })
+    let number = if name == "Z" { SassRegister::ZERO } else { name.parse().ok()? };
+    Some(SassRegister { number, uniform })
 }
 
 fn integer(text: &str) -> Option<i64> {
@@ -146,17 +148,17 @@ fn integer(text: &str) -> Option<i64> {
     Some(sign * value)
 }
 
-fn constant_of(text: &str, negated: bool) -> Option<Operand> {
+fn constant_of(text: &str, negated: bool) -> Option<SassOperand> {
     let (bank, rest) = text.split_once("][")?;
     let bank = u32::try_from(integer(bank)?).ok()?;
     let address = memory(&format!("[{}", rest))?;
-    Some(Operand::Constant { bank, offset: address.offset, index: address.base, negated })
+    Some(SassOperand::Constant { bank, offset: address.offset, index: address.base, negated })
 }
 
-fn memory(text: &str) -> Option<Address> {
+fn memory(text: &str) -> Option<SassAddress> {
     let inner = text.rsplit_once('[')?.1;
     let inner = inner.split(']').next()?;
-    let mut address = Address { scale: 1, ..Address::default() };
+    let mut address = SassAddress { scale: 1, ..SassAddress::default() };
     for part in inner.replace("+-", "-").replace('-', "+-").split('+').filter(|part| !part.is_empty()) {
         if let Some(value) = integer(part) {
             address.offset += value;
@@ -184,45 +186,48 @@ fn memory(text: &str) -> Option<Address> {
 mod tests {
     use super::*;
 
-    const fn reg(number: u8) -> Reg {
-        Reg { number, uniform: false }
+    const fn reg(number: u8) -> SassRegister {
+        SassRegister { number, uniform: false }
     }
 
     #[test]
     fn registers_predicates_and_numbers() {
-        let register = |number| Operand::Register { reg: reg(number), negated: false, inverted: false };
+        let register = |number| SassOperand::Register { reg: reg(number), negated: false, inverted: false };
         assert_eq!(parse("R12.reuse"), Some(register(12)));
-        assert_eq!(parse("RZ"), Some(register(Reg::ZERO)));
-        assert_eq!(parse("-R3"), Some(Operand::Register { reg: reg(3), negated: true, inverted: false }));
-        let uniform = Reg { number: 5, uniform: true };
-        assert_eq!(parse("~UR5"), Some(Operand::Register { reg: uniform, negated: false, inverted: true }));
-        assert_eq!(parse("!UPT"), Some(Operand::Predicate { number: 7, uniform: true, negated: true }));
-        assert_eq!(parse("-0x10"), Some(Operand::Immediate(-16)));
-        assert_eq!(parse("-8388615"), Some(Operand::Other("-8388615".into())));
-        assert_eq!(parse("R14.H0_H0"), Some(Operand::Other("R14.H0_H0".into())));
-        assert_eq!(parse("|R2|.reuse"), Some(Operand::Other("|R2|.reuse".into())));
-        assert_eq!(parse("SR_TID.X"), Some(Operand::Special("SR_TID.X".into())));
+        assert_eq!(parse("RZ"), Some(register(SassRegister::ZERO)));
+        assert_eq!(parse("-R3"), Some(SassOperand::Register { reg: reg(3), negated: true, inverted: false }));
+        let uniform = SassRegister { number: 5, uniform: true };
+        assert_eq!(
+            parse("~UR5"),
+            Some(SassOperand::Register { reg: uniform, negated: false, inverted: true })
+        );
+        assert_eq!(parse("!UPT"), Some(SassOperand::Predicate { number: 7, uniform: true, negated: true }));
+        assert_eq!(parse("-0x10"), Some(SassOperand::Immediate(-16)));
+        assert_eq!(parse("-8388615"), Some(SassOperand::Other("-8388615".into())));
+        assert_eq!(parse("R14.H0_H0"), Some(SassOperand::Other("R14.H0_H0".into())));
+        assert_eq!(parse("|R2|.reuse"), Some(SassOperand::Other("|R2|.reuse".into())));
+        assert_eq!(parse("SR_TID.X"), Some(SassOperand::Special("SR_TID.X".into())));
         assert_eq!([parse("R12 R13"), parse("$"), parse("")], [None, None, None]);
     }
 
     #[test]
     fn addresses() {
         let parsed = |text| match parse(text) {
-            Some(Operand::Memory(address)) => address,
+            Some(SassOperand::Memory(address)) => address,
             other => panic!("{other:?}"),
         };
-        let uniform = |number| Some(Reg { number, uniform: true });
-        let wide = Address { base: Some(reg(44)), wide: true, scale: 1, more: None, offset: -256 };
+        let uniform = |number| Some(SassRegister { number, uniform: true });
+        let wide = SassAddress { base: Some(reg(44)), wide: true, scale: 1, more: None, offset: -256 };
         assert_eq!(parsed("desc[UR4][R44.64+-0x100]"), wide);
-        let both = Address { base: Some(reg(12)), wide: false, scale: 1, more: uniform(4), offset: 8 };
+        let both = SassAddress { base: Some(reg(12)), wide: false, scale: 1, more: uniform(4), offset: 8 };
         assert_eq!(parsed("[R12+UR4+0x8]"), both);
-        let scaled = Address { base: Some(reg(2)), wide: false, scale: 16, more: None, offset: 0 };
+        let scaled = SassAddress { base: Some(reg(2)), wide: false, scale: 16, more: None, offset: 0 };
         assert_eq!(parsed("[R2.X16]"), scaled);
         assert_eq!(
             parsed("[UR4+0x4]"),
-            Address { base: uniform(4), scale: 1, offset: 4, ..Address::default() }
+            SassAddress { base: uniform(4), scale: 1, offset: 4, ..SassAddress::default() }
         );
-        let constant = Operand::Constant { bank: 0, offset: 0x210, index: None, negated: true };
+        let constant = SassOperand::Constant { bank: 0, offset: 0x210, index: None, negated: true };
         assert_eq!(parse("-c[0x0][0x210]"), Some(constant));
     }
 }

@@ -3,64 +3,64 @@
 //! NVIDIA documents their names ("CUDA Binary Utilities") and not their meaning. What stands here is what the results of `ptxas` need to compute what
 //! its PTX says; tests compare with places that kernels are known to touch.
 
-use super::lanes::{LANES, Lanes, lanes};
-use super::op::{Compare, Join, Op, Part};
-use super::warp::{Parts, Warp, after};
-use crate::sass::{Instr, Operand, Reg};
+use super::lanes::{LANES, LaneWords, lanes};
+use super::op::{ComparisonOp, PredicateJoin, ProductPart, SassOp};
+use super::warp::{OperandGroups, WalkedWarp, after};
+use crate::sass::{SassInstr, SassOperand, SassRegister};
 
 /// What a block has that its warps do not.
-pub trait Constants {
+pub trait ConstantReader {
     /// A word of a constant bank, if it is known.
     fn constant(&self, bank: u32, offset: i64) -> Option<u32>;
     /// A special register in each lane of a warp.
-    fn special(&self, name: &str, warp: u32) -> Lanes;
+    fn special(&self, name: &str, warp: u32) -> LaneWords;
 }
 
 /// Executes an instruction in the lanes of a mask; `false` if it is none of these.
-pub fn execute(w: &mut Warp, i: &Instr, op: Op, mask: u32, c: &dyn Constants) -> bool {
+pub fn execute(w: &mut WalkedWarp, i: &SassInstr, op: SassOp, mask: u32, c: &dyn ConstantReader) -> bool {
     match op {
-        Op::Compare { how, signed, join, extended } => {
+        SassOp::Compare { how, signed, join, extended } => {
             compare(w, i, (how, signed, join, extended), mask, c);
             return true;
         }
-        Op::PredicateLogic => {
+        SassOp::PredicateLogic => {
             predicate_logic(w, i, mask);
             return true;
         }
-        Op::Vote { all } => {
+        SassOp::Vote { all } => {
             vote(w, i, all, mask);
             return true;
         }
-        Op::UnpackPredicates => {
+        SassOp::UnpackPredicates => {
             unpack(w, i, mask, c);
             return true;
         }
         _ => {}
     }
-    let parts = Parts::of(&i.operands, true);
+    let parts = OperandGroups::of(&i.operands, true);
     let Some(result) = parts.result else { return false };
-    let source = |n: usize| parts.sources.get(n).map_or(Lanes::all(0), |o| read(w, o, c));
-    let second = || parts.sources.get(1).map_or(Lanes::all(0), |o| read(w, o, c));
+    let source = |n: usize| parts.sources.get(n).map_or(LaneWords::all(0), |o| read(w, o, c));
+    let second = || parts.sources.get(1).map_or(LaneWords::all(0), |o| read(w, o, c));
     let value = match op {
-        Op::Move | Op::ToUniform => source(0),
-        Op::Add { extended } => {
+        SassOp::Move | SassOp::ToUniform => source(0),
+        SassOp::Add { extended } => {
             let (value, carries) = add(w, &parts, extended, c);
             write_carries(w, &parts, &carries, mask);
             value
         }
-        Op::Multiply { part, signed, extended } => {
+        SassOp::Multiply { part, signed, extended } => {
             return multiply(w, &parts, (part, signed, extended), mask, c);
         }
-        Op::ShiftAdd { high, sign, extended } => {
+        SassOp::ShiftAdd { high, sign, extended } => {
             let (value, carries) = shift_add(w, &parts, (high, sign, extended), c);
             write_carries(w, &parts, &carries, mask);
             value
         }
-        Op::Shift { right, high, signed, double, wrap } => {
+        SassOp::Shift { right, high, signed, double, wrap } => {
             source(0)
                 .with(source(1), source(2), |a, by, b| shift(a, by, b, (right, high, signed, double, wrap)))
         }
-        Op::Logic => {
+        SassOp::Logic => {
             let table = parts.sources.get(3).map_or(0, immediate) as u32;
             let value = source(0).with(source(1), source(2), |a, b, c| logic(a, b, c, table));
             if let Some(&(number, uniform)) = parts.out.first() {
@@ -69,31 +69,31 @@ pub fn execute(w: &mut Warp, i: &Instr, op: Op, mask: u32, c: &dyn Constants) ->
             }
             value
         }
-        Op::Select => {
+        SassOp::Select => {
             let chosen = last(w, &parts, 0, true);
             let (a, b) = (source(0), second());
             let v = std::array::from_fn(|l| if chosen >> l & 1 == 1 { a.v[l] } else { b.v[l] });
-            Lanes { v, known: a.known & chosen | b.known & !chosen }
+            LaneWords { v, known: a.known & chosen | b.known & !chosen }
         }
-        Op::Permute => source(0).with(source(1), source(2), permute),
-        Op::Extend { signed } => source(0).with(second(), second(), |a, width, _| match width {
+        SassOp::Permute => source(0).with(source(1), source(2), permute),
+        SassOp::Extend { signed } => source(0).with(second(), second(), |a, width, _| match width {
             32.. => a,
             0 => 0,
             width if signed => ((a << (32 - width)) as i32 >> (32 - width)) as u32,
             width => a & ((1 << width) - 1),
         }),
-        Op::Least { signed } => {
+        SassOp::Least { signed } => {
             let least = last(w, &parts, 0, true);
             let (a, b) = (source(0), second());
             let less = |l: usize| {
                 if signed { (a.v[l] as i32) < b.v[l] as i32 } else { a.v[l] < b.v[l] }
             };
             let v = std::array::from_fn(|l| if less(l) == (least >> l & 1 == 1) { a.v[l] } else { b.v[l] });
-            Lanes { v, known: a.known & b.known }
+            LaneWords { v, known: a.known & b.known }
         }
-        Op::Absolute => source(0).map(|a| (a as i32).unsigned_abs()),
-        Op::Ones => source(0).map(u32::count_ones),
-        Op::Leading { signed, shift } => source(0).map(|a| {
+        SassOp::Absolute => source(0).map(|a| (a as i32).unsigned_abs()),
+        SassOp::Ones => source(0).map(u32::count_ones),
+        SassOp::Leading { signed, shift } => source(0).map(|a| {
             let a = if signed && (a as i32) < 0 { !a } else { a };
             match a {
                 0 => u32::MAX,
@@ -101,30 +101,30 @@ pub fn execute(w: &mut Warp, i: &Instr, op: Op, mask: u32, c: &dyn Constants) ->
                 _ => 31 - a.leading_zeros(),
             }
         }),
-        Op::Reverse => source(0).map(u32::reverse_bits),
-        Op::Mask => source(0).with(second(), second(), |at, width, _| {
+        SassOp::Reverse => source(0).map(u32::reverse_bits),
+        SassOp::Mask => source(0).with(second(), second(), |at, width, _| {
             let ones = if width >= 32 { u32::MAX } else { (1 << width) - 1 };
             ones.checked_shl(at).unwrap_or(0)
         }),
-        Op::Special => match i.operands.get(1) {
-            Some(Operand::Special(name)) => c.special(name, w.number),
-            _ => Lanes::UNKNOWN,
+        SassOp::Special => match i.operands.get(1) {
+            Some(SassOperand::Special(name)) => c.special(name, w.number),
+            _ => LaneWords::UNKNOWN,
         },
-        Op::Zero => {
-            let zero = matches!(i.operands.get(1), Some(Operand::Special(name)) if name == "SRZ");
-            let value = if zero { Lanes::all(0) } else { Lanes::UNKNOWN };
+        SassOp::Zero => {
+            let zero = matches!(i.operands.get(1), Some(SassOperand::Special(name)) if name == "SRZ");
+            let value = if zero { LaneWords::all(0) } else { LaneWords::UNKNOWN };
             w.set(after(result, 1), &value, mask);
             value
         }
-        Op::PackPredicates => {
+        SassOp::PackPredicates => {
             let which = parts.sources.last().map_or(0, immediate) as u32;
             let of =
                 |l: usize| (0..7).map(|p| (w.predicate(p, false, false) >> l & 1) << p).sum::<u32>() & which;
-            Lanes { v: std::array::from_fn(of), known: u32::MAX }
+            LaneWords { v: std::array::from_fn(of), known: u32::MAX }
         }
-        Op::ToFloat { double, signed } => {
+        SassOp::ToFloat { double, signed } => {
             let low = source(0);
-            let high = if double { upper(w, &parts) } else { Lanes::all(0) };
+            let high = if double { upper(w, &parts) } else { LaneWords::all(0) };
             low.with(high, high, |low, high, _| match (double, signed) {
                 (true, true) => ((u64::from(high) << 32 | u64::from(low)) as i64 as f32).to_bits(),
                 (true, false) => ((u64::from(high) << 32 | u64::from(low)) as f32).to_bits(),
@@ -132,7 +132,7 @@ pub fn execute(w: &mut Warp, i: &Instr, op: Op, mask: u32, c: &dyn Constants) ->
                 (false, false) => (low as f32).to_bits(),
             })
         }
-        Op::ToInteger { double, signed } => {
+        SassOp::ToInteger { double, signed } => {
             let from = source(0);
             let whole = |v: u32| {
                 let v = f32::from_bits(v);
@@ -149,15 +149,15 @@ pub fn execute(w: &mut Warp, i: &Instr, op: Op, mask: u32, c: &dyn Constants) ->
             from.map(|v| whole(v) as u32)
         }
         // The result is slightly too small, as that of an approximation may be: then a quotient is corrected upwards.
-        Op::Reciprocal => source(0).map(|v| (1.0 / f32::from_bits(v)).to_bits()),
-        Op::Halves => {
+        SassOp::Reciprocal => source(0).map(|v| (1.0 / f32::from_bits(v)).to_bits()),
+        SassOp::Halves => {
             let half = |n: usize| match parts.sources.get(n) {
-                Some(Operand::Other(text)) => text.parse().ok().map(half_bits),
+                Some(SassOperand::Other(text)) => text.parse().ok().map(half_bits),
                 _ => None,
             };
             match (half(2), half(3)) {
-                (Some(high), Some(low)) => Lanes::all(high << 16 | low),
-                _ => Lanes::UNKNOWN,
+                (Some(high), Some(low)) => LaneWords::all(high << 16 | low),
+                _ => LaneWords::UNKNOWN,
             }
         }
         _ => return false,
@@ -167,9 +167,9 @@ pub fn execute(w: &mut Warp, i: &Instr, op: Op, mask: u32, c: &dyn Constants) ->
 }
 
 /// A source in each lane.
-pub fn read(w: &Warp, operand: &Operand, c: &dyn Constants) -> Lanes {
+pub fn read(w: &WalkedWarp, operand: &SassOperand, c: &dyn ConstantReader) -> LaneWords {
     match operand {
-        Operand::Register { reg, negated, inverted } => {
+        SassOperand::Register { reg, negated, inverted } => {
             let value = w.get(*reg);
             match (*negated, *inverted) {
                 (true, _) => value.map(u32::wrapping_neg),
@@ -177,16 +177,16 @@ pub fn read(w: &Warp, operand: &Operand, c: &dyn Constants) -> Lanes {
                 _ => value,
             }
         }
-        Operand::Immediate(value) => Lanes::all(*value as u32),
-        Operand::Constant { bank, offset, index, negated } => {
+        SassOperand::Immediate(value) => LaneWords::all(*value as u32),
+        SassOperand::Constant { bank, offset, index, negated } => {
             let word = |at: i64| {
                 c.constant(*bank, *offset + at).map(|v| if *negated { v.wrapping_neg() } else { v })
             };
             match index {
-                None => word(0).map_or(Lanes::UNKNOWN, Lanes::all),
+                None => word(0).map_or(LaneWords::UNKNOWN, LaneWords::all),
                 Some(index) => {
                     let index = w.get(*index);
-                    let mut value = Lanes::UNKNOWN;
+                    let mut value = LaneWords::UNKNOWN;
                     for l in lanes(index.known) {
                         if let Some(found) = word(i64::from(index.v[l] as i32)) {
                             value.v[l] = found;
@@ -197,7 +197,7 @@ pub fn read(w: &Warp, operand: &Operand, c: &dyn Constants) -> Lanes {
                 }
             }
         }
-        _ => Lanes::UNKNOWN,
+        _ => LaneWords::UNKNOWN,
     }
 }
 
@@ -217,27 +217,27 @@ fn half_bits(value: f64) -> u32 {
 }
 
 /// The upper word of the first source.
-fn upper(w: &Warp, parts: &Parts<'_>) -> Lanes {
+fn upper(w: &WalkedWarp, parts: &OperandGroups<'_>) -> LaneWords {
     match parts.sources.first() {
-        Some(Operand::Register { reg, .. }) => w.get(after(*reg, 1)),
-        _ => Lanes::all(0),
+        Some(SassOperand::Register { reg, .. }) => w.get(after(*reg, 1)),
+        _ => LaneWords::all(0),
     }
 }
 
-pub fn immediate(operand: &Operand) -> i64 {
+pub fn immediate(operand: &SassOperand) -> i64 {
     match operand {
-        Operand::Immediate(value) => *value,
+        SassOperand::Immediate(value) => *value,
         _ => 0,
     }
 }
 
 /// A bit per lane whose value is known and is so.
-fn bits(value: &Lanes, is: impl Fn(u32) -> bool) -> u32 {
+fn bits(value: &LaneWords, is: impl Fn(u32) -> bool) -> u32 {
     lanes(value.known).filter(|&l| is(value.v[l])).map(|l| 1 << l).sum()
 }
 
 /// A predicate behind the sources, from the front.
-fn last(w: &Warp, parts: &Parts<'_>, at: usize, otherwise: bool) -> u32 {
+fn last(w: &WalkedWarp, parts: &OperandGroups<'_>, at: usize, otherwise: bool) -> u32 {
     match parts.last.get(at) {
         Some(&(number, uniform, negated)) => w.predicate(number, uniform, negated),
         None => {
@@ -251,22 +251,34 @@ fn last(w: &Warp, parts: &Parts<'_>, at: usize, otherwise: bool) -> u32 {
 }
 
 /// A negated term of a sum is its inverse and one more, so that carries are right.
-fn terms(w: &Warp, operand: Option<&Operand>, extended: bool, c: &dyn Constants) -> (Lanes, u64) {
+fn terms(
+    w: &WalkedWarp,
+    operand: Option<&SassOperand>,
+    extended: bool,
+    c: &dyn ConstantReader,
+) -> (LaneWords, u64) {
     match operand {
-        Some(Operand::Register { reg, negated: true, .. }) => (w.get(*reg).map(|v| !v), u64::from(!extended)),
+        Some(SassOperand::Register { reg, negated: true, .. }) => {
+            (w.get(*reg).map(|v| !v), u64::from(!extended))
+        }
         Some(operand) => (read(w, operand, c), 0),
-        None => (Lanes::all(0), 0),
+        None => (LaneWords::all(0), 0),
     }
 }
 
-fn add(w: &Warp, parts: &Parts<'_>, extended: bool, c: &dyn Constants) -> (Lanes, [u32; 2]) {
+fn add(
+    w: &WalkedWarp,
+    parts: &OperandGroups<'_>,
+    extended: bool,
+    c: &dyn ConstantReader,
+) -> (LaneWords, [u32; 2]) {
     let of = |n: usize| terms(w, parts.sources.get(n), extended, c);
     let ((a, more_a), (b, more_b), (d, more_d)) = (of(0), of(1), of(2));
     let carried = match extended {
         true => [last(w, parts, 0, false), last(w, parts, 1, false)],
         false => [0, 0],
     };
-    let (mut out, mut carries) = (Lanes { v: [0; LANES], known: a.known & b.known & d.known }, [0, 0]);
+    let (mut out, mut carries) = (LaneWords { v: [0; LANES], known: a.known & b.known & d.known }, [0, 0]);
     for l in 0..LANES {
         let carry = u64::from(carried[0] >> l & 1) + u64::from(carried[1] >> l & 1);
         let sum =
@@ -278,40 +290,40 @@ fn add(w: &Warp, parts: &Parts<'_>, extended: bool, c: &dyn Constants) -> (Lanes
     (out, carries)
 }
 
-fn write_carries(w: &mut Warp, parts: &Parts<'_>, carries: &[u32; 2], mask: u32) {
+fn write_carries(w: &mut WalkedWarp, parts: &OperandGroups<'_>, carries: &[u32; 2], mask: u32) {
     for (&(number, uniform), bits) in parts.out.iter().zip(carries) {
         w.set_predicate(number, uniform, *bits, mask);
     }
 }
 
 fn multiply(
-    w: &mut Warp,
-    parts: &Parts<'_>,
-    (part, signed, extended): (Part, bool, bool),
+    w: &mut WalkedWarp,
+    parts: &OperandGroups<'_>,
+    (part, signed, extended): (ProductPart, bool, bool),
     mask: u32,
-    c: &dyn Constants,
+    c: &dyn ConstantReader,
 ) -> bool {
     let Some(result) = parts.result else { return false };
-    let source = |n: usize| parts.sources.get(n).map_or(Lanes::all(0), |o| read(w, o, c));
+    let source = |n: usize| parts.sources.get(n).map_or(LaneWords::all(0), |o| read(w, o, c));
     let (a, b, low) = (source(0), source(1), source(2));
     // The third source of a wide product is a pair, of which the upper word is added to the upper word.
     let high = match (part, parts.sources.get(2)) {
-        (Part::Low, _) => Lanes::all(0),
-        (_, Some(Operand::Register { reg, .. })) => w.get(after(*reg, 1)),
-        _ => Lanes::all(0),
+        (ProductPart::Low, _) => LaneWords::all(0),
+        (_, Some(SassOperand::Register { reg, .. })) => w.get(after(*reg, 1)),
+        _ => LaneWords::all(0),
     };
-    let negated = matches!(parts.sources.get(2), Some(Operand::Register { negated: true, .. }));
+    let negated = matches!(parts.sources.get(2), Some(SassOperand::Register { negated: true, .. }));
     let carried = if extended { last(w, parts, 0, false) } else { 0 };
-    let (mut lower, mut upper, mut carries) = (Lanes::UNKNOWN, Lanes::UNKNOWN, 0);
+    let (mut lower, mut upper, mut carries) = (LaneWords::UNKNOWN, LaneWords::UNKNOWN, 0);
     let known = a.known & b.known & low.known;
     (lower.known, upper.known) = (known, known & high.known);
     for l in 0..LANES {
-        let product = match signed && part != Part::Low {
+        let product = match signed && part != ProductPart::Low {
             true => i64::from(a.v[l] as i32).wrapping_mul(i64::from(b.v[l] as i32)) as u64,
             false => u64::from(a.v[l]) * u64::from(b.v[l]),
         };
         let third = match part {
-            Part::Low => u64::from(low.v[l]),
+            ProductPart::Low => u64::from(low.v[l]),
             _ if negated => (u64::from(high.v[l]) << 32 | u64::from(low.v[l].wrapping_neg())).wrapping_neg(),
             _ => u64::from(high.v[l]) << 32 | u64::from(low.v[l]),
         };
@@ -321,9 +333,9 @@ fn multiply(
         (lower.v[l], upper.v[l]) = (sum as u32, (sum >> 32) as u32);
     }
     match part {
-        Part::Low => w.set(result, &lower, mask),
-        Part::High => w.set(result, &upper, mask),
-        Part::Both => {
+        ProductPart::Low => w.set(result, &lower, mask),
+        ProductPart::High => w.set(result, &upper, mask),
+        ProductPart::Both => {
             w.set(result, &lower, mask);
             w.set(after(result, 1), &upper, mask);
         }
@@ -333,21 +345,21 @@ fn multiply(
 }
 
 fn shift_add(
-    w: &Warp,
-    parts: &Parts<'_>,
+    w: &WalkedWarp,
+    parts: &OperandGroups<'_>,
     (high, sign, extended): (bool, bool, bool),
-    c: &dyn Constants,
-) -> (Lanes, [u32; 2]) {
-    let a = parts.sources.first().map_or(Lanes::all(0), |o| read(w, o, c));
+    c: &dyn ConstantReader,
+) -> (LaneWords, [u32; 2]) {
+    let a = parts.sources.first().map_or(LaneWords::all(0), |o| read(w, o, c));
     let (b, more) = terms(w, parts.sources.get(1), extended, c);
     let by = parts.sources.last().map_or(0, immediate) as u32;
     let above = match (high, sign) {
         (true, true) => a.map(|v| ((v as i32) >> 31) as u32),
-        (true, false) => parts.sources.get(2).map_or(Lanes::all(0), |o| read(w, o, c)),
-        _ => Lanes::all(0),
+        (true, false) => parts.sources.get(2).map_or(LaneWords::all(0), |o| read(w, o, c)),
+        _ => LaneWords::all(0),
     };
     let carried = if extended { last(w, parts, 0, false) } else { 0 };
-    let (mut out, mut carries) = (Lanes { v: [0; LANES], known: a.known & b.known & above.known }, 0);
+    let (mut out, mut carries) = (LaneWords { v: [0; LANES], known: a.known & b.known & above.known }, 0);
     for l in 0..LANES {
         let shifted = (u64::from(above.v[l]) << 32 | u64::from(a.v[l])).checked_shl(by).unwrap_or(0);
         let word = if high { shifted >> 32 } else { shifted & 0xffff_ffff };
@@ -395,14 +407,14 @@ fn permute(a: u32, selector: u32, c: u32) -> u32 {
 }
 
 fn compare(
-    w: &mut Warp,
-    i: &Instr,
-    (how, signed, join, extended): (Compare, bool, Join, bool),
+    w: &mut WalkedWarp,
+    i: &SassInstr,
+    (how, signed, join, extended): (ComparisonOp, bool, PredicateJoin, bool),
     mask: u32,
-    c: &dyn Constants,
+    c: &dyn ConstantReader,
 ) {
-    let parts = Parts::of(&i.operands, false);
-    let source = |n: usize| parts.sources.get(n).map_or(Lanes::all(0), |o| read(w, o, c));
+    let parts = OperandGroups::of(&i.operands, false);
+    let source = |n: usize| parts.sources.get(n).map_or(LaneWords::all(0), |o| read(w, o, c));
     let (a, b) = (source(0), source(1));
     let joined = last(w, &parts, 0, true);
     let below = if extended { last(w, &parts, 1, false) } else { 0 };
@@ -416,20 +428,24 @@ fn compare(
         // Of equal upper words the lower ones decide.
         let lower = below >> l & 1 == 1;
         let holds = match how {
-            Compare::Ne => order.is_ne() || extended && lower,
-            Compare::Eq => order.is_eq() && (!extended || lower),
-            Compare::Lt | Compare::Gt | Compare::Le | Compare::Ge if extended && order.is_eq() => lower,
-            Compare::Lt => order.is_lt(),
-            Compare::Le => order.is_le(),
-            Compare::Gt => order.is_gt(),
-            Compare::Ge => order.is_ge(),
+            ComparisonOp::Ne => order.is_ne() || extended && lower,
+            ComparisonOp::Eq => order.is_eq() && (!extended || lower),
+            ComparisonOp::Lt | ComparisonOp::Gt | ComparisonOp::Le | ComparisonOp::Ge
+                if extended && order.is_eq() =>
+            {
+                lower
+            }
+            ComparisonOp::Lt => order.is_lt(),
+            ComparisonOp::Le => order.is_le(),
+            ComparisonOp::Gt => order.is_gt(),
+            ComparisonOp::Ge => order.is_ge(),
         };
         found |= u32::from(holds) << l;
     }
     let joining = |bits: u32| match join {
-        Join::And => bits & joined,
-        Join::Or => bits | joined,
-        Join::Xor => bits ^ joined,
+        PredicateJoin::And => bits & joined,
+        PredicateJoin::Or => bits | joined,
+        PredicateJoin::Xor => bits ^ joined,
     };
     let results = [joining(found), joining(!found)];
     for (&(number, uniform), bits) in parts.out.iter().zip(results) {
@@ -437,32 +453,32 @@ fn compare(
     }
 }
 
-fn predicate_logic(w: &mut Warp, i: &Instr, mask: u32) {
+fn predicate_logic(w: &mut WalkedWarp, i: &SassInstr, mask: u32) {
     let of = |n: usize| match i.operands.get(n) {
-        Some(Operand::Predicate { number, uniform, negated }) => w.predicate(*number, *uniform, *negated),
+        Some(SassOperand::Predicate { number, uniform, negated }) => w.predicate(*number, *uniform, *negated),
         _ => u32::MAX,
     };
     let [a, b, c] = [of(2), of(3), of(4)];
     let tables = [5, 6].map(|n| i.operands.get(n).map_or(0, immediate) as u32);
     let results = tables.map(|table| logic(a, b, c, table));
     for (n, bits) in results.into_iter().enumerate() {
-        if let Some(Operand::Predicate { number, uniform, .. }) = i.operands.get(n) {
+        if let Some(SassOperand::Predicate { number, uniform, .. }) = i.operands.get(n) {
             w.set_predicate(*number, *uniform, bits, mask);
         }
     }
 }
 
-fn vote(w: &mut Warp, i: &Instr, all: bool, mask: u32) {
+fn vote(w: &mut WalkedWarp, i: &SassInstr, all: bool, mask: u32) {
     let asked = i.operands.iter().rev().find_map(|o| match o {
-        Operand::Predicate { number, uniform, negated } => Some(w.predicate(*number, *uniform, *negated)),
+        SassOperand::Predicate { number, uniform, negated } => Some(w.predicate(*number, *uniform, *negated)),
         _ => None,
     });
     let bits = asked.unwrap_or(u32::MAX) & mask;
     let holds = if all { bits == mask } else { bits != 0 };
     for operand in &i.operands[..i.operands.len().saturating_sub(1)] {
         match operand {
-            Operand::Register { reg, .. } => w.set(*reg, &Lanes::all(bits), mask),
-            Operand::Predicate { number, uniform, .. } => {
+            SassOperand::Register { reg, .. } => w.set(*reg, &LaneWords::all(bits), mask),
+            SassOperand::Predicate { number, uniform, .. } => {
                 w.set_predicate(*number, *uniform, if holds { u32::MAX } else { 0 }, mask);
             }
             _ => {}
@@ -470,8 +486,8 @@ fn vote(w: &mut Warp, i: &Instr, all: bool, mask: u32) {
     }
 }
 
-fn unpack(w: &mut Warp, i: &Instr, mask: u32, c: &dyn Constants) {
-    let from = i.operands.get(1).map_or(Lanes::UNKNOWN, |o| read(w, o, c));
+fn unpack(w: &mut WalkedWarp, i: &SassInstr, mask: u32, c: &dyn ConstantReader) {
+    let from = i.operands.get(1).map_or(LaneWords::UNKNOWN, |o| read(w, o, c));
     let which = i.operands.get(2).map_or(0, immediate) as u32;
     for number in (0..7u8).filter(|p| which >> p & 1 == 1) {
         w.set_predicate(number, false, bits(&from, |v| v >> number & 1 == 1), mask);
@@ -479,6 +495,6 @@ fn unpack(w: &mut Warp, i: &Instr, mask: u32, c: &dyn Constants) {
 }
 
 /// The register that an instruction writes, if it writes one.
-pub fn result(i: &Instr) -> Option<Reg> {
-    Parts::of(&i.operands, true).result
+pub fn result(i: &SassInstr) -> Option<SassRegister> {
+    OperandGroups::of(&i.operands, true).result
 }

@@ -5,31 +5,31 @@ pub const LANES: usize = 32;
 pub const ALL: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
-pub struct Lanes {
+pub struct LaneWords {
     pub v: [u32; LANES],
     /// A bit per lane.
     pub known: u32,
 }
 
-impl Lanes {
-    pub const UNKNOWN: Lanes = Lanes { v: [0; LANES], known: 0 };
+impl LaneWords {
+    pub const UNKNOWN: LaneWords = LaneWords { v: [0; LANES], known: 0 };
 
-    pub fn all(value: u32) -> Lanes {
-        Lanes { v: [value; LANES], known: ALL }
+    pub fn all(value: u32) -> LaneWords {
+        LaneWords { v: [value; LANES], known: ALL }
     }
 
-    pub fn map(self, f: impl Fn(u32) -> u32) -> Lanes {
-        Lanes { v: self.v.map(f), known: self.known }
+    pub fn map(self, f: impl Fn(u32) -> u32) -> LaneWords {
+        LaneWords { v: self.v.map(f), known: self.known }
     }
 
     /// Of three values, lane by lane.
-    pub fn with(self, b: Lanes, c: Lanes, f: impl Fn(u32, u32, u32) -> u32) -> Lanes {
+    pub fn with(self, b: LaneWords, c: LaneWords, f: impl Fn(u32, u32, u32) -> u32) -> LaneWords {
         let known = self.known & b.known & c.known;
-        Lanes { v: std::array::from_fn(|i| f(self.v[i], b.v[i], c.v[i])), known }
+        LaneWords { v: std::array::from_fn(|i| f(self.v[i], b.v[i], c.v[i])), known }
     }
 
     /// The lanes of `mask` are taken from `new`.
-    pub fn set(&mut self, new: &Lanes, mask: u32) {
+    pub fn set(&mut self, new: &LaneWords, mask: u32) {
         for i in 0..LANES {
             if mask >> i & 1 == 1 {
                 self.v[i] = new.v[i];

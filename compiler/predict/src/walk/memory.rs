@@ -4,22 +4,22 @@ use mlcc_abi::{Control, arg};
 
 use super::access::{SECTOR_BYTES, lines, sectors, turns};
 use super::alu;
-use super::lanes::{LANES, Lanes, lanes};
-use super::op::{Access, Shuffle};
-use super::warp::{Parts, Warp, after};
-use super::{Block, kind_of};
-use crate::launch::{Place, value};
-use crate::sass::{Address, Instr, Operand, Reg};
+use super::lanes::{LANES, LaneWords, lanes};
+use super::op::{AccessKind, ShuffleMode};
+use super::warp::{OperandGroups, WalkedWarp, after};
+use super::{BlockWalker, kind_of};
+use crate::launch::{DataResidency, value};
+use crate::sass::{SassAddress, SassInstr, SassOperand, SassRegister};
 
 /// Shared memory of a block, as far as integers were stored there.
-pub struct SharedMemory {
+pub struct TrackedSharedMemory {
     bytes: Vec<u8>,
     known: Vec<bool>,
 }
 
-impl SharedMemory {
-    pub fn new(bytes: usize) -> SharedMemory {
-        SharedMemory { bytes: vec![0; bytes], known: vec![false; bytes] }
+impl TrackedSharedMemory {
+    pub fn new(bytes: usize) -> TrackedSharedMemory {
+        TrackedSharedMemory { bytes: vec![0; bytes], known: vec![false; bytes] }
     }
 
     fn word(&self, at: u64, bytes: u64) -> Option<u32> {
@@ -41,15 +41,15 @@ impl SharedMemory {
     }
 }
 
-impl Block<'_> {
-    pub(super) fn constant(&mut self, w: &mut Warp, i: &Instr, bytes: u64, mask: u32) {
+impl BlockWalker<'_> {
+    pub(super) fn constant(&mut self, w: &mut WalkedWarp, i: &SassInstr, bytes: u64, mask: u32) {
         let Some(result) = alu::result(i) else { return };
         let Some(operand) = i.operands.get(1) else { return };
         for word in 0..bytes.div_ceil(4) {
             let operand = match operand {
-                Operand::Constant { bank, offset, index, negated } => {
+                SassOperand::Constant { bank, offset, index, negated } => {
                     let (bank, offset) = (*bank, offset + 4 * word as i64);
-                    Operand::Constant { bank, offset, index: *index, negated: *negated }
+                    SassOperand::Constant { bank, offset, index: *index, negated: *negated }
                 }
                 other => other.clone(),
             };
@@ -59,10 +59,10 @@ impl Block<'_> {
     }
 
     /// Addresses of the lanes, and those that know theirs.
-    fn addresses(&self, w: &Warp, address: &Address, global: bool) -> ([u64; LANES], u32) {
-        let register = |reg: Reg, wide: bool| match wide {
+    fn addresses(&self, w: &WalkedWarp, address: &SassAddress, global: bool) -> ([u64; LANES], u32) {
+        let register = |reg: SassRegister, wide: bool| match wide {
             true => w.pair(reg),
-            false => [w.get(reg), Lanes::all(0)],
+            false => [w.get(reg), LaneWords::all(0)],
         };
         let base = address.base.map(|reg| register(reg, global && (address.wide || reg.uniform)));
         let more = address.more.map(|reg| register(reg, global));
@@ -86,22 +86,29 @@ impl Block<'_> {
     }
 
     /// An access to global memory; gives the clocks until its data are there.
-    pub(super) fn global(&mut self, w: &mut Warp, i: &Instr, bytes: u64, kind: Access, mask: u32) -> u64 {
-        let memory = |o: &Operand| match o {
-            Operand::Memory(address) => Some(*address),
+    pub(super) fn global(
+        &mut self,
+        w: &mut WalkedWarp,
+        i: &SassInstr,
+        bytes: u64,
+        kind: AccessKind,
+        mask: u32,
+    ) -> u64 {
+        let memory = |o: &SassOperand| match o {
+            SassOperand::Memory(address) => Some(*address),
             _ => None,
         };
         // Of a copy to shared memory the source comes last.
         let Some(address) = i.operands.iter().rev().find_map(memory) else { return 0 };
         let (at, known) = self.addresses(w, &address, true);
-        let load = kind == Access::Load;
+        let load = kind == AccessKind::Load;
         if load {
             self.loaded(w, i, &at, (known & mask, mask), bytes);
-        } else if let (Access::Copy { .. }, Some(target)) = (kind, i.operands.iter().find_map(memory)) {
+        } else if let (AccessKind::Copy { .. }, Some(target)) = (kind, i.operands.iter().find_map(memory)) {
             let (to, known) = self.addresses(w, &target, false);
             lanes(known & mask).for_each(|l| self.shared.store(to[l], bytes, None));
             self.counts.load_turns += turns(&to, known & mask, bytes);
-        } else if kind == Access::Atomic {
+        } else if kind == AccessKind::Atomic {
             self.unknown(w, i, 1, mask);
         }
         let touched = sectors(&at, known & mask, bytes);
@@ -114,16 +121,16 @@ impl Block<'_> {
             latency = latency.max(self.touch(sector, kind));
         }
         let done = u64::from(latency);
-        if matches!(kind, Access::Copy { .. }) {
+        if matches!(kind, AccessKind::Copy { .. }) {
             w.open_copies = w.open_copies.max(w.clock + done);
         }
         done
     }
 
     /// A sector that is read or written; gives the clocks until it is there.
-    fn touch(&mut self, sector: u64, kind: Access) -> u32 {
-        let in_memory = kind_of(sector) == Place::Memory;
-        let store = matches!(kind, Access::Store | Access::Atomic);
+    fn touch(&mut self, sector: u64, kind: AccessKind) -> u32 {
+        let in_memory = kind_of(sector) == DataResidency::Memory;
+        let store = matches!(kind, AccessKind::Store | AccessKind::Atomic);
         if store {
             self.counts.l2_sectors += 1;
             if in_memory {
@@ -131,7 +138,7 @@ impl Block<'_> {
             }
             return self.latency.l2;
         }
-        let through_first = kind != Access::Copy { bypass: true };
+        let through_first = kind != AccessKind::Copy { bypass: true };
         if through_first && !self.first_level.insert(sector) {
             return self.latency.l1;
         }
@@ -141,10 +148,17 @@ impl Block<'_> {
     }
 
     /// Words that are known before anything runs.
-    fn loaded(&mut self, w: &mut Warp, i: &Instr, at: &[u64; LANES], (known, mask): (u32, u32), bytes: u64) {
+    fn loaded(
+        &mut self,
+        w: &mut WalkedWarp,
+        i: &SassInstr,
+        at: &[u64; LANES],
+        (known, mask): (u32, u32),
+        bytes: u64,
+    ) {
         let Some(result) = alu::result(i) else { return };
         for word in 0..bytes.div_ceil(4) {
-            let mut out = Lanes::UNKNOWN;
+            let mut out = LaneWords::UNKNOWN;
             for l in lanes(known) {
                 if let Some(found) = value(at[l] + 4 * word, bytes.min(4), self.call) {
                     out.v[l] = found as u32;
@@ -156,9 +170,16 @@ impl Block<'_> {
         self.counts.reads_past |= lanes(known).any(|l| is_past(at[l]));
     }
 
-    pub(super) fn shared(&mut self, w: &mut Warp, i: &Instr, bytes: u64, store: bool, mask: u32) -> u64 {
+    pub(super) fn shared(
+        &mut self,
+        w: &mut WalkedWarp,
+        i: &SassInstr,
+        bytes: u64,
+        store: bool,
+        mask: u32,
+    ) -> u64 {
         let address = i.operands.iter().find_map(|o| match o {
-            Operand::Memory(address) => Some(*address),
+            SassOperand::Memory(address) => Some(*address),
             _ => None,
         });
         let Some(address) = address else { return 0 };
@@ -171,8 +192,8 @@ impl Block<'_> {
             let atomic = i.name == "ATOMS";
             for word in 0..words {
                 let value = match &data {
-                    Some(Operand::Register { reg, .. }) if !atomic => w.get(after(*reg, word as u8)),
-                    _ => Lanes::UNKNOWN,
+                    Some(SassOperand::Register { reg, .. }) if !atomic => w.get(after(*reg, word as u8)),
+                    _ => LaneWords::UNKNOWN,
                 };
                 for l in lanes(known & mask) {
                     let value = (value.known >> l & 1 == 1).then_some(value.v[l]);
@@ -184,7 +205,7 @@ impl Block<'_> {
             }
         } else if let Some(result) = alu::result(i) {
             for word in 0..words {
-                let mut out = Lanes::UNKNOWN;
+                let mut out = LaneWords::UNKNOWN;
                 for l in lanes(known & mask) {
                     if let Some(found) = self.shared.word(at[l] + 4 * word, width) {
                         out.v[l] = found;
@@ -198,8 +219,8 @@ impl Block<'_> {
     }
 
     /// `ldmatrix`: each matrix has rows of 16 bytes, whose places eight lanes give.
-    pub(super) fn matrices(&mut self, w: &mut Warp, i: &Instr, count: u32, mask: u32) -> u64 {
-        if let Some(Operand::Memory(address)) = i.operands.get(1) {
+    pub(super) fn matrices(&mut self, w: &mut WalkedWarp, i: &SassInstr, count: u32, mask: u32) -> u64 {
+        if let Some(SassOperand::Memory(address)) = i.operands.get(1) {
             let (at, known) = self.addresses(w, address, false);
             let rows = if count >= 4 { u32::MAX } else { (1 << (8 * count)) - 1 };
             self.counts.load_turns += turns(&at, known & mask & rows, 16);
@@ -208,26 +229,27 @@ impl Block<'_> {
         u64::from(self.latency.shared)
     }
 
-    pub(super) fn shuffle(&mut self, w: &mut Warp, i: &Instr, how: Shuffle, mask: u32) {
-        let parts = Parts::of(&i.operands, true);
+    pub(super) fn shuffle(&mut self, w: &mut WalkedWarp, i: &SassInstr, how: ShuffleMode, mask: u32) {
+        let parts = OperandGroups::of(&i.operands, true);
         let Some(result) = parts.result else { return };
-        let source = |n: usize| parts.sources.get(n).map_or(Lanes::UNKNOWN, |o| alu::read(w, o, &self.place));
+        let source =
+            |n: usize| parts.sources.get(n).map_or(LaneWords::UNKNOWN, |o| alu::read(w, o, &self.place));
         let (value, by, clamp) = (source(0), source(1), source(2));
-        let mut out = Lanes::UNKNOWN;
+        let mut out = LaneWords::UNKNOWN;
         let mut inside = 0;
         for l in lanes(by.known & clamp.known & mask) {
             let (lane, by) = (l as u32, by.v[l]);
             let (segment, last) = (clamp.v[l] >> 8 & 31, clamp.v[l] & 31);
             let first = lane & segment;
             let from = match how {
-                Shuffle::Xor => lane ^ by,
-                Shuffle::Down => lane + by,
-                Shuffle::Up => lane.wrapping_sub(by),
-                Shuffle::Index => first | by & !segment & 31,
+                ShuffleMode::Xor => lane ^ by,
+                ShuffleMode::Down => lane + by,
+                ShuffleMode::Up => lane.wrapping_sub(by),
+                ShuffleMode::Index => first | by & !segment & 31,
             };
             let end = first | last & !segment;
             let holds = match how {
-                Shuffle::Up => from as i32 >= end as i32,
+                ShuffleMode::Up => from as i32 >= end as i32,
                 _ => from <= end,
             };
             let from = if holds { from & 31 } else { lane };

@@ -1,9 +1,9 @@
 //! What an instruction does, as far as integers, addresses and branches depend on it, and which units execute it.
 
-use crate::sass::{Instr, Operand, Reg};
+use crate::sass::{SassInstr, SassOperand, SassRegister};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Op {
+pub enum SassOp {
     Move,
     /// `a + b + c`, with carries in if it is extended.
     Add {
@@ -11,7 +11,7 @@ pub enum Op {
     },
     /// `a * b + c`: its lower word, its upper one, or both.
     Multiply {
-        part: Part,
+        part: ProductPart,
         signed: bool,
         extended: bool,
     },
@@ -31,9 +31,9 @@ pub enum Op {
     Logic,
     PredicateLogic,
     Compare {
-        how: Compare,
+        how: ComparisonOp,
         signed: bool,
-        join: Join,
+        join: PredicateJoin,
         extended: bool,
     },
     Select,
@@ -76,7 +76,7 @@ pub enum Op {
     },
     Global {
         bytes: u64,
-        kind: Access,
+        kind: AccessKind,
     },
     Shared {
         bytes: u64,
@@ -86,7 +86,7 @@ pub enum Op {
         count: u32,
     },
     Local,
-    Shuffle(Shuffle),
+    Shuffle(ShuffleMode),
     Branch,
     Exit,
     Call,
@@ -103,14 +103,14 @@ pub enum Op {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Part {
+pub enum ProductPart {
     Low,
     High,
     Both,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Compare {
+pub enum ComparisonOp {
     Lt,
     Le,
     Gt,
@@ -121,14 +121,14 @@ pub enum Compare {
 
 /// How a comparison is joined with a predicate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Join {
+pub enum PredicateJoin {
     And,
     Or,
     Xor,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
+pub enum AccessKind {
     Load,
     Store,
     /// To shared memory, beside the first level or through it.
@@ -139,7 +139,7 @@ pub enum Access {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Shuffle {
+pub enum ShuffleMode {
     Index,
     Up,
     Down,
@@ -148,7 +148,7 @@ pub enum Shuffle {
 
 /// Units of a multiprocessor. Each scheduler has a quarter of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pipe {
+pub enum ExecutionPipe {
     Float,
     Integer,
     Half,
@@ -160,38 +160,38 @@ pub enum Pipe {
     None,
 }
 
-impl Pipe {
-    pub const ALL: [Pipe; 8] = [
-        Pipe::Float,
-        Pipe::Integer,
-        Pipe::Half,
-        Pipe::Special,
-        Pipe::Convert,
-        Pipe::Load,
-        Pipe::Tensor,
-        Pipe::None,
+impl ExecutionPipe {
+    pub const ALL: [ExecutionPipe; 8] = [
+        ExecutionPipe::Float,
+        ExecutionPipe::Integer,
+        ExecutionPipe::Half,
+        ExecutionPipe::Special,
+        ExecutionPipe::Convert,
+        ExecutionPipe::Load,
+        ExecutionPipe::Tensor,
+        ExecutionPipe::None,
     ];
 
     pub fn name(self) -> &'static str {
         match self {
-            Pipe::Float => "float",
-            Pipe::Integer => "integer",
-            Pipe::Half => "half",
-            Pipe::Special => "special",
-            Pipe::Convert => "convert",
-            Pipe::Load => "load",
-            Pipe::Tensor => "tensor",
-            Pipe::None => "none",
+            ExecutionPipe::Float => "float",
+            ExecutionPipe::Integer => "integer",
+            ExecutionPipe::Half => "half",
+            ExecutionPipe::Special => "special",
+            ExecutionPipe::Convert => "convert",
+            ExecutionPipe::Load => "load",
+            ExecutionPipe::Tensor => "tensor",
+            ExecutionPipe::None => "none",
         }
     }
 }
 
 /// An instruction that no rule here knows is none.
-pub fn decode(instr: &Instr) -> Option<(Op, Pipe)> {
+pub fn decode(instr: &SassInstr) -> Option<(SassOp, ExecutionPipe)> {
     let name = instr.name.as_str();
     let uniform = name.strip_prefix('U').filter(|rest| UNIFORM.contains(rest));
     let (op, pipe) = match uniform {
-        Some(rest) => (integer(rest, instr)?, Pipe::None),
+        Some(rest) => (integer(rest, instr)?, ExecutionPipe::None),
         None => integer(name, instr)
             .map(|op| (op, integer_pipe(name)))
             .or_else(|| memory(name, instr))
@@ -207,85 +207,85 @@ const UNIFORM: [&str; 22] = [
     "POPC", "FLO", "BREV", "BMSK", "LDC", "CS2R", "USHF", "VIADD", "VIMNMX",
 ];
 
-fn integer_pipe(name: &str) -> Pipe {
+fn integer_pipe(name: &str) -> ExecutionPipe {
     match name {
-        "POPC" | "FLO" | "BREV" => Pipe::Special,
-        "I2F" | "F2I" | "I2FP" => Pipe::Convert,
-        "MUFU" => Pipe::Special,
-        "S2R" | "S2UR" | "CS2R" | "LDC" | "R2UR" | "VOTEU" => Pipe::None,
-        _ => Pipe::Integer,
+        "POPC" | "FLO" | "BREV" => ExecutionPipe::Special,
+        "I2F" | "F2I" | "I2FP" => ExecutionPipe::Convert,
+        "MUFU" => ExecutionPipe::Special,
+        "S2R" | "S2UR" | "CS2R" | "LDC" | "R2UR" | "VOTEU" => ExecutionPipe::None,
+        _ => ExecutionPipe::Integer,
     }
 }
 
-fn integer(name: &str, i: &Instr) -> Option<Op> {
+fn integer(name: &str, i: &SassInstr) -> Option<SassOp> {
     let signed = !(i.has("U32") || i.has("U64"));
     let extended = i.has("X");
     let double = i.modifiers.iter().any(|m| m == "U64" || m == "S64");
     Some(match name {
-        "MOV" => Op::Move,
-        "IADD3" | "VIADD" | "IADD" => Op::Add { extended },
+        "MOV" => SassOp::Move,
+        "IADD3" | "VIADD" | "IADD" => SassOp::Add { extended },
         "IMAD" => {
             let part = if i.has("WIDE") {
-                Part::Both
+                ProductPart::Both
             } else if i.has("HI") {
-                Part::High
+                ProductPart::High
             } else {
-                Part::Low
+                ProductPart::Low
             };
-            Op::Multiply { part, signed, extended }
+            SassOp::Multiply { part, signed, extended }
         }
-        "LEA" => Op::ShiftAdd { high: i.has("HI"), sign: i.has("SX32"), extended },
+        "LEA" => SassOp::ShiftAdd { high: i.has("HI"), sign: i.has("SX32"), extended },
         "SHF" => {
             let signed = i.has("S32") || i.has("S64");
-            Op::Shift { right: i.has("R"), high: i.has("HI"), signed, double, wrap: i.has("W") }
+            SassOp::Shift { right: i.has("R"), high: i.has("HI"), signed, double, wrap: i.has("W") }
         }
-        "LOP3" => Op::Logic,
-        "PLOP3" => Op::PredicateLogic,
-        "ISETP" => Op::Compare { how: compare(i)?, signed, join: join(i), extended: i.has("EX") },
-        "SEL" | "FSEL" => Op::Select,
-        "PRMT" => Op::Permute,
-        "SGXT" => Op::Extend { signed },
-        "IMNMX" | "VIMNMX" => Op::Least { signed },
-        "IABS" => Op::Absolute,
-        "POPC" => Op::Ones,
-        "FLO" => Op::Leading { signed, shift: i.has("SH") },
-        "BREV" => Op::Reverse,
-        "BMSK" => Op::Mask,
-        "S2R" | "S2UR" => Op::Special,
-        "CS2R" => Op::Zero,
-        "R2UR" => Op::ToUniform,
-        "VOTE" | "VOTEU" => Op::Vote { all: i.has("ALL") },
-        "P2R" => Op::PackPredicates,
-        "R2P" => Op::UnpackPredicates,
-        "I2F" | "I2FP" if !i.has("F64") => Op::ToFloat { double, signed },
-        "F2I" if !i.has("F64") => Op::ToInteger { double, signed },
-        "MUFU" if i.has("RCP") => Op::Reciprocal,
-        "LDC" => Op::Constant { bytes: bytes(i) },
+        "LOP3" => SassOp::Logic,
+        "PLOP3" => SassOp::PredicateLogic,
+        "ISETP" => SassOp::Compare { how: compare(i)?, signed, join: join(i), extended: i.has("EX") },
+        "SEL" | "FSEL" => SassOp::Select,
+        "PRMT" => SassOp::Permute,
+        "SGXT" => SassOp::Extend { signed },
+        "IMNMX" | "VIMNMX" => SassOp::Least { signed },
+        "IABS" => SassOp::Absolute,
+        "POPC" => SassOp::Ones,
+        "FLO" => SassOp::Leading { signed, shift: i.has("SH") },
+        "BREV" => SassOp::Reverse,
+        "BMSK" => SassOp::Mask,
+        "S2R" | "S2UR" => SassOp::Special,
+        "CS2R" => SassOp::Zero,
+        "R2UR" => SassOp::ToUniform,
+        "VOTE" | "VOTEU" => SassOp::Vote { all: i.has("ALL") },
+        "P2R" => SassOp::PackPredicates,
+        "R2P" => SassOp::UnpackPredicates,
+        "I2F" | "I2FP" if !i.has("F64") => SassOp::ToFloat { double, signed },
+        "F2I" if !i.has("F64") => SassOp::ToInteger { double, signed },
+        "MUFU" if i.has("RCP") => SassOp::Reciprocal,
+        "LDC" => SassOp::Constant { bytes: bytes(i) },
         _ => return None,
     })
 }
 
-fn compare(i: &Instr) -> Option<Compare> {
+fn compare(i: &SassInstr) -> Option<ComparisonOp> {
     let known = [
-        ("LT", Compare::Lt),
-        ("LE", Compare::Le),
-        ("GT", Compare::Gt),
-        ("GE", Compare::Ge),
-        ("EQ", Compare::Eq),
-        ("NE", Compare::Ne),
+        ("LT", ComparisonOp::Lt),
+        ("LE", ComparisonOp::Le),
+        ("GT", ComparisonOp::Gt),
+        ("GE", ComparisonOp::Ge),
+        ("EQ", ComparisonOp::Eq),
+        ("NE", ComparisonOp::Ne),
     ];
     known.into_iter().find(|(name, _)| i.has(name)).map(|(_, how)| how)
 }
 
-fn join(i: &Instr) -> Join {
+fn join(i: &SassInstr) -> PredicateJoin {
     match () {
-        () if i.has("OR") => Join::Or,
-        () if i.has("XOR") => Join::Xor,
-        () => Join::And,
+        () if i.has("OR") => PredicateJoin::Or,
+        () if i.has("XOR") => PredicateJoin::Xor,
+        () => PredicateJoin::And,
     }
 }
 
-fn bytes(i: &Instr) -> u64 {
+fn bytes(i: &SassInstr) -> u64 {
     let of = |m: &String| match m.as_str() {
         "128" => Some(16),
         "64" => Some(8),
@@ -296,75 +296,75 @@ fn bytes(i: &Instr) -> u64 {
     i.modifiers.iter().find_map(of).unwrap_or(4)
 }
 
-fn memory(name: &str, i: &Instr) -> Option<(Op, Pipe)> {
+fn memory(name: &str, i: &SassInstr) -> Option<(SassOp, ExecutionPipe)> {
     let bytes = bytes(i);
     let op = match name {
-        "LDG" | "LD" => Op::Global { bytes, kind: Access::Load },
-        "STG" | "ST" => Op::Global { bytes, kind: Access::Store },
-        "LDGSTS" => Op::Global { bytes, kind: Access::Copy { bypass: i.has("BYPASS") } },
-        "ATOM" | "ATOMG" | "RED" | "REDG" => Op::Global { bytes, kind: Access::Atomic },
-        "LDS" => Op::Shared { bytes, store: false },
-        "STS" | "ATOMS" => Op::Shared { bytes, store: true },
+        "LDG" | "LD" => SassOp::Global { bytes, kind: AccessKind::Load },
+        "STG" | "ST" => SassOp::Global { bytes, kind: AccessKind::Store },
+        "LDGSTS" => SassOp::Global { bytes, kind: AccessKind::Copy { bypass: i.has("BYPASS") } },
+        "ATOM" | "ATOMG" | "RED" | "REDG" => SassOp::Global { bytes, kind: AccessKind::Atomic },
+        "LDS" => SassOp::Shared { bytes, store: false },
+        "STS" | "ATOMS" => SassOp::Shared { bytes, store: true },
         "LDSM" => {
             let count = i.modifiers.last().and_then(|m| m.parse().ok()).filter(|n| [1, 2, 4].contains(n));
-            Op::Matrices { count: count.unwrap_or(1) }
+            SassOp::Matrices { count: count.unwrap_or(1) }
         }
-        "LDL" | "STL" => Op::Local,
-        "SHFL" => Op::Shuffle(match () {
-            () if i.has("BFLY") => Shuffle::Xor,
-            () if i.has("UP") => Shuffle::Up,
-            () if i.has("DOWN") => Shuffle::Down,
-            () => Shuffle::Index,
+        "LDL" | "STL" => SassOp::Local,
+        "SHFL" => SassOp::Shuffle(match () {
+            () if i.has("BFLY") => ShuffleMode::Xor,
+            () if i.has("UP") => ShuffleMode::Up,
+            () if i.has("DOWN") => ShuffleMode::Down,
+            () => ShuffleMode::Index,
         }),
         _ => return None,
     };
-    Some((op, Pipe::Load))
+    Some((op, ExecutionPipe::Load))
 }
 
-fn flow(name: &str) -> Option<(Op, Pipe)> {
+fn flow(name: &str) -> Option<(SassOp, ExecutionPipe)> {
     let op = match name {
-        "BRA" => Op::Branch,
-        "EXIT" => Op::Exit,
-        "CALL" => Op::Call,
-        "RET" => Op::Return,
-        "BAR" => Op::Barrier,
-        "LDGDEPBAR" => Op::CommitCopies,
-        "DEPBAR" => Op::WaitCopies,
+        "BRA" => SassOp::Branch,
+        "EXIT" => SassOp::Exit,
+        "CALL" => SassOp::Call,
+        "RET" => SassOp::Return,
+        "BAR" => SassOp::Barrier,
+        "LDGDEPBAR" => SassOp::CommitCopies,
+        "DEPBAR" => SassOp::WaitCopies,
         "NOP" | "BSSY" | "BSYNC" | "BREAK" | "WARPSYNC" | "YIELD" | "MEMBAR" | "ERRBAR" | "CCTL" | "BMOV"
-        | "NANOSLEEP" | "FENCE" | "UCGABAR_ARV" | "BPT" | "ENDCOLLECTIVE" => Op::Nothing,
+        | "NANOSLEEP" | "FENCE" | "UCGABAR_ARV" | "BPT" | "ENDCOLLECTIVE" => SassOp::Nothing,
         _ => return None,
     };
-    Some((op, Pipe::None))
+    Some((op, ExecutionPipe::None))
 }
 
-fn float(name: &str, i: &Instr) -> Option<(Op, Pipe)> {
-    let one = Op::Float { registers: 1 };
+fn float(name: &str, i: &SassInstr) -> Option<(SassOp, ExecutionPipe)> {
+    let one = SassOp::Float { registers: 1 };
     Some(match name {
-        "FADD" | "FMUL" | "FFMA" | "FSWZADD" => (one, Pipe::Float),
-        "FMNMX" | "FSET" | "HMNMX2" | "FRND" => (one, Pipe::Integer),
-        "HFMA2" if is_constant(i) => (Op::Halves, Pipe::Half),
-        "HADD2" | "HMUL2" | "HFMA2" | "HSET2" => (one, Pipe::Half),
-        "F2FP" | "F2F" | "I2FP" | "I2F" | "F2I" => (Op::Float { registers: 2 }, Pipe::Convert),
-        "MUFU" => (one, Pipe::Special),
+        "FADD" | "FMUL" | "FFMA" | "FSWZADD" => (one, ExecutionPipe::Float),
+        "FMNMX" | "FSET" | "HMNMX2" | "FRND" => (one, ExecutionPipe::Integer),
+        "HFMA2" if is_constant(i) => (SassOp::Halves, ExecutionPipe::Half),
+        "HADD2" | "HMUL2" | "HFMA2" | "HSET2" => (one, ExecutionPipe::Half),
+        "F2FP" | "F2F" | "I2FP" | "I2F" | "F2I" => (SassOp::Float { registers: 2 }, ExecutionPipe::Convert),
+        "MUFU" => (one, ExecutionPipe::Special),
         "IDP" | "IDP4A" | "REDUX" | "MATCH" | "LEPC" | "CREDUX" | "IDP2A" | "VABSDIFF" | "VABSDIFF4"
-        | "MOVM" => (one, Pipe::Integer),
-        "DADD" | "DMUL" | "DFMA" | "DMNMX" => (Op::Float { registers: 2 }, Pipe::Special),
+        | "MOVM" => (one, ExecutionPipe::Integer),
+        "DADD" | "DMUL" | "DFMA" | "DMNMX" => (SassOp::Float { registers: 2 }, ExecutionPipe::Special),
         "HMMA" | "IMMA" | "QMMA" | "BMMA" => {
             let halves = name == "HMMA" && !i.has("F32");
-            (Op::Float { registers: if halves { 2 } else { 4 } }, Pipe::Tensor)
+            (SassOp::Float { registers: if halves { 2 } else { 4 } }, ExecutionPipe::Tensor)
         }
-        "FSETP" | "HSETP2" | "DSETP" | "FCHK" => (Op::Decision, Pipe::Integer),
+        "FSETP" | "HSETP2" | "DSETP" | "FCHK" => (SassOp::Decision, ExecutionPipe::Integer),
         _ => return None,
     })
 }
 
-fn is_constant(i: &Instr) -> bool {
-    let zero = |n: usize| matches!(i.operands.get(n), Some(Operand::Register { reg, .. }) if reg.number == Reg::ZERO);
+fn is_constant(i: &SassInstr) -> bool {
+    let zero = |n: usize| matches!(i.operands.get(n), Some(SassOperand::Register { reg, .. }) if reg.number == SassRegister::ZERO);
     zero(1) && zero(2) && i.operands.len() == 5
 }
 
 /// Operations of a product of fragments for a warp, as many as 16-bit ones would be in the same time.
-pub fn tensor_operations(instr: &Instr) -> u64 {
+pub fn tensor_operations(instr: &SassInstr) -> u64 {
     let shape = instr.modifiers.iter().find_map(|m| m.parse::<u64>().ok());
     let (m, n, k) = match shape {
         Some(16816) => (16, 8, 16),

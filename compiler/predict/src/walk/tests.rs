@@ -1,12 +1,12 @@
 use super::*;
-use crate::launch::{Plan, SequenceSizes};
-use crate::model::{Resources, predict};
+use crate::launch::{ArtifactPlan, SequenceSizes};
+use crate::model::{KernelResources, predict};
 use crate::sass;
 use mlcc_abi::{LaunchArg, arg, repeat};
-use mlcc_target::{GpuModel, Latency};
+use mlcc_target::{GpuModel, InstrLatency};
 
 /// A kernel of these instructions, each with the stall, the scoreboards (result, wait) behind it.
-fn kernel(lines: &[(&str, u64)]) -> Kernel {
+fn kernel(lines: &[(&str, u64)]) -> DecodedKernel {
     let mut text = String::from(".text.k_t:\n");
     let mut at = 0;
     for (line, upper) in lines {
@@ -17,7 +17,7 @@ fn kernel(lines: &[(&str, u64)]) -> Kernel {
         text.push_str(&format!("/*{at:04x}*/ {line} ; /* 0x0 */\n/* 0x{upper:016x} */\n"));
         at += 16;
     }
-    Kernel::new(&sass::parse(&text).unwrap()[0], 90).unwrap()
+    DecodedKernel::new(&sass::parse(&text).unwrap()[0], 90).unwrap()
 }
 
 /// The upper half of an encoding: bits 105 stall, 110 result, 113 operands, 116 wait.
@@ -31,23 +31,29 @@ fn plain(stall: u64) -> u64 {
     control(stall, NONE, 0)
 }
 
-fn call(rows: u64, past: u64) -> Call {
-    let plan = Plan { vocab: 100, weights_bytes: 1 << 40, state_bytes: 0, pages: 4 };
-    Call { plan, sequences: vec![SequenceSizes { rows, past }], batch: false }
+fn call(rows: u64, past: u64) -> PredictedCall {
+    let plan = ArtifactPlan { vocab: 100, weights_bytes: 1 << 40, state_bytes: 0, pages: 4 };
+    PredictedCall { plan, sequences: vec![SequenceSizes { rows, past }], batch: false }
 }
 
 const WEIGHTS: LaunchArg = LaunchArg { kind: arg::WEIGHTS, reserved: 0, offset: 0 };
 const PAST: LaunchArg = LaunchArg { kind: arg::CONTROL, reserved: 0, offset: 8 };
 
-fn walked(kernel: &Kernel, args: &[LaunchArg], threads: u32, call: &Call, block: [u32; 3]) -> Walked {
+fn walked(
+    kernel: &DecodedKernel,
+    args: &[LaunchArg],
+    threads: u32,
+    call: &PredictedCall,
+    block: [u32; 3],
+) -> WalkedBlock {
     let shape =
-        Shape { grid: [8, 1, 1], block: [threads, 1, 1], shared_bytes: 0, args, repeat: repeat::ONCE };
+        LaunchConfig { grid: [8, 1, 1], block: [threads, 1, 1], shared_bytes: 0, args, repeat: repeat::ONCE };
     walk(kernel, &shape, call, &gpu(), block).unwrap()
 }
 
 /// With latencies that the sums below are made of.
 fn gpu() -> GpuModel {
-    let latency = Latency { l1: 41, shared: 29, l2: 263, memory: 479, other: 24, operands: 12 };
+    let latency = InstrLatency { l1: 41, shared: 29, l2: 263, memory: 479, other: 24, operands: 12 };
     GpuModel { latency, ..mlcc_target::gpus().unwrap().remove(0) }
 }
 
@@ -62,7 +68,7 @@ const READS: [(&str, u64); 7] = [
     ("IADD3.X R3, RZ, UR5, RZ, P0, !PT", 0),
 ];
 
-fn reading(rest: &[(&str, u64)]) -> Kernel {
+fn reading(rest: &[(&str, u64)]) -> DecodedKernel {
     let begin = READS.iter().map(|(line, _)| (*line, plain(1)));
     kernel(&begin.chain(rest.iter().copied()).collect::<Vec<_>>())
 }
@@ -81,8 +87,8 @@ fn what_is_read_and_how_long_it_takes() {
     assert_eq!(counts.instructions, 2 * 10);
     assert_eq!((counts.read.len(), counts.l2_sectors), (2 * 512 / 32, 32));
     assert_eq!(counts.load_turns, 2 * 4, "four lines of each warp");
-    let by = |pipe: Pipe| counts.by_pipe[pipe as usize];
-    assert_eq!([Pipe::Float, Pipe::Integer, Pipe::Load].map(by), [2, 2 * 4, 2]);
+    let by = |pipe: ExecutionPipe| counts.by_pipe[pipe as usize];
+    assert_eq!([ExecutionPipe::Float, ExecutionPipe::Integer, ExecutionPipe::Load].map(by), [2, 2 * 4, 2]);
     let other = walked(&kernel, &[WEIGHTS], 64, &call(1, 0), [1, 0, 0]);
     assert!(other.counts.read.is_disjoint(&counts.read), "another block, other weights");
 }
@@ -119,7 +125,7 @@ fn loops_go_on_as_long_as_the_sizes_say() {
     ]);
     for (past, turns) in [(1, 1), (3, 1), (10, 4), (3000, 1000)] {
         let one = walked(&kernel, &[PAST], 32, &call(1, past), [0, 0, 0]);
-        assert_eq!(one.counts.by_pipe[Pipe::Float as usize], turns, "past {past}");
+        assert_eq!(one.counts.by_pipe[ExecutionPipe::Float as usize], turns, "past {past}");
         assert!(one.counts.reads_past);
         // The control block lies in the second level.
         assert_eq!(one.alone, 3 + 263 + 1 + turns * 27 + 5);
@@ -138,8 +144,8 @@ fn lanes_that_part_join_again() {
         ("EXIT", plain(1)),
     ]);
     let counts = walked(&kernel, &[], 32, &call(1, 0), [0, 0, 0]).counts;
-    let by = |pipe: Pipe| counts.by_pipe[pipe as usize];
-    assert_eq!([by(Pipe::Special), by(Pipe::Float)], [1, 1]);
+    let by = |pipe: ExecutionPipe| counts.by_pipe[pipe as usize];
+    assert_eq!([by(ExecutionPipe::Special), by(ExecutionPipe::Float)], [1, 1]);
 }
 
 #[test]
@@ -156,7 +162,8 @@ fn warps_wait_for_the_slowest_at_a_barrier() {
         ("EXIT", plain(1)),
     ]);
     let gpu = gpu();
-    let shape = Shape { grid: [1; 3], block: [64, 1, 1], shared_bytes: 0, args: &[], repeat: repeat::ONCE };
+    let shape =
+        LaunchConfig { grid: [1; 3], block: [64, 1, 1], shared_bytes: 0, args: &[], repeat: repeat::ONCE };
     let walked = walk(&kernel, &shape, &call(1, 0), &gpu, [0; 3]).unwrap();
     assert_eq!(walked.alone, 3 + 30 + 1);
 }
@@ -195,7 +202,7 @@ fn stores_to_shared_memory_are_read_back() {
         ("EXIT", plain(1)),
     ]);
     let counts = walked(&kernel, &[], 32, &call(1, 0), [0, 0, 0]).counts;
-    assert_eq!((counts.by_pipe[Pipe::Float as usize], counts.load_turns), (1, 3));
+    assert_eq!((counts.by_pipe[ExecutionPipe::Float as usize], counts.load_turns), (1, 3));
 }
 
 #[test]
@@ -211,7 +218,7 @@ fn unknown_places_count_as_memory_of_their_own() {
     ]);
     let counts = walked(&kernel, &[], 32, &call(1, 0), [0, 0, 0]).counts;
     assert_eq!((counts.unknown_sectors, counts.undecided), (4, 1));
-    assert_eq!(counts.by_pipe[Pipe::Float as usize], 1, "what is not known is false");
+    assert_eq!(counts.by_pipe[ExecutionPipe::Float as usize], 1, "what is not known is false");
 }
 
 #[test]
@@ -255,7 +262,7 @@ fn integers_by_hand() {
             ("EXIT", plain(1)),
         ]);
         let counts = walked(&kernel, &[], 32, &call(1, 0), [0, 0, 0]).counts;
-        assert_eq!(counts.by_pipe[Pipe::Float as usize], 1, "{line} is not {expected:#x}");
+        assert_eq!(counts.by_pipe[ExecutionPipe::Float as usize], 1, "{line} is not {expected:#x}");
     }
 }
 
@@ -271,7 +278,7 @@ fn bits_are_set_in_fresh_registers() {
         ("EXIT", plain(1)),
     ]);
     let counts = walked(&kernel, &[], 32, &call(1, 0), [0, 0, 0]).counts;
-    assert_eq!(counts.by_pipe[Pipe::Float as usize], 1);
+    assert_eq!(counts.by_pipe[ExecutionPipe::Float as usize], 1);
 }
 
 #[test]
@@ -294,16 +301,17 @@ fn carries_go_from_word_to_word() {
         ("EXIT", plain(1)),
     ]);
     let counts = walked(&kernel, &[], 32, &call(1, 0), [0, 0, 0]).counts;
-    assert_eq!(counts.by_pipe[Pipe::Float as usize], 1);
+    assert_eq!(counts.by_pipe[ExecutionPipe::Float as usize], 1);
 }
 
 #[test]
 fn what_is_not_known_is_refused() {
     let text = ".text.k_t:\n/*0000*/ FROB.X R1, R2 ; /* 0x0 */\n/* 0x0 */\n";
-    let error = Kernel::new(&sass::parse(text).unwrap()[0], 90).err().unwrap().to_string();
+    let error = DecodedKernel::new(&sass::parse(text).unwrap()[0], 90).err().unwrap().to_string();
     assert_eq!(error, "kernel k_t: predictions know no instruction `FROB.X` (at 0x0)");
     let kernel = kernel(&[("NOP", plain(1))]);
-    let shape = Shape { grid: [1; 3], block: [32, 1, 1], shared_bytes: 0, args: &[], repeat: repeat::ONCE };
+    let shape =
+        LaunchConfig { grid: [1; 3], block: [32, 1, 1], shared_bytes: 0, args: &[], repeat: repeat::ONCE };
     let gpu = gpu();
     let error = walk(&kernel, &shape, &call(1, 0), &gpu, [0; 3]).unwrap_err().to_string();
     assert!(error.contains("an end without an exit"), "{error}");
@@ -331,15 +339,15 @@ fn tiles_of_several_blocks_are_read_once() {
             "EXIT",
         ];
         let kernel = kernel(&lines.map(|line| (line, plain(1))));
-        let shape = Shape {
+        let shape = LaunchConfig {
             grid: [1, 896, 1],
             block: [32, 1, 1],
             shared_bytes: 0,
             args: &[WEIGHTS],
             repeat: repeat::ONCE,
         };
-        let along = [shape, Shape { grid: [896, 1, 1], ..shape }];
-        let resources = Resources { registers: 32, shared_bytes: 0 };
+        let along = [shape, LaunchConfig { grid: [896, 1, 1], ..shape }];
+        let resources = KernelResources { registers: 32, shared_bytes: 0 };
         along.map(|shape| predict(&kernel, resources, &shape, &call(1, 0), &gpu()).unwrap().work.memory_bytes)
     };
     // 512 bytes of each tile. Along y all blocks have the first one.
@@ -360,9 +368,14 @@ fn more_blocks_are_followed_where_they_differ() {
     ];
     let lines = begin.into_iter().chain(["FADD R0, R0, R0"; 32]).chain(["EXIT"]);
     let kernel = kernel(&lines.map(|line| (line, plain(1))).collect::<Vec<_>>());
-    let shape =
-        Shape { grid: [32, 512, 1], block: [32, 1, 1], shared_bytes: 0, args: &[], repeat: repeat::ONCE };
-    let resources = Resources { registers: 32, shared_bytes: 0 };
+    let shape = LaunchConfig {
+        grid: [32, 512, 1],
+        block: [32, 1, 1],
+        shared_bytes: 0,
+        args: &[],
+        repeat: repeat::ONCE,
+    };
+    let resources = KernelResources { registers: 32, shared_bytes: 0 };
     let work = predict(&kernel, resources, &shape, &call(1, 0), &gpu()).unwrap().work;
-    assert_eq!(work.by_pipe[Pipe::Float as usize], 1.0);
+    assert_eq!(work.by_pipe[ExecutionPipe::Float as usize], 1.0);
 }

@@ -1,20 +1,20 @@
 //! Registers of a warp, and operands in them.
 
-use super::lanes::{ALL, LANES, Lanes};
-use crate::sass::{Guard, Operand, Reg};
+use super::lanes::{ALL, LANES, LaneWords};
+use crate::sass::{PredicateGuard, SassOperand, SassRegister};
 
 const REGISTERS: usize = 256;
 /// The predicate that is always true.
 const TRUE: u8 = 7;
 
 /// One warp: where each lane goes on, what its registers hold, and when its results are there.
-pub struct Warp {
+pub struct WalkedWarp {
     pub number: u32,
     /// The next instruction of each lane.
     pub next: [usize; LANES],
     pub alive: u32,
-    registers: Vec<Lanes>,
-    uniform: Vec<Lanes>,
+    registers: Vec<LaneWords>,
+    uniform: Vec<LaneWords>,
     /// A bit per lane. What nobody knows counts as false.
     predicates: [u32; 8],
     uniform_predicates: [u32; 8],
@@ -26,15 +26,15 @@ pub struct Warp {
     pub open_copies: u64,
 }
 
-impl Warp {
-    pub fn new(number: u32, alive: u32) -> Warp {
-        Warp {
+impl WalkedWarp {
+    pub fn new(number: u32, alive: u32) -> WalkedWarp {
+        WalkedWarp {
             number,
             next: [0; LANES],
             alive,
             // What a register holds that nobody set is no program's business; single bits of it that are set later are.
-            registers: vec![Lanes::all(0); REGISTERS],
-            uniform: vec![Lanes::UNKNOWN; REGISTERS],
+            registers: vec![LaneWords::all(0); REGISTERS],
+            uniform: vec![LaneWords::UNKNOWN; REGISTERS],
             predicates: [0; 8],
             uniform_predicates: [0; 8],
             clock: 0,
@@ -44,29 +44,29 @@ impl Warp {
         }
     }
 
-    pub fn get(&self, reg: Reg) -> Lanes {
+    pub fn get(&self, reg: SassRegister) -> LaneWords {
         match (reg.number, reg.uniform) {
-            (Reg::ZERO, _) => Lanes::all(0),
+            (SassRegister::ZERO, _) => LaneWords::all(0),
             (number, false) => self.registers[usize::from(number)],
             (number, true) => self.uniform[usize::from(number)],
         }
     }
 
     /// The register and the one after it, as 64 bits.
-    pub fn pair(&self, reg: Reg) -> [Lanes; 2] {
+    pub fn pair(&self, reg: SassRegister) -> [LaneWords; 2] {
         [self.get(reg), self.get(after(reg, 1))]
     }
 
-    pub fn set(&mut self, reg: Reg, value: &Lanes, mask: u32) {
+    pub fn set(&mut self, reg: SassRegister, value: &LaneWords, mask: u32) {
         match (reg.number, reg.uniform) {
-            (Reg::ZERO, _) => {}
+            (SassRegister::ZERO, _) => {}
             (number, false) => self.registers[usize::from(number)].set(value, mask),
             // All lanes see it.
             (number, true) => {
                 let lane = mask.trailing_zeros().min(31) as usize;
                 let known = value.known >> lane & 1 == 1;
                 let to = &mut self.uniform[usize::from(number)];
-                *to = if known { Lanes::all(value.v[lane]) } else { Lanes::UNKNOWN };
+                *to = if known { LaneWords::all(value.v[lane]) } else { LaneWords::UNKNOWN };
             }
         }
     }
@@ -93,39 +93,39 @@ impl Warp {
         }
     }
 
-    pub fn guarded(&self, guard: Option<Guard>) -> u32 {
+    pub fn guarded(&self, guard: Option<PredicateGuard>) -> u32 {
         guard.map_or(ALL, |g| self.predicate(g.register, g.uniform, g.negated))
     }
 }
 
 /// A register further on.
-pub fn after(reg: Reg, by: u8) -> Reg {
+pub fn after(reg: SassRegister, by: u8) -> SassRegister {
     match reg.number {
-        Reg::ZERO => reg,
-        number => Reg { number: number.saturating_add(by), ..reg },
+        SassRegister::ZERO => reg,
+        number => SassRegister { number: number.saturating_add(by), ..reg },
     }
 }
 
 /// Operands by what they are for: results and carries out stand before the sources, carries in behind them.
-pub struct Parts<'a> {
-    pub result: Option<Reg>,
+pub struct OperandGroups<'a> {
+    pub result: Option<SassRegister>,
     /// Predicates before the first source.
     pub out: Vec<(u8, bool)>,
-    pub sources: &'a [Operand],
+    pub sources: &'a [SassOperand],
     /// Predicates behind the last source.
     pub last: Vec<(u8, bool, bool)>,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> OperandGroups<'a> {
     /// `register`: whether the instruction has a register for its result.
-    pub fn of(operands: &'a [Operand], register: bool) -> Parts<'a> {
-        let is_predicate = |o: &Operand| matches!(o, Operand::Predicate { .. });
-        let mut parts = Parts { result: None, out: vec![], sources: &[], last: vec![] };
+    pub fn of(operands: &'a [SassOperand], register: bool) -> OperandGroups<'a> {
+        let is_predicate = |o: &SassOperand| matches!(o, SassOperand::Predicate { .. });
+        let mut parts = OperandGroups { result: None, out: vec![], sources: &[], last: vec![] };
         let mut at = 0;
         while let Some(operand) = operands.get(at) {
             match operand {
-                Operand::Predicate { number, uniform, .. } => parts.out.push((*number, *uniform)),
-                Operand::Register { reg, .. } if register && parts.result.is_none() => {
+                SassOperand::Predicate { number, uniform, .. } => parts.out.push((*number, *uniform)),
+                SassOperand::Register { reg, .. } if register && parts.result.is_none() => {
                     parts.result = Some(*reg)
                 }
                 _ => break,
@@ -135,7 +135,7 @@ impl<'a> Parts<'a> {
         let end = operands.iter().rposition(|o| !is_predicate(o)).map_or(at, |last| (last + 1).max(at));
         parts.sources = &operands[at..end];
         for operand in &operands[end..] {
-            if let Operand::Predicate { number, uniform, negated } = operand {
+            if let SassOperand::Predicate { number, uniform, negated } = operand {
                 parts.last.push((*number, *uniform, *negated));
             }
         }

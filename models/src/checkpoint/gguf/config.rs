@@ -5,7 +5,7 @@
 
 use super::super::bytes::FileBytes;
 use super::families::family;
-use super::{Metadata, RawTensor, headers};
+use super::{GgufMetadata, RawTensor, headers};
 use super::{encoders, hybrids, rope};
 use crate::config::ConfigFields;
 use crate::config::published::GGUF;
@@ -16,7 +16,8 @@ use serde_json::{Map, Value, json};
 pub(in crate::checkpoint) fn fields(files: &[FileBytes]) -> Result<ConfigFields, CheckpointError> {
     let (tensors, metadata) = headers(files)?;
     let arch = metadata.architecture()?.to_string();
-    let mut writer = Writer { metadata: &metadata, arch: &arch, tensors: &tensors, raw: Map::new() };
+    let mut writer =
+        ConfigFieldWriter { metadata: &metadata, arch: &arch, tensors: &tensors, raw: Map::new() };
     writer.set(GGUF, arch.as_str());
     writer.common()?;
     family(&mut writer)?;
@@ -82,14 +83,14 @@ pub const ARCHITECTURES: &[(&str, &str)] = &[
 ];
 
 /// Fields under construction.
-pub(super) struct Writer<'a> {
-    pub metadata: &'a Metadata,
+pub(super) struct ConfigFieldWriter<'a> {
+    pub metadata: &'a GgufMetadata,
     pub arch: &'a str,
     pub tensors: &'a [RawTensor],
     pub raw: Map<String, Value>,
 }
 
-impl Writer<'_> {
+impl ConfigFieldWriter<'_> {
     pub(super) fn set(&mut self, field: &str, value: impl Into<Value>) {
         self.raw.insert(field.to_string(), value.into());
     }

@@ -1,7 +1,7 @@
 //! The configuration of encoders and of what is made of texts: which rows are pooled, dense layers, heads of classifiers; of T5, an
 //! encoder with a decoder.
 
-use super::config::Writer;
+use super::config::ConfigFieldWriter;
 use crate::error::CheckpointError;
 use crate::registry::{DENSE, POOLING};
 use serde_json::json;
@@ -10,7 +10,7 @@ use serde_json::json;
 const RANK: u64 = 4;
 
 /// How texts are pooled, where the file says it: by the names of sentence-transformers. Decoders may say it too.
-pub(super) fn pooling(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+pub(super) fn pooling(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     let how = match w.number("pooling_type")? {
         None | Some(0) => return Ok(()),
         Some(1) => "mean",
@@ -27,12 +27,12 @@ pub(super) fn pooling(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-fn has_classifier(w: &Writer<'_>) -> bool {
+fn has_classifier(w: &ConfigFieldWriter<'_>) -> bool {
     ["bert", "modern-bert"].contains(&w.arch) && w.has("cls.weight")
 }
 
 /// BERT, and XLM-RoBERTa with the rows of its table of positions that no token has cut off.
-pub(super) fn bert(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+pub(super) fn bert(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     w.set("hidden_act", "gelu");
     w.set("position_offset", 0);
     w.set("type_vocab_size", w.rows("token_types.weight").unwrap_or(1));
@@ -45,7 +45,7 @@ pub(super) fn bert(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-pub(super) fn modern_bert(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+pub(super) fn modern_bert(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     w.set("hidden_activation", "gelu");
     w.set("norm_bias", w.has("output_norm.bias"));
     w.set("attention_bias", w.has("blk.0.attn_qkv.bias"));
@@ -66,14 +66,14 @@ pub(super) fn modern_bert(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
 }
 
 /// Files have no biases, and a context without scaling.
-pub(super) fn nomic_bert(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+pub(super) fn nomic_bert(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     w.set("hidden_act", "silu");
     w.set("type_vocab_size", w.rows("token_types.weight").unwrap_or(0));
     w.copy_float("attention.layer_norm_epsilon", "layer_norm_eps")
 }
 
 /// EmbeddingGemma: Gemma 3 that sees both sides, and dense layers without bias and activation.
-pub(super) fn gemma_embedding(w: &mut Writer<'_>) {
+pub(super) fn gemma_embedding(w: &mut ConfigFieldWriter<'_>) {
     w.set("use_bidirectional_attention", true);
     let widths: Vec<_> = ["dense_2.weight", "dense_3.weight"].iter().map_while(|name| w.rows(name)).collect();
     if !widths.is_empty() {
@@ -82,7 +82,7 @@ pub(super) fn gemma_embedding(w: &mut Writer<'_>) {
 }
 
 /// T5: the converter writes the largest distance, 128, nowhere, and whether there is a gate by there being one.
-pub(super) fn t5(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+pub(super) fn t5(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     let gated = w.has("enc.blk.0.ffn_gate.weight");
     w.set("feed_forward_proj", if gated { "gated-gelu" } else { "relu" });
     for (key, field) in [

@@ -1,13 +1,13 @@
 //! What differs from family to family in the configuration of a GGUF file.
 
-use super::config::{ARCHITECTURES, Writer};
+use super::config::{ARCHITECTURES, ConfigFieldWriter};
 use super::{encoders, hybrids};
 use crate::error::CheckpointError;
 use serde_json::json;
 
 /// What differs from family to family.
-pub(super) fn family(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
-    let unknown = |w: &Writer<'_>| {
+pub(super) fn family(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
+    let unknown = |w: &ConfigFieldWriter<'_>| {
         let near = mlcc_files::did_you_mean(w.arch, ARCHITECTURES.iter().map(|(arch, _)| *arch));
         Err(CheckpointError::Unsupported {
             file: w.metadata.origin.clone(),
@@ -134,7 +134,7 @@ pub(super) fn family(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
 }
 
 /// Llama and its kin; with experts it is Mixtral.
-fn llama(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn llama(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     w.set("hidden_act", "silu");
     w.set("attention_bias", w.has("blk.0.attn_q.bias"));
     w.set("mlp_bias", w.has("blk.0.ffn_up.bias"));
@@ -155,7 +155,7 @@ fn llama(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-fn granite(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn granite(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     w.set("hidden_act", "silu");
     w.set("attention_bias", w.has("blk.0.attn_q.bias"));
     w.set("mlp_bias", w.has("blk.0.ffn_up.bias"));
@@ -168,7 +168,7 @@ fn granite(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
 /// Layers of Baichuan 13B, which has ALiBi: llama.cpp knows it by them, because files do not say so.
 const BAICHUAN_13B: u64 = 40;
 
-fn baichuan(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn baichuan(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     w.set("hidden_act", "silu");
     w.set("fused_qkv", false);
     let alibi = match w.float("attention.max_alibi_bias")? {
@@ -183,7 +183,7 @@ fn baichuan(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
 }
 
 /// Qwen, first generation. Its norms have no bias, whatever the name of the epsilon.
-fn qwen(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn qwen(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")?;
     w.copy_float("attention.layer_norm_rms_epsilon", "layer_norm_epsilon")?;
     w.copy_float("rope.freq_base", "rotary_emb_base")?;
@@ -194,7 +194,7 @@ fn qwen(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
 }
 
 /// What the RWKV families have in common. `context_length` is a million for all of them, and means nothing.
-fn rwkv(w: &mut Writer<'_>, head_size: &str) -> Result<(), CheckpointError> {
+fn rwkv(w: &mut ConfigFieldWriter<'_>, head_size: &str) -> Result<(), CheckpointError> {
     for field in ["max_position_embeddings", "num_attention_heads", "num_key_value_heads"] {
         w.raw.remove(field);
     }
@@ -203,7 +203,7 @@ fn rwkv(w: &mut Writer<'_>, head_size: &str) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-fn rwkv6(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn rwkv6(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     rwkv(w, "head_size")?;
     w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")?;
     w.copy("time_mix_extra_dim", "time_mix_extra_dim")?;
@@ -213,7 +213,7 @@ fn rwkv6(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-fn rwkv7(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn rwkv7(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     rwkv(w, "head_dim")?;
     w.copy_float("attention.layer_norm_epsilon", "norm_eps")?;
     w.copy("attention.decay_lora_rank", "decay_low_rank_dim")?;
@@ -223,14 +223,14 @@ fn rwkv7(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
 }
 
 /// Number of experts, in all and for each token, and their width. `names` are the fields of number and width.
-fn experts(w: &mut Writer<'_>, [count, width]: [&str; 2]) -> Result<(), CheckpointError> {
+fn experts(w: &mut ConfigFieldWriter<'_>, [count, width]: [&str; 2]) -> Result<(), CheckpointError> {
     w.copy("expert_count", count)?;
     w.copy("expert_used_count", "num_experts_per_tok")?;
     w.copy("expert_feed_forward_length", width)
 }
 
 /// GLM-4.5.
-fn glm4moe(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn glm4moe(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     w.set("hidden_act", "silu");
     w.set("attention_bias", w.has("blk.0.attn_q.bias"));
     w.set("use_qk_norm", w.has("blk.0.attn_q_norm.weight"));
@@ -245,7 +245,7 @@ fn glm4moe(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
 }
 
 /// Layers without key heads are convolutions.
-fn lfm2(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn lfm2(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     let heads = w.metadata.integers(&w.key("attention.head_count_kv"))?;
     let kind = |heads: &i64| if *heads == 0 { "conv" } else { "full_attention" };
     w.set("layer_types", heads.iter().map(kind).collect::<Vec<_>>());
@@ -261,7 +261,7 @@ fn lfm2(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-fn qwen3(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn qwen3(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     w.set("hidden_act", "silu");
     w.set("attention_bias", w.has("blk.0.attn_q.bias"));
     if w.arch == "qwen3moe" {
@@ -280,7 +280,7 @@ fn qwen3(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
 /// Layers of the published 27B models, which scale queries differently.
 const GEMMA_27B: [(&str, u64); 2] = [("gemma2", 46), ("gemma3", 62)];
 
-fn gemma(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn gemma(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     w.set("hidden_activation", "gelu_pytorch_tanh");
     w.copy("attention.sliding_window", "sliding_window")?;
     w.copy_float("attn_logit_softcapping", "attn_logit_softcapping")?;
@@ -303,7 +303,7 @@ fn gemma(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-fn gpt2(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn gpt2(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     w.set("activation_function", "gelu_new");
     w.copy("embedding_length", "n_embd")?;
     w.copy("block_count", "n_layer")?;
@@ -313,7 +313,7 @@ fn gpt2(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")
 }
 
-fn falcon(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn falcon(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     let kv = w.number("attention.head_count_kv")?.unwrap_or(1);
     let new = w.has("blk.0.attn_norm_2.weight") || kv > 1;
     w.set("activation", "gelu");
@@ -331,7 +331,7 @@ fn falcon(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")
 }
 
-fn mpt(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn mpt(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     let (hidden, inner) = (w.need("embedding_length")?, w.number("feed_forward_length")?);
     w.set("d_model", hidden);
     w.copy("block_count", "n_layers")?;
@@ -356,7 +356,7 @@ fn mpt(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
 }
 
 /// GPT-2 with matrices as they are, and one head of keys.
-fn starcoder(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn starcoder(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     if w.number("attention.head_count_kv")? != Some(1) {
         return Err(w.refuse("has the architecture `starcoder` with more than one key head"));
     }
@@ -366,13 +366,13 @@ fn starcoder(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-fn glm(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn glm(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     w.set("hidden_act", "silu");
     w.set("attention_bias", w.has("blk.0.attn_q.bias"));
     w.partial_rotary("partial_rotary_factor")
 }
 
-fn chatglm(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+fn chatglm(w: &mut ConfigFieldWriter<'_>) -> Result<(), CheckpointError> {
     w.copy("block_count", "num_layers")?;
     w.copy("context_length", "seq_length")?;
     w.copy("feed_forward_length", "ffn_hidden_size")?;

@@ -4,14 +4,14 @@
 use super::super::bytes::FileBytes;
 use super::super::stored_type::StoredType;
 use super::RawTensor;
-use super::metadata::{Metadata, MetadataValue};
+use super::metadata::{GgufMetadata, MetadataValue};
 use crate::error::CheckpointError;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What one file says of itself.
 #[derive(Debug)]
-pub struct Header {
-    pub metadata: Metadata,
+pub struct GgufHeader {
+    pub metadata: GgufMetadata,
     /// In the order of the file.
     pub tensors: Vec<RawTensor>,
 }
@@ -24,10 +24,10 @@ const MOST_DIMS: u32 = 4;
 const DEFAULT_ALIGNMENT: u64 = 32;
 const LARGEST_ALIGNMENT: u64 = 1 << 20;
 
-impl Header {
+impl GgufHeader {
     /// `number` is the file's place in the list of files.
-    pub fn read(number: usize, file: &FileBytes) -> Result<Header, CheckpointError> {
-        let mut cursor = Cursor { file, position: 0 };
+    pub fn read(number: usize, file: &FileBytes) -> Result<GgufHeader, CheckpointError> {
+        let mut cursor = HeaderCursor { file, position: 0 };
         if cursor.take(4, "the magic number")? != b"GGUF" {
             return Err(cursor.unsupported("is no GGUF file: it does not begin with `GGUF`"));
         }
@@ -57,16 +57,16 @@ impl Header {
                 return Err(cursor.damaged(format!("has metadata `{key}` twice")));
             }
         }
-        let metadata = Metadata { origin: file.label.clone(), values };
+        let metadata = GgufMetadata { origin: file.label.clone(), values };
         let entries = (0..tensors).map(|_| cursor.tensor()).collect::<Result<Vec<_>, _>>()?;
         let alignment = alignment(&metadata)?;
         let data = (cursor.position as u64).next_multiple_of(alignment);
         let tensors = place_tensors(number, file, entries, data, alignment)?;
-        Ok(Header { metadata, tensors })
+        Ok(GgufHeader { metadata, tensors })
     }
 }
 
-fn alignment(metadata: &Metadata) -> Result<u64, CheckpointError> {
+fn alignment(metadata: &GgufMetadata) -> Result<u64, CheckpointError> {
     let alignment = metadata.number("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT);
     match alignment.is_power_of_two() && alignment <= LARGEST_ALIGNMENT {
         true => Ok(alignment),
@@ -80,7 +80,7 @@ fn alignment(metadata: &Metadata) -> Result<u64, CheckpointError> {
 }
 
 /// A tensor as listed, not checked against the file.
-struct Entry {
+struct ListedTensor {
     name: String,
     dtype: StoredType,
     shape: Vec<usize>,
@@ -91,7 +91,7 @@ struct Entry {
 fn place_tensors(
     number: usize,
     file: &FileBytes,
-    entries: Vec<Entry>,
+    entries: Vec<ListedTensor>,
     data: u64,
     alignment: u64,
 ) -> Result<Vec<RawTensor>, CheckpointError> {
@@ -149,12 +149,12 @@ fn place_tensors(
 }
 
 /// A position in the file.
-struct Cursor<'a> {
+struct HeaderCursor<'a> {
     file: &'a FileBytes,
     position: usize,
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> HeaderCursor<'a> {
     fn damaged(&self, detail: String) -> CheckpointError {
         CheckpointError::Damaged { file: self.file.label.clone(), detail }
     }
@@ -189,7 +189,7 @@ impl<'a> Cursor<'a> {
         text.map(str::to_string).map_err(|_| self.damaged(format!("has {what} that is not UTF-8")))
     }
 
-    fn tensor(&mut self) -> Result<Entry, CheckpointError> {
+    fn tensor(&mut self) -> Result<ListedTensor, CheckpointError> {
         let name = self.string("a tensor name", LONGEST_NAME)?;
         let dims = self.u32("a tensor's description")?;
         if dims > MOST_DIMS {
@@ -214,7 +214,7 @@ impl<'a> Cursor<'a> {
                     StoredType::GGML_READ
                 ),
             })?;
-        Ok(Entry { name, dtype, shape, offset })
+        Ok(ListedTensor { name, dtype, shape, offset })
     }
 
     fn typed_value(&mut self, key: &str) -> Result<MetadataValue, CheckpointError> {

@@ -1,15 +1,15 @@
 //! Configurations of models with recurrent layers, latent attention or layers of several kinds.
 
 use super::super::bytes::FileBytes;
-use super::config::Writer;
+use super::config::ConfigFieldWriter;
 use super::{RawTensor, rope};
 use crate::error::CheckpointError;
 use serde_json::{Map, Value, json};
 
-type Done = Result<(), CheckpointError>;
+type ConfigWriteResult = Result<(), CheckpointError>;
 
 /// `None`: the architecture is not one of these.
-pub(super) fn family(w: &mut Writer<'_>) -> Option<Done> {
+pub(super) fn family(w: &mut ConfigFieldWriter<'_>) -> Option<ConfigWriteResult> {
     Some(match w.arch {
         "exaone4" => exaone4(w),
         "mamba" => mamba(w),
@@ -26,19 +26,23 @@ pub(super) fn family(w: &mut Writer<'_>) -> Option<Done> {
 }
 
 /// Layers, without those of a draft head.
-fn layers(w: &Writer<'_>) -> Result<u64, CheckpointError> {
+fn layers(w: &ConfigFieldWriter<'_>) -> Result<u64, CheckpointError> {
     // More than any model has.
     Ok(w.layers()?.min(1000))
 }
 
 /// Kinds of layers by whether they have this tensor.
-fn kinds(w: &Writer<'_>, tensor: &str, [with, without]: [&str; 2]) -> Result<Vec<String>, CheckpointError> {
+fn kinds(
+    w: &ConfigFieldWriter<'_>,
+    tensor: &str,
+    [with, without]: [&str; 2],
+) -> Result<Vec<String>, CheckpointError> {
     let kind = |layer| if w.has(&format!("blk.{layer}.{tensor}")) { with } else { without };
     Ok((0..layers(w)?).map(|layer| kind(layer).to_string()).collect())
 }
 
 /// A tensor of this name in any layer.
-fn any<'a>(w: &Writer<'a>, part: &str) -> Option<&'a RawTensor> {
+fn any<'a>(w: &ConfigFieldWriter<'a>, part: &str) -> Option<&'a RawTensor> {
     let fits = |name: &str| {
         let inside = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
         inside.is_some_and(|(_, name)| name == part)
@@ -47,15 +51,15 @@ fn any<'a>(w: &Writer<'a>, part: &str) -> Option<&'a RawTensor> {
 }
 
 /// Rows of that tensor.
-fn rows(w: &Writer<'_>, part: &str) -> Option<usize> {
+fn rows(w: &ConfigFieldWriter<'_>, part: &str) -> Option<usize> {
     any(w, part)?.shape.first().copied()
 }
 
-fn quotient(w: &Writer<'_>, number: &str, by: &str) -> Result<u64, CheckpointError> {
+fn quotient(w: &ConfigFieldWriter<'_>, number: &str, by: &str) -> Result<u64, CheckpointError> {
     Ok(w.need(number)?.checked_div(w.need(by)?).unwrap_or(0))
 }
 
-fn exaone4(w: &mut Writer<'_>) -> Done {
+fn exaone4(w: &mut ConfigFieldWriter<'_>) -> ConfigWriteResult {
     w.set("hidden_act", "silu");
     w.copy("attention.sliding_window", "sliding_window")?;
     let windowed = w.metadata.bools(&w.key("attention.sliding_window_pattern"))?;
@@ -67,7 +71,7 @@ fn exaone4(w: &mut Writer<'_>) -> Done {
     Ok(())
 }
 
-fn mamba(w: &mut Writer<'_>) -> Done {
+fn mamba(w: &mut ConfigFieldWriter<'_>) -> ConfigWriteResult {
     if w.metadata.flag(&w.key("ssm.dt_b_c_rms"))?.unwrap_or(false) {
         return Err(w.refuse("is Falcon Mamba, with norms inside of its mixers"));
     }
@@ -82,11 +86,11 @@ fn mamba(w: &mut Writer<'_>) -> Done {
     Ok(())
 }
 
-fn without(w: &mut Writer<'_>, fields: &[&str]) {
+fn without(w: &mut ConfigFieldWriter<'_>, fields: &[&str]) {
     fields.iter().for_each(|field| drop(w.raw.remove(*field)));
 }
 
-fn mamba2(w: &mut Writer<'_>) -> Done {
+fn mamba2(w: &mut ConfigFieldWriter<'_>) -> ConfigWriteResult {
     without(
         w,
         &["max_position_embeddings", "num_attention_heads", "num_key_value_heads", "intermediate_size"],
@@ -99,7 +103,7 @@ fn mamba2(w: &mut Writer<'_>) -> Done {
 }
 
 /// Mamba 2. `fields` are those of heads, their size, groups, size of the state, taps and biases of convolution and projections.
-fn mixer(w: &mut Writer<'_>, fields: [&str; 7]) -> Done {
+fn mixer(w: &mut ConfigFieldWriter<'_>, fields: [&str; 7]) -> ConfigWriteResult {
     let [heads, size, groups, state, taps, conv_bias, bias] = fields;
     w.copy("ssm.time_step_rank", heads)?;
     w.set(size, quotient(w, "ssm.inner_size", "ssm.time_step_rank")?);
@@ -122,7 +126,7 @@ const MAMBA_FIELDS: [&str; 7] = [
 ];
 
 /// What a layer is shows in its tensors.
-fn nemotron_h(w: &mut Writer<'_>) -> Done {
+fn nemotron_h(w: &mut ConfigFieldWriter<'_>) -> ConfigWriteResult {
     let kind = |layer: u64| {
         let has = |part: &str| w.has(&format!("blk.{layer}.{part}.weight"));
         match (has("ssm_in"), has("attn_q"), has("ffn_gate_inp")) {
@@ -163,7 +167,7 @@ fn nemotron_h(w: &mut Writer<'_>) -> Done {
 }
 
 /// How the weights of experts are scaled.
-fn routed(w: &mut Writer<'_>) -> Done {
+fn routed(w: &mut ConfigFieldWriter<'_>) -> ConfigWriteResult {
     w.copy_float("expert_weights_scale", "routed_scaling_factor")?;
     // The converter writes it where it is true.
     let normalised = w.metadata.flag(&w.key("expert_weights_norm"))?.unwrap_or(false);
@@ -172,7 +176,7 @@ fn routed(w: &mut Writer<'_>) -> Done {
 }
 
 /// The multipliers are in the weights.
-fn falcon_h1(w: &mut Writer<'_>) -> Done {
+fn falcon_h1(w: &mut ConfigFieldWriter<'_>) -> ConfigWriteResult {
     w.set("hidden_act", "silu");
     mixer(w, MAMBA_FIELDS)?;
     w.set("mamba_rms_norm", any(w, "ssm_norm.weight").is_some());
@@ -184,7 +188,7 @@ fn falcon_h1(w: &mut Writer<'_>) -> Done {
     Ok(())
 }
 
-fn granite(w: &mut Writer<'_>) -> Done {
+fn granite(w: &mut ConfigFieldWriter<'_>) -> ConfigWriteResult {
     w.set("hidden_act", "silu");
     w.set("layer_types", kinds(w, "ssm_in.weight", ["mamba", "attention"])?);
     w.set("attention_bias", any(w, "attn_q.bias").is_some());
@@ -207,7 +211,7 @@ fn granite(w: &mut Writer<'_>) -> Done {
 }
 
 /// Qwen3-Next and Qwen 3.5. Files of Qwen3-Next whose fused projection was taken apart are the same as those of Qwen 3.5.
-fn qwen(w: &mut Writer<'_>) -> Done {
+fn qwen(w: &mut ConfigFieldWriter<'_>) -> ConfigWriteResult {
     let fused = w.has("blk.0.ssm_in.weight");
     w.set("hidden_act", "silu");
     w.set("fused_experts", false);
@@ -232,7 +236,7 @@ fn qwen(w: &mut Writer<'_>) -> Done {
 const SIGMOID: u64 = 2;
 
 /// DeepSeek V2 and V3 and what shares their layers.
-fn latent(w: &mut Writer<'_>) -> Done {
+fn latent(w: &mut ConfigFieldWriter<'_>) -> ConfigWriteResult {
     w.set("hidden_act", "silu");
     // Attention is written for the absorbed form, in which all heads have one key.
     without(w, &["num_key_value_heads", "head_dim"]);
@@ -256,7 +260,7 @@ fn latent(w: &mut Writer<'_>) -> Done {
 }
 
 /// Ranks and sizes of latent attention.
-fn latent_sizes(w: &mut Writer<'_>) -> Done {
+fn latent_sizes(w: &mut ConfigFieldWriter<'_>) -> ConfigWriteResult {
     let turned = w.need("rope.dimension_count")?;
     let key = w.number("attention.key_length_mla")?.map_or_else(|| w.need("attention.key_length"), Ok)?;
     let value =
@@ -270,7 +274,7 @@ fn latent_sizes(w: &mut Writer<'_>) -> Done {
 }
 
 /// Layers without latent attention have the delta rule, with as many heads.
-fn kimi_linear(w: &mut Writer<'_>) -> Done {
+fn kimi_linear(w: &mut ConfigFieldWriter<'_>) -> ConfigWriteResult {
     w.set("hidden_act", "silu");
     without(w, &["num_key_value_heads", "head_dim"]);
     w.set("layer_types", kinds(w, "attn_kv_a_mqa.weight", ["full_attention", "linear_attention"])?);
@@ -287,7 +291,11 @@ fn kimi_linear(w: &mut Writer<'_>) -> Done {
 }
 
 /// Numbers of a layer that differ between layers with and without a window: the first of each.
-fn by_kind(w: &Writer<'_>, key: &str, windowed: &[bool]) -> Result<[Option<i64>; 2], CheckpointError> {
+fn by_kind(
+    w: &ConfigFieldWriter<'_>,
+    key: &str,
+    windowed: &[bool],
+) -> Result<[Option<i64>; 2], CheckpointError> {
     let numbers = match w.number(key) {
         Ok(Some(number)) => vec![number as i64; windowed.len()],
         Ok(None) => Vec::new(),
@@ -300,7 +308,7 @@ fn by_kind(w: &Writer<'_>, key: &str, windowed: &[bool]) -> Result<[Option<i64>;
     Ok([of(false), of(true)])
 }
 
-fn gemma4(w: &mut Writer<'_>) -> Done {
+fn gemma4(w: &mut ConfigFieldWriter<'_>) -> ConfigWriteResult {
     w.set("hidden_activation", "gelu_pytorch_tanh");
     let windowed = w.metadata.bools(&w.key("attention.sliding_window_pattern"))?.to_vec();
     let kind = |windowed: &bool| if *windowed { "sliding_attention" } else { "full_attention" };
@@ -343,7 +351,7 @@ fn gemma4(w: &mut Writer<'_>) -> Done {
 }
 
 /// `rope_parameters` of Gemma 4. Pairs of full layers that stand still have a factor that is next to endless.
-pub(super) fn gemma4_rope(w: &mut Writer<'_>, files: &[FileBytes]) -> Done {
+pub(super) fn gemma4_rope(w: &mut ConfigFieldWriter<'_>, files: &[FileBytes]) -> ConfigWriteResult {
     let factors = rope::factors(files, w.tensors, "rope_freqs.weight").unwrap_or_default();
     let turned = factors.iter().filter(|factor| **factor == 1.0).count();
     let share = if factors.is_empty() { 0.25 } else { turned as f64 / factors.len() as f64 };

@@ -68,13 +68,13 @@ impl MetadataValue {
 
 /// The pairs by key, with typed access.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Metadata {
+pub struct GgufMetadata {
     /// The file, for messages.
     pub origin: String,
     pub values: BTreeMap<String, MetadataValue>,
 }
 
-impl Metadata {
+impl GgufMetadata {
     pub fn get(&self, key: &str) -> Option<&MetadataValue> {
         self.values.get(key)
     }

@@ -5,11 +5,13 @@
 
 use super::super::TensorInfo;
 use super::config::ARCHITECTURES;
-use super::tables::{Axis, CONFIGURATION, Change, Family, Kind, LLAMA_BLOCK, family};
-use super::view::View;
-use super::{Metadata, RawTensor};
+use super::tables::{
+    ArchitectureVariant, CONFIGURATION, LLAMA_BLOCK, TensorConversion, TensorNameMap, ValueHeadAxis, family,
+};
+use super::view::GgufView;
+use super::{GgufMetadata, RawTensor};
 use crate::error::CheckpointError;
-use Change::*;
+use TensorConversion::*;
 
 /// What stands before `blk.`, and what the checkpoint has there.
 const STACKS: [(&str, &str); 3] = [("", ""), ("enc.", "encoder."), ("dec.", "decoder.")];
@@ -19,7 +21,7 @@ const MOST_PARTS: usize = 4096;
 
 /// Sizes that the changes depend on.
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
+struct ConversionSizes {
     query: usize,
     key: usize,
     /// Elements of a head of RWKV.
@@ -33,11 +35,11 @@ struct Sizes {
     rescale_every: usize,
 }
 
-impl Sizes {
-    fn read(metadata: &Metadata, arch: &str) -> Result<Sizes, CheckpointError> {
+impl ConversionSizes {
+    fn read(metadata: &GgufMetadata, arch: &str) -> Result<ConversionSizes, CheckpointError> {
         let number = |name: &str| metadata.number(&format!("{arch}.{name}"));
         let query = number("attention.head_count")?.unwrap_or(0);
-        Ok(Sizes {
+        Ok(ConversionSizes {
             query: query as usize,
             // Where layers differ there is no one order.
             key: number("attention.head_count_kv").ok().flatten().unwrap_or(query) as usize,
@@ -53,11 +55,11 @@ impl Sizes {
 /// All tensors under their Hugging Face names. Files of an architecture that is not known keep their own names.
 pub(super) fn map(
     label: &str,
-    metadata: &Metadata,
+    metadata: &GgufMetadata,
     tensors: &[RawTensor],
 ) -> Result<Vec<TensorInfo>, CheckpointError> {
     let arch = metadata.string("general.architecture")?.unwrap_or("");
-    let kind = Kind {
+    let kind = ArchitectureVariant {
         experts: metadata.number(&format!("{arch}.expert_count"))?.unwrap_or(0) > 0,
         separate_qkv: tensors.iter().any(|raw| raw.name == "blk.0.attn_q.weight"),
         fused_qkvz: tensors.iter().any(|raw| raw.name == "blk.0.ssm_in.weight"),
@@ -65,7 +67,8 @@ pub(super) fn map(
     };
     let family = family(arch, kind);
     debug_assert!(family.is_some() == ARCHITECTURES.iter().any(|(known, _)| *known == arch));
-    let mut reader = Reader { label, sizes: Sizes::read(metadata, arch)?, infos: Vec::new() };
+    let mut reader =
+        ConversionReader { label, sizes: ConversionSizes::read(metadata, arch)?, infos: Vec::new() };
     let draft = first_draft_layer(metadata, arch)?;
     let is_draft = |name: &str| layer_of(name).is_some_and(|layer| draft.is_some_and(|first| layer >= first));
     let is_read = |raw: &&RawTensor| !CONFIGURATION.contains(&raw.name.as_str()) && !is_draft(&raw.name);
@@ -79,7 +82,7 @@ pub(super) fn map(
 }
 
 /// Where the layers of a draft head begin, of which nothing is read.
-fn first_draft_layer(metadata: &Metadata, arch: &str) -> Result<Option<u64>, CheckpointError> {
+fn first_draft_layer(metadata: &GgufMetadata, arch: &str) -> Result<Option<u64>, CheckpointError> {
     let number = |name: &str| metadata.number(&format!("{arch}.{name}"));
     let draft = number("nextn_predict_layers")?.filter(|&layers| layers > 0);
     Ok(draft.and_then(|draft| Some(number("block_count").ok()??.saturating_sub(draft))))
@@ -91,16 +94,16 @@ fn layer_of(name: &str) -> Option<u64> {
 
 /// A tensor's name in the checkpoint, and what to undo.
 #[derive(Debug)]
-struct Found {
+struct MappedTensor {
     name: String,
-    change: Change,
+    change: TensorConversion,
     layer: usize,
 }
 
-impl Family {
-    fn find(&self, gguf: &str) -> Option<Found> {
+impl TensorNameMap {
+    fn find(&self, gguf: &str) -> Option<MappedTensor> {
         if let Some((_, name, change)) = self.top.iter().find(|(known, ..)| *known == gguf) {
-            return Some(Found { name: (*name).to_string(), change: *change, layer: 0 });
+            return Some(MappedTensor { name: (*name).to_string(), change: *change, layer: 0 });
         }
         let (stack, rest) = gguf.split_once("blk.")?;
         let (layer, whole) = rest.split_once('.')?;
@@ -115,44 +118,44 @@ impl Family {
         let prefix = format!("{stack_name}{}.{layer}", self.layers);
         let layer = layer as usize;
         if let Some((_, name, change)) = entry(whole) {
-            return Some(Found { name: format!("{prefix}.{name}"), change: *change, layer });
+            return Some(MappedTensor { name: format!("{prefix}.{name}"), change: *change, layer });
         }
         let (part, suffix) = whole.rsplit_once('.')?;
         let (_, name, change) = entry(part)?;
         // A bias is one element per row; a transposed matrix has its bias as it was.
         let change = if suffix == "bias" && *change == Transposed { Same } else { *change };
-        Some(Found { name: format!("{prefix}.{name}.{suffix}"), change, layer })
+        Some(MappedTensor { name: format!("{prefix}.{name}.{suffix}"), change, layer })
     }
 }
 
 /// Tensors as they are found.
-struct Reader<'a> {
+struct ConversionReader<'a> {
     label: &'a str,
-    sizes: Sizes,
+    sizes: ConversionSizes,
     infos: Vec<TensorInfo>,
 }
 
-impl Reader<'_> {
-    fn undo(&mut self, raw: &RawTensor, found: Found) -> Result<(), CheckpointError> {
-        let Found { name, change, layer } = found;
-        let (view, sizes) = (View::whole(raw), self.sizes);
+impl ConversionReader<'_> {
+    fn undo(&mut self, raw: &RawTensor, found: MappedTensor) -> Result<(), CheckpointError> {
+        let MappedTensor { name, change, layer } = found;
+        let (view, sizes) = (GgufView::whole(raw), self.sizes);
         match change {
             Same => self.infos.push(raw.plain(name)),
             QueryHeads => self.ordered(raw, name, interleaved(view.rows, sizes.query))?,
             KeyHeads => self.ordered(raw, name, interleaved(view.rows, sizes.key))?,
             HeadsInside => self.ordered(raw, name, heads_inside(view.rows, sizes.query))?,
             FalconGroups => self.ordered(raw, name, falcon_groups(view.rows, sizes))?,
-            PlusOne => self.push(raw, name, raw.shape.clone(), View { add: -1.0, ..view }),
+            PlusOne => self.push(raw, name, raw.shape.clone(), GgufView { add: -1.0, ..view }),
             Rescaled => {
                 let halvings = layer.checked_div(sizes.rescale_every).unwrap_or(0);
                 let scale = 2f32.powi(halvings.min(100) as i32);
-                self.push(raw, name, raw.shape.clone(), View { scale, ..view });
+                self.push(raw, name, raw.shape.clone(), GgufView { scale, ..view });
             }
             NegExp => {
                 // A number per head got an axis of its own.
                 let flat = raw.shape.last() == Some(&1);
                 let shape = if flat { vec![raw.elements()] } else { raw.shape.clone() };
-                self.push(raw, name, shape, View { log: true, ..view });
+                self.push(raw, name, shape, GgufView { log: true, ..view });
             }
             ValueHeads(axis) => self.value_heads(raw, name, axis)?,
             HalvesByKeyHead(halves) => self.halves(raw, &name, halves)?,
@@ -165,14 +168,14 @@ impl Reader<'_> {
                 let &[rows, columns] = raw.shape.as_slice() else {
                     return Err(self.wrong(raw, "expected a matrix"));
                 };
-                let view = View { transpose: Some(rows), ..view };
+                let view = GgufView { transpose: Some(rows), ..view };
                 self.push(raw, name, vec![columns, rows], view);
             }
             TransposedEach => {
                 let &[count, rows, columns] = raw.shape.as_slice() else {
                     return Err(self.wrong(raw, "expected a list of matrices"));
                 };
-                let view = View { transpose: Some(rows), ..view };
+                let view = GgufView { transpose: Some(rows), ..view };
                 self.push(raw, name, vec![count, columns, rows], view);
             }
             SplitHeads => {
@@ -195,7 +198,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn push(&mut self, raw: &RawTensor, name: String, shape: Vec<usize>, view: View) {
+    fn push(&mut self, raw: &RawTensor, name: String, shape: Vec<usize>, view: GgufView) {
         self.infos.push(raw.viewed(name, shape, view));
     }
 
@@ -206,38 +209,45 @@ impl Reader<'_> {
         name: String,
         order: Option<Vec<u32>>,
     ) -> Result<(), CheckpointError> {
-        let Sizes { query, key, .. } = self.sizes;
+        let ConversionSizes { query, key, .. } = self.sizes;
         let order = order.ok_or_else(|| {
             self.wrong(raw, &format!("which does not fit {query} query and {key} key heads"))
         })?;
-        let view = View { order: Some(order), ..View::whole(raw) };
+        let view = GgufView { order: Some(order), ..GgufView::whole(raw) };
         self.push(raw, name, raw.shape.clone(), view);
         Ok(())
     }
 
     /// Value heads in the order of their key heads.
-    fn value_heads(&mut self, raw: &RawTensor, name: String, axis: Axis) -> Result<(), CheckpointError> {
-        let (view, sizes) = (View::whole(raw), self.sizes);
+    fn value_heads(
+        &mut self,
+        raw: &RawTensor,
+        name: String,
+        axis: ValueHeadAxis,
+    ) -> Result<(), CheckpointError> {
+        let (view, sizes) = (GgufView::whole(raw), self.sizes);
         let keys = match axis {
-            Axis::RowsAfterKeys => sizes.key_heads.saturating_mul(sizes.key_size).saturating_mul(2),
-            Axis::Rows | Axis::Columns | Axis::Decays => 0,
+            ValueHeadAxis::RowsAfterKeys => sizes.key_heads.saturating_mul(sizes.key_size).saturating_mul(2),
+            ValueHeadAxis::Rows | ValueHeadAxis::Columns | ValueHeadAxis::Decays => 0,
         };
-        let along = if axis == Axis::Columns { view.row } else { view.rows };
+        let along = if axis == ValueHeadAxis::Columns { view.row } else { view.rows };
         let order = along.checked_sub(keys).and_then(|values| by_key_head(values, sizes));
         let Some(values) = order else {
-            let Sizes { key_heads, value_heads, .. } = sizes;
+            let ConversionSizes { key_heads, value_heads, .. } = sizes;
             let what = format!("which does not fit {value_heads} value and {key_heads} key heads");
             return Err(self.wrong(raw, &what));
         };
-        let log = axis == Axis::Decays;
+        let log = axis == ValueHeadAxis::Decays;
         if sizes.key_heads == sizes.value_heads && !log {
             self.infos.push(raw.plain(name));
             return Ok(());
         }
         let order = (0..keys as u32).chain(values.into_iter().map(|row| row + keys as u32)).collect();
         let view = match axis {
-            Axis::Columns => View { columns: Some(order), ..view },
-            Axis::Rows | Axis::RowsAfterKeys | Axis::Decays => View { order: Some(order), log, ..view },
+            ValueHeadAxis::Columns => GgufView { columns: Some(order), ..view },
+            ValueHeadAxis::Rows | ValueHeadAxis::RowsAfterKeys | ValueHeadAxis::Decays => {
+                GgufView { order: Some(order), log, ..view }
+            }
         };
         self.push(raw, name, raw.shape.clone(), view);
         Ok(())
@@ -245,7 +255,7 @@ impl Reader<'_> {
 
     /// Two tensors whose rows take turns by key head.
     fn halves(&mut self, raw: &RawTensor, name: &str, halves: [&str; 2]) -> Result<(), CheckpointError> {
-        let (view, Sizes { key_heads, value_heads, .. }) = (View::whole(raw), self.sizes);
+        let (view, ConversionSizes { key_heads, value_heads, .. }) = (GgufView::whole(raw), self.sizes);
         let group = exact(value_heads, key_heads).filter(|_| view.rows == value_heads.saturating_mul(2));
         let (Some(group), &[_, columns]) = (group, raw.shape.as_slice()) else {
             let what = format!("which does not fit {value_heads} value and {key_heads} key heads");
@@ -254,7 +264,7 @@ impl Reader<'_> {
         for (half, part) in halves.iter().enumerate() {
             let stored = |row: usize| row / group * 2 * group + half * group + row % group;
             let order = (0..value_heads).map(|row| stored(row) as u32).collect();
-            let view = View { order: Some(order), ..view.clone() };
+            let view = GgufView { order: Some(order), ..view.clone() };
             self.push(raw, name.replace("{e}", part), vec![value_heads, columns], view);
         }
         Ok(())
@@ -268,10 +278,10 @@ impl Reader<'_> {
                 self.wrong(raw, &format!("expected a list of {} parts, at most {MOST_PARTS}", parts.len()))
             );
         }
-        let view = View::whole(raw);
+        let view = GgufView::whole(raw);
         let (shape, rows) = (&raw.shape[1..], view.rows / parts.len());
         for (number, part) in parts.iter().enumerate() {
-            let view = View { first: number * rows, ..view.clone() };
+            let view = GgufView { first: number * rows, ..view.clone() };
             self.push(raw, name.replace("{e}", part), shape.to_vec(), view);
         }
         Ok(())
@@ -309,7 +319,7 @@ fn heads_inside(rows: usize, heads: usize) -> Option<Vec<u32>> {
 }
 
 /// Row (group, part, i), where a group has its queries, one key and one value, is stored with all queries first.
-fn falcon_groups(rows: usize, heads: Sizes) -> Option<Vec<u32>> {
+fn falcon_groups(rows: usize, heads: ConversionSizes) -> Option<Vec<u32>> {
     let size = exact(rows, heads.key.checked_mul(2)?.checked_add(heads.query)?)?;
     let queries = exact(heads.query, heads.key)?;
     let stored = |row: usize| {
@@ -324,7 +334,7 @@ fn falcon_groups(rows: usize, heads: Sizes) -> Option<Vec<u32>> {
 }
 
 /// Element (key head, value head of it, i) is stored at (value head of it, key head, i).
-fn by_key_head(count: usize, sizes: Sizes) -> Option<Vec<u32>> {
+fn by_key_head(count: usize, sizes: ConversionSizes) -> Option<Vec<u32>> {
     let (size, group) = (exact(count, sizes.value_heads)?, exact(sizes.value_heads, sizes.key_heads)?);
     let stored = |at: usize| {
         let (head, i) = (at / size, at % size);
@@ -347,8 +357,16 @@ mod tests {
         order.iter().map(|&row| stored[row as usize]).collect()
     }
 
-    fn sizes(query: usize, key: usize) -> Sizes {
-        Sizes { query, key, head_size: 0, key_heads: 2, value_heads: 4, key_size: 1, rescale_every: 0 }
+    fn sizes(query: usize, key: usize) -> ConversionSizes {
+        ConversionSizes {
+            query,
+            key,
+            head_size: 0,
+            key_heads: 2,
+            value_heads: 4,
+            key_size: 1,
+            rescale_every: 0,
+        }
     }
 
     #[test]
@@ -385,7 +403,8 @@ mod tests {
     fn every_architecture_has_names() {
         for (arch, _) in ARCHITECTURES {
             for separate_qkv in [false, true] {
-                let family = family(arch, Kind { separate_qkv, ..Kind::default() });
+                let family =
+                    family(arch, ArchitectureVariant { separate_qkv, ..ArchitectureVariant::default() });
                 let family = family.unwrap_or_else(|| panic!("{arch}"));
                 assert!(family.find("token_embd.weight").is_some(), "{arch}");
                 // Norms stand before a layer's parts, or behind them.
@@ -400,7 +419,9 @@ mod tests {
 
     #[test]
     fn names_with_and_without_a_suffix() {
-        let find = |arch: &str, name: &str| family(arch, Kind::default()).unwrap().find(name).unwrap();
+        let find = |arch: &str, name: &str| {
+            family(arch, ArchitectureVariant::default()).unwrap().find(name).unwrap()
+        };
         let found = find("rwkv6", "blk.4.time_mix_first.weight");
         assert_eq!((found.name.as_str(), found.change), ("rwkv.blocks.4.attention.time_faaaa", Same));
         let found = find("rwkv6", "blk.4.time_mix_ln.bias");
@@ -409,7 +430,7 @@ mod tests {
         assert_eq!(found.name, "model.layers.0.attn.w_lora.lora.2.bias");
         let found = find("t5", "dec.blk.2.cross_attn_q.weight");
         assert_eq!(found.name, "decoder.block.2.layer.1.EncDecAttention.q.weight");
-        assert!(family("t5", Kind::default()).unwrap().find("blk.2.attn_q.weight").is_none());
+        assert!(family("t5", ArchitectureVariant::default()).unwrap().find("blk.2.attn_q.weight").is_none());
         let found = find("gpt2", "blk.1.attn_qkv.bias");
         assert_eq!((found.name.as_str(), found.change), ("transformer.h.1.attn.c_attn.bias", Same));
     }
@@ -419,10 +440,10 @@ mod tests {
         RawTensor { name: name.into(), dtype, shape: shape.to_vec(), file: 0, start: 0 }
     }
 
-    fn undone(shape: &[usize], change: Change, layer: usize) -> Result<Vec<TensorInfo>, String> {
-        let sizes = Sizes { rescale_every: 2, head_size: 8, ..sizes(4, 2) };
-        let mut reader = Reader { label: "m.gguf", sizes, infos: Vec::new() };
-        let found = Found { name: "n.{e}".into(), change, layer };
+    fn undone(shape: &[usize], change: TensorConversion, layer: usize) -> Result<Vec<TensorInfo>, String> {
+        let sizes = ConversionSizes { rescale_every: 2, head_size: 8, ..sizes(4, 2) };
+        let mut reader = ConversionReader { label: "m.gguf", sizes, infos: Vec::new() };
+        let found = MappedTensor { name: "n.{e}".into(), change, layer };
         reader.undo(&raw("t", shape), found).map_err(|error| error.to_string())?;
         Ok(reader.infos)
     }
@@ -431,7 +452,7 @@ mod tests {
     fn weights_that_were_halved_are_doubled() {
         for (layer, scale) in [(0, 1.0), (1, 1.0), (2, 2.0), (5, 4.0)] {
             let infos = undone(&[4, 4], Rescaled, layer).unwrap();
-            let crate::checkpoint::Place::View(view) = &infos[0].place else { panic!("a view") };
+            let crate::checkpoint::TensorStorage::View(view) = &infos[0].place else { panic!("a view") };
             assert_eq!(view.scale, scale, "layer {layer}");
         }
     }

@@ -4,11 +4,11 @@
 mod encoders;
 mod hybrids;
 
-pub(super) use hybrids::Axis;
+pub(super) use hybrids::ValueHeadAxis;
 
 /// What was done to a tensor, and is undone by reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum TensorConversion {
     Same,
     /// Rows of each query head were interleaved: (half, i) became (i, half).
     QueryHeads,
@@ -39,29 +39,29 @@ pub(super) enum Change {
     /// A matrix that got axes of one element.
     Matrix,
     /// Value heads that stood by key head take turns; the axis along which they stand.
-    ValueHeads(Axis),
+    ValueHeads(ValueHeadAxis),
     /// Rows that stand by key head in two halves each, which have these names, for which the name has a place.
     HalvesByKeyHead([&'static str; 2]),
     /// Divided by `2^(layer / rescale_every)` against overflow (RWKV-6).
     Rescaled,
 }
 
-use Change::*;
+use TensorConversion::*;
 
 use crate::families::rwkv6::naming::RWKV6_MIXES;
 
-/// GGUF name, Hugging Face name, change; `{e}` in a name is what [`Change`] tells: an expert, a head, a part. Names in a
+/// GGUF name, Hugging Face name, change; `{e}` in a name is what [`TensorConversion`] tells: an expert, a head, a part. Names in a
 /// layer come without its number, and without `.weight` or `.bias` where both sides have it.
-pub(super) type Entry = (&'static str, &'static str, Change);
+pub(super) type NameMapping = (&'static str, &'static str, TensorConversion);
 
-const LLAMA_TOP: &[Entry] = &[
+const LLAMA_TOP: &[NameMapping] = &[
     ("token_embd.weight", "model.embed_tokens.weight", Same),
     ("output_norm.weight", "model.norm.weight", Same),
     ("output_norm.bias", "model.norm.bias", Same),
     ("output.weight", "lm_head.weight", Same),
 ];
 
-const GPT2_TOP: &[Entry] = &[
+const GPT2_TOP: &[NameMapping] = &[
     ("token_embd.weight", "transformer.wte.weight", Same),
     ("position_embd.weight", "transformer.wpe.weight", Same),
     ("output_norm.weight", "transformer.ln_f.weight", Same),
@@ -69,7 +69,7 @@ const GPT2_TOP: &[Entry] = &[
     ("output.weight", "lm_head.weight", Same),
 ];
 
-const GEMMA_TOP: &[Entry] = &[
+const GEMMA_TOP: &[NameMapping] = &[
     ("token_embd.weight", "model.embed_tokens.weight", Same),
     ("output_norm.weight", "model.norm.weight", PlusOne),
     ("output.weight", "lm_head.weight", Same),
@@ -78,7 +78,7 @@ const GEMMA_TOP: &[Entry] = &[
 ];
 
 /// The parts that Llama-like blocks name alike, without the layer.
-pub(super) const LLAMA_BLOCK: &[Entry] = &[
+pub(super) const LLAMA_BLOCK: &[NameMapping] = &[
     ("attn_norm", "input_layernorm", Same),
     ("attn_q", "self_attn.q_proj", Same),
     ("attn_k", "self_attn.k_proj", Same),
@@ -94,10 +94,10 @@ pub(super) const LLAMA_BLOCK: &[Entry] = &[
 ];
 
 /// Queries and keys of Llama: what the converter does for rotary embedding of neighbouring elements.
-const INTERLEAVED: &[Entry] =
+const INTERLEAVED: &[NameMapping] =
     &[("attn_q", "self_attn.q_proj", QueryHeads), ("attn_k", "self_attn.k_proj", KeyHeads)];
 
-const RWKV6_BLOCK: &[Entry] = &[
+const RWKV6_BLOCK: &[NameMapping] = &[
     ("attn_norm", "ln1", Same),
     ("attn_norm_2", "ln2", Same),
     ("time_mix_lerp_x.weight", "attention.time_maa_x", Same),
@@ -122,7 +122,7 @@ const RWKV6_BLOCK: &[Entry] = &[
 ];
 
 /// The thin matrices lie as flash-linear-attention stores them.
-const RWKV7_BLOCK: &[Entry] = &[
+const RWKV7_BLOCK: &[NameMapping] = &[
     ("attn_norm", "attn_norm", Same),
     ("attn_norm_2", "ffn_norm", Same),
     ("time_mix_lerp_fused.weight", "attn.x_{e}", Stacked(&["r", "w", "k", "v", "a", "g"])),
@@ -150,7 +150,7 @@ const RWKV7_BLOCK: &[Entry] = &[
     ("channel_mix_value", "ffn.value", Same),
 ];
 
-const LFM2_TOP: &[Entry] = &[
+const LFM2_TOP: &[NameMapping] = &[
     ("token_embd.weight", "model.embed_tokens.weight", Same),
     ("token_embd_norm.weight", "model.embedding_norm.weight", Same),
     // Newer files call it by its place.
@@ -158,7 +158,7 @@ const LFM2_TOP: &[Entry] = &[
     ("output.weight", "lm_head.weight", Same),
 ];
 
-const LFM2_BLOCK: &[Entry] = &[
+const LFM2_BLOCK: &[NameMapping] = &[
     ("attn_norm", "operator_norm", Same),
     ("shortconv.conv", "conv.conv", Same),
     ("shortconv.in_proj", "conv.in_proj", Same),
@@ -183,17 +183,17 @@ pub(super) const CONFIGURATION: [&str; 3] =
 
 /// One family: names outside of layers; the prefix of layer names; names in a layer that differ from [`LLAMA_BLOCK`] or
 /// stand alone.
-pub(super) struct Family {
-    pub top: &'static [Entry],
+pub(super) struct TensorNameMap {
+    pub top: &'static [NameMapping],
     pub layers: &'static str,
-    pub block: &'static [Entry],
+    pub block: &'static [NameMapping],
     /// Whether [`LLAMA_BLOCK`] holds for the rest.
     pub llama_block: bool,
 }
 
 /// Files of one architecture that stand for different families.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Kind {
+pub(super) struct ArchitectureVariant {
     /// `expert_count` is above 0.
     pub experts: bool,
     /// Queries, keys and values have projections of their own.
@@ -204,9 +204,13 @@ pub(super) struct Kind {
     pub packed_experts: bool,
 }
 
-pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
-    let llama =
-        |block: &'static [Entry]| Family { top: LLAMA_TOP, layers: "model.layers", block, llama_block: true };
+pub(super) fn family(arch: &str, kind: ArchitectureVariant) -> Option<TensorNameMap> {
+    let llama = |block: &'static [NameMapping]| TensorNameMap {
+        top: LLAMA_TOP,
+        layers: "model.layers",
+        block,
+        llama_block: true,
+    };
     Some(match arch {
         "llama" if kind.experts => llama(&[
             ("attn_q", "self_attn.q_proj", QueryHeads),
@@ -254,14 +258,14 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
             ("ffn_down_exps", "block_sparse_moe.experts.{e}.w2", Experts),
             ("ffn_up_exps", "block_sparse_moe.experts.{e}.w3", Experts),
         ]),
-        "lfm2" | "lfm2moe" => Family { top: LFM2_TOP, block: LFM2_BLOCK, ..llama(&[]) },
+        "lfm2" | "lfm2moe" => TensorNameMap { top: LFM2_TOP, block: LFM2_BLOCK, ..llama(&[]) },
         "qwen3moe" => llama(&[
             ("ffn_gate_inp", "mlp.gate", Same),
             ("ffn_gate_exps", "mlp.experts.{e}.gate_proj", Experts),
             ("ffn_down_exps", "mlp.experts.{e}.down_proj", Experts),
             ("ffn_up_exps", "mlp.experts.{e}.up_proj", Experts),
         ]),
-        "gemma" => Family {
+        "gemma" => TensorNameMap {
             top: GEMMA_TOP,
             ..llama(&[
                 ("attn_norm", "input_layernorm", PlusOne),
@@ -272,7 +276,7 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
         "modern-bert" => encoders::MODERN_BERT,
         "nomic-bert" => encoders::NOMIC_BERT,
         "t5" => encoders::T5,
-        "gemma2" | "gemma3" | "gemma-embedding" => Family {
+        "gemma2" | "gemma3" | "gemma-embedding" => TensorNameMap {
             top: GEMMA_TOP,
             ..llama(&[
                 ("attn_norm", "input_layernorm", PlusOne),
@@ -298,7 +302,7 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
             ("post_attention_norm", "post_self_attn_layernorm", Same),
             ("post_ffw_norm", "post_mlp_layernorm", Same),
         ]),
-        "qwen" => Family {
+        "qwen" => TensorNameMap {
             top: &[
                 ("token_embd.weight", "transformer.wte.weight", Same),
                 ("output_norm.weight", "transformer.ln_f.weight", Same),
@@ -316,7 +320,7 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
             ],
             llama_block: false,
         },
-        "starcoder" => Family {
+        "starcoder" => TensorNameMap {
             top: GPT2_TOP,
             layers: "transformer.h",
             block: &[
@@ -329,7 +333,7 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
             ],
             llama_block: false,
         },
-        "gpt2" => Family {
+        "gpt2" => TensorNameMap {
             top: GPT2_TOP,
             layers: "transformer.h",
             block: &[
@@ -342,7 +346,7 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
             ],
             llama_block: false,
         },
-        "gptneox" => Family {
+        "gptneox" => TensorNameMap {
             top: &[
                 ("token_embd.weight", "gpt_neox.embed_in.weight", Same),
                 ("output_norm.weight", "gpt_neox.final_layer_norm.weight", Same),
@@ -360,7 +364,7 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
             ],
             llama_block: false,
         },
-        "bloom" => Family {
+        "bloom" => TensorNameMap {
             top: &[
                 ("token_embd.weight", "transformer.word_embeddings.weight", Same),
                 ("token_embd_norm.weight", "transformer.word_embeddings_layernorm.weight", Same),
@@ -380,7 +384,7 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
             ],
             llama_block: false,
         },
-        "falcon" => Family {
+        "falcon" => TensorNameMap {
             top: &[
                 ("token_embd.weight", "transformer.word_embeddings.weight", Same),
                 ("output_norm.weight", "transformer.ln_f.weight", Same),
@@ -398,7 +402,7 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
             ],
             llama_block: false,
         },
-        "mpt" => Family {
+        "mpt" => TensorNameMap {
             top: &[
                 ("token_embd.weight", "transformer.wte.weight", Same),
                 ("output_norm.weight", "transformer.norm_f.weight", Same),
@@ -418,7 +422,7 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
             ],
             llama_block: false,
         },
-        "rwkv6" => Family {
+        "rwkv6" => TensorNameMap {
             top: &[
                 ("token_embd.weight", "rwkv.embeddings.weight", Same),
                 ("token_embd_norm.weight", "rwkv.blocks.0.pre_ln.weight", Same),
@@ -431,7 +435,7 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
             block: RWKV6_BLOCK,
             llama_block: false,
         },
-        "rwkv7" => Family {
+        "rwkv7" => TensorNameMap {
             top: &[
                 ("token_embd.weight", "model.embeddings.weight", Same),
                 ("token_embd_norm.weight", "model.layers.0.pre_norm.weight", Same),
@@ -446,7 +450,7 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
         },
         // The Hugging Face class of GLM-4.
         "chatglm" if kind.separate_qkv => llama(&[("ffn_up", "mlp.gate_up_proj", Same)]),
-        "chatglm" => Family {
+        "chatglm" => TensorNameMap {
             top: &[
                 ("token_embd.weight", "transformer.embedding.word_embeddings.weight", Same),
                 ("output_norm.weight", "transformer.encoder.final_layernorm.weight", Same),

@@ -8,7 +8,7 @@ use super::RawTensor;
 use super::blocks::dequantize;
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct View {
+pub struct GgufView {
     pub file: usize,
     /// First byte of the stored tensor.
     pub start: usize,
@@ -33,8 +33,8 @@ pub struct View {
     pub transpose: Option<usize>,
 }
 
-impl View {
-    pub fn whole(raw: &RawTensor) -> View {
+impl GgufView {
+    pub fn whole(raw: &RawTensor) -> GgufView {
         let row = match raw.shape.as_slice() {
             [_] | [] => 1,
             [.., row] => *row,
@@ -42,7 +42,7 @@ impl View {
         // A vector of a block format has its blocks along its one dimension.
         let row = if raw.dtype.is_block() { raw.shape.last().copied().unwrap_or(1) } else { row };
         let rows = raw.elements().checked_div(row).unwrap_or(0);
-        View {
+        GgufView {
             file: raw.file,
             start: raw.start,
             dtype: raw.dtype,
@@ -136,7 +136,7 @@ impl View {
     pub fn transposed(&self, file: &FileBytes) -> Vec<f32> {
         let rows = self.transpose.unwrap_or(self.rows).max(1);
         let mut stored = vec![0.0; self.rows * self.row];
-        View { transpose: None, ..self.clone() }.read(file, 0, &mut stored);
+        GgufView { transpose: None, ..self.clone() }.read(file, 0, &mut stored);
         let mut values = vec![0.0; stored.len()];
         let matrices = stored.chunks_exact((rows * self.row).max(1));
         for (stored, values) in matrices.zip(values.chunks_exact_mut((rows * self.row).max(1))) {

@@ -2,7 +2,7 @@
 
 use super::numbers::{E2M1, e4m3, table};
 use super::scales::integers;
-use super::{Codes, FileBytes, Groups, Packed, StoredType};
+use super::{ColumnGroups, FileBytes, PackedWeight, QuantizedValues, StoredType};
 use half::{bf16, f16};
 
 /// What codes stand for.
@@ -53,7 +53,7 @@ fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
-impl Packed {
+impl PackedWeight {
     /// `None` for other codes, scales that are made of others, and groups that are no neighbours.
     /// `sorted`: with columns in the order of their groups.
     pub(in super::super) fn stored_groups(&self, files: &[FileBytes], sorted: bool) -> Option<StoredGroups> {
@@ -62,8 +62,8 @@ impl Packed {
             return None;
         }
         let columns = match &self.groups {
-            Groups::Runs(columns) => *columns,
-            Groups::Listed { part, count } => {
+            ColumnGroups::Runs(columns) => *columns,
+            ColumnGroups::Listed { part, count } => {
                 let columns = self.columns.div_ceil((*count).max(1));
                 let numbers = integers(part, files);
                 let unset = numbers.iter().all(|&number| number == -1);
@@ -88,7 +88,7 @@ impl Packed {
 
     /// Columns by group, those of a group in their order. `None` if they lie so, or groups have not equally many.
     pub(in super::super) fn column_order(&self, files: &[FileBytes]) -> Option<Vec<usize>> {
-        let Groups::Listed { part, count } = &self.groups else { return None };
+        let ColumnGroups::Listed { part, count } = &self.groups else { return None };
         let columns = self.columns.div_ceil((*count).max(1));
         let numbers = integers(part, files);
         let mut order: Vec<usize> = (0..numbers.len()).collect();
@@ -146,7 +146,7 @@ fn as_bf16(scale: f32) -> bool {
     bf16::from_f32(scale).to_f32() == scale
 }
 
-impl Codes {
+impl QuantizedValues {
     /// Whether every number, of so many rows, stands for the half of what its bits have room for: 8 of 4 bits, or 0 of signed
     /// numbers.
     fn all_in_the_middle(&self, files: &[FileBytes], rows: usize) -> bool {

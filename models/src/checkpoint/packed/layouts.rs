@@ -6,10 +6,10 @@ mod integers;
 
 use super::scales::{is_scale, number};
 use super::{
-    Axis, Codes, FileBytes, Global, Groups, Method, Packed, PackedKind, Part, Quantization, Scales,
-    StoredType, TensorInfo, numbers, part,
+    ColumnGroups, ComponentTensor, FileBytes, GlobalScale, GroupScales, MatrixAxis, PackedKind, PackedWeight,
+    QuantMethod, Quantization, QuantizedValues, StoredType, TensorInfo, numbers, part,
 };
-use crate::checkpoint::Place;
+use crate::checkpoint::TensorStorage;
 use crate::error::CheckpointError;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,7 +36,7 @@ pub(in super::super) fn unpack(
     tensors: Vec<TensorInfo>,
 ) -> Result<Vec<TensorInfo>, CheckpointError> {
     let by_name = tensors.iter().map(|info| (info.stored_name.as_str(), info)).collect();
-    let mut finder = Finder { quantization, files, by_name, used: BTreeSet::new() };
+    let mut finder = PackedWeightFinder { quantization, files, by_name, used: BTreeSet::new() };
     let mut listed = Vec::with_capacity(tensors.len());
     for info in &tensors {
         match finder.weight(info)? {
@@ -55,7 +55,7 @@ pub(in super::super) fn unpack(
 }
 
 /// Looks for the tensors of each weight.
-struct Finder<'a> {
+struct PackedWeightFinder<'a> {
     quantization: &'a Quantization,
     files: &'a [FileBytes],
     by_name: BTreeMap<&'a str, &'a TensorInfo>,
@@ -64,32 +64,32 @@ struct Finder<'a> {
 }
 
 /// A weight as its layout describes it.
-struct Weight {
+struct WeightDescription {
     kind: PackedKind,
     name: String,
     shape: Vec<usize>,
-    packed: Packed,
+    packed: PackedWeight,
 }
 
-impl<'a> Finder<'a> {
+impl<'a> PackedWeightFinder<'a> {
     /// The weight whose codes `info` is.
     fn weight(&mut self, info: &'a TensorInfo) -> Result<Option<TensorInfo>, CheckpointError> {
         let name = info.stored_name.as_str();
         let module = |end: &str| name.strip_suffix(end);
         let weight = match self.quantization.method {
-            Method::Awq | Method::Gptq { .. } => match module(".qweight") {
+            QuantMethod::Awq | QuantMethod::Gptq { .. } => match module(".qweight") {
                 Some(module) => self.integers(info, module)?,
                 None => return Ok(None),
             },
-            Method::Mxfp4 => match module("_blocks") {
+            QuantMethod::Mxfp4 => match module("_blocks") {
                 Some(base) => self.mxfp4_experts(info, base)?,
                 None => return Ok(None),
             },
-            Method::BitsAndBytes => match self.bits_and_bytes(info)? {
+            QuantMethod::BitsAndBytes => match self.bits_and_bytes(info)? {
                 Some(weight) => weight,
                 None => return Ok(None),
             },
-            Method::Fp8 | Method::CompressedTensors | Method::ModelOpt => {
+            QuantMethod::Fp8 | QuantMethod::CompressedTensors | QuantMethod::ModelOpt => {
                 match (module(".weight_packed"), info.dtype) {
                     (Some(module), StoredType::I32) => self.packed_integers(info, module)?,
                     (Some(module), StoredType::U8) => self.packed_floats(info, module)?,
@@ -103,25 +103,25 @@ impl<'a> Finder<'a> {
                 }
             }
         };
-        let Weight { kind, name, shape, packed } = weight;
+        let WeightDescription { kind, name, shape, packed } = weight;
         Ok(Some(TensorInfo {
             name: name.clone(),
             stored_name: info.stored_name.clone(),
             listed_name: name,
             dtype: StoredType::Packed(kind),
             shape,
-            place: Place::Packed(Box::new(packed)),
+            place: TensorStorage::Packed(Box::new(packed)),
         }))
     }
 
     /// The tensor `name`, which is used up, if it is there.
-    fn optional(&mut self, name: &str) -> Result<Option<Part>, CheckpointError> {
+    fn optional(&mut self, name: &str) -> Result<Option<ComponentTensor>, CheckpointError> {
         let Some((&name, &info)) = self.by_name.get_key_value(name) else { return Ok(None) };
         self.used.insert(name);
         self.part(info).map(Some)
     }
 
-    fn part(&self, info: &TensorInfo) -> Result<Part, CheckpointError> {
+    fn part(&self, info: &TensorInfo) -> Result<ComponentTensor, CheckpointError> {
         let part = part(info).filter(|part| part.elements() > 0);
         part.ok_or_else(|| CheckpointError::UnsupportedTensor {
             file: self.file(info),
@@ -132,23 +132,30 @@ impl<'a> Finder<'a> {
     }
 
     /// The same for one without which `codes` cannot be read.
-    fn required(&mut self, codes: &Part, name: &str) -> Result<Part, CheckpointError> {
+    fn required(&mut self, codes: &ComponentTensor, name: &str) -> Result<ComponentTensor, CheckpointError> {
         self.optional(name)?.ok_or_else(|| self.missing(codes, name))
     }
 
-    fn missing(&self, codes: &Part, name: &str) -> CheckpointError {
+    fn missing(&self, codes: &ComponentTensor, name: &str) -> CheckpointError {
         codes.wrong(self.files, format!("is quantized, but there is no tensor `{name}`, which belongs to it"))
     }
 
     fn file(&self, info: &TensorInfo) -> String {
         match &info.place {
-            Place::Contiguous { file, .. } | Place::Strided { file, .. } => self.files[*file].label.clone(),
+            TensorStorage::Contiguous { file, .. } | TensorStorage::Strided { file, .. } => {
+                self.files[*file].label.clone()
+            }
             _ => String::new(),
         }
     }
 
     /// Checks type and shape of a part.
-    fn require(&self, part: &Part, types: &[StoredType], shape: &[usize]) -> Result<(), CheckpointError> {
+    fn require(
+        &self,
+        part: &ComponentTensor,
+        types: &[StoredType],
+        shape: &[usize],
+    ) -> Result<(), CheckpointError> {
         if types.contains(&part.dtype) && part.shape == shape {
             return Ok(());
         }
@@ -165,11 +172,11 @@ impl<'a> Finder<'a> {
     /// fit, else equal parts of one row or of all.
     fn grid(
         &self,
-        scales: Part,
+        scales: ComponentTensor,
         matrices: usize,
         rows: usize,
         columns: usize,
-    ) -> Result<(Scales, Groups), CheckpointError> {
+    ) -> Result<(GroupScales, ColumnGroups), CheckpointError> {
         let grid = match scales.shape.as_slice() {
             [] | [1] => Some((1, [1, 1])),
             [count] if *count == rows && matrices == 1 => Some((1, [rows, 1])),
@@ -199,15 +206,15 @@ impl<'a> Finder<'a> {
             ));
         };
         let matrix = if count == 1 { 0 } else { r * c };
-        let scales = Scales { part: scales, rows: block[0], steps: [matrix, c, 1], nested: None };
-        Ok((scales, Groups::Runs(block[1])))
+        let scales = GroupScales { part: scales, rows: block[0], steps: [matrix, c, 1], nested: None };
+        Ok((scales, ColumnGroups::Runs(block[1])))
     }
 
     /// A factor of all scales: one number that is not 0.
-    fn global(&self, part: &Part, divides: bool) -> Result<Global, CheckpointError> {
+    fn global(&self, part: &ComponentTensor, divides: bool) -> Result<GlobalScale, CheckpointError> {
         let value = if part.elements() == 1 { number(part, self.files, 0) } else { None };
         match value.filter(|value| value.is_finite() && *value != 0.0) {
-            Some(value) => Ok(Global { value, divides }),
+            Some(value) => Ok(GlobalScale { value, divides }),
             None => Err(part.wrong(
                 self.files,
                 format!(
@@ -220,6 +227,13 @@ impl<'a> Finder<'a> {
 }
 
 /// Numbers of bytes, one to a code, row-major.
-fn bytes(part: Part, columns: usize, values: Vec<f32>) -> Codes {
-    Codes { part, bits_log2: 3, places: &[], along: Axis::Columns, steps: [1, columns], values }
+fn bytes(part: ComponentTensor, columns: usize, values: Vec<f32>) -> QuantizedValues {
+    QuantizedValues {
+        part,
+        bits_log2: 3,
+        places: &[],
+        along: MatrixAxis::Columns,
+        steps: [1, columns],
+        values,
+    }
 }

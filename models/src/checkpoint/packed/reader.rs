@@ -1,7 +1,7 @@
 //! Packed weights as floats.
 
 use super::scales::integers;
-use super::{Axis, Codes, FileBytes, Groups, Packed, Part};
+use super::{ColumnGroups, ComponentTensor, FileBytes, MatrixAxis, PackedWeight, QuantizedValues};
 use crate::error::CheckpointError;
 use std::cell::RefCell;
 
@@ -9,7 +9,7 @@ use std::cell::RefCell;
 #[derive(Debug)]
 pub struct PackedReader<'a> {
     files: &'a [FileBytes],
-    packed: &'a Packed,
+    packed: &'a PackedWeight,
     /// The group of each column, where it is listed.
     listed: Option<Vec<u32>>,
     /// Zero point and scale of the groups of the row that is being read.
@@ -24,12 +24,12 @@ impl Drop for PackedReader<'_> {
     }
 }
 
-impl Codes {
+impl QuantizedValues {
     /// Number (row, column), at most 255. What lies outside of the tensor is 0; shapes were compared before.
     fn code(&self, bytes: &[u8], row: usize, column: usize) -> u8 {
         let (packed, other) = match self.along {
-            Axis::Rows => (row, column),
-            Axis::Columns => (column, row),
+            MatrixAxis::Rows => (row, column),
+            MatrixAxis::Columns => (column, row),
         };
         let size = self.part.dtype.size();
         // log2 of the numbers in a word.
@@ -72,17 +72,20 @@ impl Codes {
 }
 
 impl<'a> PackedReader<'a> {
-    pub fn new(files: &'a [FileBytes], packed: &'a Packed) -> Result<PackedReader<'a>, CheckpointError> {
+    pub fn new(
+        files: &'a [FileBytes],
+        packed: &'a PackedWeight,
+    ) -> Result<PackedReader<'a>, CheckpointError> {
         let listed = match &packed.groups {
-            Groups::Runs(_) => None,
-            Groups::Listed { part, count } => listed_groups(files, part, *count)?,
+            ColumnGroups::Runs(_) => None,
+            ColumnGroups::Listed { part, count } => listed_groups(files, part, *count)?,
         };
         Ok(PackedReader { files, packed, listed, row: RefCell::default() })
     }
 
     /// Elements `start ..` in row-major order; the range lies inside of the weight.
     pub fn read(&self, start: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
-        let Packed { rows, columns, transposed, .. } = *self.packed;
+        let PackedWeight { rows, columns, transposed, .. } = *self.packed;
         let width = if transposed { rows } else { columns };
         let (mut row, mut column, mut rest) =
             (start.checked_div(width).unwrap_or(0), start % width.max(1), out);
@@ -104,7 +107,7 @@ impl<'a> PackedReader<'a> {
 
     /// Elements from (row, column) of the transpose on, of one matrix: whole rows, or a piece of one.
     fn transposed(&self, row: usize, column: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
-        let Packed { rows, columns, .. } = *self.packed;
+        let PackedWeight { rows, columns, .. } = *self.packed;
         let (matrix, first) = (row / columns, row % columns);
         let (width, count) = (rows.min(out.len()), out.len().div_ceil(rows));
         let mut values = vec![0.0; count];
@@ -123,7 +126,7 @@ impl<'a> PackedReader<'a> {
         packed.codes.fill(self.files, matrix * packed.rows + row, from, out)?;
         let mut groups = self.row.borrow_mut();
         match (&self.listed, &packed.groups) {
-            (Some(listed), Groups::Listed { count, .. }) => {
+            (Some(listed), ColumnGroups::Listed { count, .. }) => {
                 self.groups_of(&mut groups, matrix, row, 0..*count)?;
                 for (value, &group) in out.iter_mut().zip(&listed[from..]) {
                     let (zero, scale) = groups[group as usize];
@@ -132,9 +135,9 @@ impl<'a> PackedReader<'a> {
             }
             (_, groups_kind) => {
                 let size = match groups_kind {
-                    Groups::Runs(size) => *size,
+                    ColumnGroups::Runs(size) => *size,
                     // A list of which nothing was filled in.
-                    Groups::Listed { count, .. } => packed.columns.div_ceil(*count),
+                    ColumnGroups::Listed { count, .. } => packed.columns.div_ceil(*count),
                 };
                 let first = from / size;
                 self.groups_of(&mut groups, matrix, row, first..(from + out.len()).div_ceil(size))?;
@@ -159,7 +162,7 @@ impl<'a> PackedReader<'a> {
         row: usize,
         groups: std::ops::Range<usize>,
     ) -> Result<(), CheckpointError> {
-        let Packed { zeros, scales, global, rows, .. } = self.packed;
+        let PackedWeight { zeros, scales, global, rows, .. } = self.packed;
         found.clear();
         for group in groups {
             let scale = scales.get(self.files, scales.index(matrix, row, group))?;
@@ -176,7 +179,7 @@ impl<'a> PackedReader<'a> {
 /// The group of each column; `None` for a list that was never filled in (-1).
 fn listed_groups(
     files: &[FileBytes],
-    part: &Part,
+    part: &ComponentTensor,
     count: usize,
 ) -> Result<Option<Vec<u32>>, CheckpointError> {
     let numbers = integers(part, files);

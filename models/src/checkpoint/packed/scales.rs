@@ -1,36 +1,36 @@
 //! Which weights share a scale, and where it is.
 
 use super::numbers::{e4m3, e5m2, e8m0};
-use super::{FileBytes, Part, StoredType};
+use super::{ComponentTensor, FileBytes, StoredType};
 use crate::error::CheckpointError;
 use half::{bf16, f16};
 
 /// The groups that the columns of a row are in.
 #[derive(Clone, Debug, PartialEq)]
-pub(in super::super) enum Groups {
+pub(in super::super) enum ColumnGroups {
     /// So many neighbours are a group.
     Runs(usize),
     /// The group of each column is stored (`g_idx`); numbers are less than `count`.
-    Listed { part: Part, count: usize },
+    Listed { part: ComponentTensor, count: usize },
 }
 
-impl Groups {
-    pub fn part(&self) -> Option<&Part> {
+impl ColumnGroups {
+    pub fn part(&self) -> Option<&ComponentTensor> {
         match self {
-            Groups::Runs(_) => None,
-            Groups::Listed { part, .. } => Some(part),
+            ColumnGroups::Runs(_) => None,
+            ColumnGroups::Listed { part, .. } => Some(part),
         }
     }
 }
 
 /// A factor of all scales.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in super::super) struct Global {
+pub(in super::super) struct GlobalScale {
     pub value: f32,
     pub divides: bool,
 }
 
-impl Global {
+impl GlobalScale {
     pub fn apply(self, scale: f32) -> f32 {
         if self.divides { scale / self.value } else { scale * self.value }
     }
@@ -38,25 +38,25 @@ impl Global {
 
 /// The scale of row `r` of matrix `m` in group `g` is number `m * steps[0] + r / rows * steps[1] + g * steps[2]`.
 #[derive(Clone, Debug, PartialEq)]
-pub(in super::super) struct Scales {
-    pub part: Part,
+pub(in super::super) struct GroupScales {
+    pub part: ComponentTensor,
     /// Rows that share a scale.
     pub rows: usize,
     pub steps: [usize; 3],
-    pub nested: Option<Nested>,
+    pub nested: Option<NestedScales>,
 }
 
 /// Scales that are codes themselves: `values[code] * scales[number / run] + offset` (bitsandbytes).
 #[derive(Clone, Debug, PartialEq)]
-pub(in super::super) struct Nested {
+pub(in super::super) struct NestedScales {
     pub values: Vec<f32>,
-    pub scales: Part,
+    pub scales: ComponentTensor,
     pub run: usize,
     pub offset: f32,
 }
 
-impl Scales {
-    pub fn parts(&self) -> impl Iterator<Item = &Part> {
+impl GroupScales {
+    pub fn parts(&self) -> impl Iterator<Item = &ComponentTensor> {
         std::iter::once(&self.part).chain(self.nested.iter().map(|nested| &nested.scales))
     }
 
@@ -94,7 +94,7 @@ impl Scales {
 }
 
 /// Element `index` of a part that is a list of numbers; `None` outside of it, or of another type.
-pub fn number(part: &Part, files: &[FileBytes], index: usize) -> Option<f32> {
+pub fn number(part: &ComponentTensor, files: &[FileBytes], index: usize) -> Option<f32> {
     let size = part.dtype.size();
     let bytes = part.bytes(files).get(index.checked_mul(size)?..)?.get(..size)?;
     Some(match (part.dtype, bytes) {
@@ -110,7 +110,7 @@ pub fn number(part: &Part, files: &[FileBytes], index: usize) -> Option<f32> {
 }
 
 /// The whole numbers of a part of 32 or 64 bits; none of another type.
-pub fn integers(part: &Part, files: &[FileBytes]) -> Vec<i64> {
+pub fn integers(part: &ComponentTensor, files: &[FileBytes]) -> Vec<i64> {
     let bytes = part.bytes(files);
     match part.dtype {
         StoredType::I64 => bytes.as_chunks::<8>().0.iter().map(|raw| i64::from_le_bytes(*raw)).collect(),

@@ -4,7 +4,7 @@ use crate::checkpoint::StoredType;
 
 /// All classes and functions of a state dict. There is no way to name another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Global {
+pub enum PickleGlobal {
     /// `collections.OrderedDict`
     OrderedDict,
     /// `torch._utils._rebuild_tensor_v2`
@@ -15,13 +15,13 @@ pub enum Global {
     Storage(StoredType),
 }
 
-impl Global {
-    pub fn find(module: &str, name: &str) -> Option<Global> {
+impl PickleGlobal {
+    pub fn find(module: &str, name: &str) -> Option<PickleGlobal> {
         match (module, name) {
-            ("collections", "OrderedDict") => Some(Global::OrderedDict),
-            ("torch._utils", "_rebuild_tensor_v2") => Some(Global::RebuildTensor),
-            ("torch._utils", "_rebuild_parameter") => Some(Global::RebuildParameter),
-            ("torch", _) => storage_type(name).map(Global::Storage),
+            ("collections", "OrderedDict") => Some(PickleGlobal::OrderedDict),
+            ("torch._utils", "_rebuild_tensor_v2") => Some(PickleGlobal::RebuildTensor),
+            ("torch._utils", "_rebuild_parameter") => Some(PickleGlobal::RebuildParameter),
+            ("torch", _) => storage_type(name).map(PickleGlobal::Storage),
             _ => None,
         }
     }

@@ -1,11 +1,11 @@
 //! What a pickle can hold, and the two values that matter: storages and tensors.
 
-use super::{Global, Pickle};
+use super::{Pickle, PickleGlobal};
 use crate::checkpoint::StoredType;
 
 /// A value; containers are indices into the arenas of [`Pickle`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Value {
+pub enum PickleValue {
     #[default]
     None,
     Bool(bool),
@@ -15,26 +15,26 @@ pub enum Value {
     Tuple(u32),
     List(u32),
     Dict(u32),
-    Global(Global),
+    Global(PickleGlobal),
     Storage(u32),
     Tensor(u32),
 }
 
-impl Value {
+impl PickleValue {
     /// For messages.
     pub fn kind(self) -> &'static str {
         match self {
-            Value::None => "None",
-            Value::Bool(_) => "a bool",
-            Value::Int(_) => "an integer",
-            Value::Float(_) => "a float",
-            Value::Str(_) => "a string",
-            Value::Tuple(_) => "a tuple",
-            Value::List(_) => "a list",
-            Value::Dict(_) => "a dict",
-            Value::Global(_) => "a class or function",
-            Value::Storage(_) => "a storage",
-            Value::Tensor(_) => "a tensor",
+            PickleValue::None => "None",
+            PickleValue::Bool(_) => "a bool",
+            PickleValue::Int(_) => "an integer",
+            PickleValue::Float(_) => "a float",
+            PickleValue::Str(_) => "a string",
+            PickleValue::Tuple(_) => "a tuple",
+            PickleValue::List(_) => "a list",
+            PickleValue::Dict(_) => "a dict",
+            PickleValue::Global(_) => "a class or function",
+            PickleValue::Storage(_) => "a storage",
+            PickleValue::Tensor(_) => "a tensor",
         }
     }
 }
@@ -80,14 +80,14 @@ const MOST_DIMS: usize = 16;
 /// torch counts them: "0", "1", ...
 const LONGEST_KEY: usize = 64;
 
-pub(super) fn storage_of(pickle: &Pickle, id: Value) -> Result<StorageRef, String> {
+pub(super) fn storage_of(pickle: &Pickle, id: PickleValue) -> Result<StorageRef, String> {
     let Some(&[tag, class, key, _device, elements]) = pickle.tuple(id) else {
         return Err(format!("has a persistent id that is {}, not a storage", id.kind()));
     };
     if pickle.string(tag) != Some("storage") {
         return Err("has a persistent id that is not tagged `storage`".to_string());
     }
-    let Value::Global(Global::Storage(dtype)) = class else {
+    let PickleValue::Global(PickleGlobal::Storage(dtype)) = class else {
         return Err(format!("has a storage whose type is {}", class.kind()));
     };
     let Some(key) = pickle.string(key).filter(|key| key.len() <= LONGEST_KEY) else {
@@ -101,8 +101,8 @@ pub(super) fn storage_of(pickle: &Pickle, id: Value) -> Result<StorageRef, Strin
 }
 
 /// Arguments of `_rebuild_tensor_v2`: storage, offset, shape, strides, and three or four that do not matter here.
-pub(super) fn tensor_of(pickle: &Pickle, arguments: &[Value]) -> Result<TensorRef, String> {
-    let &[Value::Storage(storage), offset, shape, strides, ..] = arguments else {
+pub(super) fn tensor_of(pickle: &Pickle, arguments: &[PickleValue]) -> Result<TensorRef, String> {
+    let &[PickleValue::Storage(storage), offset, shape, strides, ..] = arguments else {
         return Err("rebuilds a tensor without storage, offset, shape and strides".to_string());
     };
     let offset = size(offset).ok_or("rebuilds a tensor without an offset")?;
@@ -143,14 +143,14 @@ fn end_of(tensor: &TensorRef) -> Option<usize> {
     tensor.offset.checked_add(last)?.checked_add(1)
 }
 
-fn size(value: Value) -> Option<usize> {
+fn size(value: PickleValue) -> Option<usize> {
     match value {
-        Value::Int(number) => usize::try_from(number).ok(),
+        PickleValue::Int(number) => usize::try_from(number).ok(),
         _ => None,
     }
 }
 
-fn sizes(pickle: &Pickle, value: Value) -> Option<Vec<usize>> {
+fn sizes(pickle: &Pickle, value: PickleValue) -> Option<Vec<usize>> {
     let items = pickle.tuple(value).filter(|items| items.len() <= MOST_DIMS)?;
     items.iter().map(|&item| size(item)).collect()
 }

@@ -1,6 +1,6 @@
 //! The tensors that tell of a configuration, and how they complete or contradict it.
 
-use super::Told;
+use super::EvidenceResult;
 use crate::checkpoint::Checkpoint;
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
@@ -9,29 +9,29 @@ use crate::transformer::is_other_part;
 use serde_json::Value;
 
 /// A tensor of the checkpoint, with its shape as the model has it.
-pub(super) struct Found {
+pub(super) struct EvidenceTensor {
     name: String,
     stored_name: String,
     pub shape: Vec<usize>,
 }
 
-impl Found {
+impl EvidenceTensor {
     pub fn text(&self) -> String {
         format!("tensor `{}` {:?}", self.stored_name, self.shape)
     }
 }
 
 /// The tensors, and the fields as completed so far.
-pub(super) struct Tensors<'a> {
+pub(super) struct ConfigEvidence<'a> {
     pub fields: ConfigFields,
     pub checkpoint: &'a Checkpoint,
     pub canonical: fn(&str) -> String,
 }
 
-impl Tensors<'_> {
+impl ConfigEvidence<'_> {
     /// The tensor of this name, whatever stands before it; without axes of size 1 in front of a matrix. `None` also for one
     /// without elements.
-    pub fn find(&self, name: &str) -> Option<Found> {
+    pub fn find(&self, name: &str) -> Option<EvidenceTensor> {
         let fits = |stored: &str| {
             let canonical = (self.canonical)(stored);
             canonical.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
@@ -44,7 +44,7 @@ impl Tensors<'_> {
             shape.reverse();
         }
         let (name, stored_name) = (info.name.clone(), info.stored_name.clone());
-        (!shape.is_empty() && !shape.contains(&0)).then_some(Found { name, stored_name, shape })
+        (!shape.is_empty() && !shape.contains(&0)).then_some(EvidenceTensor { name, stored_name, shape })
     }
 
     /// A size that is known by now.
@@ -54,7 +54,13 @@ impl Tensors<'_> {
     }
 
     /// The size of an axis, which holds `parts` equal parts.
-    pub fn size(&mut self, fields: &[&'static str], tensor: &str, axis: usize, parts: usize) -> Told {
+    pub fn size(
+        &mut self,
+        fields: &[&'static str],
+        tensor: &str,
+        axis: usize,
+        parts: usize,
+    ) -> EvidenceResult {
         let Some(found) = self.find(tensor) else { return Ok(()) };
         match found.shape.get(axis) {
             // What does not divide is reported when the tensors are compared with the configuration.
@@ -63,7 +69,7 @@ impl Tensors<'_> {
         }
     }
 
-    pub fn tell(&mut self, fields: &[&'static str], size: usize, found: &Found) -> Told {
+    pub fn tell(&mut self, fields: &[&'static str], size: usize, found: &EvidenceTensor) -> EvidenceResult {
         let field = self.fields.first(fields);
         match self.fields.get(field) {
             None => {
@@ -76,7 +82,7 @@ impl Tensors<'_> {
         }
     }
 
-    pub fn tell_flag(&mut self, field: &str, told: bool, evidence: &str) -> Told {
+    pub fn tell_flag(&mut self, field: &str, told: bool, evidence: &str) -> EvidenceResult {
         match self.fields.get(field) {
             None => {
                 self.fields.raw.insert(field.into(), told.into());
@@ -88,12 +94,12 @@ impl Tensors<'_> {
     }
 
     /// Whether `module` has a bias.
-    pub fn bias(&mut self, field: &str, module: &str) -> Told {
+    pub fn bias(&mut self, field: &str, module: &str) -> EvidenceResult {
         self.presence(field, &format!("{module}.weight"), &format!("{module}.bias"), true)
     }
 
     /// A flag that is `meaning` if `tensor` is there, in a checkpoint that has `beside` in the same place.
-    pub fn presence(&mut self, field: &str, beside: &str, tensor: &str, meaning: bool) -> Told {
+    pub fn presence(&mut self, field: &str, beside: &str, tensor: &str, meaning: bool) -> EvidenceResult {
         match (self.find(beside), self.find(tensor)) {
             (None, _) => Ok(()),
             (Some(_), Some(found)) => self.tell_flag(field, meaning, &found.text()),
@@ -104,7 +110,7 @@ impl Tensors<'_> {
     }
 
     /// Whether the head is the embedding. Where it usually is, a head that is stored too may be a copy.
-    pub fn tied(&mut self, embedding: &str, head: &str, usually: bool) -> Told {
+    pub fn tied(&mut self, embedding: &str, head: &str, usually: bool) -> EvidenceResult {
         let field = "tie_word_embeddings";
         match (self.find(embedding), self.find(head)) {
             (None, _) => Ok(()),

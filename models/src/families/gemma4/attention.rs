@@ -3,17 +3,17 @@
 use super::Gemma4Config;
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::layers::attention::{Attention, Queries, keep};
+use crate::layers::attention::{AttentionVariant, RotatedQueries, keep};
 use crate::layers::norm::{rms_norm, rms_norm_unweighted};
-use crate::layers::{Linear, RopeTables};
-use crate::transformer::{Net, Sizes};
+use crate::layers::{LinearLayer, RopeTables};
+use crate::transformer::{ModelBuilder, ModelSizes};
 use mlcc_ir::graph::ValueId;
 use serde_json::{Map, Value};
 use std::cell::Cell;
 
 /// Heads of a kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heads {
+pub struct LayerHeads {
     pub size: usize,
     /// Key and value heads.
     pub kv: usize,
@@ -23,14 +23,14 @@ pub struct Heads {
 
 const LARGEST_HEAD: usize = 4096;
 
-impl Heads {
+impl LayerHeads {
     /// Of layers without and with a window.
     pub fn read(
         fields: &ConfigFields,
-        sizes: &Sizes,
+        sizes: &ModelSizes,
         windows: &[Option<usize>],
-    ) -> Result<[Heads; 2], ConfigError> {
-        let told = Heads::of_layers(fields, sizes, windows)?;
+    ) -> Result<[LayerHeads; 2], ConfigError> {
+        let told = LayerHeads::of_layers(fields, sizes, windows)?;
         let fields = told.as_ref().unwrap_or(fields);
         let keys_are_values = fields.flag_or("attention_k_eq_v", false)?;
         let size = fields.size_or("global_head_dim", 512)?;
@@ -46,15 +46,15 @@ impl Heads {
             let expected = format!("a divisor of num_attention_heads, which is {}", sizes.heads);
             return Err(fields.wrong("num_global_key_value_heads", &expected, &Value::from(kv)));
         }
-        let sliding = Heads { size: sizes.head_size, kv: sizes.kv_heads, keys_are_values: false };
-        Ok([Heads { size, kv, keys_are_values }, sliding])
+        let sliding = LayerHeads { size: sizes.head_size, kv: sizes.kv_heads, keys_are_values: false };
+        Ok([LayerHeads { size, kv, keys_are_values }, sliding])
     }
 
     /// The fields with what newer releases of transformers write for single layers (`per_layer_config`) under the older names, which are
     /// of all layers without a window. What a layer does not tell is as in the others.
     fn of_layers(
         fields: &ConfigFields,
-        sizes: &Sizes,
+        sizes: &ModelSizes,
         windows: &[Option<usize>],
     ) -> Result<Option<ConfigFields>, ConfigError> {
         const PER_LAYER: &str = "per_layer_config";
@@ -95,7 +95,7 @@ impl Heads {
 }
 
 /// What the layers of a call share.
-pub struct Shared {
+pub struct SharedTensors {
     /// Of layers without and with a window.
     pub ropes: [RopeTables; 2],
     /// What each layer adds of its own, `[n, layers, width]`.
@@ -107,17 +107,17 @@ pub struct Shared {
 impl Gemma4Config {
     pub(super) fn attention(
         &self,
-        net: &mut Net,
+        net: &mut ModelBuilder,
         layer: usize,
         name: &str,
         x: ValueId,
-        shared: &Shared,
+        shared: &SharedTensors,
     ) -> ValueId {
         let window = self.windows[layer];
         let kind = usize::from(window.is_some());
         let heads = self.heads[kind];
-        let project = |net: &mut Net, which: &str, x, out| {
-            Linear::new(&format!("{name}.{which}"), out).bias(self.bias).apply(net, x)
+        let project = |net: &mut ModelBuilder, which: &str, x, out| {
+            LinearLayer::new(&format!("{name}.{which}"), out).bias(self.bias).apply(net, x)
         };
         let mut inputs = vec![project(net, "q_proj", x, self.sizes.heads * heads.size)];
         if layer < self.first_shared {
@@ -130,13 +130,13 @@ impl Gemma4Config {
             });
         }
         let rope = &shared.ropes[kind];
-        let attention = Attention { scale: 1.0, window, ..Attention::causal(heads.size) };
+        let attention = AttentionVariant { scale: 1.0, window, ..AttentionVariant::causal(heads.size) };
         let rows = net.per_sequence(&inputs, |net, rows| {
             let q = net.split_heads(rows[0], self.sizes.heads);
             let q = rms_norm(net, q, &format!("{name}.q_norm"), self.eps);
             let far = rope.apply_for_sinks(net, q);
             let q = rope.apply(net, q);
-            let q = Queries { near: q, far: far.unwrap_or(q) };
+            let q = RotatedQueries { near: q, far: far.unwrap_or(q) };
             let mut all = shared.rows.get();
             if let &[_, k, v] = rows {
                 let (k, v) = (net.split_heads(k, heads.kv), net.split_heads(v, heads.kv));

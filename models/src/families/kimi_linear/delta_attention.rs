@@ -6,8 +6,8 @@ use crate::layers::conv::CausalConv;
 use crate::layers::linear::joined_layers;
 use crate::layers::matrix_state::{MatrixState, softplus, unit_length};
 use crate::layers::norm::rms_norm;
-use crate::layers::{Activation, Linear};
-use crate::transformer::Net;
+use crate::layers::{ActivationFunction, LinearLayer};
+use crate::transformer::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource};
@@ -22,7 +22,7 @@ pub struct DeltaAttention {
     /// Taps of the convolution.
     pub taps: usize,
     /// Of what the convolution gives.
-    pub conv_activation: Activation,
+    pub conv_activation: ActivationFunction,
     pub eps: f64,
 }
 
@@ -53,7 +53,7 @@ impl DeltaAttention {
             heads: size("num_heads", "linear_num_heads", 32, LARGEST)?,
             head_size: size("head_dim", "linear_head_dim", 128, LARGEST)?,
             taps,
-            conv_activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            conv_activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             eps,
         })
     }
@@ -64,7 +64,7 @@ impl DeltaAttention {
     }
 
     /// `[n, hidden]` to `[n, hidden]`.
-    pub fn apply(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+    pub fn apply(&self, net: &mut ModelBuilder, layer: usize, name: &str, x: ValueId) -> ValueId {
         let (hidden, width) = (net.width(x), self.width());
         let projections = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{name}.{part}"));
         let qkv = joined_layers(
@@ -85,7 +85,7 @@ impl DeltaAttention {
         let [q, k] = [q, k].map(|x| unit_length(net, x, LENGTH_EPS));
         let q = net.scale(q, (self.head_size as f64).powf(-0.5));
         let decay = self.decay(net, name, x);
-        let beta = Linear::new(&format!("{name}.b_proj"), self.heads).apply(net, x);
+        let beta = LinearLayer::new(&format!("{name}.b_proj"), self.heads).apply(net, x);
         let beta = net.sigmoid(beta);
         let state =
             MatrixState { heads: self.heads, shared_by: 1, values: self.head_size, keys: self.head_size };
@@ -97,11 +97,11 @@ impl DeltaAttention {
         let y = net.mul(y, open);
         let n = net.n();
         let y = net.reshape(y, [n, Dim::from(width)]);
-        Linear::new(&format!("{name}.o_proj"), hidden).apply(net, y)
+        LinearLayer::new(&format!("{name}.o_proj"), hidden).apply(net, y)
     }
 
     /// `exp(-exp(A) * softplus(f + bias))`, `[n, heads, head_size]`, with `f` of low rank and `A` of each head.
-    fn decay(&self, net: &mut Net, name: &str, x: ValueId) -> ValueId {
+    fn decay(&self, net: &mut ModelBuilder, name: &str, x: ValueId) -> ValueId {
         let rate = self.low_rank(net, name, ["f_a_proj", "f_b_proj"], x);
         let bias = net.vector(&format!("{name}.dt_bias"), self.width());
         let rate = net.add(rate, bias);
@@ -116,8 +116,8 @@ impl DeltaAttention {
     }
 
     /// Two layers, with as many values between them as a head has.
-    fn low_rank(&self, net: &mut Net, name: &str, [down, up]: [&str; 2], x: ValueId) -> ValueId {
-        let low = Linear::new(&format!("{name}.{down}"), self.head_size).apply(net, x);
-        Linear::new(&format!("{name}.{up}"), self.width()).apply(net, low)
+    fn low_rank(&self, net: &mut ModelBuilder, name: &str, [down, up]: [&str; 2], x: ValueId) -> ValueId {
+        let low = LinearLayer::new(&format!("{name}.{down}"), self.head_size).apply(net, x);
+        LinearLayer::new(&format!("{name}.{up}"), self.width()).apply(net, low)
     }
 }

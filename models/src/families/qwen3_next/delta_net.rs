@@ -6,8 +6,8 @@ use crate::layers::conv::CausalConv;
 use crate::layers::linear::joined_layers;
 use crate::layers::matrix_state::{MatrixState, repeat_heads, softplus, unit_length};
 use crate::layers::norm::rms_norm;
-use crate::layers::{Activation, Linear, linear};
-use crate::transformer::Net;
+use crate::layers::{ActivationFunction, LinearLayer, linear};
+use crate::transformer::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
@@ -24,16 +24,16 @@ pub struct DeltaNet {
     /// Taps of the convolution.
     pub taps: usize,
     /// Of what the convolution gives.
-    pub conv_activation: Activation,
+    pub conv_activation: ActivationFunction,
     pub eps: f64,
-    pub form: Form,
+    pub form: ProjectionLayout,
     /// Factor of beta: 2 lets what is replaced change its sign.
     pub beta_scale: f64,
 }
 
 /// How projections and convolutions are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum ProjectionLayout {
     /// Queries, keys and values are one matrix (Qwen 3.5).
     Joined,
     /// All projections are two matrices, whose rows are in groups by key head (Qwen3-Next).
@@ -48,15 +48,15 @@ const LENGTH_EPS: f64 = 1e-6;
 const MOST_HEADS: usize = 4096;
 
 impl DeltaNet {
-    /// [`Form::Separate`].
+    /// [`ProjectionLayout::Separate`].
     pub fn separate(fields: &ConfigFields) -> Result<DeltaNet, ConfigError> {
         // Of the norm of the output, whatever the file says of the others.
-        let delta_net = DeltaNet::read(fields, 1e-5, Form::Separate)?;
+        let delta_net = DeltaNet::read(fields, 1e-5, ProjectionLayout::Separate)?;
         let beta_scale = if fields.flag_or("linear_allow_neg_eigval", true)? { 2.0 } else { 1.0 };
         Ok(DeltaNet { beta_scale, ..delta_net })
     }
 
-    pub fn read(fields: &ConfigFields, eps: f64, form: Form) -> Result<DeltaNet, ConfigError> {
+    pub fn read(fields: &ConfigFields, eps: f64, form: ProjectionLayout) -> Result<DeltaNet, ConfigError> {
         let size =
             |field: &str, default: usize| fields.within(field, fields.size_or(field, default)?, MOST_HEADS);
         let (key_heads, value_heads) =
@@ -76,7 +76,7 @@ impl DeltaNet {
             key_size,
             value_size,
             taps,
-            conv_activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            conv_activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             eps,
             form,
             beta_scale: 1.0,
@@ -92,18 +92,19 @@ impl DeltaNet {
     }
 
     /// `[n, hidden]` to `[n, hidden]`.
-    pub fn apply(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+    pub fn apply(&self, net: &mut ModelBuilder, layer: usize, name: &str, x: ValueId) -> ValueId {
         let hidden = net.width(x);
         let [qkv, z, b, a] = match self.form {
-            Form::Joined => self.projections(net, name, x),
-            Form::ByKeyHead => self.fused_projections(net, name, x),
-            Form::Separate => self.separate_projections(net, name, x),
+            ProjectionLayout::Joined => self.projections(net, name, x),
+            ProjectionLayout::ByKeyHead => self.fused_projections(net, name, x),
+            ProjectionLayout::Separate => self.separate_projections(net, name, x),
         };
         let qkv = self.convolved(net, layer, name, qkv);
         let qkv = self.conv_activation.apply(net, qkv);
         let keys = self.keys();
-        let part =
-            |net: &mut Net, start: usize, len: usize| net.slice(qkv, 1, Dim::from(start), Dim::from(len));
+        let part = |net: &mut ModelBuilder, start: usize, len: usize| {
+            net.slice(qkv, 1, Dim::from(start), Dim::from(len))
+        };
         let [q, k] = [0, keys].map(|start| {
             let x = part(net, start, keys);
             let x = split(net, x, self.key_heads);
@@ -124,23 +125,23 @@ impl DeltaNet {
         };
         let y = state.gated_delta_rule(net, layer, [q, k, v], [decay, beta]);
         let [norm, output] = match self.form {
-            Form::Separate => ["o_norm", "o_proj"],
-            Form::Joined | Form::ByKeyHead => ["norm", "out_proj"],
+            ProjectionLayout::Separate => ["o_norm", "o_proj"],
+            ProjectionLayout::Joined | ProjectionLayout::ByKeyHead => ["norm", "out_proj"],
         };
         let y = rms_norm(net, y, &format!("{name}.{norm}"), self.eps);
         let z = split(net, z, self.value_heads);
-        let gate = Activation::Silu.apply(net, z);
+        let gate = ActivationFunction::Silu.apply(net, z);
         let y = net.mul(y, gate);
         let n = net.n();
         let y = net.reshape(y, [n, Dim::from(self.values())]);
-        Linear::new(&format!("{name}.{output}"), hidden).apply(net, y)
+        LinearLayer::new(&format!("{name}.{output}"), hidden).apply(net, y)
     }
 
     /// Queries, keys and values after their short convolutions.
-    fn convolved(&self, net: &mut Net, layer: usize, name: &str, qkv: ValueId) -> ValueId {
+    fn convolved(&self, net: &mut ModelBuilder, layer: usize, name: &str, qkv: ValueId) -> ValueId {
         let parts: &[&str] = match self.form {
-            Form::Separate => &["q_conv1d", "k_conv1d", "v_conv1d"],
-            Form::Joined | Form::ByKeyHead => &["conv1d"],
+            ProjectionLayout::Separate => &["q_conv1d", "k_conv1d", "v_conv1d"],
+            ProjectionLayout::Joined | ProjectionLayout::ByKeyHead => &["conv1d"],
         };
         let names: Vec<String> = parts.iter().map(|part| format!("{name}.{part}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -150,7 +151,7 @@ impl DeltaNet {
     }
 
     /// `exp(-exp(A) * softplus(a + bias))` per head.
-    fn decay(&self, net: &mut Net, name: &str, a: ValueId) -> ValueId {
+    fn decay(&self, net: &mut ModelBuilder, name: &str, a: ValueId) -> ValueId {
         let bias = net.vector(&format!("{name}.dt_bias"), self.value_heads);
         let a = net.add(a, bias);
         let rate = softplus(net, a);
@@ -163,20 +164,21 @@ impl DeltaNet {
     }
 
     /// Queries, keys and values in one; the gate of the output; what decides on beta and on the decay.
-    fn projections(&self, net: &mut Net, name: &str, x: ValueId) -> [ValueId; 4] {
+    fn projections(&self, net: &mut ModelBuilder, name: &str, x: ValueId) -> [ValueId; 4] {
         let widths = [2 * self.keys() + self.values(), self.values(), self.value_heads, self.value_heads];
         let names = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"];
-        std::array::from_fn(|i| Linear::new(&format!("{name}.{}", names[i]), widths[i]).apply(net, x))
+        std::array::from_fn(|i| LinearLayer::new(&format!("{name}.{}", names[i]), widths[i]).apply(net, x))
     }
 
     /// The same from a matrix each.
-    fn separate_projections(&self, net: &mut Net, name: &str, x: ValueId) -> [ValueId; 4] {
+    fn separate_projections(&self, net: &mut ModelBuilder, name: &str, x: ValueId) -> [ValueId; 4] {
         let parts = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{name}.{part}"));
         let [q, k, v] = parts.each_ref().map(String::as_str);
         let layers = [(q, self.keys()), (k, self.keys()), (v, self.values())];
         let qkv = joined_layers(net, &format!("{name}.qkv_proj"), &layers, x);
-        let project =
-            |net: &mut Net, part: &str, out| Linear::new(&format!("{name}.{part}"), out).apply(net, x);
+        let project = |net: &mut ModelBuilder, part: &str, out| {
+            LinearLayer::new(&format!("{name}.{part}"), out).apply(net, x)
+        };
         let heads = self.value_heads;
         [
             qkv,
@@ -188,7 +190,7 @@ impl DeltaNet {
 
     /// The same from `in_proj_qkvz` and `in_proj_ba`: by key head its query, key, values and gates, and its two numbers per
     /// value head.
-    fn fused_projections(&self, net: &mut Net, name: &str, x: ValueId) -> [ValueId; 4] {
+    fn fused_projections(&self, net: &mut ModelBuilder, name: &str, x: ValueId) -> [ValueId; 4] {
         let (size, group) = (self.key_size, self.value_heads / self.key_heads);
         let values = group * self.value_size;
         let stride = 2 * size + 2 * values;
@@ -203,18 +205,18 @@ impl DeltaNet {
         let rows =
             [(0, size), (size, size), (2 * size, values)].map(|(start, len)| block(start, len, stride));
         let qkv = joined_rows(net, &qkvz, "qkv", &rows, x);
-        let z =
-            Linear::new(&qkvz, stride * self.key_heads).part("z", block(2 * size + values, values, stride));
+        let z = LinearLayer::new(&qkvz, stride * self.key_heads)
+            .part("z", block(2 * size + values, values, stride));
         let ba = format!("{name}.in_proj_ba");
         let half = |which: &'static str, start| {
-            Linear::new(&ba, 2 * self.value_heads).part(which, block(start, group, 2 * group))
+            LinearLayer::new(&ba, 2 * self.value_heads).part(which, block(start, group, 2 * group))
         };
         [qkv, z.apply(net, x), half("b", 0).apply(net, x), half("a", group).apply(net, x)]
     }
 }
 
 /// The product with some rows of a layer, one block after the other.
-fn joined_rows(net: &mut Net, name: &str, part: &str, blocks: &[RowBlocks], x: ValueId) -> ValueId {
+fn joined_rows(net: &mut ModelBuilder, name: &str, part: &str, blocks: &[RowBlocks], x: ValueId) -> ValueId {
     let input = net.width(x);
     let source = net.tensor(&format!("{name}.weight"), &[blocks[0].of, input]);
     let parts = blocks.iter().map(|&rows| ParamSource::Rows(rows, Box::new(source.clone()))).collect();
@@ -226,6 +228,6 @@ fn joined_rows(net: &mut Net, name: &str, part: &str, blocks: &[RowBlocks], x: V
 }
 
 /// `[n, heads * size]` as `[n, heads, size]`.
-fn split(net: &mut Net, x: ValueId, heads: usize) -> ValueId {
+fn split(net: &mut ModelBuilder, x: ValueId, heads: usize) -> ValueId {
     net.split_heads(x, heads)
 }

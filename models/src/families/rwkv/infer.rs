@@ -12,15 +12,15 @@ use crate::families::rwkv7::{Rwkv7Config, naming::is_stored_transposed, naming::
 
 /// Reads version and sizes of an RWKV off its tensors, under either naming.
 pub fn infer_config(checkpoint: &Checkpoint) -> Result<ModelConfig, ConfigError> {
-    let tensors = Tensors::new(checkpoint, rwkv7_canonical, "model.layers");
+    let tensors = RwkvTensors::new(checkpoint, rwkv7_canonical, "model.layers");
     match tensors.block("attn.r_k") {
         Some(_) => rwkv7(&tensors),
-        None => earlier(&Tensors::new(checkpoint, rwkv4_canonical, "rwkv.blocks")),
+        None => earlier(&RwkvTensors::new(checkpoint, rwkv4_canonical, "rwkv.blocks")),
     }
 }
 
 /// Versions 4 to 6: each has tensors that the ones before it do not have.
-fn earlier(tensors: &Tensors) -> Result<ModelConfig, ConfigError> {
+fn earlier(tensors: &RwkvTensors) -> Result<ModelConfig, ConfigError> {
     let (vocab, hidden) = tensors.matrix("rwkv.embeddings.weight", "emb.weight")?;
     let (attention_hidden, _) = tensors.block_matrix("attention.key.weight", "att.key.weight")?;
     let (intermediate, _) = tensors.block_matrix("feed_forward.key.weight", "ffn.key.weight")?;
@@ -56,7 +56,7 @@ fn earlier(tensors: &Tensors) -> Result<ModelConfig, ConfigError> {
     Ok(config.into_model(tensors.origin()))
 }
 
-fn rwkv7(tensors: &Tensors) -> Result<ModelConfig, ConfigError> {
+fn rwkv7(tensors: &RwkvTensors) -> Result<ModelConfig, ConfigError> {
     let (vocab, hidden) = tensors.matrix("model.embeddings.weight", "emb.weight")?;
     let (heads, head_size) = tensors.block_matrix("attn.r_k", "att.r_k")?;
     if heads.checked_mul(head_size) != Some(hidden) {
@@ -85,16 +85,20 @@ fn rwkv7(tensors: &Tensors) -> Result<ModelConfig, ConfigError> {
 }
 
 /// The tensors of a checkpoint by canonical names.
-struct Tensors<'a> {
+struct RwkvTensors<'a> {
     checkpoint: &'a Checkpoint,
     canonical: fn(&str) -> String,
     /// Prefix of the blocks in canonical names.
     blocks: &'static str,
 }
 
-impl<'a> Tensors<'a> {
-    fn new(checkpoint: &'a Checkpoint, canonical: fn(&str) -> String, blocks: &'static str) -> Tensors<'a> {
-        Tensors { checkpoint, canonical, blocks }
+impl<'a> RwkvTensors<'a> {
+    fn new(
+        checkpoint: &'a Checkpoint,
+        canonical: fn(&str) -> String,
+        blocks: &'static str,
+    ) -> RwkvTensors<'a> {
+        RwkvTensors { checkpoint, canonical, blocks }
     }
 
     /// The shape, in canonical orientation, without axes of size 1 in front.

@@ -1,25 +1,25 @@
 //! A layer as a program, and its pieces against the graph.
 
-use super::{Layer, VOCAB};
+use super::{MixerLayer, VOCAB};
 use crate::lowering::{floats, memory};
 use mlcc_interp::compare::{Tolerance, compare};
-use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
-use mlcc_interp::kernel::Options as RunOptions;
-use mlcc_interp::steps::{Memory, run_step};
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor, param_value};
+use mlcc_interp::kernel::ExecutionOptions as RunOptions;
+use mlcc_interp::steps::{StepMemory, run_step};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::module::Module;
-use mlcc_ir::sequences::Batching;
-use mlcc_ir::step::Base;
-use mlcc_ir::testing::Rng;
+use mlcc_ir::sequences::RowBatching;
+use mlcc_ir::step::MemoryBase;
+use mlcc_ir::testing::TestRng;
 use mlcc_ir::text::print_kernel;
 use mlcc_ir::types::DType;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_models::{Definition, EntrySpec, Logits};
-use mlcc_passes::pipeline::Control;
-use mlcc_passes::{Context, Options, Program, run_pipeline};
+use mlcc_models::{EntrySpec, LogitScope, ModelDefinition};
+use mlcc_passes::pipeline::PipelineControl;
+use mlcc_passes::{LoweredProgram, PassContext, PassOptions, run_pipeline};
 use std::collections::BTreeMap;
 
 /// More than a page of the caches.
@@ -27,8 +27,8 @@ const CONTEXT: usize = 128;
 const TARGETS: [&str; 4] = ["x86-64-v3", "x86-64-v2", "armv8.0", "x86-64-v4"];
 
 /// All machines and divisions of a text on one layer.
-pub fn check(layer: Layer, seed: u64) {
-    let mut rng = Rng(seed);
+pub fn check(layer: MixerLayer, seed: u64) {
+    let mut rng = TestRng(seed);
     let module = module(&layer);
     let values = values(&layer, &module, &mut rng);
     // Now and then past a page of the caches.
@@ -39,10 +39,10 @@ pub fn check(layer: Layer, seed: u64) {
         let program = program(&module, target, invariant, chunk as i64);
         for length in texts {
             let tokens: Vec<i32> = (0..length).map(|_| rng.below(VOCAB) as i32).collect();
-            let case = Case { module: &module, values: &values, tokens: &tokens };
+            let case = MixerCase { module: &module, values: &values, tokens: &tokens };
             let want = case.graph();
             let pieces = [in_chunks(length, chunk), vec![1; length], random_pieces(&mut rng, length, chunk)];
-            let mut before: Option<Results> = None;
+            let mut before: Option<MixerResults> = None;
             for (number, pieces) in pieces.iter().enumerate() {
                 let what = format!("{layer:?}, seed {seed}, {target}, {pieces:?} in chunks of {chunk}");
                 let found =
@@ -62,7 +62,7 @@ fn in_chunks(length: usize, chunk: usize) -> Vec<usize> {
     whole.chain((!length.is_multiple_of(chunk)).then_some(length % chunk)).collect()
 }
 
-fn random_pieces(rng: &mut Rng, mut length: usize, chunk: usize) -> Vec<usize> {
+fn random_pieces(rng: &mut TestRng, mut length: usize, chunk: usize) -> Vec<usize> {
     let mut pieces = Vec::new();
     while length > 0 {
         let piece = 1 + rng.below(chunk.min(length));
@@ -73,16 +73,16 @@ fn random_pieces(rng: &mut Rng, mut length: usize, chunk: usize) -> Vec<usize> {
 }
 
 /// Entry functions for any number of rows and for one.
-fn module(layer: &Layer) -> Module {
+fn module(layer: &MixerLayer) -> Module {
     let mut b = GraphBuilder::new("layer");
-    for (name, n) in [("prefill_logits", Dim::sym(Sym::N)), ("decode", Dim::from(1))] {
+    for (name, n) in [("prefill_logits", Dim::sym(SizeSymbol::N)), ("decode", Dim::from(1))] {
         let spec = EntrySpec {
             name,
             n,
-            logits: Logits::All,
+            logits: LogitScope::All,
             context: CONTEXT,
             stream: None,
-            batching: Batching::Single,
+            batching: RowBatching::Single,
             texts: None,
             adapters: None,
             source: false,
@@ -93,7 +93,7 @@ fn module(layer: &Layer) -> Module {
 }
 
 /// Random weights; in the last columns of the table decays.
-fn values(layer: &Layer, module: &Module, rng: &mut Rng) -> BTreeMap<String, Tensor> {
+fn values(layer: &MixerLayer, module: &Module, rng: &mut TestRng) -> BTreeMap<String, Tensor> {
     let mut tensors = BTreeMap::new();
     for (name, shape) in layer.tensors() {
         let scale = if name == "table" { 1.0 } else { 1.0 / (*shape.last().unwrap() as f32).sqrt() };
@@ -119,7 +119,7 @@ fn values(layer: &Layer, module: &Module, rng: &mut Rng) -> BTreeMap<String, Ten
 
 /// What a level of an artifact runs does not depend on the levels beside it, even where these have other launches and buffers. Gives
 /// how many launches each level has.
-pub fn levels_stay_as_they_are(layer: &Layer, levels: &[&str]) -> Vec<usize> {
+pub fn levels_stay_as_they_are(layer: &MixerLayer, levels: &[&str]) -> Vec<usize> {
     let module = module(layer);
     let together = planned(&module, &levels.join(","), false, 33, usize::MAX);
     let plan = together.memory.as_ref().unwrap();
@@ -139,33 +139,33 @@ pub fn levels_stay_as_they_are(layer: &Layer, levels: &[&str]) -> Vec<usize> {
     launches
 }
 
-fn program(module: &Module, target: &str, invariant: bool, chunk: i64) -> Program {
+fn program(module: &Module, target: &str, invariant: bool, chunk: i64) -> LoweredProgram {
     planned(module, target, invariant, chunk, 1)
 }
 
 /// For the best `levels` of a target.
-fn planned(module: &Module, target: &str, invariant: bool, chunk: i64, levels: usize) -> Program {
+fn planned(module: &Module, target: &str, invariant: bool, chunk: i64, levels: usize) -> LoweredProgram {
     let target = mlcc_target::resolve(target).unwrap();
-    let level = |l: &mlcc_target::Level| {
+    let level = |l: &mlcc_target::FeatureLevel| {
         let kernels = KernelTarget { batch_invariant: invariant, ..KernelTarget::new(target.arch, l) };
         (l.name.clone(), kernels)
     };
-    let options = Options::new(target.levels.iter().take(levels).map(level).collect(), chunk);
-    let mut program = Program::new(module.clone());
-    let control = Control { verify: true, ..Control::default() };
-    run_pipeline(&mut program, &mut Context::new(options), control).unwrap();
+    let options = PassOptions::new(target.levels.iter().take(levels).map(level).collect(), chunk);
+    let mut program = LoweredProgram::new(module.clone());
+    let control = PipelineControl { verify: true, ..PipelineControl::default() };
+    run_pipeline(&mut program, &mut PassContext::new(options), control).unwrap();
     program
 }
 
 #[derive(Clone)]
-struct Results {
+struct MixerResults {
     rows: Vec<f64>,
     /// Those that are no caches.
     states: Vec<(String, Vec<f64>)>,
 }
 
-impl Results {
-    fn close(&self, what: &str, want: &Results) {
+impl MixerResults {
+    fn close(&self, what: &str, want: &MixerResults) {
         let tolerance = Tolerance { absolute: 1e-6, relative: 2e-5 };
         let close = |place: &str, found: &[f64], want: &[f64]| {
             let compared = compare(found.iter().copied(), want.iter().copied(), tolerance);
@@ -178,37 +178,42 @@ impl Results {
     }
 }
 
-struct Case<'a> {
+struct MixerCase<'a> {
     module: &'a Module,
     values: &'a BTreeMap<String, Tensor>,
     tokens: &'a [i32],
 }
 
-impl Case<'_> {
+impl MixerCase<'_> {
     fn params(&self, module: &Module) -> Vec<Tensor> {
         let tensor = |name: &str| self.values.get(name).cloned();
         module.params.values().map(|param| param_value(param, &tensor).unwrap()).collect()
     }
 
     /// The whole text at once.
-    fn graph(&self) -> Results {
+    fn graph(&self) -> MixerResults {
         let values = self.params(self.module);
         let interpreter = Interpreter::new(self.module, |id| values[id.index()].clone());
-        let mut states = States::new(self.module).unwrap();
+        let mut states = StateValues::new(self.module).unwrap();
         let syms = SymValues::tokens(self.tokens.len() as i64);
         let ids = [Tensor::ids(self.tokens)];
         let out = interpreter.run_named("prefill_logits", &ids, &mut states, syms).unwrap();
         let kept = self.module.states.iter().filter(|(_, state)| state.ty.dims[0] != Dim::from(CONTEXT));
         let states = kept.map(|(id, state)| (state.name.clone(), states.get(id).unwrap().data.clone()));
-        Results { rows: out[0].data.clone(), states: states.collect() }
+        MixerResults { rows: out[0].data.clone(), states: states.collect() }
     }
 
     /// The kernels on the pieces, one after the other; single rows by the entry point for them if `decodes`.
-    fn steps(&self, program: &Program, pieces: &[usize], decodes: bool) -> Result<Results, String> {
+    fn steps(
+        &self,
+        program: &LoweredProgram,
+        pieces: &[usize],
+        decodes: bool,
+    ) -> Result<MixerResults, String> {
         let plan = program.memory.as_ref().unwrap();
-        let mut memory: Memory = memory(program, &self.params(&program.module));
+        let mut memory: StepMemory = memory(program, &self.params(&program.module));
         let (pages, table) = plan.example_pages();
-        (*memory.block(Base::Pages), *memory.block(Base::PageTable)) = (pages, table);
+        (*memory.block(MemoryBase::Pages), *memory.block(MemoryBase::PageTable)) = (pages, table);
         let (_, f) = self.module.function("decode").unwrap();
         let width = f.ty(f.outputs[0]).dims[1].as_const().unwrap() as usize;
         let mut rows = Vec::new();
@@ -218,12 +223,12 @@ impl Case<'_> {
             let level = &program.levels[0];
             let step = level.steps.iter().find(|s| s.name == entry).unwrap();
             let ids = &self.tokens[past..past + n];
-            *memory.block(Base::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-            *memory.block(Base::Logits) = vec![0xff; 4 * n * width];
+            *memory.block(MemoryBase::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+            *memory.block(MemoryBase::Logits) = vec![0xff; 4 * n * width];
             let syms = SymValues { past: past as i64, ..SymValues::tokens(n as i64) };
             run_step(step, &level.lowered.kernels, &mut memory, &syms, &RunOptions::workers(3))
                 .map_err(|e| e.to_string())?;
-            rows.extend(floats(memory.block(Base::Logits)));
+            rows.extend(floats(memory.block(MemoryBase::Logits)));
             past += n;
         }
         let kept = program.module.states.iter().filter(|(id, _)| !plan.is_paged(*id));
@@ -231,9 +236,9 @@ impl Case<'_> {
         for (id, state) in kept {
             let (offset, bytes) = plan.states[id.index()];
             assert_eq!(state.ty.dtype, DType::F32);
-            let block = memory.block(Base::State)[offset as usize..][..bytes as usize].to_vec();
+            let block = memory.block(MemoryBase::State)[offset as usize..][..bytes as usize].to_vec();
             states.push((state.name.clone(), floats(&block)));
         }
-        Ok(Results { rows, states })
+        Ok(MixerResults { rows, states })
     }
 }

@@ -2,7 +2,7 @@
 //! `MLCC_FUZZ_RUNS` makes the random part longer.
 
 use crate::common;
-use mlcc_abi::elf::{Elf, ElfError};
+use mlcc_abi::elf::{ElfError, ElfFile};
 
 /// Two sections (`.mlcc.x` with "payload", the names) and one PT_LOAD segment of the first 200 bytes.
 fn sample() -> Vec<u8> {
@@ -39,7 +39,7 @@ fn sample() -> Vec<u8> {
     f
 }
 
-fn code(elf: &Elf<'_>) -> Vec<u8> {
+fn code(elf: &ElfFile<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     elf.code_bytes(|b| out.extend_from_slice(b));
     out
@@ -48,7 +48,7 @@ fn code(elf: &Elf<'_>) -> Vec<u8> {
 #[test]
 fn reads_the_sample() {
     let file = sample();
-    let elf = Elf::parse(&file).unwrap();
+    let elf = ElfFile::parse(&file).unwrap();
     assert_eq!(elf.machine(), 62);
     assert_eq!(elf.section(".mlcc.x"), Some(&b"payload"[..]));
     assert_eq!(elf.section(".mlcc"), None);
@@ -59,26 +59,26 @@ fn reads_the_sample() {
 #[test]
 fn code_does_not_depend_on_the_section_table() {
     let file = sample();
-    let before = code(&Elf::parse(&file).unwrap());
+    let before = code(&ElfFile::parse(&file).unwrap());
     let mut moved = file.clone();
     let table = u64::from_le_bytes(file[40..48].try_into().unwrap()) as usize;
     moved.extend_from_within(table..);
     moved[40..48].copy_from_slice(&(file.len() as u64).to_le_bytes());
-    assert_eq!(code(&Elf::parse(&moved).unwrap()), before);
+    assert_eq!(code(&ElfFile::parse(&moved).unwrap()), before);
     moved[150] ^= 1;
-    assert_ne!(code(&Elf::parse(&moved).unwrap()), before);
+    assert_ne!(code(&ElfFile::parse(&moved).unwrap()), before);
 }
 
 #[test]
 fn cuts_and_wrong_kinds_are_named() {
     let file = sample();
     for n in 0..file.len() {
-        assert!(Elf::parse(&file[..n]).is_err(), "cut at {n}");
+        assert!(ElfFile::parse(&file[..n]).is_err(), "cut at {n}");
     }
     let with = |at: usize, v: u8| {
         let mut f = file.clone();
         f[at] = v;
-        Elf::parse(&f).err()
+        ElfFile::parse(&f).err()
     };
     assert_eq!(with(0, 0), Some(ElfError::NotElf));
     assert_eq!(with(4, 1), Some(ElfError::NotElf64Little));

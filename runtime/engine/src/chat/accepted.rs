@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use minijinja::value::Serde;
 use serde_json::{Value as Json, json};
 
-use super::{ChatError, ChatTemplate, Content, Extra, Message, Value, syntax};
+use super::{ChatError, ChatMessage, ChatTemplate, MessageContent, TemplateInputs, TemplateValue, syntax};
 
 /// Between two instructions, and between them and the user's text: an empty line, as templates that merge them put there.
 const BETWEEN: &str = "\n\n";
@@ -53,10 +53,10 @@ pub(super) struct AcceptedMessages {
 
 impl RoleContent {
     /// The form whose text is found in what `render` makes of it.
-    fn find(render: impl Fn(Content) -> Result<String, ChatError>) -> RoleContent {
+    fn find(render: impl Fn(MessageContent) -> Result<String, ChatError>) -> RoleContent {
         let forms = [
-            (RoleContent::Text, Content::Text(SAMPLE.into())),
-            (RoleContent::Parts, Content::Parts(vec![text_part(SAMPLE)])),
+            (RoleContent::Text, MessageContent::Text(SAMPLE.into())),
+            (RoleContent::Parts, MessageContent::Parts(vec![text_part(SAMPLE)])),
         ];
         let mut rendered = false;
         for (form, content) in forms {
@@ -78,28 +78,28 @@ impl RoleContent {
     }
 }
 
-fn text_part(text: &str) -> Value {
-    Value::from(Serde(json!({"type": "text", "text": text})))
+fn text_part(text: &str) -> TemplateValue {
+    TemplateValue::from(Serde(json!({"type": "text", "text": text})))
 }
 
-fn message(role: &str, content: Content) -> Message {
-    Message { role: role.to_owned(), content, fields: BTreeMap::new() }
+fn message(role: &str, content: MessageContent) -> ChatMessage {
+    ChatMessage { role: role.to_owned(), content, fields: BTreeMap::new() }
 }
 
-fn with_fields(message: Message, fields: Json) -> Message {
+fn with_fields(message: ChatMessage, fields: Json) -> ChatMessage {
     let Json::Object(fields) = fields else { return message };
-    let fields = fields.into_iter().map(|(name, value)| (name, Value::from(Serde(value)))).collect();
-    Message { fields, ..message }
+    let fields = fields.into_iter().map(|(name, value)| (name, TemplateValue::from(Serde(value)))).collect();
+    ChatMessage { fields, ..message }
 }
 
 impl AcceptedMessages {
     /// By rendering samples, with tools or without. A template that does not end with one message of a user is an error, so that
     /// nobody waits for it a second time.
     pub fn of(template: &ChatTemplate, tools: bool) -> Result<AcceptedMessages, ChatError> {
-        let extra = if tools { syntax::tools() } else { Extra::default() };
+        let extra = if tools { syntax::tools() } else { TemplateInputs::default() };
         let endless = Cell::new(None);
         let ends = Cell::new(true);
-        let render = |messages: &[Message]| {
+        let render = |messages: &[ChatMessage]| {
             let stopped = || ChatError::Raised { message: "it does not end".into() };
             if !ends.get() {
                 return Err(stopped());
@@ -132,7 +132,7 @@ impl AcceptedMessages {
             let texts = [SAMPLE, "The second sample"];
             let form = system.or(form);
             let talk = roles.iter().zip(texts).map(|(role, text)| message(role, in_form(form, text.into())));
-            let talk: Vec<Message> = talk.chain([other()]).collect();
+            let talk: Vec<ChatMessage> = talk.chain([other()]).collect();
             render(&talk).is_ok_and(|text| texts.iter().take(roles.len()).all(|sample| text.contains(sample)))
         };
         let developer = template.has_word(DEVELOPER, &extra) && instruct(&[DEVELOPER]);
@@ -144,9 +144,9 @@ impl AcceptedMessages {
     pub fn adapted(
         &self,
         template: &ChatTemplate,
-        messages: &[Message],
-        extra: &Extra,
-    ) -> Result<Vec<Message>, ChatError> {
+        messages: &[ChatMessage],
+        extra: &TemplateInputs,
+    ) -> Result<Vec<ChatMessage>, ChatError> {
         let mut talk = Vec::with_capacity(messages.len());
         for (index, message) in messages.iter().enumerate() {
             let form = self.form_of(template, &message.role, extra);
@@ -155,7 +155,7 @@ impl AcceptedMessages {
             }
             talk.push(self.in_form_of(template, message, form, extra));
         }
-        let is_instruction = |message: &Message| [SYSTEM, DEVELOPER].contains(&message.role.as_str());
+        let is_instruction = |message: &ChatMessage| [SYSTEM, DEVELOPER].contains(&message.role.as_str());
         if talk.iter().any(is_instruction) {
             let (instructions, rest) = talk.into_iter().partition(is_instruction);
             talk = self.instructed(instructions, rest);
@@ -163,7 +163,7 @@ impl AcceptedMessages {
         Ok(talk)
     }
 
-    fn form_of(&self, template: &ChatTemplate, role: &str, extra: &Extra) -> RoleContent {
+    fn form_of(&self, template: &ChatTemplate, role: &str, extra: &TemplateInputs) -> RoleContent {
         match role {
             // Where the template has no role for them they go to the user.
             SYSTEM | DEVELOPER => self.system.or(self.user).or(RoleContent::Text),
@@ -181,29 +181,29 @@ impl AcceptedMessages {
     fn in_form_of(
         &self,
         template: &ChatTemplate,
-        message: &Message,
+        message: &ChatMessage,
         form: RoleContent,
-        extra: &Extra,
-    ) -> Message {
+        extra: &TemplateInputs,
+    ) -> ChatMessage {
         let form = form.or(self.user);
-        let has_more = |part: &Value| {
+        let has_more = |part: &TemplateValue| {
             let mut names =
                 part.try_iter().into_iter().flatten().filter_map(|name| Some(name.as_str()?.to_owned()));
             names.any(|name| !["type", "text"].contains(&name.as_str()) && template.has_word(&name, extra))
         };
         let content = match &message.content {
-            Content::Parts(parts) if form == RoleContent::Parts || parts.iter().any(has_more) => {
+            MessageContent::Parts(parts) if form == RoleContent::Parts || parts.iter().any(has_more) => {
                 message.content.clone()
             }
-            Content::None if form == RoleContent::Parts => Content::Parts(Vec::new()),
-            Content::None => Content::None,
-            Content::Text(_) | Content::Parts(_) => in_form(form, message.text()),
+            MessageContent::None if form == RoleContent::Parts => MessageContent::Parts(Vec::new()),
+            MessageContent::None => MessageContent::None,
+            MessageContent::Text(_) | MessageContent::Parts(_) => in_form(form, message.text()),
         };
-        Message { content, ..message.clone() }
+        ChatMessage { content, ..message.clone() }
     }
 
     /// The instructions as the template takes them, and then `rest`.
-    fn instructed(&self, mut instructions: Vec<Message>, mut rest: Vec<Message>) -> Vec<Message> {
+    fn instructed(&self, mut instructions: Vec<ChatMessage>, mut rest: Vec<ChatMessage>) -> Vec<ChatMessage> {
         let first = instructions.first().map_or(SYSTEM, |first| first.role.as_str()).to_owned();
         let alone = instructions.iter().any(|message| message.role != first) && !self.both;
         for message in &mut instructions {
@@ -216,26 +216,26 @@ impl AcceptedMessages {
             .to_owned();
         }
         if !self.system.is_known() && !self.developer {
-            let text = joined(instructions.iter().map(Message::text));
+            let text = joined(instructions.iter().map(ChatMessage::text));
             return self.before_the_user(text, rest);
         }
         let of_role = |role: &str| {
             let mut of_role = instructions.iter().filter(|message| message.role == role);
             let first = of_role.next()?.clone();
-            let others: Vec<String> = of_role.map(Message::text).collect();
+            let others: Vec<String> = of_role.map(ChatMessage::text).collect();
             if others.is_empty() {
                 return Some(first);
             }
             let form = self.system.or(self.user);
             let text = joined([first.text()].into_iter().chain(others));
-            Some(Message { content: in_form(form, text), ..first })
+            Some(ChatMessage { content: in_form(form, text), ..first })
         };
-        let mut talk: Vec<Message> = [SYSTEM, DEVELOPER].into_iter().filter_map(of_role).collect();
+        let mut talk: Vec<ChatMessage> = [SYSTEM, DEVELOPER].into_iter().filter_map(of_role).collect();
         talk.append(&mut rest);
         talk
     }
 
-    fn before_the_user(&self, text: String, mut talk: Vec<Message>) -> Vec<Message> {
+    fn before_the_user(&self, text: String, mut talk: Vec<ChatMessage>) -> Vec<ChatMessage> {
         if text.is_empty() {
             return talk;
         }
@@ -246,12 +246,12 @@ impl AcceptedMessages {
         let said = first.text();
         match &mut first.content {
             // The other fields of a part stay.
-            Content::Parts(parts) if parts.len() == 1 => {
+            MessageContent::Parts(parts) if parts.len() == 1 => {
                 let mut part = serde_json::to_value(&parts[0]).unwrap_or_default();
                 part["text"] = joined([text, said]).into();
-                *parts = vec![Value::from(Serde(part))];
+                *parts = vec![TemplateValue::from(Serde(part))];
             }
-            Content::Parts(parts) => parts.insert(0, text_part(&(text + BETWEEN))),
+            MessageContent::Parts(parts) => parts.insert(0, text_part(&(text + BETWEEN))),
             content => *content = in_form(self.user, joined([text, said])),
         }
         talk
@@ -259,21 +259,22 @@ impl AcceptedMessages {
 }
 
 /// A talk that ends with the result of a tool.
-fn tool_talk(question: Message, arguments: Json, content: Content) -> [Message; 3] {
+fn tool_talk(question: ChatMessage, arguments: Json, content: MessageContent) -> [ChatMessage; 3] {
     // Nine letters and digits, which some templates demand.
     const ID: &str = "sampleid1";
     let call =
         json!({"id": ID, "type": "function", "function": {"name": "sample_one", "arguments": arguments}});
-    let asks = with_fields(message(ASSISTANT, Content::Text(String::new())), json!({"tool_calls": [call]}));
+    let asks =
+        with_fields(message(ASSISTANT, MessageContent::Text(String::new())), json!({"tool_calls": [call]}));
     let result = with_fields(message(TOOL, content), json!({"tool_call_id": ID, "name": "sample_one"}));
     [question, asks, result]
 }
 
 /// A text as a content of this form.
-fn in_form(form: RoleContent, text: String) -> Content {
+fn in_form(form: RoleContent, text: String) -> MessageContent {
     match form {
-        RoleContent::Parts => Content::Parts(vec![text_part(&text)]),
-        RoleContent::Text | RoleContent::Dropped | RoleContent::Unknown => Content::Text(text),
+        RoleContent::Parts => MessageContent::Parts(vec![text_part(&text)]),
+        RoleContent::Text | RoleContent::Dropped | RoleContent::Unknown => MessageContent::Text(text),
     }
 }
 

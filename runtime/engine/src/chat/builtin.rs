@@ -1,6 +1,6 @@
 //! Chat formats of models that were published with code in place of a template.
 
-use super::{ChatError, Message};
+use super::{ChatError, ChatMessage};
 
 /// A format by the name of its first model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl BuiltinFormat {
 
     pub(super) fn render(
         self,
-        messages: &[Message],
+        messages: &[ChatMessage],
         add_generation_prompt: bool,
     ) -> Result<String, ChatError> {
         match self {
@@ -69,7 +69,7 @@ impl BuiltinFormat {
     /// `build_prompt` of the tokenizers of ChatGLM-6B and ChatGLM2-6B.
     fn rounds(
         self,
-        messages: &[Message],
+        messages: &[ChatMessage],
         add_generation_prompt: bool,
         first: usize,
         gap: &str,
@@ -98,7 +98,7 @@ impl BuiltinFormat {
     }
 
     /// The special tokens of ChatGLM3: role token, line break, text.
-    fn roles(self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
+    fn roles(self, messages: &[ChatMessage], add_generation_prompt: bool) -> Result<String, ChatError> {
         let mut text = String::from("[gMASK]sop");
         for (index, message) in messages.iter().enumerate() {
             match message.role.as_str() {
@@ -116,7 +116,7 @@ impl BuiltinFormat {
     }
 
     /// The dialogue that the RWKV World models were trained on: texts without empty lines.
-    fn dialogue(self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
+    fn dialogue(self, messages: &[ChatMessage], add_generation_prompt: bool) -> Result<String, ChatError> {
         let mut text = String::new();
         for (index, message) in messages.iter().enumerate() {
             let name = match message.role.as_str() {

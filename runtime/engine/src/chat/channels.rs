@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::syntax::{ANSWER, CallSyntax, NAMES, REASONS, assistant, common_suffix, tools, user};
 use super::tags::open_end;
-use super::{ChatTemplate, Content, Extra};
+use super::{ChatTemplate, MessageContent, TemplateInputs};
 
 /// The markers of messages and the names of channels.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,10 +58,10 @@ fn marker_at_begin(text: &str) -> Option<&str> {
 impl ChannelSyntax {
     /// By rendering samples; `None` if the template writes no channels.
     pub fn of(template: &ChatTemplate, calls: Option<&CallSyntax>) -> Option<ChannelSyntax> {
-        let extra = Extra::default();
+        let extra = TemplateInputs::default();
         let prompt = template.render(&[user()], true, &extra).ok()?;
         let fields = json!({"reasoning_content": REASONS, "thinking": REASONS});
-        let message = assistant(Content::Text(ANSWER.into()), fields);
+        let message = assistant(MessageContent::Text(ANSWER.into()), fields);
         let whole = template.render(&[user(), message], false, &extra).ok()?;
         let (first, rest) = whole.strip_prefix(prompt.as_str())?.split_once(REASONS)?;
         let (between, behind) = rest.split_once(ANSWER)?;
@@ -203,7 +203,7 @@ fn called(calls: &CallSyntax, channel: &str) -> Option<(String, String, String)>
 fn called_end(template: &ChatTemplate) -> Option<String> {
     let arguments = json!({"sample_key": REASONS});
     let call = json!({"id": "sampleid1", "type": "function", "function": {"name": NAMES[0], "arguments": arguments}});
-    let message = assistant(Content::None, json!({"tool_calls": [call]}));
+    let message = assistant(MessageContent::None, json!({"tool_calls": [call]}));
     let whole = template.render(&[user(), message], false, &tools()).ok()?;
     let (_, behind) = whole.rsplit_once(REASONS)?;
     Some(marker_at_begin(&behind[behind.find('<')?..])?.to_owned())

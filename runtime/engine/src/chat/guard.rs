@@ -9,7 +9,7 @@ use super::tags::open_end;
 #[derive(Debug, Clone)]
 pub struct StopGuard {
     form: GuardForm,
-    place: Place,
+    place: GuardState,
     /// What may become a marker.
     held: String,
 }
@@ -21,7 +21,7 @@ enum GuardForm {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum GuardState {
     /// Nothing is known yet.
     Begin,
     Reasoning,
@@ -42,13 +42,13 @@ impl AnswerSyntax {
     pub fn stop_guard(&self, prompt: &str) -> Option<StopGuard> {
         if let Some(channels) = self.channels.as_ref().filter(|channels| channels.is_answered(prompt)) {
             let form = GuardForm::Channels(Box::new(channels.clone()));
-            let mut guard = StopGuard { form, place: Place::Head { first: true }, held: String::new() };
+            let mut guard = StopGuard { form, place: GuardState::Head { first: true }, held: String::new() };
             guard.split(channels.begun(prompt), &mut |_, _| {});
             guard.held.clear();
             return Some(guard);
         }
         let reasoning = self.reasoning.clone()?;
-        let place = if reasoning.is_open_behind(prompt) { Place::Reasoning } else { Place::Begin };
+        let place = if reasoning.is_open_behind(prompt) { GuardState::Reasoning } else { GuardState::Begin };
         let closed = prompt.trim_end().ends_with(reasoning.close.trim());
         let form = GuardForm::Reasoning(reasoning);
         (!closed).then_some(StopGuard { form, place, held: String::new() })
@@ -58,7 +58,7 @@ impl AnswerSyntax {
 impl StopGuard {
     /// Whether everything that comes is text.
     pub fn is_done(&self) -> bool {
-        self.place == Place::Text && self.held.is_empty()
+        self.place == GuardState::Text && self.held.is_empty()
     }
 
     /// Gives the text on in order, in parts, and of each whether stop strings are looked for in it.
@@ -83,65 +83,68 @@ impl StopGuard {
     fn step(&mut self, each: &mut dyn FnMut(&str, bool)) -> usize {
         let all = self.held.len();
         match (&self.form, self.place) {
-            (GuardForm::Reasoning(reasoning), Place::Begin) => {
+            (GuardForm::Reasoning(reasoning), GuardState::Begin) => {
                 match matches(reasoning.open.trim(), &self.held) {
                     Match::Partial => 0,
                     Match::Full(end) => {
                         each(&self.held[..end], false);
-                        self.place = Place::Reasoning;
+                        self.place = GuardState::Reasoning;
                         end
                     }
                     Match::No => {
-                        self.place = Place::Text;
+                        self.place = GuardState::Text;
                         0
                     }
                 }
             }
-            (GuardForm::Reasoning(reasoning), Place::Reasoning) => {
+            (GuardForm::Reasoning(reasoning), GuardState::Reasoning) => {
                 let close = reasoning.close.trim();
                 let found = self.held.find(close).map(|at| at + close.len());
                 let end = found.unwrap_or(all - open_end(&self.held, close));
                 each(&self.held[..end], false);
                 if found.is_some() {
-                    self.place = Place::Blank;
+                    self.place = GuardState::Blank;
                 }
                 end
             }
-            (_, Place::Blank) => {
+            (_, GuardState::Blank) => {
                 let blanks = all - self.held.trim_start().len();
                 each(&self.held[..blanks], false);
                 if blanks < all {
                     self.place = match self.form {
-                        GuardForm::Reasoning(_) => Place::Text,
-                        GuardForm::Channels(_) => Place::Body { watched: true },
+                        GuardForm::Reasoning(_) => GuardState::Text,
+                        GuardForm::Channels(_) => GuardState::Body { watched: true },
                     };
                 }
                 blanks
             }
-            (GuardForm::Channels(channels), Place::Head { first }) => {
+            (GuardForm::Channels(channels), GuardState::Head { first }) => {
                 let message = &channels.message;
                 let Some(at) = self.held.find(message.as_str()) else {
                     if first && !channels.may_be_head(&self.held) {
-                        self.place = Place::Body { watched: true };
+                        self.place = GuardState::Body { watched: true };
                     }
                     return 0;
                 };
                 let (kind, _) = channels.read_head(&self.held[..at], first);
                 let end = at + message.len();
                 each(&self.held[..end], false);
-                self.place =
-                    if kind == MessageKind::Text { Place::Blank } else { Place::Body { watched: false } };
+                self.place = if kind == MessageKind::Text {
+                    GuardState::Blank
+                } else {
+                    GuardState::Body { watched: false }
+                };
                 end
             }
-            (GuardForm::Channels(channels), Place::Body { watched }) => {
+            (GuardForm::Channels(channels), GuardState::Body { watched }) => {
                 match channels.message_end(&self.held) {
                     Some((at, end, next)) => {
                         each(&self.held[..at], watched);
                         each(&self.held[at..end], false);
                         // Behind an end comes the marker of the next begin, which ends an empty message.
                         self.place = match next {
-                            Some(has_role) => Place::Head { first: !has_role },
-                            None => Place::Body { watched: false },
+                            Some(has_role) => GuardState::Head { first: !has_role },
+                            None => GuardState::Body { watched: false },
                         };
                         end
                     }

@@ -21,8 +21,8 @@ mod rewrite;
 mod values;
 
 use super::strftime::strftime;
-use super::{ChatError, Extra, Message, Value, local_time};
-use limits::{Limit, MOST_STEPS};
+use super::{ChatError, ChatMessage, TemplateInputs, TemplateValue, local_time};
+use limits::{MOST_STEPS, RenderLimit};
 use minijinja::machinery::{self, CodeGenerator, Instructions};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -43,26 +43,26 @@ const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
 /// A compiled template borrows from its text.
-struct Code<'a> {
+struct TemplateCode<'a> {
     instructions: Instructions<'a>,
     blocks: BTreeMap<&'a str, Instructions<'a>>,
 }
 
-struct Source {
+struct TemplateSource {
     name: String,
     text: String,
 }
 
 self_cell::self_cell!(
-    struct Program {
-        owner: Source,
+    struct TemplateProgram {
+        owner: TemplateSource,
         #[covariant]
-        dependent: Code,
+        dependent: TemplateCode,
     }
 );
 
-struct Template {
-    program: Program,
+struct CompiledTemplate {
+    program: TemplateProgram,
     /// What it reads and does not set.
     variables: BTreeSet<String>,
     /// Attributes and constant texts in it.
@@ -71,30 +71,34 @@ struct Template {
 
 pub(super) struct JinjaTemplates {
     environment: Environment<'static>,
-    templates: Vec<Template>,
+    templates: Vec<CompiledTemplate>,
     /// `bos_token` and the like.
     tokens: BTreeMap<String, String>,
 }
 
 impl std::fmt::Debug for JinjaTemplates {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "JinjaTemplates({:?})", self.templates.iter().map(Template::name).collect::<Vec<_>>())
+        write!(
+            f,
+            "JinjaTemplates({:?})",
+            self.templates.iter().map(CompiledTemplate::name).collect::<Vec<_>>()
+        )
     }
 }
 
-impl Template {
+impl CompiledTemplate {
     fn name(&self) -> &str {
         &self.program.borrow_owner().name
     }
 
     /// Runs on a thread with [`PARSER_STACK`].
-    fn compile(name: &str, text: String, syntax: &SyntaxConfig) -> Result<Template, ChatError> {
+    fn compile(name: &str, text: String, syntax: &SyntaxConfig) -> Result<CompiledTemplate, ChatError> {
         let wrong = |reason| ChatError::Syntax { template: name.to_owned(), reason };
         let (mut variables, mut words) = (BTreeSet::new(), BTreeSet::new());
-        let program = Program::try_new(Source { name: name.to_owned(), text }, |source| {
+        let program = TemplateProgram::try_new(TemplateSource { name: name.to_owned(), text }, |source| {
             let tree = machinery::parse(&source.text, &source.name, syntax.clone());
             let tree = tree.map_err(|error| wrong(describe(&error)))?;
-            let mut rewriter = rewrite::Rewriter::new();
+            let mut rewriter = rewrite::TemplateRewriter::new();
             let tree = rewriter
                 .template(&tree)
                 .map_err(|refused| wrong(format!("{} (line {})", refused.reason, refused.line)))?;
@@ -103,13 +107,13 @@ impl Template {
             let mut generator = CodeGenerator::new(&source.name, &source.text);
             generator.compile_stmt(&tree);
             let (instructions, blocks) = generator.finish();
-            Ok(Code { instructions, blocks })
+            Ok(TemplateCode { instructions, blocks })
         })?;
-        Ok(Template { program, variables, words })
+        Ok(CompiledTemplate { program, variables, words })
     }
 
     /// Runs on the thread of the rendering.
-    fn run(&self, environment: &Environment<'static>, context: Value) -> Result<String, Error> {
+    fn run(&self, environment: &Environment<'static>, context: TemplateValue) -> Result<String, Error> {
         limits::begin(u64::from(u32::MAX));
         let context = values::part(&context)?;
         limits::begin(values::size(&context));
@@ -159,13 +163,13 @@ impl JinjaTemplates {
             if text.len() > LONGEST_TEMPLATE {
                 return Err(wrong(format!("it has {} bytes, {LONGEST_TEMPLATE} are permitted", text.len())));
             }
-            let compile = || Template::compile(name, without_generation_tags(text), &syntax);
+            let compile = || CompiledTemplate::compile(name, without_generation_tags(text), &syntax);
             compiled.push(on_a_stack(PARSER_STACK, compile, wrong)?);
         }
         Ok(JinjaTemplates { environment: environment(), templates: compiled, tokens })
     }
 
-    fn choose(&self, extra: &Extra) -> Option<&Template> {
+    fn choose(&self, extra: &TemplateInputs) -> Option<&CompiledTemplate> {
         let named = |name: &str| self.templates.iter().find(|template| template.name() == name);
         let tool_use = extra.tools.as_ref().and_then(|_| named(TOOL_USE));
         tool_use.or_else(|| named(DEFAULT)).or_else(|| self.templates.first())
@@ -173,29 +177,29 @@ impl JinjaTemplates {
 
     pub fn render(
         &self,
-        messages: &[Message],
+        messages: &[ChatMessage],
         add_generation_prompt: bool,
-        extra: &Extra,
+        extra: &TemplateInputs,
     ) -> Result<String, ChatError> {
         let none = || ChatError::Section { reason: "it holds no template".to_owned() };
         let template = self.choose(extra).ok_or_else(none)?;
         let name = template.name();
-        let mut context: BTreeMap<String, Value> = BTreeMap::new();
+        let mut context: BTreeMap<String, TemplateValue> = BTreeMap::new();
         for (token, text) in &self.tokens {
-            context.insert(token.clone(), Value::from(text.as_str()));
+            context.insert(token.clone(), TemplateValue::from(text.as_str()));
         }
-        context.insert("messages".to_owned(), Value::from(Serde(messages)));
-        context.insert("tools".to_owned(), extra.tools.clone().unwrap_or(Value::from(())));
-        context.insert("documents".to_owned(), extra.documents.clone().unwrap_or(Value::from(())));
-        context.insert("add_generation_prompt".to_owned(), Value::from(add_generation_prompt));
+        context.insert("messages".to_owned(), TemplateValue::from(Serde(messages)));
+        context.insert("tools".to_owned(), extra.tools.clone().unwrap_or(TemplateValue::from(())));
+        context.insert("documents".to_owned(), extra.documents.clone().unwrap_or(TemplateValue::from(())));
+        context.insert("add_generation_prompt".to_owned(), TemplateValue::from(add_generation_prompt));
         let now = extra.now.unwrap_or_else(local_time::now);
         // A directive's text is at most a date and a time.
         let strftime_now = move |format: String| {
             limits::memory((format.len() as u64).saturating_mul(16)).map(|()| strftime(&format, now))
         };
-        context.insert("strftime_now".to_owned(), Value::from_function(strftime_now));
+        context.insert("strftime_now".to_owned(), TemplateValue::from_function(strftime_now));
         context.extend(extra.variables.iter().map(|(name, value)| (name.clone(), value.clone())));
-        let context = Value::from(context);
+        let context = TemplateValue::from(context);
         let run = || {
             let rendered = template.run(&self.environment, context);
             // What the engine made of the error may hide the limit.
@@ -211,18 +215,18 @@ impl JinjaTemplates {
     }
 
     /// Whether the template that `extra` chooses has a word as an attribute or as a constant text.
-    pub fn has_word(&self, word: &str, extra: &Extra) -> bool {
+    pub fn has_word(&self, word: &str, extra: &TemplateInputs) -> bool {
         self.choose(extra).is_some_and(|template| template.words.contains(word))
     }
 }
 
-fn limit_error(template: &str, limit: Option<Limit>) -> Option<ChatError> {
+fn limit_error(template: &str, limit: Option<RenderLimit>) -> Option<ChatError> {
     let template = template.to_owned();
     Some(match limit? {
-        Limit::Memory { bytes } => ChatError::TooMuchMemory { template, bytes },
-        Limit::Text { bytes } => ChatError::TooLong { template, bytes },
-        Limit::Time { milliseconds } => ChatError::TooSlow { template, milliseconds },
-        Limit::Levels => ChatError::TooDeep { template, levels: limits::MOST_LEVELS },
+        RenderLimit::Memory { bytes } => ChatError::TooMuchMemory { template, bytes },
+        RenderLimit::Text { bytes } => ChatError::TooLong { template, bytes },
+        RenderLimit::Time { milliseconds } => ChatError::TooSlow { template, milliseconds },
+        RenderLimit::Levels => ChatError::TooDeep { template, levels: limits::MOST_LEVELS },
     })
 }
 
@@ -232,9 +236,9 @@ fn environment() -> Environment<'static> {
     environment.set_unknown_method_callback(methods::unknown_method);
     operators::add_to(&mut environment);
     filters::add_to(&mut environment);
-    environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
+    environment.add_function("raise_exception", |message: &TemplateValue| -> Result<TemplateValue, Error> {
         let message = shortened(operators::as_text(message)?.into_owned(), filters::LONGEST_MESSAGE);
-        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message)))
+        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(RaisedException(message)))
     });
     environment
 }
@@ -250,13 +254,13 @@ fn shortened(mut text: String, bytes: usize) -> String {
 /// What a template said with `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Raised(String);
+struct RaisedException(String);
 
 fn render_error(template: &str, error: &Error) -> ChatError {
     let template = template.to_owned();
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(inner) = cause {
-        if let Some(Raised(message)) = inner.downcast_ref() {
+        if let Some(RaisedException(message)) = inner.downcast_ref() {
             return ChatError::Raised { message: message.clone() };
         }
         if inner.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::OutOfFuel) {

@@ -31,8 +31,8 @@ impl ValueKind {
                 ValueKind::Json
             }
             _ => match types(root, value, 0) {
-                Some(Types { text: true, null: false, .. }) => ValueKind::Text,
-                Some(Types { text: true, null: true, .. }) => ValueKind::TextOrNull,
+                Some(TypeSet { text: true, null: false, .. }) => ValueKind::Text,
+                Some(TypeSet { text: true, null: true, .. }) => ValueKind::TextOrNull,
                 _ => ValueKind::Json,
             },
         }
@@ -40,35 +40,35 @@ impl ValueKind {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Types {
+struct TypeSet {
     text: bool,
     null: bool,
     other: bool,
 }
 
-impl Types {
-    fn of(name: &str) -> Types {
-        Types { text: name == "string", null: name == "null", other: !matches!(name, "string" | "null") }
+impl TypeSet {
+    fn of(name: &str) -> TypeSet {
+        TypeSet { text: name == "string", null: name == "null", other: !matches!(name, "string" | "null") }
     }
 
-    fn of_json(value: &Json) -> Types {
-        Types {
+    fn of_json(value: &Json) -> TypeSet {
+        TypeSet {
             text: value.is_string(),
             null: value.is_null(),
             other: !value.is_string() && !value.is_null(),
         }
     }
 
-    fn or(self, other: Types) -> Types {
-        Types {
+    fn or(self, other: TypeSet) -> TypeSet {
+        TypeSet {
             text: self.text || other.text,
             null: self.null || other.null,
             other: self.other || other.other,
         }
     }
 
-    fn and(self, other: Types) -> Types {
-        Types {
+    fn and(self, other: TypeSet) -> TypeSet {
+        TypeSet {
             text: self.text && other.text,
             null: self.null && other.null,
             other: self.other && other.other,
@@ -81,31 +81,31 @@ fn list<'s>(value: &'s Json, name: &str) -> impl Iterator<Item = &'s Json> {
 }
 
 /// The types that a value may have; `None` if its schema says nothing of them.
-fn types(root: &Json, value: &Json, depth: usize) -> Option<Types> {
+fn types(root: &Json, value: &Json, depth: usize) -> Option<TypeSet> {
     if depth > DEEPEST {
         return None;
     }
-    let union = |all: &mut dyn Iterator<Item = Types>| all.reduce(Types::or);
+    let union = |all: &mut dyn Iterator<Item = TypeSet>| all.reduce(TypeSet::or);
     let named = match &value["type"] {
-        Json::String(name) => Some(Types::of(name)),
-        Json::Array(names) => union(&mut names.iter().filter_map(Json::as_str).map(Types::of)),
+        Json::String(name) => Some(TypeSet::of(name)),
+        Json::Array(names) => union(&mut names.iter().filter_map(Json::as_str).map(TypeSet::of)),
         _ => None,
     };
-    let chosen = union(&mut list(value, "enum").map(Types::of_json));
-    let fixed = value.get("const").map(Types::of_json);
+    let chosen = union(&mut list(value, "enum").map(TypeSet::of_json));
+    let fixed = value.get("const").map(TypeSet::of_json);
     let alternatives = ["anyOf", "oneOf"].map(|name| {
-        let all: Vec<Option<Types>> =
+        let all: Vec<Option<TypeSet>> =
             list(value, name).map(|option| types(root, option, depth + 1)).collect();
         // An option that says nothing of types allows what the others do not.
-        all.into_iter().flatten().reduce(Types::or)
+        all.into_iter().flatten().reduce(TypeSet::or)
     });
-    let every = list(value, "allOf").filter_map(|part| types(root, part, depth + 1)).reduce(Types::and);
+    let every = list(value, "allOf").filter_map(|part| types(root, part, depth + 1)).reduce(TypeSet::and);
     let target = value["$ref"].as_str().and_then(|reference| referred(root, reference));
     let target = target.and_then(|target| types(root, target, depth + 1));
     let [any, one] = alternatives;
-    let found = [named, chosen, fixed, any, one, every, target].into_iter().flatten().reduce(Types::and)?;
+    let found = [named, chosen, fixed, any, one, every, target].into_iter().flatten().reduce(TypeSet::and)?;
     // As OpenAPI writes what may be `null`.
-    Some(if value["nullable"] == true { Types { null: true, ..found } } else { found })
+    Some(if value["nullable"] == true { TypeSet { null: true, ..found } } else { found })
 }
 
 /// The values that a schema lists, if it does.

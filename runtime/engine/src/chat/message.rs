@@ -5,52 +5,52 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// A value of any shape as templates see it; keeps the order of the keys of JSON objects. Implements serde's traits.
-pub type Value = minijinja::Value;
+pub type TemplateValue = minijinja::Value;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Message {
+pub struct ChatMessage {
     /// `system`, `user`, `assistant`, `tool`; templates decide which they know.
     pub role: String,
     #[serde(default)]
-    pub content: Content,
+    pub content: MessageContent,
     /// What else the message has: `tool_calls`, `name`, `reasoning_content`, ...
     #[serde(flatten)]
-    pub fields: BTreeMap<String, Value>,
+    pub fields: BTreeMap<String, TemplateValue>,
 }
 
 /// Text, the list of parts that newer APIs use, or nothing (a call of a tool).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Content {
+pub enum MessageContent {
     #[default]
     None,
     Text(String),
-    Parts(Vec<Value>),
+    Parts(Vec<TemplateValue>),
 }
 
-impl Message {
-    pub fn new(role: impl Into<String>, text: impl Into<String>) -> Message {
-        Message { role: role.into(), content: Content::Text(text.into()), fields: BTreeMap::new() }
+impl ChatMessage {
+    pub fn new(role: impl Into<String>, text: impl Into<String>) -> ChatMessage {
+        ChatMessage { role: role.into(), content: MessageContent::Text(text.into()), fields: BTreeMap::new() }
     }
 
     /// The text of all parts joined.
     pub fn text(&self) -> String {
         match &self.content {
-            Content::None => String::new(),
-            Content::Text(text) => text.clone(),
-            Content::Parts(parts) => parts.iter().filter_map(part_text).collect(),
+            MessageContent::None => String::new(),
+            MessageContent::Text(text) => text.clone(),
+            MessageContent::Parts(parts) => parts.iter().filter_map(part_text).collect(),
         }
     }
 }
 
-fn part_text(part: &Value) -> Option<String> {
+fn part_text(part: &TemplateValue) -> Option<String> {
     part.get_attr("text").ok()?.as_str().map(str::to_owned)
 }
 
 /// Images and sounds are refused: no model here reads them, and a template would drop them silently.
-pub(super) fn check_text(messages: &[Message]) -> Result<(), ChatError> {
+pub(super) fn check_text(messages: &[ChatMessage]) -> Result<(), ChatError> {
     for (index, message) in messages.iter().enumerate() {
-        let Content::Parts(parts) = &message.content else { continue };
+        let MessageContent::Parts(parts) = &message.content else { continue };
         for part in parts {
             let kind = part.get_attr("type").ok();
             let kind = kind.as_ref().and_then(|kind| kind.as_str()).unwrap_or("a part without a type");

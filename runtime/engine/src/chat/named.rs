@@ -85,16 +85,16 @@ impl ChatTemplate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chat::{Extra, Message};
+    use crate::chat::{ChatMessage, TemplateInputs};
 
     fn rendered(name: &str) -> String {
         let talk = [
-            Message::new("system", "Be brief."),
-            Message::new("user", "Hi"),
-            Message::new("assistant", "Hello"),
-            Message::new("user", "Bye"),
+            ChatMessage::new("system", "Be brief."),
+            ChatMessage::new("user", "Hi"),
+            ChatMessage::new("assistant", "Hello"),
+            ChatMessage::new("user", "Bye"),
         ];
-        ChatTemplate::named(name).unwrap().render(&talk, true, &Extra::default()).unwrap()
+        ChatTemplate::named(name).unwrap().render(&talk, true, &TemplateInputs::default()).unwrap()
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A query and a document as the messages of a chat: how rerankers that answer with a token are asked. The roles `query` and
 //! `document`, and `system` for an instruction, are those of sentence-transformers.
 
-use super::{ChatError, ChatSource, ChatTemplate, Extra, Message};
+use super::{ChatError, ChatMessage, ChatSource, ChatTemplate, TemplateInputs};
 
 /// How Qwen3-Reranker is asked for `yes` or `no`; after its model card.
 const QWEN3_RERANKER: &str = "\
@@ -34,11 +34,11 @@ impl ChatTemplate {
         document: &str,
         opens_answer: bool,
     ) -> Result<String, ChatError> {
-        let mut messages: Vec<Message> =
-            instruct.into_iter().map(|text| Message::new("system", text)).collect();
-        messages.push(Message::new("query", query));
-        messages.push(Message::new("document", document));
-        self.render(&messages, opens_answer, &Extra::default())
+        let mut messages: Vec<ChatMessage> =
+            instruct.into_iter().map(|text| ChatMessage::new("system", text)).collect();
+        messages.push(ChatMessage::new("query", query));
+        messages.push(ChatMessage::new("document", document));
+        self.render(&messages, opens_answer, &TemplateInputs::default())
     }
 
     /// Whether both texts of a pair come through the template: that of a chat drops roles that it does not know.

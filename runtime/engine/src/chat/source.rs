@@ -3,7 +3,7 @@
 //! Section format: JSON, `{"templates": [[name, text], ...], "tokens": {"bos_token": "<s>", ...}}` or `{"builtin": name}`.
 
 use super::jinja::JinjaTemplates;
-use super::{BuiltinFormat, ChatError, ChatTemplate, Format};
+use super::{BuiltinFormat, ChatError, ChatTemplate, TemplateKind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -113,9 +113,9 @@ impl ChatSource {
     /// Parses the templates.
     pub fn compile(&self) -> Result<ChatTemplate, ChatError> {
         let format = match (&self.builtin, self.templates.is_empty()) {
-            (Some(name), true) => Format::Builtin(BuiltinFormat::from_name(name)?),
+            (Some(name), true) => TemplateKind::Builtin(BuiltinFormat::from_name(name)?),
             (None, false) => {
-                Format::Jinja(Box::new(JinjaTemplates::compile(&self.templates, self.tokens.clone())?))
+                TemplateKind::Jinja(Box::new(JinjaTemplates::compile(&self.templates, self.tokens.clone())?))
             }
             _ => {
                 let reason = "it needs either templates or a built-in format".to_owned();

@@ -11,7 +11,7 @@ use minijinja::value::Serde;
 
 pub use super::channels::ChannelSyntax;
 use super::tags::TagSyntax;
-use super::{ChatTemplate, Content, Extra, Message, Value};
+use super::{ChatMessage, ChatTemplate, MessageContent, TemplateInputs, TemplateValue};
 
 /// How a call is written: `begin`, then for each call `open` NAME `middle` ARGUMENTS `close` with `between` them, then `end`. The
 /// arguments are a JSON object, or tags.
@@ -77,23 +77,27 @@ impl ReasoningSyntax {
     }
 }
 
-pub(super) fn user() -> Message {
-    Message::new("user", QUESTION)
+pub(super) fn user() -> ChatMessage {
+    ChatMessage::new("user", QUESTION)
 }
 
-pub(super) fn assistant(content: Content, fields: Json) -> Message {
-    let Json::Object(fields) = fields else { return Message::new("assistant", "") };
-    let fields = fields.into_iter().map(|(name, value)| (name, Value::from(Serde(value)))).collect();
-    Message { role: "assistant".into(), content, fields }
+pub(super) fn assistant(content: MessageContent, fields: Json) -> ChatMessage {
+    let Json::Object(fields) = fields else { return ChatMessage::new("assistant", "") };
+    let fields = fields.into_iter().map(|(name, value)| (name, TemplateValue::from(Serde(value)))).collect();
+    ChatMessage { role: "assistant".into(), content, fields }
 }
 
 /// Two functions.
-pub(super) fn tools() -> Extra {
+pub(super) fn tools() -> TemplateInputs {
     let tool = |name: &str| {
         json!({"type": "function", "function": {"name": name, "description": "A sample.", "parameters":
             {"type": "object", "properties": {KEY: {"type": "string"}}, "required": [KEY]}}})
     };
-    Extra { tools: Some(Value::from(Serde(NAMES.map(tool)))), variables: BTreeMap::new(), ..Extra::default() }
+    TemplateInputs {
+        tools: Some(TemplateValue::from(Serde(NAMES.map(tool)))),
+        variables: BTreeMap::new(),
+        ..TemplateInputs::default()
+    }
 }
 
 fn common_prefix(a: &str, b: &str) -> usize {
@@ -105,11 +109,11 @@ pub(super) fn common_suffix(a: &str, b: &str) -> usize {
 }
 
 fn reasoning(template: &ChatTemplate) -> Option<ReasoningSyntax> {
-    let extra = Extra::default();
+    let extra = TemplateInputs::default();
     let prompt = template.render_adapted(&[user()], true, &extra).ok()?;
     let fields = json!({"reasoning_content": REASONS, "thinking": REASONS});
     let with = template
-        .render_adapted(&[user(), assistant(Content::Text(ANSWER.into()), fields)], false, &extra)
+        .render_adapted(&[user(), assistant(MessageContent::Text(ANSWER.into()), fields)], false, &extra)
         .ok();
     let shown = with.as_ref().and_then(|text| {
         let (before, behind) = text.split_once(REASONS)?;
@@ -141,7 +145,12 @@ fn opened(prompt: &str) -> Option<ReasoningSyntax> {
 }
 
 /// An answer with calls of these arguments, as the template writes it behind the prompt; names, arguments and ids as they are.
-fn rendered(template: &ChatTemplate, arguments: &[Json], as_text: bool, content: &Content) -> Option<String> {
+fn rendered(
+    template: &ChatTemplate,
+    arguments: &[Json],
+    as_text: bool,
+    content: &MessageContent,
+) -> Option<String> {
     let call = |(at, arguments): (usize, &Json)| {
         let arguments = if as_text { Json::String(arguments.to_string()) } else { arguments.clone() };
         json!({"id": IDS[at], "type": "function", "function": {"name": NAMES[at], "arguments": arguments}})
@@ -149,7 +158,8 @@ fn rendered(template: &ChatTemplate, arguments: &[Json], as_text: bool, content:
     let calls: Vec<Json> = arguments.iter().enumerate().map(call).collect();
     let extra = tools();
     let prompt = template.render_adapted(&[user()], true, &extra).ok()?;
-    let plain = template.render_adapted(&[user(), Message::new("assistant", ANSWER)], false, &extra).ok()?;
+    let plain =
+        template.render_adapted(&[user(), ChatMessage::new("assistant", ANSWER)], false, &extra).ok()?;
     let message = assistant(content.clone(), json!({"tool_calls": calls}));
     let with = template.render_adapted(&[user(), message], false, &extra).ok()?;
     let tail = plain.rsplit_once(ANSWER)?.1;
@@ -168,17 +178,17 @@ fn arguments(text: &str, at: usize) -> Option<(usize, usize)> {
 }
 
 /// Where the name and the arguments of a sample stand.
-struct Found {
+struct CallSpans {
     name: usize,
     middle: (usize, usize),
     close: usize,
 }
 
-fn find(text: &str, at: usize) -> Option<Found> {
+fn find(text: &str, at: usize) -> Option<CallSpans> {
     let name = text.find(NAMES[at])?;
     let (begin, end) = arguments(text, at)?;
     let behind = name + NAMES[at].len();
-    (behind <= begin).then_some(Found { name, middle: (behind, begin), close: end })
+    (behind <= begin).then_some(CallSpans { name, middle: (behind, begin), close: end })
 }
 
 fn calls(template: &ChatTemplate, reasoning: Option<&ReasoningSyntax>) -> Option<CallSyntax> {
@@ -188,7 +198,7 @@ fn calls(template: &ChatTemplate, reasoning: Option<&ReasoningSyntax>) -> Option
     let samples = VALUES.map(|value| json!({KEY: value}));
     let ways = [false, true]
         .into_iter()
-        .flat_map(|text| [(text, Content::None), (text, Content::Text(String::new()))]);
+        .flat_map(|text| [(text, MessageContent::None), (text, MessageContent::Text(String::new()))]);
     ways.into_iter().find_map(|(as_text, content)| {
         let one = rendered(template, &samples[..1], as_text, &content)?;
         let first = find(&one, 0)?;
@@ -210,8 +220,8 @@ fn calls(template: &ChatTemplate, reasoning: Option<&ReasoningSyntax>) -> Option
 
 /// Nobody would tell the model of its tools otherwise.
 fn tells_of_tools(template: &ChatTemplate) -> bool {
-    let prompt = |extra: &Extra| template.render_adapted(&[user()], true, extra).ok();
-    prompt(&tools()).is_some_and(|with| with != prompt(&Extra::default()).unwrap_or_default())
+    let prompt = |extra: &TemplateInputs| template.render_adapted(&[user()], true, extra).ok();
+    prompt(&tools()).is_some_and(|with| with != prompt(&TemplateInputs::default()).unwrap_or_default())
 }
 
 fn without_ids(text: &str) -> String {
@@ -264,7 +274,7 @@ fn tagged(template: &ChatTemplate, reasoning: Option<&ReasoningSyntax>) -> Optio
         return None;
     }
     let sample = json!({KEYS[0]: VALUES[0], KEYS[1]: VALUES[1]});
-    [Content::None, Content::Text(String::new())].into_iter().find_map(|content| {
+    [MessageContent::None, MessageContent::Text(String::new())].into_iter().find_map(|content| {
         let one = rendered(template, std::slice::from_ref(&sample), false, &content)?;
         let found = FoundTags::find(&one, NAMES[0])?;
         let (name_end, first) = (found.name + NAMES[0].len(), found.keys[0]);

@@ -4,13 +4,13 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use mlcc_files::Kind;
+use mlcc_files::FileKind;
 use mlcc_runtime::{Session, replace_file};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::{Conversation, ConversationError};
-use crate::chat::Message;
+use crate::chat::ChatMessage;
 use crate::tokenizer::TokenId;
 
 /// Version of the JSON.
@@ -34,7 +34,7 @@ pub enum FileError {
 
 /// What came back with the messages.
 #[derive(Debug)]
-pub enum Restored {
+pub enum RestoredContext {
     /// The model's state: the next turn feeds new tokens only.
     State,
     /// Nothing, for this reason: the next turn reads the whole conversation.
@@ -42,9 +42,9 @@ pub enum Restored {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Saved {
+struct SavedConversation {
     mlcc_conversation: u32,
-    messages: Vec<Message>,
+    messages: Vec<ChatMessage>,
     /// Tokens of the context that the state file holds.
     tokens: Vec<TokenId>,
     turn_start: usize,
@@ -60,7 +60,7 @@ fn state_path(path: &Path) -> PathBuf {
 impl Conversation<Session> {
     /// Writes `path` and `path.state`; both are replaced as a whole, and only by their kind.
     pub fn save(&self, path: &Path) -> Result<(), FileError> {
-        let saved = Saved {
+        let saved = SavedConversation {
             mlcc_conversation: VERSION,
             messages: self.messages.clone(),
             tokens: self.generator.fed().to_vec(),
@@ -77,17 +77,17 @@ impl Conversation<Session> {
     }
 
     /// Replaces messages and context by those of `path`. On an error the conversation is as before.
-    pub fn load(&mut self, path: &Path) -> Result<Restored, FileError> {
+    pub fn load(&mut self, path: &Path) -> Result<RestoredContext, FileError> {
         let saved = read(path)?;
         let state = match self.load_state(path, &saved) {
-            Ok(()) => Restored::State,
+            Ok(()) => RestoredContext::State,
             Err(reason) => {
                 self.forget_context()?;
-                Restored::MessagesOnly(reason)
+                RestoredContext::MessagesOnly(reason)
             }
         };
         self.messages = saved.messages;
-        if let Restored::State = state {
+        if let RestoredContext::State = state {
             self.checkpoints.clear();
             self.turn_start = saved.turn_start;
             self.context_text = saved.context_text;
@@ -96,7 +96,7 @@ impl Conversation<Session> {
         Ok(state)
     }
 
-    fn load_state(&mut self, path: &Path, saved: &Saved) -> Result<(), String> {
+    fn load_state(&mut self, path: &Path, saved: &SavedConversation) -> Result<(), String> {
         let vocab = self.generator.model().model().vocab();
         if saved.tokens.iter().any(|&id| usize::try_from(id).map_or(true, |id| id >= vocab)) {
             return Err("its tokens are not of this model's vocabulary".into());
@@ -118,7 +118,7 @@ impl Conversation<Session> {
 /// user's, or the model itself.
 fn may_replace(path: &Path) -> bool {
     #[derive(Deserialize)]
-    struct Marked {
+    struct VersionMarker {
         #[serde(rename = "mlcc_conversation")]
         _version: u32,
     }
@@ -126,18 +126,18 @@ fn may_replace(path: &Path) -> bool {
         // `replace_file` says what devices and folders are.
         Ok(there) if there.is_file() => {
             there.len() == 0
-                || mlcc_files::read(path, Kind::Conversation)
-                    .is_ok_and(|text| serde_json::from_slice::<Marked>(&text).is_ok())
+                || mlcc_files::read(path, FileKind::Conversation)
+                    .is_ok_and(|text| serde_json::from_slice::<VersionMarker>(&text).is_ok())
         }
         _ => true,
     }
 }
 
-fn read(path: &Path) -> Result<Saved, FileError> {
+fn read(path: &Path) -> Result<SavedConversation, FileError> {
     let io = |source| FileError::Io { action: "read", path: path.to_path_buf(), source };
     let wrong = |reason: String| FileError::Format { path: path.to_path_buf(), reason };
-    let text = mlcc_files::read(path, Kind::Conversation).map_err(io)?;
-    let saved: Saved = serde_json::from_slice(&text).map_err(|e| wrong(e.to_string()))?;
+    let text = mlcc_files::read(path, FileKind::Conversation).map_err(io)?;
+    let saved: SavedConversation = serde_json::from_slice(&text).map_err(|e| wrong(e.to_string()))?;
     if saved.mlcc_conversation != VERSION {
         let found = saved.mlcc_conversation;
         return Err(wrong(format!("it is of version {found}, this program reads version {VERSION}")));

@@ -1,7 +1,7 @@
 use super::*;
 use std::convert::Infallible;
 
-const PROTOCOL: Protocol = Protocol { context: 4, stride: 4 };
+const PROTOCOL: EvalProtocol = EvalProtocol { context: 4, stride: 4 };
 
 /// Every row the same distribution.
 fn constant(probabilities: &[f64]) -> impl WindowModel {
@@ -9,7 +9,7 @@ fn constant(probabilities: &[f64]) -> impl WindowModel {
     from_fn(move |tokens| Ok::<_, Infallible>(row.repeat(tokens.len())))
 }
 
-fn perplexity_of(windows: &Windows<'_>, mut model: impl WindowModel) -> Result<Perplexity, EvalError> {
+fn perplexity_of(windows: &EvalWindows<'_>, mut model: impl WindowModel) -> Result<Perplexity, EvalError> {
     let mut last = Perplexity::default();
     let result = perplexity(windows, &mut model, |so_far| last = *so_far);
     if let Ok(result) = &result {
@@ -20,17 +20,17 @@ fn perplexity_of(windows: &Windows<'_>, mut model: impl WindowModel) -> Result<P
 }
 
 fn distance(
-    windows: &Windows<'_>,
+    windows: &EvalWindows<'_>,
     mut reference: impl WindowModel,
     mut this: impl WindowModel,
-) -> Result<Comparison, EvalError> {
+) -> Result<ModelComparison, EvalError> {
     compare(windows, &mut reference, &mut this, |_| ())
 }
 
 #[test]
 fn incomplete_window_is_dropped_and_first_token_is_context() {
     let tokens = [0, 1, 1, 0, 0, 0, 1, 1, 0, 1, 1];
-    let windows = Windows::new(&tokens, PROTOCOL, 2).unwrap();
+    let windows = EvalWindows::new(&tokens, PROTOCOL, 2).unwrap();
     assert_eq!(windows.count(), 2);
     let cut: Vec<_> = windows.iter().map(|w| (w.tokens.to_vec(), w.first_scored)).collect();
     assert_eq!(cut, [(vec![0, 1, 1, 0], 1), (vec![0, 0, 1, 1], 1)]);
@@ -53,29 +53,30 @@ fn each_row_predicts_the_next_token() {
         })
     };
     let counting = [0, 1, 2, 3, 4, 0, 1, 2];
-    let result = perplexity_of(&Windows::new(&counting, PROTOCOL, 5).unwrap(), successor()).unwrap();
+    let result = perplexity_of(&EvalWindows::new(&counting, PROTOCOL, 5).unwrap(), successor()).unwrap();
     assert!(result.perplexity() < 1.0001, "{result:?}");
     let wrong = [0, 2, 4, 1];
     assert!(
-        perplexity_of(&Windows::new(&wrong, PROTOCOL, 5).unwrap(), successor()).unwrap().mean_nll() > 19.0
+        perplexity_of(&EvalWindows::new(&wrong, PROTOCOL, 5).unwrap(), successor()).unwrap().mean_nll()
+            > 19.0
     );
 }
 
 #[test]
 fn overlapping_windows_score_a_token_once() {
     let tokens = [0; 10];
-    let windows = Windows::new(&tokens, Protocol { context: 4, stride: 3 }, 2).unwrap();
+    let windows = EvalWindows::new(&tokens, EvalProtocol { context: 4, stride: 3 }, 2).unwrap();
     // Windows begin at 0, 3, 6; tokens 1 to 9 are scored.
     assert_eq!(windows.count(), 3);
     assert_eq!(perplexity_of(&windows, constant(&[0.5, 0.5])).unwrap().tokens_scored, 9);
-    let windows = Windows::new(&tokens, Protocol { context: 4, stride: 1 }, 2).unwrap();
+    let windows = EvalWindows::new(&tokens, EvalProtocol { context: 4, stride: 1 }, 2).unwrap();
     assert_eq!(perplexity_of(&windows, constant(&[0.5, 0.5])).unwrap().tokens_scored, 9);
 }
 
 #[test]
 fn divergence_is_that_of_the_definition() {
     let tokens = [0, 1, 2, 0];
-    let windows = Windows::new(&tokens, PROTOCOL, 3).unwrap();
+    let windows = EvalWindows::new(&tokens, PROTOCOL, 3).unwrap();
     let result = distance(&windows, constant(&[0.5, 0.3, 0.2]), constant(&[0.2, 0.3, 0.5])).unwrap();
     let expected = 0.5 * (0.5f64 / 0.2).ln() + 0.2 * (0.2f64 / 0.5).ln();
     assert!((result.kl_divergence - expected).abs() < 1e-6, "{result:?}");
@@ -90,7 +91,7 @@ fn divergence_is_that_of_the_definition() {
 #[test]
 fn divergence_is_not_symmetric() {
     let tokens = [0, 0];
-    let windows = Windows::new(&tokens, Protocol { context: 2, stride: 2 }, 2).unwrap();
+    let windows = EvalWindows::new(&tokens, EvalProtocol { context: 2, stride: 2 }, 2).unwrap();
     let (p, q) = (&[0.9, 0.1], &[0.5, 0.5]);
     let kl = |a: f64, b: f64| a * (a / b).ln();
     let result = distance(&windows, constant(p), constant(q)).unwrap();
@@ -100,7 +101,7 @@ fn divergence_is_not_symmetric() {
 #[test]
 fn bad_input_is_named() {
     let error = |tokens: &[TokenId], context, stride| {
-        Windows::new(tokens, Protocol { context, stride }, 4).unwrap_err().to_string()
+        EvalWindows::new(tokens, EvalProtocol { context, stride }, 4).unwrap_err().to_string()
     };
     assert!(error(&[0; 8], 1, 1).contains("--context is 1"));
     assert!(error(&[0; 8], 4, 5).contains("--stride is 5"));
@@ -113,7 +114,7 @@ fn bad_input_is_named() {
 #[test]
 fn broken_models_are_named() {
     let tokens = [0; 8];
-    let windows = Windows::new(&tokens, PROTOCOL, 2).unwrap();
+    let windows = EvalWindows::new(&tokens, PROTOCOL, 2).unwrap();
     // Wrong in the second window.
     let with = |value: f32| {
         let mut calls = 0;

@@ -1,25 +1,25 @@
 //! A text while it is being written: its tokens, how the next one is chosen, and what ends it.
 //!
-//! [`Generator`](super::Generator) feeds the tokens of one text to a model of its own, [`crate::serving`] those of many to one model.
+//! [`TextGenerator`](super::TextGenerator) feeds the tokens of one text to a model of its own, [`crate::serving`] those of many to one model.
 //! From equal logits both choose the same, because they choose here.
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use mlcc_runtime::Likely;
+use mlcc_runtime::TokenCandidate;
 use thiserror::Error;
 
 use crate::generate::FinishReason;
 use crate::grammar::{Grammar, GrammarError};
 use crate::sampler::{SampleError, Sampler};
-use crate::speculate::{Drafter, Guess};
-use crate::stop::{Passed, StopMatcher};
+use crate::speculate::{DraftLengthTuner, Drafter};
+use crate::stop::{StopCheck, StopMatcher};
 use crate::tokenizer::{DecodeStream, SpecialTokens, TokenId, Tokenizer};
 
 /// What ends a text, beside its stop strings, its grammar and whoever wants it.
 #[derive(Debug, Clone)]
-pub(crate) struct Ends {
+pub(crate) struct StopConditions {
     pub eos: Vec<TokenId>,
     pub max_tokens: Option<usize>,
     /// Tokens that fit into the model's context.
@@ -27,7 +27,7 @@ pub(crate) struct Ends {
 }
 
 /// A token that was chosen, to whoever wants the text.
-pub(crate) struct Shown<'a> {
+pub(crate) struct EmittedToken<'a> {
     pub token: TokenId,
     /// From which it was chosen; none where that was done among the likeliest.
     pub logits: &'a [f32],
@@ -37,7 +37,7 @@ pub(crate) struct Shown<'a> {
 
 /// Why no token could be chosen.
 #[derive(Debug, Error)]
-pub(crate) enum ChoiceError {
+pub(crate) enum SamplingError {
     #[error(transparent)]
     Sample(#[from] SampleError),
     #[error(transparent)]
@@ -45,44 +45,44 @@ pub(crate) enum ChoiceError {
 }
 
 /// What came out of some rows of logits.
-pub(crate) struct Chosen {
+pub(crate) struct SamplerOutput {
     /// How the text ended, if it did.
-    pub end: Result<Option<FinishReason>, ChoiceError>,
+    pub end: Result<Option<FinishReason>, SamplingError>,
     /// Drafts that were checked, and how many of the first were right.
     pub drafted: usize,
     pub accepted: usize,
 }
 
-pub(crate) struct Continuation<'t> {
+pub(crate) struct GenerationState<'t> {
     /// What was there before and the prompt, then what was chosen, then drafts of what may come.
     tokens: Vec<TokenId>,
     drafts: usize,
     /// How many were chosen.
     chosen: usize,
-    ends: Ends,
+    ends: StopConditions,
     /// Prepared where a token is chosen, or before that on another thread.
     pub grammar: Option<Grammar>,
     sampler: Sampler,
-    /// Chosen already, by [`Continuation::choose_among`].
+    /// Chosen already, by [`GenerationState::choose_among`].
     early: Option<TokenId>,
-    text: TextOut<'t>,
-    guess: Guess,
+    text: IncrementalDetokenizer<'t>,
+    guess: DraftLengthTuner,
     drafted: usize,
     accepted: usize,
     choosing: Duration,
 }
 
-impl<'t> Continuation<'t> {
+impl<'t> GenerationState<'t> {
     /// A text that goes on behind `tokens`.
     pub fn new(
         tokens: Vec<TokenId>,
-        ends: Ends,
+        ends: StopConditions,
         mut sampler: Sampler,
         grammar: Option<Grammar>,
-        text: TextOut<'t>,
+        text: IncrementalDetokenizer<'t>,
     ) -> Self {
         tokens.iter().for_each(|&token| sampler.accept(token));
-        Continuation {
+        GenerationState {
             tokens,
             drafts: 0,
             chosen: 0,
@@ -91,7 +91,7 @@ impl<'t> Continuation<'t> {
             sampler,
             early: None,
             text,
-            guess: Guess::default(),
+            guess: DraftLengthTuner::default(),
             drafted: 0,
             accepted: 0,
             choosing: Duration::ZERO,
@@ -170,9 +170,9 @@ impl<'t> Continuation<'t> {
         self.tokens.truncate(known + self.drafts);
     }
 
-    /// Chooses the next token among the likeliest ones, for [`Continuation::take`], which needs no logits then. False where these do not
+    /// Chooses the next token among the likeliest ones, for [`GenerationState::take`], which needs no logits then. False where these do not
     /// tell. There are no drafts.
-    pub fn choose_among(&mut self, likeliest: &[Likely]) -> bool {
+    pub fn choose_among(&mut self, likeliest: &[TokenCandidate]) -> bool {
         if self.grammar.is_some() || self.ends.max_tokens == Some(0) {
             return false;
         }
@@ -194,8 +194,8 @@ impl<'t> Continuation<'t> {
         rows: &[f32],
         vocab: usize,
         past: usize,
-        show: &mut dyn FnMut(Shown<'_>) -> ControlFlow<()>,
-    ) -> Chosen {
+        show: &mut dyn FnMut(EmittedToken<'_>) -> ControlFlow<()>,
+    ) -> SamplerOutput {
         let (drafted, known) = (self.drafts, self.known().len());
         let mut accepted = 0;
         let (next, end) = loop {
@@ -217,7 +217,7 @@ impl<'t> Continuation<'t> {
         self.tokens.truncate(known + accepted);
         self.drafts = 0;
         self.tokens.extend(next);
-        Chosen { end, drafted, accepted }
+        SamplerOutput { end, drafted, accepted }
     }
 
     /// Chooses the next token from logits behind `past` tokens, and says how the text has ended with it, if it has.
@@ -225,8 +225,8 @@ impl<'t> Continuation<'t> {
         &mut self,
         logits: &[f32],
         past: usize,
-        show: &mut dyn FnMut(Shown<'_>) -> ControlFlow<()>,
-    ) -> Result<(Option<TokenId>, Option<FinishReason>), ChoiceError> {
+        show: &mut dyn FnMut(EmittedToken<'_>) -> ControlFlow<()>,
+    ) -> Result<(Option<TokenId>, Option<FinishReason>), SamplingError> {
         if self.ends.max_tokens == Some(0) {
             return Ok((None, Some(FinishReason::Length)));
         }
@@ -241,7 +241,7 @@ impl<'t> Continuation<'t> {
         Ok((Some(token), self.end_with(token, logits, past, show)))
     }
 
-    fn choose(&mut self, logits: &[f32]) -> Result<TokenId, ChoiceError> {
+    fn choose(&mut self, logits: &[f32]) -> Result<TokenId, SamplingError> {
         let eos = &self.ends.eos;
         if let Some(grammar) = &mut self.grammar {
             grammar.prepare(eos)?;
@@ -259,13 +259,13 @@ impl<'t> Continuation<'t> {
         token: TokenId,
         logits: &[f32],
         past: usize,
-        show: &mut dyn FnMut(Shown<'_>) -> ControlFlow<()>,
+        show: &mut dyn FnMut(EmittedToken<'_>) -> ControlFlow<()>,
     ) -> Option<FinishReason> {
         if self.ends.eos.contains(&token) {
             return Some(FinishReason::Eos);
         }
-        let Passed { text, stop } = self.text.push(token);
-        if show(Shown { token, logits, text }).is_break() {
+        let StopCheck { text, stop } = self.text.push(token);
+        if show(EmittedToken { token, logits, text }).is_break() {
             return Some(FinishReason::Cancelled);
         }
         if let Some(index) = stop {
@@ -296,21 +296,21 @@ impl<'t> Continuation<'t> {
 }
 
 /// Tokens to the text that may be shown.
-pub(crate) struct TextOut<'t> {
+pub(crate) struct IncrementalDetokenizer<'t> {
     decoder: DecodeStream<'t>,
     stops: StopMatcher,
 }
 
-impl<'t> TextOut<'t> {
+impl<'t> IncrementalDetokenizer<'t> {
     /// For a text that goes on where a prompt ends.
     pub fn new(tokenizer: &'t Tokenizer, stops: StopMatcher, special: SpecialTokens) -> Self {
-        TextOut { decoder: DecodeStream::continuing(tokenizer, special), stops }
+        IncrementalDetokenizer { decoder: DecodeStream::continuing(tokenizer, special), stops }
     }
 
-    fn push(&mut self, token: TokenId) -> Passed<'_> {
+    fn push(&mut self, token: TokenId) -> StopCheck<'_> {
         match self.decoder.push(token) {
             Some(piece) => self.stops.push(piece),
-            None => Passed { text: "", stop: None },
+            None => StopCheck { text: "", stop: None },
         }
     }
 
@@ -320,7 +320,7 @@ impl<'t> TextOut<'t> {
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> FinishReason {
         if let Some(piece) = self.decoder.finish() {
-            let Passed { text, stop } = self.stops.push(piece);
+            let StopCheck { text, stop } = self.stops.push(piece);
             if !text.is_empty() && on_text(text).is_break() {
                 return FinishReason::Cancelled;
             }

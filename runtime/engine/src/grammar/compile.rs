@@ -11,7 +11,7 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
 use super::schema::{SchemaStrictness, compilable};
-use super::vocabulary::Vocabulary;
+use super::vocabulary::GrammarVocabulary;
 use super::{FRAMED, Grammar, GrammarError, GrammarSpec, reason};
 use crate::tokenizer::Tokenizer;
 
@@ -36,19 +36,19 @@ const KEPT: usize = 32;
 pub struct GrammarCompiler {
     vocab: usize,
     factory: Arc<ParserFactory>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedGrammars>,
 }
 
 /// What requests and the threads that compile for them share.
 #[derive(Default)]
-struct Shared {
-    grammars: Mutex<Grammars>,
+struct SharedGrammars {
+    grammars: Mutex<GrammarCache>,
     /// A grammar was kept, or is no longer compiled.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Grammars {
+struct GrammarCache {
     compiling: Vec<GrammarSpec>,
     /// Used longest ago first.
     kept: VecDeque<(GrammarSpec, Grammar)>,
@@ -63,7 +63,7 @@ impl std::fmt::Debug for GrammarCompiler {
 impl GrammarCompiler {
     /// For a model with `vocab` logits.
     pub fn new(tokenizer: &Tokenizer, vocab: usize) -> Result<GrammarCompiler, GrammarError> {
-        let env = Vocabulary::env(tokenizer, vocab)?;
+        let env = GrammarVocabulary::env(tokenizer, vocab)?;
         let slices = SlicedBiasComputer::general_slices();
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
             .map_err(|error| GrammarError::Tokenizer { reason: reason(error) })?;
@@ -82,16 +82,16 @@ impl GrammarCompiler {
             return Err(GrammarError::TooLarge { bytes, most: MOST_BYTES });
         }
         let deadline = Instant::now() + PATIENCE;
-        match Place::take(&self.shared, spec, deadline)? {
-            Found::Kept(grammar) => Ok(*grammar),
-            Found::Place(place) => self.compile_in(place, spec, deadline),
+        match CompileSlot::take(&self.shared, spec, deadline)? {
+            GrammarLookup::Kept(grammar) => Ok(*grammar),
+            GrammarLookup::Place(place) => self.compile_in(place, spec, deadline),
         }
     }
 
     /// Compiles on a thread of its own, for as long as somebody would wait.
     fn compile_in(
         &self,
-        place: Place,
+        place: CompileSlot,
         spec: &GrammarSpec,
         deadline: Instant,
     ) -> Result<Grammar, GrammarError> {
@@ -121,13 +121,13 @@ impl GrammarError {
     const TOO_SLOW: GrammarError = GrammarError::TooSlow { seconds: PATIENCE.as_secs() };
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Grammars> {
+impl SharedGrammars {
+    fn lock(&self) -> MutexGuard<'_, GrammarCache> {
         self.grammars.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Grammars {
+impl GrammarCache {
     fn kept(&mut self, spec: &GrammarSpec) -> Option<Grammar> {
         let found = self.kept.iter().position(|(of, _)| of == spec)?;
         let entry = self.kept.remove(found)?;
@@ -195,29 +195,36 @@ fn choice(texts: &[String]) -> String {
 }
 
 /// What a request for a grammar gets.
-enum Found {
+enum GrammarLookup {
     Kept(Box<Grammar>),
-    Place(Place),
+    Place(CompileSlot),
 }
 
 /// One of the places for grammars that are being compiled.
-struct Place {
-    shared: Arc<Shared>,
+struct CompileSlot {
+    shared: Arc<SharedGrammars>,
     spec: GrammarSpec,
 }
 
-impl Place {
+impl CompileSlot {
     /// Waits until the grammar is there, or a place to compile it.
-    fn take(shared: &Arc<Shared>, spec: &GrammarSpec, deadline: Instant) -> Result<Found, GrammarError> {
+    fn take(
+        shared: &Arc<SharedGrammars>,
+        spec: &GrammarSpec,
+        deadline: Instant,
+    ) -> Result<GrammarLookup, GrammarError> {
         let mut grammars = shared.lock();
         loop {
             if let Some(grammar) = grammars.kept(spec) {
-                return Ok(Found::Kept(Box::new(grammar)));
+                return Ok(GrammarLookup::Kept(Box::new(grammar)));
             }
             let equal = grammars.compiling.contains(spec);
             if !equal && grammars.compiling.len() < MOST_COMPILING {
                 grammars.compiling.push(spec.clone());
-                return Ok(Found::Place(Place { shared: Arc::clone(shared), spec: spec.clone() }));
+                return Ok(GrammarLookup::Place(CompileSlot {
+                    shared: Arc::clone(shared),
+                    spec: spec.clone(),
+                }));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -240,7 +247,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for CompileSlot {
     fn drop(&mut self) {
         let mut grammars = self.shared.lock();
         if let Some(found) = grammars.compiling.iter().position(|spec| *spec == self.spec) {

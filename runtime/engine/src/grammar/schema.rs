@@ -130,7 +130,7 @@ pub fn referred<'s>(root: &'s Value, reference: &str) -> Option<&'s Value> {
 }
 
 /// A value that a reference may name, with the schema that relative references in it begin at.
-type Resource<'s> = (&'s Value, &'s Value);
+type SchemaResource<'s> = (&'s Value, &'s Value);
 
 struct SchemaReader<'s> {
     root: &'s Value,
@@ -138,7 +138,7 @@ struct SchemaReader<'s> {
     part: &'s Value,
     strictness: SchemaStrictness,
     /// What has an `$id` or an `$anchor`, by that; once it is asked for.
-    resources: Option<BTreeMap<&'s str, Resource<'s>>>,
+    resources: Option<BTreeMap<&'s str, SchemaResource<'s>>>,
     /// Names of what is referred to, by its address.
     names: BTreeMap<*const Value, String>,
     /// What is referred to and not yet read.
@@ -346,7 +346,7 @@ impl<'s> SchemaReader<'s> {
         Ok(format!("#/$defs/{name}"))
     }
 
-    fn referred(&mut self, reference: &Value, base: &'s Value) -> Result<Resource<'s>, String> {
+    fn referred(&mut self, reference: &Value, base: &'s Value) -> Result<SchemaResource<'s>, String> {
         let Some(text) = reference.as_str() else {
             return Err(format!("`$ref` at `{}` is no string", self.place()));
         };
@@ -356,7 +356,7 @@ impl<'s> SchemaReader<'s> {
         })
     }
 
-    fn target(&mut self, reference: &str, base: &'s Value) -> Option<Resource<'s>> {
+    fn target(&mut self, reference: &str, base: &'s Value) -> Option<SchemaResource<'s>> {
         let (id, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let (document, base) = if id.is_empty() { (base, base) } else { self.resource(id)? };
         let fragment = percent_decoded(fragment)?;
@@ -371,7 +371,7 @@ impl<'s> SchemaReader<'s> {
     }
 
     /// What has an id, or an anchor, which begins with `#`.
-    fn resource(&mut self, id: &str) -> Option<Resource<'s>> {
+    fn resource(&mut self, id: &str) -> Option<SchemaResource<'s>> {
         let root = self.root;
         let known = self.resources.get_or_insert_with(|| {
             let mut known = BTreeMap::new();
@@ -379,7 +379,7 @@ impl<'s> SchemaReader<'s> {
             known
         });
         let anchor = id.strip_prefix('#');
-        let same = |(key, _): &(&&'s str, &Resource<'s>)| match anchor {
+        let same = |(key, _): &(&&'s str, &SchemaResource<'s>)| match anchor {
             Some(anchor) => key.strip_prefix('#').unwrap_or(key) == anchor,
             None => key.trim_end_matches('#') == id || key.ends_with(&format!("/{id}")),
         };
@@ -417,7 +417,7 @@ fn bound_numbers(schema: &mut Map<String, Value>) {
 }
 
 /// Everything with an `$id` or an `$anchor`.
-fn collect<'s>(value: &'s Value, base: &'s Value, into: &mut BTreeMap<&'s str, Resource<'s>>) {
+fn collect<'s>(value: &'s Value, base: &'s Value, into: &mut BTreeMap<&'s str, SchemaResource<'s>>) {
     match value {
         Value::Object(fields) => {
             let text = |key: &str| fields.get(key).and_then(Value::as_str);

@@ -9,11 +9,11 @@ use crate::tokenizer::{TokenId, Tokenizer};
 const LONGEST_TOKEN: usize = 255;
 
 /// All tokens of a model, and behind them one more that stands for every end of a text: which tokens end one says the request.
-pub(super) struct Vocabulary {
+pub(super) struct GrammarVocabulary {
     trie: TokTrie,
 }
 
-impl Vocabulary {
+impl GrammarVocabulary {
     /// `vocab`: the model's number of logits. Ids without a token, and control tokens where a grammar does not name them, are
     /// never allowed.
     pub fn env(tokenizer: &Tokenizer, vocab: usize) -> Result<TokEnv, GrammarError> {
@@ -26,7 +26,7 @@ impl Vocabulary {
         }
         words.push([&[TokTrie::SPECIAL_TOKEN_MARKER], b"<|end of the text|>".as_slice()].concat());
         let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &words);
-        Ok(std::sync::Arc::new(Vocabulary { trie }))
+        Ok(std::sync::Arc::new(GrammarVocabulary { trie }))
     }
 }
 
@@ -44,7 +44,7 @@ fn word(tokenizer: &Tokenizer, id: TokenId) -> Vec<u8> {
     }
 }
 
-impl TokenizerEnv for Vocabulary {
+impl TokenizerEnv for GrammarVocabulary {
     fn tok_trie(&self) -> &TokTrie {
         &self.trie
     }

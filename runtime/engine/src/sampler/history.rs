@@ -7,7 +7,7 @@ use crate::tokenizer::TokenId;
 
 /// Invariant: `counts[t]` is how often `t` stands in `window`.
 #[derive(Debug, Clone)]
-pub(super) struct History {
+pub(super) struct PenaltyWindow {
     /// `None`: unbounded.
     limit: Option<usize>,
     window: VecDeque<TokenId>,
@@ -17,11 +17,11 @@ pub(super) struct History {
     round: u32,
 }
 
-impl History {
+impl PenaltyWindow {
     pub(super) fn new(params: &SamplingParams, vocab: usize) -> Self {
         let active = params.penalizes();
         let limit = if active { usize::try_from(params.repeat_last_n).ok() } else { Some(0) };
-        History {
+        PenaltyWindow {
             limit,
             // `limit` comes from a flag: room for an honest window only, a larger one grows.
             window: VecDeque::with_capacity(limit.unwrap_or(4096).min(4096)),
@@ -68,7 +68,7 @@ impl History {
         }
     }
 
-    /// What [`History::penalize`] makes of the logit of one token.
+    /// What [`PenaltyWindow::penalize`] makes of the logit of one token.
     pub(super) fn penalized(&self, params: &SamplingParams, token: TokenId, logit: f32) -> f32 {
         let count = usize::try_from(token).ok().and_then(|token| self.counts.get(token)).copied();
         match count.unwrap_or(0) {
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     fn penalized(params: SamplingParams, history: &[TokenId], logits: &[f32]) -> Vec<f32> {
-        let mut state = History::new(&params, logits.len());
+        let mut state = PenaltyWindow::new(&params, logits.len());
         for &token in history {
             state.push(token);
         }

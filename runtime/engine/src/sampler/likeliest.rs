@@ -4,7 +4,7 @@
 //! order as from all logits, so a seed gives the same text. What a request changes may only lower logits: then whatever ranks before
 //! the last one of the list is in it.
 
-use mlcc_runtime::Likely;
+use mlcc_runtime::TokenCandidate;
 
 use super::{
     Candidate, Sampler, SamplingParams, bounded_top_k, drop_unlikely, likelier, nucleus, weigh, weight,
@@ -17,14 +17,14 @@ const ERROR_OF_SUM: f64 = 4e-6;
 impl Sampler {
     /// As [`Sampler::sample`] from all logits, of which `likeliest` are the largest: in falling order, equal ones by their number, those
     /// that are not numbers last. `None`, and nothing has changed, where that does not tell.
-    pub fn sample_among(&mut self, likeliest: &[Likely]) -> Option<TokenId> {
+    pub fn sample_among(&mut self, likeliest: &[TokenCandidate]) -> Option<TokenId> {
         let mut candidates = std::mem::take(&mut self.candidates);
         let decided = self.fill_among(likeliest, &mut candidates);
         self.candidates = candidates;
         decided.and_then(|()| self.draw())
     }
 
-    fn fill_among(&self, likeliest: &[Likely], candidates: &mut Vec<Candidate>) -> Option<()> {
+    fn fill_among(&self, likeliest: &[TokenCandidate], candidates: &mut Vec<Candidate>) -> Option<()> {
         let only_lower = self.changes.only_lower() && self.params.only_lower();
         // Several infinite logits are equal to the largest number.
         if !only_lower
@@ -34,7 +34,7 @@ impl Sampler {
             return None;
         }
         let numbers = likeliest.iter().take_while(|l| l.logit > f32::NEG_INFINITY);
-        let raw = |l: &Likely| Candidate { id: l.token, logit: l.logit + 0.0, probability: 0.0 };
+        let raw = |l: &TokenCandidate| Candidate { id: l.token, logit: l.logit + 0.0, probability: 0.0 };
         let all = likeliest.len() >= self.vocab || numbers.clone().count() < likeliest.len();
         // Tokens beyond the list rank behind this one.
         let bound = likeliest.last().filter(|_| !all).map(raw);
@@ -50,8 +50,10 @@ impl Sampler {
             candidates.push(Candidate { probability: 1.0, ..best });
             return Some(());
         }
-        let beyond =
-            Beyond { bound: bound.map(|b| b.logit), tokens: self.vocab.saturating_sub(candidates.len()) };
+        let beyond = UnseenTokens {
+            bound: bound.map(|b| b.logit),
+            tokens: self.vocab.saturating_sub(candidates.len()),
+        };
         cut(&self.params, (self.vocab, beyond), best, candidates)
     }
 
@@ -62,7 +64,7 @@ impl Sampler {
 }
 
 /// What is not among the candidates.
-struct Beyond {
+struct UnseenTokens {
     /// None of its logits is larger; `None`: there is nothing.
     bound: Option<f32>,
     tokens: usize,
@@ -71,7 +73,7 @@ struct Beyond {
 /// As [`super::cut`], of sorted candidates that are the likeliest of `vocab` tokens.
 fn cut(
     params: &SamplingParams,
-    (vocab, beyond): (usize, Beyond),
+    (vocab, beyond): (usize, UnseenTokens),
     best: Candidate,
     candidates: &mut Vec<Candidate>,
 ) -> Option<()> {
@@ -129,10 +131,13 @@ mod tests {
     use proptest::prelude::*;
 
     /// The largest of some logits, as a device gives them.
-    fn largest(logits: &[f32], count: usize) -> Vec<Likely> {
-        let mut all: Vec<Likely> =
-            logits.iter().enumerate().map(|(id, &l)| Likely { token: id as i32, logit: l + 0.0 }).collect();
-        let rank = |l: &Likely| if l.logit.is_nan() { f32::NEG_INFINITY } else { l.logit };
+    fn largest(logits: &[f32], count: usize) -> Vec<TokenCandidate> {
+        let mut all: Vec<TokenCandidate> = logits
+            .iter()
+            .enumerate()
+            .map(|(id, &l)| TokenCandidate { token: id as i32, logit: l + 0.0 })
+            .collect();
+        let rank = |l: &TokenCandidate| if l.logit.is_nan() { f32::NEG_INFINITY } else { l.logit };
         all.sort_by(|a, b| {
             let numbers = a.logit.is_nan().cmp(&b.logit.is_nan());
             rank(b).total_cmp(&rank(a)).then(numbers).then(a.token.cmp(&b.token))

@@ -10,9 +10,9 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// An adapter of a model, under a name. What it is only the model knows. Copies are the same adapter.
 #[derive(Clone)]
-pub struct TextAdapter(Arc<Named>);
+pub struct TextAdapter(Arc<AdapterIdentity>);
 
-struct Named {
+struct AdapterIdentity {
     id: u64,
     name: String,
     forgotten: AtomicBool,
@@ -23,11 +23,16 @@ struct Named {
 pub(super) type AdapterId = Option<u64>;
 
 impl TextAdapter {
-    /// `handle` is what [`Step::adapt`](super::Step::adapt) of the model takes: of compiled models a [`mlcc_runtime::Adapter`].
+    /// `handle` is what [`Step::adapt`](super::Step::adapt) of the model takes: of compiled models a [`mlcc_runtime::LoadedAdapter`].
     pub fn new(name: &str, handle: impl Any + Send + Sync) -> TextAdapter {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let forgotten = AtomicBool::new(false);
-        TextAdapter(Arc::new(Named { id, name: name.to_owned(), forgotten, handle: Box::new(handle) }))
+        TextAdapter(Arc::new(AdapterIdentity {
+            id,
+            name: name.to_owned(),
+            forgotten,
+            handle: Box::new(handle),
+        }))
     }
 
     pub fn name(&self) -> &str {

@@ -5,7 +5,7 @@
 
 /// What a step has.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Load {
+pub(super) struct StepLoad {
     /// Texts of which it has the next token.
     pub texts: usize,
     /// Rows of prompts.
@@ -14,7 +14,7 @@ pub(super) struct Load {
     pub row_keys: usize,
 }
 
-impl Load {
+impl StepLoad {
     /// Keys that `rows` rows behind `past` others look at.
     pub fn keys_of(rows: usize, past: usize) -> usize {
         rows * past + rows * rows / 2
@@ -42,7 +42,7 @@ const SURPRISE: f64 = 0.3;
 const NEWEST_ERROR: f64 = 0.05;
 
 #[derive(Debug)]
-pub(super) struct Cost {
+pub(super) struct StepCostModel {
     /// Seconds of a step without rows of prompts.
     alone: Option<f64>,
     /// How many texts that had.
@@ -57,13 +57,13 @@ pub(super) struct Cost {
     variance: f64,
 }
 
-impl Default for Cost {
+impl Default for StepCostModel {
     fn default() -> Self {
         let mut doubt = [[0.0; PARTS]; PARTS];
         for (part, row) in doubt.iter_mut().enumerate() {
             row[part] = DOUBT[part] * DOUBT[part];
         }
-        Cost {
+        StepCostModel {
             alone: None,
             texts: 0,
             by_texts: Vec::new(),
@@ -91,7 +91,7 @@ fn bounded(error: f64, expected: f64) -> f64 {
     error.clamp(-most, most)
 }
 
-impl Cost {
+impl StepCostModel {
     /// Seconds of a step with next tokens alone.
     pub fn alone(&self) -> f64 {
         self.alone.unwrap_or(0.0)
@@ -122,7 +122,7 @@ impl Cost {
 
     /// Seconds of the rows themselves, of a prompt of which `past` are read.
     pub fn of_rows(&self, rows: usize, past: usize) -> f64 {
-        let counts = counts(rows, Load::keys_of(rows, past));
+        let counts = counts(rows, StepLoad::keys_of(rows, past));
         self.unit * (self.parts[1] * counts[1] + self.parts[2] * counts[2])
     }
 
@@ -140,7 +140,7 @@ impl Cost {
     }
 
     /// A step took so long.
-    pub fn learn(&mut self, load: &Load, seconds: f64) {
+    pub fn learn(&mut self, load: &StepLoad, seconds: f64) {
         if seconds.is_nan() || seconds <= 0.0 {
             return;
         }
@@ -199,27 +199,27 @@ mod tests {
 
     #[test]
     fn a_linear_cost_is_learned() {
-        let mut cost = Cost::default();
+        let mut cost = StepCostModel::default();
         let took = |rows: usize, keys: usize| 3e-3 + 3e-3 * rows as f64 + 1e-6 * keys as f64;
         for step in 0..400_usize {
             let rows = step * 13 % 64;
-            let row_keys = Load::keys_of(rows, step * 97 % 2000);
+            let row_keys = StepLoad::keys_of(rows, step * 97 % 2000);
             let alone = 0.04;
             let seconds = if rows == 0 { alone } else { alone + took(rows, row_keys) };
-            cost.learn(&Load { texts: 8, rows, row_keys }, seconds);
+            cost.learn(&StepLoad { texts: 8, rows, row_keys }, seconds);
         }
         assert!((cost.alone() - 0.04).abs() < 1e-9);
         for (rows, past) in [(10, 100), (60, 1900), (30, 0), (3, 1500)] {
             let (found, right) =
-                (cost.begin() + cost.of_rows(rows, past), took(rows, Load::keys_of(rows, past)));
+                (cost.begin() + cost.of_rows(rows, past), took(rows, StepLoad::keys_of(rows, past)));
             assert!((found - right).abs() < 0.05 * (0.04 + right), "{rows} {past}: {found} for {right}");
         }
     }
 
     #[test]
     fn as_many_rows_fit_as_their_sum_says() {
-        let mut cost = Cost::default();
-        cost.learn(&Load { texts: 4, ..Load::default() }, 0.01);
+        let mut cost = StepCostModel::default();
+        cost.learn(&StepLoad { texts: 4, ..StepLoad::default() }, 0.01);
         for past in [0, 100, 5000] {
             for seconds in [1e-3, 0.02, 0.5] {
                 let rows = cost.fit(seconds, past);
@@ -232,9 +232,9 @@ mod tests {
 
     #[test]
     fn what_is_measured_never_breaks_it() {
-        let mut cost = Cost::default();
+        let mut cost = StepCostModel::default();
         for step in 0..3000_usize {
-            let load = Load { texts: step % 3, rows: step % 2 * 512, row_keys: (step % 5) << 22 };
+            let load = StepLoad { texts: step % 3, rows: step % 2 * 512, row_keys: (step % 5) << 22 };
             cost.learn(&load, [0.0, 1e-9, 1e3, 1e-3][step % 4]);
             let found = cost.alone() + cost.begin() + cost.of_rows(100, 1000);
             assert!(found.is_finite() && found >= 0.0, "{step}: {found}");

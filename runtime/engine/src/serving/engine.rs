@@ -7,11 +7,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::serving::adapter::TextAdapter;
-use crate::serving::files::PrefixFiles;
-use crate::serving::queue::{Ask, Job, Queue, Stats};
-use crate::serving::request::{Event, Failure, LaunchError, Sink, TextRequest};
+use crate::serving::files::DiskCacheOptions;
+use crate::serving::queue::{EngineCommand, EngineStats, QueuedRequest, RequestQueue};
+use crate::serving::request::{EngineRequest, EventSink, LaunchError, RequestFailure, SequenceEvent};
 use crate::serving::scheduler;
-use crate::serving::step::{Limits, Step};
+use crate::serving::step::{ModelLimits, ModelRunner};
 use crate::speculate::MakeDrafter;
 use crate::tokenizer::Tokenizer;
 
@@ -36,94 +36,94 @@ impl Default for EngineOptions {
 }
 
 /// Takes a line for whoever runs the model.
-pub type Warn = Box<dyn Fn(&str) + Send>;
+pub type WarningSink = Box<dyn Fn(&str) + Send>;
 
 /// What an engine may have.
 #[derive(Default)]
-pub struct Extras {
+pub struct EngineExtras {
     pub drafter: Option<MakeDrafter>,
     /// States of earlier engines, and where its own are kept when it ends.
-    pub files: Option<PrefixFiles>,
-    /// Is told once what makes steps slower than they could be ([`Step::notice`]).
-    pub warn: Option<Warn>,
+    pub files: Option<DiskCacheOptions>,
+    /// Is told once what makes steps slower than they could be ([`ModelRunner::notice`]).
+    pub warn: Option<WarningSink>,
 }
 
 /// See the [module](super). Dropping it ends all texts and waits for the thread.
 pub struct Engine {
-    queue: Arc<Queue>,
-    limits: Limits,
+    queue: Arc<RequestQueue>,
+    limits: ModelLimits,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Somebody wants a text: dropping it ends the text at the next step.
 #[derive(Debug)]
-pub struct Ticket {
+pub struct CancelGuard {
     cancel: Arc<AtomicBool>,
 }
 
-impl Ticket {
+impl CancelGuard {
     pub fn cancel(&self) {
         self.cancel.store(true, Ordering::Relaxed);
     }
 }
 
-impl Drop for Ticket {
+impl Drop for CancelGuard {
     fn drop(&mut self) {
         self.cancel();
     }
 }
 
-/// The events of a text, as a blocking iterator that ends after [`Event::Finished`] or [`Event::Failed`]; without one of them
+/// The events of a text, as a blocking iterator that ends after [`SequenceEvent::RequestSummary`] or [`SequenceEvent::Failed`]; without one of them
 /// if the engine is gone. Dropping it ends the text.
 #[derive(Debug)]
-pub struct Handle {
-    events: mpsc::Receiver<Event>,
-    ticket: Ticket,
+pub struct RequestHandle {
+    events: mpsc::Receiver<SequenceEvent>,
+    ticket: CancelGuard,
 }
 
-impl Handle {
+impl RequestHandle {
     pub fn cancel(&self) {
         self.ticket.cancel();
     }
 }
 
-impl Iterator for Handle {
-    type Item = Event;
+impl Iterator for RequestHandle {
+    type Item = SequenceEvent;
 
-    fn next(&mut self) -> Option<Event> {
+    fn next(&mut self) -> Option<SequenceEvent> {
         self.events.recv().ok()
     }
 }
 
 impl Engine {
     /// Starts the thread that owns `step`.
-    pub fn start<M: Step + 'static>(
+    pub fn start<M: ModelRunner + 'static>(
         step: M,
         tokenizer: Arc<Tokenizer>,
         options: EngineOptions,
     ) -> std::io::Result<Engine> {
-        Self::start_with(step, tokenizer, options, Extras::default())
+        Self::start_with(step, tokenizer, options, EngineExtras::default())
     }
 
-    /// The same with drafts, if the model can take back what it was fed ([`Limits::rewinds`]).
-    pub fn start_drafting<M: Step + 'static>(
+    /// The same with drafts, if the model can take back what it was fed ([`ModelLimits::rewinds`]).
+    pub fn start_drafting<M: ModelRunner + 'static>(
         step: M,
         tokenizer: Arc<Tokenizer>,
         options: EngineOptions,
         drafter: Option<MakeDrafter>,
     ) -> std::io::Result<Engine> {
-        Self::start_with(step, tokenizer, options, Extras { drafter, ..Extras::default() })
+        Self::start_with(step, tokenizer, options, EngineExtras { drafter, ..EngineExtras::default() })
     }
 
     /// The same with all there is.
-    pub fn start_with<M: Step + 'static>(
+    pub fn start_with<M: ModelRunner + 'static>(
         step: M,
         tokenizer: Arc<Tokenizer>,
         options: EngineOptions,
-        extras: Extras,
+        extras: EngineExtras,
     ) -> std::io::Result<Engine> {
         let sequences = options.sequences.max(1);
-        let queue = Arc::new(Queue::new(sequences, options.max_queue));
+        let queue = Arc::new(RequestQueue::new(sequences, options.max_queue));
         let limits = step.limits();
         let shared = Arc::clone(&queue);
         let options = EngineOptions { sequences, ..options };
@@ -133,21 +133,21 @@ impl Engine {
         Ok(Engine { queue, limits, thread: Some(thread) })
     }
 
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> ModelLimits {
         self.limits
     }
 
     /// Queues a text.
-    pub fn launch(&self, request: TextRequest) -> Result<Handle, LaunchError> {
+    pub fn launch(&self, request: EngineRequest) -> Result<RequestHandle, LaunchError> {
         self.launch_all(vec![request])?.pop().ok_or(LaunchError::Closed)
     }
 
     /// Queues several texts, all or none. Equal prompts among them are read once.
-    pub fn launch_all(&self, requests: Vec<TextRequest>) -> Result<Vec<Handle>, LaunchError> {
+    pub fn launch_all(&self, requests: Vec<EngineRequest>) -> Result<Vec<RequestHandle>, LaunchError> {
         let (mut with_sinks, mut receivers) = (Vec::new(), Vec::new());
         for request in requests {
             let (sender, events) = mpsc::channel();
-            let sink: Sink = Box::new(move |event| match sender.send(event) {
+            let sink: EventSink = Box::new(move |event| match sender.send(event) {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(_) => ControlFlow::Break(()),
             });
@@ -155,12 +155,19 @@ impl Engine {
             receivers.push(events);
         }
         let tickets = self.launch_with(with_sinks)?;
-        Ok(receivers.into_iter().zip(tickets).map(|(events, ticket)| Handle { events, ticket }).collect())
+        Ok(receivers
+            .into_iter()
+            .zip(tickets)
+            .map(|(events, ticket)| RequestHandle { events, ticket })
+            .collect())
     }
 
     /// The same, each with who takes its events.
-    pub fn launch_with(&self, requests: Vec<(TextRequest, Sink)>) -> Result<Vec<Ticket>, LaunchError> {
-        let mut jobs: Vec<Job> = Vec::with_capacity(requests.len());
+    pub fn launch_with(
+        &self,
+        requests: Vec<(EngineRequest, EventSink)>,
+    ) -> Result<Vec<CancelGuard>, LaunchError> {
+        let mut jobs: Vec<QueuedRequest> = Vec::with_capacity(requests.len());
         for (id, (request, sink)) in requests.into_iter().enumerate() {
             let (sampler, stops) = request.check(&self.limits)?;
             // One that scores its prompt has to read it.
@@ -170,7 +177,7 @@ impl Engine {
                     && job.request.prompt == request.prompt
                     && job.request.adapter == request.adapter
             });
-            jobs.push(Job {
+            jobs.push(QueuedRequest {
                 id: id as u64,
                 twin: twin.map(|job| job.id),
                 request,
@@ -181,7 +188,7 @@ impl Engine {
                 launched: Instant::now(),
             });
         }
-        let tickets = jobs.iter().map(|job| Ticket { cancel: Arc::clone(&job.cancel) }).collect();
+        let tickets = jobs.iter().map(|job| CancelGuard { cancel: Arc::clone(&job.cancel) }).collect();
         self.queue.push(jobs)?;
         Ok(tickets)
     }
@@ -190,8 +197,8 @@ impl Engine {
     /// memory that is touched for the first time and threads that have to be woken, is paid then. Nothing is counted or kept of it.
     ///
     /// Fails as the model does; without an error if the engine is closed.
-    pub fn warm_up(&self) -> Result<(), Failure> {
-        let done = self.queue.ask(Ask::WarmUp);
+    pub fn warm_up(&self) -> Result<(), RequestFailure> {
+        let done = self.queue.ask(EngineCommand::WarmUp);
         done.and_then(|done| done.recv().ok()).unwrap_or(Ok(()))
     }
 
@@ -200,7 +207,7 @@ impl Engine {
     pub fn forget(&self, adapter: &TextAdapter) {
         adapter.forget();
         let copy = adapter.clone();
-        if let Some(done) = self.queue.ask(|waiting| Ask::Forget(copy, waiting)) {
+        if let Some(done) = self.queue.ask(|waiting| EngineCommand::Forget(copy, waiting)) {
             // An engine that has ended has no states.
             let _ = done.recv();
         }
@@ -211,7 +218,7 @@ impl Engine {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> EngineStats {
         self.queue.stats()
     }
 

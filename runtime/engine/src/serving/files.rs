@@ -20,9 +20,9 @@ use std::time::{Duration, SystemTime};
 use mlcc_files::unfinished;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::serving::keeper::{Keeper, Parcel, Report};
-use crate::serving::radix::Radix;
-use crate::serving::step::Limits;
+use crate::serving::keeper::{DiskWriter, WriteJob, WriteReport};
+use crate::serving::radix::RadixTree;
+use crate::serving::step::ModelLimits;
 use crate::tokenizer::TokenId;
 
 const MAGIC: [u8; 8] = *b"mlccPREF";
@@ -36,7 +36,7 @@ pub(super) const WORTH_A_FILE: usize = 32;
 /// Where states behind prompts and texts are kept for the next engine: those that have not been used for a while, and the others when
 /// the engine ends.
 #[derive(Debug, Clone)]
-pub struct PrefixFiles {
+pub struct DiskCacheOptions {
     pub folder: PathBuf,
     /// Of all files together, those of other models included; the oldest go first.
     pub most_bytes: u64,
@@ -46,7 +46,7 @@ pub struct PrefixFiles {
     pub warn: fn(&str),
 }
 
-impl PrefixFiles {
+impl DiskCacheOptions {
     /// Makes the folder, for its owner alone. One that is there and has nothing else becomes so too; of another one, which is somebody's
     /// decision, `warn` is told what others can see: not the files, but their names.
     pub fn make_folder(&self) -> std::io::Result<()> {
@@ -75,14 +75,14 @@ impl PrefixFiles {
 
 /// A state in a file.
 #[derive(Clone)]
-pub(super) struct Entry {
+pub(super) struct DiskEntry {
     pub tokens: Vec<TokenId>,
     /// The number of logits behind them.
     pub logits: usize,
     pub stem: PathBuf,
 }
 
-impl Entry {
+impl DiskEntry {
     pub fn prefix(&self) -> PathBuf {
         self.stem.with_extension("prefix")
     }
@@ -108,36 +108,36 @@ impl Entry {
 }
 
 /// The states of one model in a folder.
-pub(super) struct Shelf {
-    files: PrefixFiles,
+pub(super) struct DiskCache {
+    files: DiskCacheOptions,
     identity: u128,
-    limits: Limits,
+    limits: ModelLimits,
     /// Whether the model can drop tokens, so that the begin of a state is as good.
     rewinds: bool,
-    entries: BTreeMap<u64, Entry>,
+    entries: BTreeMap<u64, DiskEntry>,
     /// Of their tokens.
-    tree: Radix,
+    tree: RadixTree,
     next: u64,
     /// `None` if it could not be started.
-    keeper: Option<Keeper>,
+    keeper: Option<DiskWriter>,
 }
 
 /// A state that is wanted, before it is read.
-pub(super) struct Wanted {
+pub(super) struct DiskPrefix {
     pub tokens: Vec<TokenId>,
     pub logits: Vec<f32>,
     pub state: PathBuf,
 }
 
-impl Shelf {
+impl DiskCache {
     /// Looks for what is there. States are read when they are wanted.
-    pub fn open(files: PrefixFiles, identity: u128, limits: Limits, rewinds: bool) -> Shelf {
-        let keeper = Keeper::start(files.most_bytes);
+    pub fn open(files: DiskCacheOptions, identity: u128, limits: ModelLimits, rewinds: bool) -> DiskCache {
+        let keeper = DiskWriter::start(files.most_bytes);
         if let Err(error) = &keeper {
             (files.warn)(&format!("no thread to write states to files: {error}; none are written"));
         }
-        let (entries, tree, keeper) = (BTreeMap::new(), Radix::default(), keeper.ok());
-        let mut shelf = Shelf { files, identity, limits, rewinds, entries, tree, next: 0, keeper };
+        let (entries, tree, keeper) = (BTreeMap::new(), RadixTree::default(), keeper.ok());
+        let mut shelf = DiskCache { files, identity, limits, rewinds, entries, tree, next: 0, keeper };
         unfinished::remove_leftovers(&shelf.files.folder, |name| is_ours(Path::new(name)));
         let begin = format!("mlcc-{identity:032x}-");
         let mut found: Vec<PathBuf> = match std::fs::read_dir(&shelf.files.folder) {
@@ -157,7 +157,7 @@ impl Shelf {
                 match shelf.read(&path) {
                     Ok((tokens, logits)) => {
                         let (logits, stem) = (logits.len(), path.with_extension(""));
-                        shelf.add(Entry { tokens, logits, stem });
+                        shelf.add(DiskEntry { tokens, logits, stem });
                     }
                     Err(why) => shelf.warn(&path, &why),
                 }
@@ -166,13 +166,13 @@ impl Shelf {
         shelf
     }
 
-    fn add(&mut self, entry: Entry) {
+    fn add(&mut self, entry: DiskEntry) {
         self.tree.insert(&entry.tokens, self.next);
         self.entries.insert(self.next, entry);
         self.next += 1;
     }
 
-    fn remove(&mut self, index: u64) -> Option<Entry> {
+    fn remove(&mut self, index: u64) -> Option<DiskEntry> {
         let entry = self.entries.remove(&index)?;
         self.tree.remove(&entry.tokens, index);
         Some(entry)
@@ -236,13 +236,13 @@ impl Shelf {
     }
 
     /// What belongs to a state; `None` with a warning if that is gone. From now on it is one that was just used.
-    pub fn take(&mut self, index: u64) -> Option<Wanted> {
+    pub fn take(&mut self, index: u64) -> Option<DiskPrefix> {
         let entry = self.entries.get(&index)?;
         let read = self.read(&entry.prefix());
         match read {
             Ok((tokens, logits)) if tokens == entry.tokens => {
                 entry.touch();
-                Some(Wanted { tokens, logits, state: entry.state() })
+                Some(DiskPrefix { tokens, logits, state: entry.state() })
             }
             Ok(_) => self.refuse(index, "another file has come in its place"),
             Err(why) => self.refuse(index, &why),
@@ -264,7 +264,7 @@ impl Shelf {
 
     /// Whether a state can be written now.
     pub fn is_free(&self) -> bool {
-        self.keeper.as_ref().is_some_and(Keeper::is_free)
+        self.keeper.as_ref().is_some_and(DiskWriter::is_free)
     }
 
     /// Whether a state has no files. What begins a longer one needs none where the model rewinds.
@@ -274,7 +274,11 @@ impl Shelf {
 
     /// The state of these tokens is used now, if it is there.
     pub fn touch(&self, tokens: &[TokenId]) {
-        self.tree.exactly(tokens).iter().filter_map(|index| self.entries.get(index)).for_each(Entry::touch);
+        self.tree
+            .exactly(tokens)
+            .iter()
+            .filter_map(|index| self.entries.get(index))
+            .for_each(DiskEntry::touch);
     }
 
     /// Keeps a state, `state` being what its file will have: another thread writes it, which must be free.
@@ -284,16 +288,16 @@ impl Shelf {
         let stem = format!("mlcc-{:032x}-{:032x}", self.identity, xxh3_128(&bytes));
         let stem = self.files.folder.join(stem);
         let begins = self.tree.begins(tokens).filter_map(|(_, index)| self.entries.get(&index));
-        let replaces: Vec<Entry> = begins.filter(|_| self.rewinds).cloned().collect();
+        let replaces: Vec<DiskEntry> = begins.filter(|_| self.rewinds).cloned().collect();
         let prefix = prefix(self.identity, tokens.len(), bytes, logits);
-        let entry = Entry { tokens: tokens.to_vec(), logits: logits.len(), stem };
-        keeper.give(Parcel { entry, prefix, state, replaces });
+        let entry = DiskEntry { tokens: tokens.to_vec(), logits: logits.len(), stem };
+        keeper.give(WriteJob { entry, prefix, state, replaces });
     }
 
     /// Takes note of what was written; with `wait` also of what is on its way.
     pub fn settle(&mut self, wait: bool) {
         let report = self.keeper.as_mut().and_then(|keeper| keeper.report(wait));
-        let Some(Report { entry, written, gone }) = report else { return };
+        let Some(WriteReport { entry, written, gone }) = report else { return };
         match written {
             Ok(()) => self.add(entry),
             Err(why) => {
@@ -361,8 +365,8 @@ mod tests {
 
     const IDENTITY: u128 = 0xabc;
 
-    fn limits() -> Limits {
-        Limits {
+    fn limits() -> ModelLimits {
+        ModelLimits {
             vocab: 10,
             context: Some(100),
             prompt: None,
@@ -375,15 +379,15 @@ mod tests {
         }
     }
 
-    fn shelf(folder: &Path, most_bytes: u64, rewinds: bool) -> Shelf {
-        Shelf::open(files(folder, most_bytes), IDENTITY, limits(), rewinds)
+    fn shelf(folder: &Path, most_bytes: u64, rewinds: bool) -> DiskCache {
+        DiskCache::open(files(folder, most_bytes), IDENTITY, limits(), rewinds)
     }
 
-    fn files(folder: &Path, most_bytes: u64) -> PrefixFiles {
-        PrefixFiles { folder: folder.to_path_buf(), most_bytes, rest: Duration::ZERO, warn: |_| {} }
+    fn files(folder: &Path, most_bytes: u64) -> DiskCacheOptions {
+        DiskCacheOptions { folder: folder.to_path_buf(), most_bytes, rest: Duration::ZERO, warn: |_| {} }
     }
 
-    fn add(shelf: &mut Shelf, tokens: &[TokenId], logits: &[f32]) {
+    fn add(shelf: &mut DiskCache, tokens: &[TokenId], logits: &[f32]) {
         if shelf.lacks(tokens) {
             shelf.keep(tokens, logits, vec![7; 50]);
             assert!(!shelf.is_free());
@@ -406,7 +410,7 @@ mod tests {
         let mut second = shelf(folder.path(), 1 << 20, false);
         let mut rewinding = shelf(folder.path(), 1 << 20, true);
         let found =
-            |shelf: &Shelf, prompt: &[TokenId], most| shelf.best(prompt, most).map(|(_, tokens)| tokens);
+            |shelf: &DiskCache, prompt: &[TokenId], most| shelf.best(prompt, most).map(|(_, tokens)| tokens);
         assert_eq!(found(&second, &[1, 2, 3, 9], 3), Some(3));
         assert_eq!(found(&second, &[1, 2, 3, 4, 9], 4), Some(4));
         assert_eq!(found(&second, &[1, 2, 3, 4], 2), None, "no logits behind all of it");
@@ -450,12 +454,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let of = |name: &str| files(&folder.path().join(name), 1 << 20);
         let mode =
-            |files: &PrefixFiles| std::fs::metadata(&files.folder).unwrap().permissions().mode() & 0o777;
-        let made = |files: &PrefixFiles| {
+            |files: &DiskCacheOptions| std::fs::metadata(&files.folder).unwrap().permissions().mode() & 0o777;
+        let made = |files: &DiskCacheOptions| {
             files.make_folder().unwrap();
             mode(files)
         };
-        let everybody = |files: &PrefixFiles| {
+        let everybody = |files: &DiskCacheOptions| {
             std::fs::set_permissions(&files.folder, std::fs::Permissions::from_mode(0o755)).unwrap();
         };
         let new = of("a/b");
@@ -501,11 +505,13 @@ mod tests {
         }
         std::fs::write(path("prefix"), &good).unwrap();
         let files = files(folder.path(), 0);
-        assert!(Shelf::open(files.clone(), IDENTITY + 1, limits(), false).entries.is_empty());
-        let small = Limits { vocab: 3, ..limits() };
-        assert!(Shelf::open(files.clone(), IDENTITY, small, false).entries.is_empty());
+        assert!(DiskCache::open(files.clone(), IDENTITY + 1, limits(), false).entries.is_empty());
+        let small = ModelLimits { vocab: 3, ..limits() };
+        assert!(DiskCache::open(files.clone(), IDENTITY, small, false).entries.is_empty());
         assert!(
-            Shelf::open(files, IDENTITY, Limits { context: Some(2), ..limits() }, false).entries.is_empty()
+            DiskCache::open(files, IDENTITY, ModelLimits { context: Some(2), ..limits() }, false)
+                .entries
+                .is_empty()
         );
         // One that goes away while the server runs.
         let mut shelf = shelf(folder.path(), 0, false);

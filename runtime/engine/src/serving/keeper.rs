@@ -10,38 +10,38 @@ use std::time::SystemTime;
 
 use mlcc_files::replace_private_file;
 
-use crate::serving::files::{Entry, is_ours};
+use crate::serving::files::{DiskEntry, is_ours};
 
 /// A state on its way to its files.
-pub(super) struct Parcel {
-    pub entry: Entry,
+pub(super) struct WriteJob {
+    pub entry: DiskEntry,
     /// What is written to each of its files.
     pub prefix: Vec<u8>,
     pub state: Vec<u8>,
     /// States that are not needed beside it.
-    pub replaces: Vec<Entry>,
+    pub replaces: Vec<DiskEntry>,
 }
 
 /// What became of it.
-pub(super) struct Report {
-    pub entry: Entry,
+pub(super) struct WriteReport {
+    pub entry: DiskEntry,
     pub written: Result<(), String>,
     /// Stems of states that had to go.
     pub gone: Vec<PathBuf>,
 }
 
-pub(super) struct Keeper {
-    parcels: Option<Sender<Parcel>>,
-    reports: Receiver<Report>,
+pub(super) struct DiskWriter {
+    parcels: Option<Sender<WriteJob>>,
+    reports: Receiver<WriteReport>,
     /// A parcel is on its way.
     busy: bool,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Keeper {
+impl DiskWriter {
     /// `most_bytes` of all files in the folder of a parcel.
-    pub fn start(most_bytes: u64) -> std::io::Result<Keeper> {
-        let (parcels, incoming) = channel::<Parcel>();
+    pub fn start(most_bytes: u64) -> std::io::Result<DiskWriter> {
+        let (parcels, incoming) = channel::<WriteJob>();
         let (outgoing, reports) = channel();
         let work = move || {
             for parcel in incoming {
@@ -51,7 +51,7 @@ impl Keeper {
             }
         };
         let thread = std::thread::Builder::new().name("mlcc-states".into()).spawn(work)?;
-        Ok(Keeper { parcels: Some(parcels), reports, busy: false, thread: Some(thread) })
+        Ok(DiskWriter { parcels: Some(parcels), reports, busy: false, thread: Some(thread) })
     }
 
     pub fn is_free(&self) -> bool {
@@ -59,12 +59,12 @@ impl Keeper {
     }
 
     /// Gives it to the thread, which must be free.
-    pub fn give(&mut self, parcel: Parcel) {
+    pub fn give(&mut self, parcel: WriteJob) {
         self.busy = self.parcels.as_ref().is_some_and(|parcels| parcels.send(parcel).is_ok());
     }
 
     /// What became of the last parcel, if that is known; with `wait` it will be.
-    pub fn report(&mut self, wait: bool) -> Option<Report> {
+    pub fn report(&mut self, wait: bool) -> Option<WriteReport> {
         if !self.busy {
             return None;
         }
@@ -75,7 +75,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for DiskWriter {
     fn drop(&mut self) {
         self.parcels = None;
         if let Some(thread) = self.thread.take() {
@@ -85,8 +85,8 @@ impl Drop for Keeper {
     }
 }
 
-fn write(parcel: Parcel, most_bytes: u64) -> Report {
-    let Parcel { entry, prefix, state, replaces } = parcel;
+fn write(parcel: WriteJob, most_bytes: u64) -> WriteReport {
+    let WriteJob { entry, prefix, state, replaces } = parcel;
     let file = |path: &Path, bytes: &[u8]| {
         replace_private_file(path, |out| out.write_all(bytes)).map_err(|error| error.to_string())
     };
@@ -94,7 +94,7 @@ fn write(parcel: Parcel, most_bytes: u64) -> Report {
     let written = file(&entry.state(), &state).and_then(|()| file(&entry.prefix(), &prefix));
     let mut gone = Vec::new();
     if written.is_ok() {
-        replaces.iter().for_each(Entry::remove);
+        replaces.iter().for_each(DiskEntry::remove);
         gone.extend(replaces.into_iter().map(|entry| entry.stem));
         // Finer than the clock of some file systems.
         entry.touch();
@@ -102,11 +102,11 @@ fn write(parcel: Parcel, most_bytes: u64) -> Report {
     } else {
         entry.remove();
     }
-    Report { entry, written, gone }
+    WriteReport { entry, written, gone }
 }
 
 /// Removes the oldest states beside an entry, of whatever model, until the others fit. Their stems.
-fn trim(entry: &Entry, most_bytes: u64) -> Vec<PathBuf> {
+fn trim(entry: &DiskEntry, most_bytes: u64) -> Vec<PathBuf> {
     let folder = entry.stem.parent().and_then(|folder| std::fs::read_dir(folder).ok());
     let Some(folder) = folder else { return Vec::new() };
     let mut states: Vec<(SystemTime, PathBuf, u64)> = Vec::new();
@@ -126,7 +126,7 @@ fn trim(entry: &Entry, most_bytes: u64) -> Vec<PathBuf> {
             None => {
                 // Older ones must not stay in its place.
                 room = 0;
-                Entry { tokens: Vec::new(), logits: 0, stem: stem.clone() }.remove();
+                DiskEntry { tokens: Vec::new(), logits: 0, stem: stem.clone() }.remove();
                 gone.push(stem);
             }
         }

@@ -7,13 +7,13 @@ use std::collections::btree_map::Entry;
 use std::time::Instant;
 
 use crate::serving::adapter::{AdapterId, TextAdapter, id_of};
-use crate::serving::prefixes::{Slot, Slots, WORTH_A_COPY};
-use crate::serving::radix::Radix;
-use crate::serving::saving::Place;
-use crate::serving::step::{CacheBlocks, Step};
+use crate::serving::prefixes::{SequenceSlot, SlotTable, WORTH_A_COPY};
+use crate::serving::radix::RadixTree;
+use crate::serving::saving::PrefixLocation;
+use crate::serving::step::{CacheBlocks, ModelRunner};
 use crate::tokenizer::TokenId;
 
-pub(super) struct Kept<S> {
+pub(super) struct CachedPrefix<S> {
     /// With which the state was made.
     pub adapter: Option<TextAdapter>,
     pub tokens: Vec<TokenId>,
@@ -28,20 +28,26 @@ pub(super) struct Kept<S> {
     pub rests: Option<Instant>,
 }
 
-pub(super) struct Store<S> {
-    all: BTreeMap<u64, Kept<S>>,
+pub(super) struct PrefixCache<S> {
+    all: BTreeMap<u64, CachedPrefix<S>>,
     /// Of the texts of each adapter, and of those without.
-    trees: BTreeMap<AdapterId, Radix>,
+    trees: BTreeMap<AdapterId, RadixTree>,
     /// Of those that have none.
-    empty: Radix,
+    empty: RadixTree,
     /// Most of them.
     most: usize,
     next: u64,
 }
 
-impl<S> Store<S> {
+impl<S> PrefixCache<S> {
     pub fn new(most: usize) -> Self {
-        Store { all: BTreeMap::new(), trees: BTreeMap::new(), empty: Radix::default(), most, next: 0 }
+        PrefixCache {
+            all: BTreeMap::new(),
+            trees: BTreeMap::new(),
+            empty: RadixTree::default(),
+            most,
+            next: 0,
+        }
     }
 
     pub fn takes_any(&self) -> bool {
@@ -49,19 +55,19 @@ impl<S> Store<S> {
     }
 
     /// States that may be used with an adapter.
-    pub fn tree(&self, adapter: Option<&TextAdapter>) -> &Radix {
+    pub fn tree(&self, adapter: Option<&TextAdapter>) -> &RadixTree {
         self.trees.get(&id_of(adapter)).unwrap_or(&self.empty)
     }
 
-    pub fn get(&self, id: u64) -> Option<&Kept<S>> {
+    pub fn get(&self, id: u64) -> Option<&CachedPrefix<S>> {
         self.all.get(&id)
     }
 
-    pub fn get_mut(&mut self, id: u64) -> Option<&mut Kept<S>> {
+    pub fn get_mut(&mut self, id: u64) -> Option<&mut CachedPrefix<S>> {
         self.all.get_mut(&id)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (u64, &Kept<S>)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &CachedPrefix<S>)> {
         self.all.iter().map(|(&id, kept)| (id, kept))
     }
 
@@ -70,7 +76,7 @@ impl<S> Store<S> {
     }
 
     /// The state of exactly these tokens.
-    pub fn of(&mut self, adapter: Option<&TextAdapter>, tokens: &[TokenId]) -> Option<&mut Kept<S>> {
+    pub fn of(&mut self, adapter: Option<&TextAdapter>, tokens: &[TokenId]) -> Option<&mut CachedPrefix<S>> {
         let id = *self.tree(adapter).exactly(tokens).first()?;
         self.all.get_mut(&id)
     }
@@ -86,14 +92,14 @@ impl<S> Store<S> {
         self.all.len() >= self.most
     }
 
-    pub fn insert(&mut self, kept: Kept<S>) {
+    pub fn insert(&mut self, kept: CachedPrefix<S>) {
         let tree = self.trees.entry(id_of(kept.adapter.as_ref())).or_default();
         tree.insert(&kept.tokens, self.next);
         self.all.insert(self.next, kept);
         self.next += 1;
     }
 
-    pub fn remove(&mut self, id: u64) -> Option<Kept<S>> {
+    pub fn remove(&mut self, id: u64) -> Option<CachedPrefix<S>> {
         let kept = self.all.remove(&id)?;
         if let Entry::Occupied(mut tree) = self.trees.entry(id_of(kept.adapter.as_ref())) {
             tree.get_mut().remove(&kept.tokens, id);
@@ -105,7 +111,7 @@ impl<S> Store<S> {
     }
 }
 
-impl<M: Step> Slots<M> {
+impl<M: ModelRunner> SlotTable<M> {
     /// Drops the state that was used longest ago of those that no text runs in. False if there is none.
     pub fn drop_idle(&mut self, model: &M) -> bool {
         let idle = self.slots.iter().enumerate().filter(|(_, s)| s.running.is_none() && !s.fed.is_empty());
@@ -121,8 +127,8 @@ impl<M: Step> Slots<M> {
 
     /// Drops all states of an adapter that no text runs in.
     pub fn forget(&mut self, adapter: &TextAdapter) {
-        let of_adapter = |slot: &Slot<M::Sequence>| slot.adapter.as_ref() == Some(adapter);
-        let idle = |(at, slot): (usize, &Slot<M::Sequence>)| {
+        let of_adapter = |slot: &SequenceSlot<M::Sequence>| slot.adapter.as_ref() == Some(adapter);
+        let idle = |(at, slot): (usize, &SequenceSlot<M::Sequence>)| {
             (slot.running.is_none() && of_adapter(slot)).then_some(at)
         };
         let idle: Vec<usize> = self.slots.iter().enumerate().filter_map(idle).collect();
@@ -147,7 +153,7 @@ impl<M: Step> Slots<M> {
     /// Keeps a copy of the state of a slot, of a model that could not come back to it, with the logits if it is that of a whole prompt.
     /// Without it the next prompt is read again.
     pub fn keep(&mut self, model: &M, slot: usize, logits: &[f32], inner: bool) {
-        let Slot { sequence: Some(sequence), fed, adapter, .. } = &self.slots[slot] else { return };
+        let SequenceSlot { sequence: Some(sequence), fed, adapter, .. } = &self.slots[slot] else { return };
         let forgotten = adapter.as_ref().is_some_and(TextAdapter::is_forgotten);
         if self.truncates || !self.kept.takes_any() || forgotten {
             return;
@@ -164,7 +170,7 @@ impl<M: Step> Slots<M> {
         match model.fork(sequence) {
             Ok(sequence) => {
                 let (adapter, tokens, logits) = (adapter.clone(), fed.clone(), logits.to_vec());
-                self.put(model, Kept { adapter, tokens, sequence, logits, used, inner, rests });
+                self.put(model, CachedPrefix { adapter, tokens, sequence, logits, used, inner, rests });
             }
             Err(error) => self.lost(&error),
         }
@@ -172,7 +178,7 @@ impl<M: Step> Slots<M> {
 
     /// The state of a slot that another text needs joins those that no slot has, if that is worth it.
     pub fn retire(&mut self, model: &M, slot: usize) {
-        let Slot { sequence, fed, used, adapter, .. } = &mut self.slots[slot];
+        let SequenceSlot { sequence, fed, used, adapter, .. } = &mut self.slots[slot];
         let used = *used;
         if fed.len() >= WORTH_A_COPY
             && self.kept.takes_any()
@@ -182,14 +188,14 @@ impl<M: Step> Slots<M> {
             let rests = self.slots[slot].rests;
             self.lose(slot);
             let logits = Vec::new();
-            self.put(model, Kept { adapter, tokens, sequence, logits, used, inner: false, rests });
+            self.put(model, CachedPrefix { adapter, tokens, sequence, logits, used, inner: false, rests });
         } else {
-            self.save_before_loss(model, Place::Slot(slot));
+            self.save_before_loss(model, PrefixLocation::Slot(slot));
         }
     }
 
     /// Adds a state to those that no slot has.
-    fn put(&mut self, model: &M, kept: Kept<M::Sequence>) {
+    fn put(&mut self, model: &M, kept: CachedPrefix<M::Sequence>) {
         let adapter = kept.adapter.as_ref();
         if adapter.is_some_and(TextAdapter::is_forgotten) {
             return;
@@ -217,7 +223,7 @@ impl<M: Step> Slots<M> {
     }
 
     fn evict(&mut self, model: &M, id: u64) {
-        self.save_before_loss(model, Place::Kept(id));
+        self.save_before_loss(model, PrefixLocation::Kept(id));
         self.kept.remove(id);
     }
 

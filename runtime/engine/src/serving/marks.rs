@@ -2,14 +2,14 @@
 //! another text was seen to part from this one, and now and then in long prompts, of which nobody knows where others will part.
 
 use crate::serving::pace::SMALLEST;
-use crate::serving::prefixes::{Start, WORTH_A_COPY};
-use crate::serving::request::TextRequest;
+use crate::serving::prefixes::{PrefillStart, WORTH_A_COPY};
+use crate::serving::request::EngineRequest;
 
 /// Most copies of what is left to read that are made without another reason.
 const INNER: usize = 4;
 
 #[derive(Debug, Default)]
-pub(super) struct Marks {
+pub(super) struct CheckpointPositions {
     /// In order. Pieces of the prompt end there.
     at: Vec<usize>,
     /// Tokens between two copies without another reason, which are made where a piece ends anyway; 0: there are none.
@@ -18,9 +18,9 @@ pub(super) struct Marks {
     last: usize,
 }
 
-impl Marks {
+impl CheckpointPositions {
     /// For a text that is read from `start` on, in pieces of at most `chunk` tokens.
-    pub fn new(start: &Start, request: &TextRequest, chunk: usize) -> Marks {
+    pub fn new(start: &PrefillStart, request: &EngineRequest, chunk: usize) -> CheckpointPositions {
         let left = request.prompt.len().saturating_sub(start.cached);
         let mut at: Vec<usize> = request.borders.iter().copied().chain([start.parting]).collect();
         at.sort_unstable();
@@ -31,7 +31,7 @@ impl Marks {
             is_worth_it
         });
         let every = (2 * chunk).max(WORTH_A_COPY).max(left / INNER);
-        Marks { at, every, last: start.cached }
+        CheckpointPositions { at, every, last: start.cached }
     }
 
     /// The next mark behind `fed` tokens. Before and behind it are pieces of more than one row.

@@ -8,32 +8,32 @@ use std::time::{Duration, Instant};
 
 use crate::grammar::{Grammar, MaskLimits};
 use crate::serving::scheduler::Scheduler;
-use crate::serving::step::Step;
-use crate::serving::writer::{Phase, Writer};
+use crate::serving::step::ModelRunner;
+use crate::serving::writer::{RunningSequence, SequencePhase};
 use crate::tokenizer::TokenId;
 
 /// Most threads. They are started when they are needed, and texts with slow grammars have one of them together.
 const MOST_THREADS: usize = 4;
 
 /// A grammar on its way to its next mask.
-struct Task {
+struct MaskJob {
     id: u64,
     grammar: Grammar,
     ends: Vec<TokenId>,
 }
 
 /// A mask that is being computed.
-struct Running {
+struct RunningMask {
     id: u64,
     is_slow: bool,
     limits: MaskLimits,
 }
 
 #[derive(Default)]
-struct State {
-    usual: VecDeque<Task>,
-    slow: VecDeque<Task>,
-    running: Vec<Running>,
+struct MaskQueue {
+    usual: VecDeque<MaskJob>,
+    slow: VecDeque<MaskJob>,
+    running: Vec<RunningMask>,
     /// Grammars that know their masks, or why they have none.
     done: Vec<(u64, Grammar)>,
     /// Threads that wait for something to do.
@@ -41,8 +41,8 @@ struct State {
     closed: bool,
 }
 
-impl State {
-    fn next(&mut self) -> Option<(Task, bool)> {
+impl MaskQueue {
+    fn next(&mut self) -> Option<(MaskJob, bool)> {
         if let Some(task) = self.usual.pop_front() {
             return Some((task, false));
         }
@@ -54,29 +54,29 @@ impl State {
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct SharedMaskQueue {
+    state: Mutex<MaskQueue>,
     /// There is something to do.
     work: Condvar,
     /// A mask is there.
     done: Condvar,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl SharedMaskQueue {
+    fn lock(&self) -> MutexGuard<'_, MaskQueue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn run(&self) {
         let mut state = self.lock();
         while !state.closed {
-            let Some((Task { id, mut grammar, ends }, is_slow)) = state.next() else {
+            let Some((MaskJob { id, mut grammar, ends }, is_slow)) = state.next() else {
                 state.idle += 1;
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 state.idle -= 1;
                 continue;
             };
-            state.running.push(Running { id, is_slow, limits: grammar.limits() });
+            state.running.push(RunningMask { id, is_slow, limits: grammar.limits() });
             drop(state);
             // An error comes again where the token is chosen, as a grammar does that a panic has left without a mask.
             let _ = catch_unwind(AssertUnwindSafe(|| grammar.prepare(&ends)));
@@ -93,13 +93,13 @@ impl Shared {
 
 /// The engine's side. Without lent grammars nothing of it is locked.
 #[derive(Default)]
-pub(super) struct Masks {
-    shared: Arc<Shared>,
+pub(super) struct MaskWorkers {
+    shared: Arc<SharedMaskQueue>,
     threads: Vec<JoinHandle<()>>,
     lent: usize,
 }
 
-impl Masks {
+impl MaskWorkers {
     /// Tells if no grammar is on its way.
     pub fn is_idle(&self) -> bool {
         self.lent == 0
@@ -121,7 +121,7 @@ impl Masks {
         }
         self.lent += 1;
         let mut state = self.shared.lock();
-        let task = Task { id, ends: ends.to_vec(), grammar };
+        let task = MaskJob { id, ends: ends.to_vec(), grammar };
         match task.grammar.is_slow() {
             true => state.slow.push_back(task),
             false => state.usual.push_back(task),
@@ -171,7 +171,7 @@ impl Masks {
     }
 }
 
-impl Drop for Masks {
+impl Drop for MaskWorkers {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.closed = true;
@@ -185,15 +185,15 @@ impl Drop for Masks {
     }
 }
 
-impl<M: Step + 'static> Scheduler<'_, M> {
+impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     /// Takes the grammars of texts that will choose a token, so that their masks can be computed meanwhile.
     pub fn lend_grammars(&mut self) {
         let (rows, masks) = (&self.round.rows, &mut self.masks);
-        let chooses = |writer: &Writer| match writer.phase {
-            Phase::Waiting { twin } => rows.iter().any(|row| row.id == twin && row.first),
-            Phase::Reading => rows.iter().any(|row| row.id == writer.id && row.first),
-            Phase::Writing => rows.iter().any(|row| row.id == writer.id),
-            Phase::Masking => false,
+        let chooses = |writer: &RunningSequence| match writer.phase {
+            SequencePhase::Waiting { twin } => rows.iter().any(|row| row.id == twin && row.first),
+            SequencePhase::Reading => rows.iter().any(|row| row.id == writer.id && row.first),
+            SequencePhase::Writing => rows.iter().any(|row| row.id == writer.id),
+            SequencePhase::Masking => false,
         };
         for writer in &mut self.writers {
             let is_open = |grammar: &Grammar| !grammar.is_prepared();
@@ -222,12 +222,12 @@ impl<M: Step + 'static> Scheduler<'_, M> {
 
     /// Texts choose that have waited for the masks of their grammars.
     pub fn choose_masked(&mut self) {
-        if !self.writers.iter().any(|w| w.phase == Phase::Masking) {
+        if !self.writers.iter().any(|w| w.phase == SequencePhase::Masking) {
             return;
         }
         self.take_grammars(Duration::ZERO);
         let mut all: Vec<f32> = Vec::new();
-        for writer in self.writers.iter_mut().filter(|w| w.phase == Phase::Masking && !w.masking) {
+        for writer in self.writers.iter_mut().filter(|w| w.phase == SequencePhase::Masking && !w.masking) {
             if let Some((logits, past)) = writer.held.take() {
                 writer.chooses = Some((all.len()..all.len() + logits.len(), past));
                 all.extend(logits);

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use crate::serving::cost::{Cost, Load};
+use crate::serving::cost::{StepCostModel, StepLoad};
 
 /// Rows beside others before one such step was measured.
 const FIRST: usize = 16;
@@ -25,23 +25,23 @@ const GROWTH: usize = 2;
 const MARGIN: f64 = 2.0;
 
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct PrefillPacer {
     /// Longest time between two tokens of a text, in decode steps.
     gap: f64,
-    cost: Cost,
+    cost: StepCostModel,
     /// Steps since one without rows of prompts was measured.
     age: u32,
     /// Most rows of prompts beside next tokens so far: what lies far beyond them is not known well.
     seen: usize,
 }
 
-impl Pace {
+impl PrefillPacer {
     pub(super) fn new(gap: f64) -> Self {
-        Pace { gap, cost: Cost::default(), age: REMEASURE, seen: 0 }
+        PrefillPacer { gap, cost: StepCostModel::default(), age: REMEASURE, seen: 0 }
     }
 
     /// What a step had and took. One without next tokens says nothing of what they wait for.
-    pub(super) fn stepped(&mut self, load: &Load, time: Duration) {
+    pub(super) fn stepped(&mut self, load: &StepLoad, time: Duration) {
         if load.texts == 0 {
             return;
         }
@@ -63,7 +63,7 @@ impl Pace {
 
     /// What prompts may have of a step with the next tokens of so many texts, at most `most` rows. `waiting`: how many prompts there are
     /// behind the one that is read first.
-    pub(super) fn room(&self, texts: usize, waiting: usize, most: usize) -> Room<'_> {
+    pub(super) fn room(&self, texts: usize, waiting: usize, most: usize) -> PrefillBudget<'_> {
         let (rows, seconds) = if texts == 0 {
             (most, f64::INFINITY)
         } else if self.age >= self.remeasure(texts) {
@@ -76,21 +76,26 @@ impl Pace {
             let seconds = gap.max(1.0) * step - self.cost.alone() - self.cost.begin();
             (most.min(self.seen.saturating_mul(GROWTH)), seconds)
         };
-        Room { cost: &self.cost, rows, seconds, smallest: if rows < SMALLEST { 0 } else { SMALLEST } }
+        PrefillBudget {
+            cost: &self.cost,
+            rows,
+            seconds,
+            smallest: if rows < SMALLEST { 0 } else { SMALLEST },
+        }
     }
 }
 
 /// What is left of a step for rows of prompts.
 #[derive(Debug)]
-pub(super) struct Room<'c> {
-    cost: &'c Cost,
+pub(super) struct PrefillBudget<'c> {
+    cost: &'c StepCostModel,
     rows: usize,
     seconds: f64,
     /// What the first prompt gets in any case, else it would never be read.
     smallest: usize,
 }
 
-impl Room<'_> {
+impl PrefillBudget<'_> {
     /// Rows of a prompt of which `past` are read; fewer than [`SMALLEST`]: none.
     pub(super) fn rows(&self, past: usize) -> usize {
         let fit = self.cost.fit(self.seconds, past);
@@ -126,26 +131,26 @@ mod tests {
 
     /// A model of which a step of some texts takes 2 ms and 0.5 ms for each, and one with rows of prompts 1 ms more and `row` ms for each,
     /// twice as much behind 5000 others.
-    fn milliseconds(load: &Load, row: f64) -> f64 {
+    fn milliseconds(load: &StepLoad, row: f64) -> f64 {
         let begin = if load.rows > 0 { 1.0 } else { 0.0 };
         2.0 + 0.5 * load.texts as f64 + begin + row * (load.rows as f64 + 2e-4 * load.row_keys as f64)
     }
 
     /// Reads a prompt beside texts; gives the longest step in steps without a prompt, and the mean of those with one, after the first few.
     fn read(
-        pace: &mut Pace,
+        pace: &mut PrefillPacer,
         texts: usize,
         prompt: usize,
         row: f64,
         mut noise: impl FnMut() -> f64,
     ) -> (f64, f64) {
         let (mut past, mut longest, mut sum, mut count) = (0, 0.0_f64, 0.0, 0);
-        let next = Load { texts, ..Load::default() };
+        let next = StepLoad { texts, ..StepLoad::default() };
         let alone = milliseconds(&next, row);
         while past < prompt {
             let room = pace.room(next.texts, 0, 512);
             let rows = room.rows(past).min(prompt - past);
-            let load = Load { rows, row_keys: Load::keys_of(rows, past), ..next };
+            let load = StepLoad { rows, row_keys: StepLoad::keys_of(rows, past), ..next };
             let took = milliseconds(&load, row);
             pace.stepped(&load, Duration::from_secs_f64(took * noise() / 1e3));
             past += rows;
@@ -160,7 +165,7 @@ mod tests {
     #[test]
     fn reading_gets_the_time_of_the_gap() {
         for (texts, row) in [(1, 0.02), (8, 0.2), (8, 0.02), (16, 0.5), (3, 0.1)] {
-            let mut pace = Pace::new(3.0);
+            let mut pace = PrefillPacer::new(3.0);
             read(&mut pace, texts, 4000, row, || 1.0);
             let (longest, mean) = read(&mut pace, texts, 4000, row, || 1.0);
             assert!(longest < 3.1, "{texts} {row}: {longest}");
@@ -170,7 +175,7 @@ mod tests {
 
     #[test]
     fn other_texts_and_a_slower_machine_are_followed() {
-        let mut pace = Pace::new(3.0);
+        let mut pace = PrefillPacer::new(3.0);
         read(&mut pace, 8, 4000, 0.2, || 1.0);
         read(&mut pace, 2, 4000, 0.2, || 1.0);
         let (longest, mean) = read(&mut pace, 5, 4000, 0.2, || 1.0);
@@ -182,7 +187,7 @@ mod tests {
 
     #[test]
     fn one_long_step_changes_little() {
-        let mut pace = Pace::new(3.0);
+        let mut pace = PrefillPacer::new(3.0);
         read(&mut pace, 8, 4000, 0.2, || 1.0);
         let mut step = 0;
         let (longest, mean) = read(&mut pace, 8, 4000, 0.2, || {
@@ -194,17 +199,17 @@ mod tests {
 
     #[test]
     fn the_first_steps_and_the_limits() {
-        let mut pace = Pace::new(3.0);
-        let next = Load { texts: 4, ..Load::default() };
+        let mut pace = PrefillPacer::new(3.0);
+        let next = StepLoad { texts: 4, ..StepLoad::default() };
         assert_eq!(pace.room(0, 0, 128).rows(0), 128, "nobody waits");
         assert_eq!(pace.room(next.texts, 0, 128).rows(0), 0, "a decode step first");
         pace.stepped(&next, Duration::from_millis(10));
         assert_eq!((pace.room(next.texts, 0, 128).rows(0), pace.room(next.texts, 0, 8).rows(0)), (FIRST, 8));
-        pace.stepped(&Load { rows: 128, ..Load::default() }, Duration::from_millis(1));
+        pace.stepped(&StepLoad { rows: 128, ..StepLoad::default() }, Duration::from_millis(1));
         assert_eq!(pace.room(next.texts, 0, 128).rows(0), FIRST, "a step without others says nothing");
-        pace.stepped(&Load { rows: 16, ..next }, Duration::from_millis(11));
+        pace.stepped(&StepLoad { rows: 16, ..next }, Duration::from_millis(11));
         assert_eq!(pace.room(next.texts, 0, 128).rows(0), 32, "no more than twice as many as ever before");
-        let tight = Pace { gap: 1.0, ..pace };
+        let tight = PrefillPacer { gap: 1.0, ..pace };
         let mut room = tight.room(next.texts, 0, 128);
         assert_eq!(room.rows(0), SMALLEST);
         room.take(SMALLEST, 0);
@@ -214,12 +219,12 @@ mod tests {
     /// A burst: beside one text there is as much room as beside all that will be written soon, as far as that was measured.
     #[test]
     fn prompts_that_wait_are_texts_of_the_step_that_counts() {
-        let mut pace = Pace::new(3.0);
+        let mut pace = PrefillPacer::new(3.0);
         for texts in [1, 16] {
             read(&mut pace, texts, 4000, 0.2, || 1.0);
         }
         for _ in 0..30 {
-            pace.stepped(&Load { texts: 1, ..Load::default() }, Duration::from_secs_f64(2.5e-3));
+            pace.stepped(&StepLoad { texts: 1, ..StepLoad::default() }, Duration::from_secs_f64(2.5e-3));
         }
         let (alone, burst) = (pace.room(1, 0, 512).rows(0), pace.room(1, 15, 512).rows(0));
         // 5 ms, less 1 to begin, are 20 rows; 27.5 ms, less 1, are 130.
@@ -231,7 +236,7 @@ mod tests {
     /// Most steps are within the gap, though none takes what was predicted.
     #[test]
     fn there_is_room_for_errors() {
-        let (mut pace, mut seed) = (Pace::new(3.0), 1_u32);
+        let (mut pace, mut seed) = (PrefillPacer::new(3.0), 1_u32);
         let mut noise = || {
             let mut next = || {
                 seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -240,12 +245,12 @@ mod tests {
             1.0 + 0.12 * (next() + next() + next())
         };
         read(&mut pace, 8, 4000, 0.2, &mut noise);
-        let next = Load { texts: 8, ..Load::default() };
+        let next = StepLoad { texts: 8, ..StepLoad::default() };
         let alone = milliseconds(&next, 0.2);
         let (mut past, mut steps, mut long) = (0, 0, 0);
         while past < 8000 {
             let rows = pace.room(8, 0, 512).rows(past);
-            let load = Load { rows, row_keys: Load::keys_of(rows, past), ..next };
+            let load = StepLoad { rows, row_keys: StepLoad::keys_of(rows, past), ..next };
             let took = milliseconds(&load, 0.2) * noise();
             pace.stepped(&load, Duration::from_secs_f64(took / 1e3));
             past += rows;
@@ -257,13 +262,13 @@ mod tests {
 
     #[test]
     fn decode_steps_are_measured_again() {
-        let mut pace = Pace::new(3.0);
-        let next = Load { texts: 2, ..Load::default() };
+        let mut pace = PrefillPacer::new(3.0);
+        let next = StepLoad { texts: 2, ..StepLoad::default() };
         pace.stepped(&next, Duration::from_millis(10));
         for step in 0..3 * REMEASURE {
             let rows = pace.room(next.texts, 0, 128).rows(0);
             assert_eq!(rows == 0, step % (REMEASURE + 1) == REMEASURE, "{step}");
-            pace.stepped(&Load { rows, ..next }, Duration::from_millis(10 + rows as u64));
+            pace.stepped(&StepLoad { rows, ..next }, Duration::from_millis(10 + rows as u64));
         }
     }
 

@@ -1,13 +1,13 @@
 //! What happens when sequences have used up their memory: states that nobody runs in go first, then the newest text is put back. It goes
 //! on when another has ended: what it was fed is read again, and its sampler and its text are as they were.
 
-use crate::serving::prefixes::Wanted;
-use crate::serving::request::Failure;
+use crate::serving::prefixes::PrefixQuery;
+use crate::serving::request::RequestFailure;
 use crate::serving::scheduler::{Scheduler, model_failure};
-use crate::serving::step::Step;
-use crate::serving::writer::{Phase, Writer};
+use crate::serving::step::ModelRunner;
+use crate::serving::writer::{RunningSequence, SequencePhase};
 
-impl<M: Step + 'static> Scheduler<'_, M> {
+impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     /// Plans the next step, and makes sure that there is memory for the rows that it has, and for no others.
     pub fn plan_with_room(&mut self) {
         let before = self.round.turn();
@@ -52,7 +52,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             (Some(_), Some(newest)) => self.park(newest),
             _ => {
                 let reason = "there is no memory left for this text, and no other text could give way";
-                self.end(id, Err(Failure::Model(reason.into())));
+                self.end(id, Err(RequestFailure::Model(reason.into())));
             }
         }
     }
@@ -97,12 +97,12 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             let most = self.most_cached(&writer.request, read);
             let (id, is_new) = (writer.id, writer.is_new());
             let adapter = writer.request.adapter.as_ref();
-            let wanted = Wanted { adapter, prompt: &writer.text.tokens()[..read], most };
+            let wanted = PrefixQuery { adapter, prompt: &writer.text.tokens()[..read], most };
             match self.slots.admit(&self.model, id, &wanted) {
                 Ok(Some(start)) => {
                     writer.slot = start.slot;
                     if start.cached == read && !is_new {
-                        writer.phase = Phase::Writing;
+                        writer.phase = SequencePhase::Writing;
                     }
                     self.writers.push(writer);
                     let logits = start.logits.filter(|_| is_new);
@@ -126,6 +126,6 @@ impl<M: Step + 'static> Scheduler<'_, M> {
 }
 
 /// Whether a text needs memory for the next step.
-fn is_active(writer: &Writer<'_>) -> bool {
-    !matches!(writer.phase, Phase::Waiting { .. })
+fn is_active(writer: &RunningSequence<'_>) -> bool {
+    !matches!(writer.phase, SequencePhase::Waiting { .. })
 }

@@ -11,17 +11,17 @@ use std::time::Instant;
 
 use crate::generate::{LanguageModel, RewindModel};
 use crate::serving::adapter::TextAdapter;
-use crate::serving::files::{Shelf, WORTH_A_FILE};
-use crate::serving::kept::Store;
+use crate::serving::files::{DiskCache, WORTH_A_FILE};
+use crate::serving::kept::PrefixCache;
 use crate::serving::radix::common;
-use crate::serving::step::{Step, StepError};
+use crate::serving::step::{ModelRunner, RunnerError};
 use crate::tokenizer::TokenId;
 
 /// Tokens for which it is worth to copy a state.
 pub(super) const WORTH_A_COPY: usize = 32;
 
 /// A place for one running text.
-pub(super) struct Slot<S> {
+pub(super) struct SequenceSlot<S> {
     /// Made when it is needed, and again after an error.
     pub sequence: Option<S>,
     /// The tokens of its state, and the adapter with which they were read.
@@ -35,27 +35,27 @@ pub(super) struct Slot<S> {
     pub(super) rests: Option<Instant>,
 }
 
-impl<S> Slot<S> {
+impl<S> SequenceSlot<S> {
     pub(super) fn empty() -> Self {
-        Slot { sequence: None, fed: Vec::new(), adapter: None, running: None, used: 0, rests: None }
+        SequenceSlot { sequence: None, fed: Vec::new(), adapter: None, running: None, used: 0, rests: None }
     }
 }
 
-pub(super) struct Slots<M: Step> {
-    pub slots: Vec<Slot<M::Sequence>>,
-    pub(super) kept: Store<M::Sequence>,
+pub(super) struct SlotTable<M: ModelRunner> {
+    pub slots: Vec<SequenceSlot<M::Sequence>>,
+    pub(super) kept: PrefixCache<M::Sequence>,
     /// Whether a state can go back to any number of its tokens.
     pub(super) truncates: bool,
     pub(super) admissions: u64,
     /// States that outlive the process.
-    pub(super) files: Option<Shelf>,
+    pub(super) files: Option<DiskCache>,
     /// How often a state could not be kept or restored, and why it could not the last time.
     pub lost: u64,
     pub lost_because: Option<String>,
 }
 
 /// Where a prompt begins to be read.
-pub(super) struct Start {
+pub(super) struct PrefillStart {
     pub slot: usize,
     /// Tokens of the prompt that are there.
     pub cached: usize,
@@ -66,7 +66,7 @@ pub(super) struct Start {
 }
 
 /// Where a state comes from.
-enum Source {
+enum PrefixSource {
     Nothing,
     /// The slot's own, with so many tokens.
     Own(usize),
@@ -84,25 +84,27 @@ enum Source {
     File(u64),
 }
 
-impl Source {
+impl PrefixSource {
     fn tokens(&self) -> usize {
         match *self {
-            Source::Own(tokens) | Source::Copy { tokens, .. } | Source::Kept { tokens, .. } => tokens,
-            Source::Nothing | Source::File(_) => 0,
+            PrefixSource::Own(tokens)
+            | PrefixSource::Copy { tokens, .. }
+            | PrefixSource::Kept { tokens, .. } => tokens,
+            PrefixSource::Nothing | PrefixSource::File(_) => 0,
         }
     }
 }
 
 /// What is wanted of a state: at most `most` tokens of a prompt, or all of them with the logits behind them.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted<'p> {
+pub(super) struct PrefixQuery<'p> {
     /// It is of a text with this adapter.
     pub adapter: Option<&'p TextAdapter>,
     pub prompt: &'p [TokenId],
     pub most: usize,
 }
 
-impl Wanted<'_> {
+impl PrefixQuery<'_> {
     /// How much of a state of `tokens` tokens can be used, of which the prompt shares `shared`.
     fn usable<S: RewindModel>(&self, sequence: &S, tokens: usize, shared: usize, logits: bool) -> usize {
         let is_whole = shared == tokens && tokens == self.prompt.len() && self.most > 0;
@@ -114,12 +116,12 @@ impl Wanted<'_> {
     }
 }
 
-impl<M: Step> Slots<M> {
-    /// `kept` states beside those of the slots; `truncates`: as of [`Limits`](super::step::Limits).
-    pub fn new(count: usize, kept: usize, truncates: bool, files: Option<Shelf>) -> Self {
-        let slots = (0..count).map(|_| Slot::empty()).collect();
-        let kept = Store::new(kept);
-        Slots { slots, kept, truncates, admissions: 0, files, lost: 0, lost_because: None }
+impl<M: ModelRunner> SlotTable<M> {
+    /// `kept` states beside those of the slots; `truncates`: as of [`ModelLimits`](super::step::ModelLimits).
+    pub fn new(count: usize, kept: usize, truncates: bool, files: Option<DiskCache>) -> Self {
+        let slots = (0..count).map(|_| SequenceSlot::empty()).collect();
+        let kept = PrefixCache::new(kept);
+        SlotTable { slots, kept, truncates, admissions: 0, files, lost: 0, lost_because: None }
     }
 
     pub fn has_free(&self) -> bool {
@@ -127,21 +129,26 @@ impl<M: Step> Slots<M> {
     }
 
     /// Gives a free slot to a text, with as much of the prompt as can be had. `None` if none is free.
-    pub fn admit(&mut self, model: &M, id: u64, wanted: &Wanted<'_>) -> Result<Option<Start>, StepError<M>> {
-        let Wanted { prompt, most, .. } = *wanted;
+    pub fn admit(
+        &mut self,
+        model: &M,
+        id: u64,
+        wanted: &PrefixQuery<'_>,
+    ) -> Result<Option<PrefillStart>, RunnerError<M>> {
+        let PrefixQuery { prompt, most, .. } = *wanted;
         if let Some(files) = &mut self.files {
             files.settle(false);
         }
         let parting = if self.truncates || most == 0 { 0 } else { self.parting(wanted) };
         let (slot, logits) = loop {
             let Some((slot, source)) = self.choose(wanted) else { return Ok(None) };
-            if let Source::Kept { id, .. } = source {
+            if let PrefixSource::Kept { id, .. } = source {
                 self.touch(id);
             }
-            if !matches!(source, Source::Own(_)) {
+            if !matches!(source, PrefixSource::Own(_)) {
                 self.retire(model, slot);
             }
-            if let Source::File(index) = source {
+            if let PrefixSource::File(index) = source {
                 match self.take_file(model, slot, index, wanted) {
                     Some(logits) => break (slot, logits),
                     // There is one file less to choose.
@@ -161,7 +168,7 @@ impl<M: Step> Slots<M> {
         self.take(slot, id);
         let cached = self.slots[slot].fed.len();
         let logits = logits.filter(|_| cached == prompt.len());
-        Ok(Some(Start { slot, cached, logits, parting }))
+        Ok(Some(PrefillStart { slot, cached, logits, parting }))
     }
 
     /// A free slot for the copy of another text's state.
@@ -175,8 +182,8 @@ impl<M: Step> Slots<M> {
     }
 
     /// Most tokens that a prompt has in common with any text of its adapter.
-    fn parting(&self, wanted: &Wanted<'_>) -> usize {
-        let Wanted { adapter, prompt, .. } = *wanted;
+    fn parting(&self, wanted: &PrefixQuery<'_>) -> usize {
+        let PrefixQuery { adapter, prompt, .. } = *wanted;
         let of_adapter = self.slots.iter().filter(|slot| slot.adapter.as_ref() == adapter);
         let in_slots = of_adapter.map(|slot| common(&slot.fed, prompt));
         let kept = self.kept.tree(adapter).nearest(prompt).next().map(|(tokens, _)| tokens);
@@ -196,7 +203,7 @@ impl<M: Step> Slots<M> {
         model: &M,
         slot: usize,
         adapter: Option<&TextAdapter>,
-    ) -> Result<(), StepError<M>> {
+    ) -> Result<(), RunnerError<M>> {
         self.slots[slot].fed.clear();
         self.slots[slot].adapter = adapter.cloned();
         let sequence = self.fresh(model, slot)?;
@@ -205,7 +212,7 @@ impl<M: Step> Slots<M> {
     }
 
     /// A new state of no tokens for a running text, with its adapter; the old one is unknown.
-    pub fn renew(&mut self, model: &M, slot: usize) -> Result<(), StepError<M>> {
+    pub fn renew(&mut self, model: &M, slot: usize) -> Result<(), RunnerError<M>> {
         self.slots[slot].fed.clear();
         self.slots[slot].sequence = None;
         let adapter = self.slots[slot].adapter.clone();
@@ -213,7 +220,7 @@ impl<M: Step> Slots<M> {
     }
 
     /// Drops all but the first tokens of a state.
-    pub fn truncate(&mut self, slot: usize, tokens: usize) -> Result<(), StepError<M>> {
+    pub fn truncate(&mut self, slot: usize, tokens: usize) -> Result<(), RunnerError<M>> {
         let slot = &mut self.slots[slot];
         if let Some(sequence) = slot.sequence.as_mut().filter(|_| tokens < slot.fed.len()) {
             sequence.truncate(tokens)?;
@@ -223,7 +230,7 @@ impl<M: Step> Slots<M> {
     }
 
     /// Copies a state, also of a running text.
-    pub fn copy(&mut self, model: &M, from: usize, to: usize) -> Result<(), StepError<M>> {
+    pub fn copy(&mut self, model: &M, from: usize, to: usize) -> Result<(), RunnerError<M>> {
         // What was there goes first, so that both need no memory at the same time.
         self.slots[to].sequence = None;
         self.slots[to].fed.clear();
@@ -247,10 +254,10 @@ impl<M: Step> Slots<M> {
     /// Frees a slot, the state of which is unknown.
     pub fn lose(&mut self, slot: usize) {
         let used = self.slots[slot].used;
-        self.slots[slot] = Slot { used, ..Slot::empty() };
+        self.slots[slot] = SequenceSlot { used, ..SequenceSlot::empty() };
     }
 
-    pub(super) fn lost(&mut self, error: &StepError<M>) {
+    pub(super) fn lost(&mut self, error: &RunnerError<M>) {
         self.lost += 1;
         self.lost_because = Some(error.to_string());
     }
@@ -261,16 +268,16 @@ impl<M: Step> Slots<M> {
         free.min_by_key(|(_, slot)| (!slot.fed.is_empty(), slot.used)).map(|(i, _)| i)
     }
 
-    fn choose(&self, wanted: &Wanted<'_>) -> Option<(usize, Source)> {
+    fn choose(&self, wanted: &PrefixQuery<'_>) -> Option<(usize, PrefixSource)> {
         let fresh = self.oldest_free(None)?;
-        let (slot, source) = self.best_slot(wanted).unwrap_or((fresh, Source::Nothing));
+        let (slot, source) = self.best_slot(wanted).unwrap_or((fresh, PrefixSource::Nothing));
         let kept = self.best_kept(wanted).filter(|kept| kept.tokens() > source.tokens());
         let (slot, source) = kept.map_or((slot, source), |kept| (fresh, kept));
         // There are none of adapters.
         let files = self.files.as_ref().filter(|_| wanted.adapter.is_none());
         let file = files.and_then(|files| files.best(wanted.prompt, wanted.most));
         match file.filter(|&(_, tokens)| tokens >= source.tokens() + WORTH_A_FILE) {
-            Some((index, _)) => Some((fresh, Source::File(index))),
+            Some((index, _)) => Some((fresh, PrefixSource::File(index))),
             None => Some((slot, source)),
         }
     }
@@ -282,15 +289,15 @@ impl<M: Step> Slots<M> {
         model: &M,
         slot: usize,
         index: u64,
-        wanted: &Wanted<'_>,
+        wanted: &PrefixQuery<'_>,
     ) -> Option<Option<Vec<f32>>> {
-        let Wanted { prompt, most, .. } = *wanted;
+        let PrefixQuery { prompt, most, .. } = *wanted;
         let wanted = self.files.as_mut()?.take(index)?;
         self.slots[slot].fed.clear();
         self.slots[slot].adapter = None;
         let tokens = common(&wanted.tokens, prompt);
         let load = || -> Result<(M::Sequence, usize), String> {
-            let told = |error: StepError<M>| error.to_string();
+            let told = |error: RunnerError<M>| error.to_string();
             let mut sequence = model.sequence().map_err(told)?;
             model.load(&mut sequence, &wanted.state).map_err(told)?;
             if sequence.past() != wanted.tokens.len() {
@@ -318,8 +325,8 @@ impl<M: Step> Slots<M> {
     }
 
     /// The state of a slot that has most of a prompt.
-    fn best_slot(&self, wanted: &Wanted<'_>) -> Option<(usize, Source)> {
-        let usable = |slot: &Slot<M::Sequence>| {
+    fn best_slot(&self, wanted: &PrefixQuery<'_>) -> Option<(usize, PrefixSource)> {
+        let usable = |slot: &SequenceSlot<M::Sequence>| {
             let shared = common(&slot.fed, wanted.prompt);
             let tokens = wanted.usable(slot.sequence.as_ref()?, slot.fed.len(), shared, false);
             (tokens > 0).then_some(tokens)
@@ -331,22 +338,22 @@ impl<M: Step> Slots<M> {
         let idle = self.slots[from].running.is_none();
         let lost = self.slots[from].fed.len() - tokens;
         if idle && lost <= tokens {
-            return Some((from, Source::Own(tokens)));
+            return Some((from, PrefixSource::Own(tokens)));
         }
         match self.oldest_free(Some(from)) {
-            Some(to) if tokens >= WORTH_A_COPY => Some((to, Source::Copy { from, tokens })),
-            _ if idle => Some((from, Source::Own(tokens))),
+            Some(to) if tokens >= WORTH_A_COPY => Some((to, PrefixSource::Copy { from, tokens })),
+            _ if idle => Some((from, PrefixSource::Own(tokens))),
             _ => None,
         }
     }
 
     /// The same of those that no slot has.
-    fn best_kept(&self, wanted: &Wanted<'_>) -> Option<Source> {
+    fn best_kept(&self, wanted: &PrefixQuery<'_>) -> Option<PrefixSource> {
         let usable = |(shared, id): (usize, u64)| {
             let kept = self.kept.get(id)?;
             let has_logits = !kept.logits.is_empty();
             let tokens = wanted.usable(&kept.sequence, kept.tokens.len(), shared, has_logits);
-            (tokens > 0).then_some(Source::Kept { id, tokens })
+            (tokens > 0).then_some(PrefixSource::Kept { id, tokens })
         };
         let goes_back = self.kept.iter().next().is_some_and(|(_, kept)| kept.sequence.can_truncate());
         let tree = self.kept.tree(wanted.adapter);
@@ -355,7 +362,7 @@ impl<M: Step> Slots<M> {
             false => tree.begins(wanted.prompt).find_map(usable),
         };
         found.filter(|source| match *source {
-            Source::Kept { id, tokens } => {
+            PrefixSource::Kept { id, tokens } => {
                 !self.truncates || tokens >= WORTH_A_COPY || self.moves(id, tokens)
             }
             _ => true,
@@ -371,24 +378,24 @@ impl<M: Step> Slots<M> {
         &mut self,
         model: &M,
         slot: usize,
-        source: Source,
+        source: PrefixSource,
         adapter: Option<&TextAdapter>,
-    ) -> Result<Option<Vec<f32>>, StepError<M>> {
+    ) -> Result<Option<Vec<f32>>, RunnerError<M>> {
         self.slots[slot].adapter = adapter.cloned();
         match source {
-            Source::Own(tokens) => {
+            PrefixSource::Own(tokens) => {
                 if tokens >= WORTH_A_COPY {
                     // A turn begins here.
                     self.keep(model, slot, &[], false);
                 }
                 self.truncate(slot, tokens)?;
             }
-            Source::Copy { from, tokens } => {
+            PrefixSource::Copy { from, tokens } => {
                 self.copy(model, from, slot)?;
                 self.truncate(slot, tokens)?;
             }
-            Source::Kept { id, tokens } => return self.take_kept(model, slot, id, tokens),
-            Source::Nothing | Source::File(_) => self.clear(model, slot, adapter)?,
+            PrefixSource::Kept { id, tokens } => return self.take_kept(model, slot, id, tokens),
+            PrefixSource::Nothing | PrefixSource::File(_) => self.clear(model, slot, adapter)?,
         }
         Ok(None)
     }
@@ -400,7 +407,7 @@ impl<M: Step> Slots<M> {
         slot: usize,
         id: u64,
         tokens: usize,
-    ) -> Result<Option<Vec<f32>>, StepError<M>> {
+    ) -> Result<Option<Vec<f32>>, RunnerError<M>> {
         if self.moves(id, tokens)
             && let Some(kept) = self.kept.remove(id)
         {
@@ -426,7 +433,7 @@ impl<M: Step> Slots<M> {
         }
     }
 
-    fn fresh(&mut self, model: &M, slot: usize) -> Result<&mut M::Sequence, StepError<M>> {
+    fn fresh(&mut self, model: &M, slot: usize) -> Result<&mut M::Sequence, RunnerError<M>> {
         let place = &mut self.slots[slot].sequence;
         match place {
             Some(sequence) => Ok(sequence),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::sampler::Sampler;
 use crate::serving::adapter::TextAdapter;
-use crate::serving::request::{Failure, LaunchError, Sink, TextRequest};
+use crate::serving::request::{EngineRequest, EventSink, LaunchError, RequestFailure};
 use crate::stop::StopMatcher;
 
 /// A request that has waited so long is as urgent as one of the next lower priority.
@@ -17,19 +17,19 @@ const AGEING: Duration = Duration::from_secs(10);
 const MOST_CLIENTS: usize = 1024;
 
 /// A request on its way.
-pub(super) struct Job {
+pub(super) struct QueuedRequest {
     pub id: u64,
     /// An earlier one of the same prompt, launched together with this one: its state is taken when it has read the prompt.
     pub twin: Option<u64>,
-    pub request: TextRequest,
+    pub request: EngineRequest,
     pub sampler: Sampler,
     pub stops: StopMatcher,
-    pub sink: Sink,
+    pub sink: EventSink,
     pub cancel: Arc<AtomicBool>,
     pub launched: Instant,
 }
 
-impl Job {
+impl QueuedRequest {
     pub fn cancelled(&self) -> bool {
         self.cancel.load(Ordering::Relaxed)
     }
@@ -49,16 +49,16 @@ pub struct SlotInfo {
 }
 
 /// What the thread is asked to do between two steps.
-pub(super) enum Ask {
+pub(super) enum EngineCommand {
     /// A small step for nobody.
-    WarmUp(Sender<Result<(), Failure>>),
+    WarmUp(Sender<Result<(), RequestFailure>>),
     /// To drop the states of an adapter that no text runs in.
     Forget(TextAdapter, Sender<()>),
 }
 
 /// The memory of caches, in blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CacheUse {
+pub struct CacheUsage {
     /// Tokens of a block.
     pub block: usize,
     /// How many the slots may have together.
@@ -69,12 +69,12 @@ pub struct CacheUse {
 
 /// What an engine does and has done.
 #[derive(Debug, Clone, Default)]
-pub struct Stats {
+pub struct EngineStats {
     pub waiting: usize,
     pub running: usize,
     pub slots: Vec<SlotInfo>,
     /// Of a model that has caches.
-    pub cache: Option<CacheUse>,
+    pub cache: Option<CacheUsage>,
     /// Since the start.
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
@@ -96,9 +96,9 @@ pub struct Stats {
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     /// In the order of their launch.
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<QueuedRequest>,
     /// When each client had its last turn, counted in turns.
     turns: BTreeMap<u64, u64>,
     turn: u64,
@@ -110,15 +110,15 @@ struct State {
     /// All texts are to end.
     abandoned: bool,
     /// In their order.
-    asks: Vec<Ask>,
-    stats: Stats,
+    asks: Vec<EngineCommand>,
+    stats: EngineStats,
 }
 
-impl State {
+impl QueueState {
     /// Which job comes next: the most urgent, of equally urgent ones that of the client whose last turn was longest ago, and of
     /// these the oldest.
     fn next(&self, now: Instant) -> Option<usize> {
-        let key = |(index, job): (usize, &Job)| {
+        let key = |(index, job): (usize, &QueuedRequest)| {
             let aged = now.saturating_duration_since(job.launched).as_secs() / AGEING.as_secs();
             let level = job.request.priority.saturating_sub(i64::try_from(aged).unwrap_or(i64::MAX));
             (level, self.turns.get(&job.request.client).copied().unwrap_or(0), index)
@@ -126,7 +126,7 @@ impl State {
         self.jobs.iter().enumerate().map(key).min().map(|(_, _, index)| index)
     }
 
-    fn take_next(&mut self, now: Instant) -> Option<Job> {
+    fn take_next(&mut self, now: Instant) -> Option<QueuedRequest> {
         let job = self.next(now).and_then(|index| self.jobs.remove(index))?;
         self.turn += 1;
         self.turns.insert(job.request.client, self.turn);
@@ -139,8 +139,8 @@ impl State {
 }
 
 /// Waiting requests, of a bounded number.
-pub(super) struct Queue {
-    state: Mutex<State>,
+pub(super) struct RequestQueue {
+    state: Mutex<QueueState>,
     changed: Condvar,
     /// Texts that run together.
     slots: usize,
@@ -148,18 +148,18 @@ pub(super) struct Queue {
     most: usize,
 }
 
-impl Queue {
+impl RequestQueue {
     pub fn new(slots: usize, most: usize) -> Self {
-        Queue { state: Mutex::default(), changed: Condvar::new(), slots, most }
+        RequestQueue { state: Mutex::default(), changed: Condvar::new(), slots, most }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         // Nothing that runs under the lock can panic half way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes all jobs or none. Their ids and twins count from 0; they are made unique here.
-    pub fn push(&self, jobs: Vec<Job>) -> Result<(), LaunchError> {
+    pub fn push(&self, jobs: Vec<QueuedRequest>) -> Result<(), LaunchError> {
         let mut state = self.lock();
         if state.closed {
             return Err(LaunchError::Closed);
@@ -171,7 +171,7 @@ impl Queue {
         let first = state.next_id;
         state.next_id += jobs.len() as u64;
         state.in_flight += jobs.len();
-        state.jobs.extend(jobs.into_iter().map(|job| Job {
+        state.jobs.extend(jobs.into_iter().map(|job| QueuedRequest {
             id: first + job.id,
             twin: job.twin.map(|twin| first + twin),
             ..job
@@ -182,7 +182,7 @@ impl Queue {
     }
 
     /// Asks for something; `None` if the thread is gone.
-    pub fn ask<T>(&self, ask: impl FnOnce(Sender<T>) -> Ask) -> Option<Receiver<T>> {
+    pub fn ask<T>(&self, ask: impl FnOnce(Sender<T>) -> EngineCommand) -> Option<Receiver<T>> {
         let (sender, receiver) = channel();
         let mut state = self.lock();
         if state.closed {
@@ -194,7 +194,7 @@ impl Queue {
         Some(receiver)
     }
 
-    pub fn take_asks(&self) -> Vec<Ask> {
+    pub fn take_asks(&self) -> Vec<EngineCommand> {
         std::mem::take(&mut self.lock().asks)
     }
 
@@ -205,7 +205,7 @@ impl Queue {
     }
 
     /// The next job. With `wait` it waits for one, or for something else to do.
-    pub fn pop(&self, wait: bool) -> Option<Job> {
+    pub fn pop(&self, wait: bool) -> Option<QueuedRequest> {
         let mut state = self.lock();
         while wait && state.jobs.is_empty() && state.asks.is_empty() && !state.closed {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -229,14 +229,15 @@ impl Queue {
     }
 
     /// Jobs in the queue that are to be ended without having begun.
-    pub fn take_ended(&self) -> Vec<Job> {
+    pub fn take_ended(&self) -> Vec<QueuedRequest> {
         let mut state = self.lock();
         let all = state.abandoned;
-        let ended = |job: &Job| all || job.cancelled() || job.too_late();
+        let ended = |job: &QueuedRequest| all || job.cancelled() || job.too_late();
         if !state.jobs.iter().any(ended) {
             return Vec::new();
         }
-        let (out, left): (Vec<Job>, Vec<Job>) = std::mem::take(&mut state.jobs).into_iter().partition(ended);
+        let (out, left): (Vec<QueuedRequest>, Vec<QueuedRequest>) =
+            std::mem::take(&mut state.jobs).into_iter().partition(ended);
         state.jobs = left.into();
         out
     }
@@ -285,13 +286,13 @@ impl Queue {
         true
     }
 
-    pub fn update(&self, change: impl FnOnce(&mut Stats)) {
+    pub fn update(&self, change: impl FnOnce(&mut EngineStats)) {
         change(&mut self.lock().stats);
     }
 
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> EngineStats {
         let state = self.lock();
-        Stats { waiting: state.jobs.len(), ..state.stats.clone() }
+        EngineStats { waiting: state.jobs.len(), ..state.stats.clone() }
     }
 
     /// The thread is gone: whatever waits will not be done.
@@ -315,9 +316,10 @@ mod tests {
     use std::ops::ControlFlow;
 
     /// A job of a client, launched so many seconds ago.
-    fn job(id: u64, client: u64, priority: i64, ago: u64, now: Instant) -> Job {
-        let request = TextRequest { client, priority, ..TextRequest::new(vec![1], SamplingParams::greedy()) };
-        Job {
+    fn job(id: u64, client: u64, priority: i64, ago: u64, now: Instant) -> QueuedRequest {
+        let request =
+            EngineRequest { client, priority, ..EngineRequest::new(vec![1], SamplingParams::greedy()) };
+        QueuedRequest {
             id,
             twin: None,
             request,
@@ -332,7 +334,7 @@ mod tests {
     /// Ids in the order in which they begin.
     fn order(jobs: &[(u64, i64, u64)]) -> Vec<u64> {
         let now = Instant::now() + Duration::from_secs(1000);
-        let mut state = State::default();
+        let mut state = QueueState::default();
         let of = |(id, &(client, priority, ago))| job(id as u64, client, priority, ago, now);
         state.jobs.extend(jobs.iter().enumerate().map(of));
         std::iter::from_fn(|| state.take_next(now)).map(|job| job.id).collect()
@@ -353,7 +355,7 @@ mod tests {
     #[test]
     fn turns_are_remembered_of_a_bounded_number_of_clients() {
         let now = Instant::now() + Duration::from_secs(1000);
-        let mut state = State::default();
+        let mut state = QueueState::default();
         for client in 0..3000 {
             state.jobs.push_back(job(client, client, 0, 0, now));
             assert_eq!(state.take_next(now).map(|job| job.id), Some(client));

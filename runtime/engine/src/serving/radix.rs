@@ -8,14 +8,14 @@ use crate::tokenizer::TokenId;
 const ROOT: usize = 0;
 
 /// Texts by their tokens, each with a number of its owner's.
-pub(super) struct Radix {
+pub(super) struct RadixTree {
     /// Those that are free have no parent's edge to them.
-    nodes: Vec<Node>,
+    nodes: Vec<RadixNode>,
     free: Vec<usize>,
 }
 
 #[derive(Default)]
-struct Node {
+struct RadixNode {
     parent: usize,
     /// Tokens from its parent to it; none of the root alone.
     edge: Vec<TokenId>,
@@ -26,7 +26,7 @@ struct Node {
 }
 
 /// A node on the way of a prompt.
-struct Passed {
+struct RadixPathNode {
     node: usize,
     /// How much of the prompt is shared up to here.
     tokens: usize,
@@ -38,15 +38,15 @@ pub(super) fn common(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-impl Default for Radix {
+impl Default for RadixTree {
     fn default() -> Self {
-        Radix { nodes: vec![Node::default()], free: Vec::new() }
+        RadixTree { nodes: vec![RadixNode::default()], free: Vec::new() }
     }
 }
 
-impl Radix {
+impl RadixTree {
     pub fn is_empty(&self) -> bool {
-        let Node { children, ids, .. } = &self.nodes[ROOT];
+        let RadixNode { children, ids, .. } = &self.nodes[ROOT];
         children.is_empty() && ids.is_empty()
     }
 
@@ -69,7 +69,7 @@ impl Radix {
         let Some(mut node) = self.find(tokens) else { return };
         self.nodes[node].ids.retain(|&other| other != id);
         while node != ROOT && self.nodes[node].ids.is_empty() && self.nodes[node].children.is_empty() {
-            let Node { parent, edge, .. } = std::mem::take(&mut self.nodes[node]);
+            let RadixNode { parent, edge, .. } = std::mem::take(&mut self.nodes[node]);
             self.nodes[parent].children.remove(&edge[0]);
             self.free.push(node);
             node = parent;
@@ -80,12 +80,14 @@ impl Radix {
     /// Texts that are begins of a prompt, the longest first, with their lengths.
     pub fn begins(&self, prompt: &[TokenId]) -> impl Iterator<Item = (usize, u64)> {
         let whole = self.path(prompt).into_iter().rev().filter(|passed| passed.whole);
-        whole.flat_map(|Passed { node, tokens, .. }| self.nodes[node].ids.iter().map(move |&id| (tokens, id)))
+        whole.flat_map(|RadixPathNode { node, tokens, .. }| {
+            self.nodes[node].ids.iter().map(move |&id| (tokens, id))
+        })
     }
 
     /// Texts that share a begin with a prompt, those that share most first, with how many tokens that is.
-    pub fn nearest(&self, prompt: &[TokenId]) -> Nearest<'_> {
-        Nearest {
+    pub fn nearest(&self, prompt: &[TokenId]) -> NearestPrefixes<'_> {
+        NearestPrefixes {
             tree: self,
             path: self.path(prompt),
             seen: ROOT,
@@ -106,15 +108,15 @@ impl Radix {
     }
 
     /// From the root on, the nodes whose edges a prompt shares, the last one perhaps in part; and how much it shares up to there.
-    fn path(&self, prompt: &[TokenId]) -> Vec<Passed> {
+    fn path(&self, prompt: &[TokenId]) -> Vec<RadixPathNode> {
         let (mut node, mut tokens) = (ROOT, 0);
-        let mut path = vec![Passed { node, tokens, whole: true }];
+        let mut path = vec![RadixPathNode { node, tokens, whole: true }];
         while let Some(&child) = prompt.get(tokens).and_then(|first| self.nodes[node].children.get(first)) {
             let edge = &self.nodes[child].edge;
             let shared = common(edge, &prompt[tokens..]);
             tokens += shared;
             let whole = shared == edge.len();
-            path.push(Passed { node: child, tokens, whole });
+            path.push(RadixPathNode { node: child, tokens, whole });
             if !whole {
                 break;
             }
@@ -130,7 +132,7 @@ impl Radix {
 
     fn add(&mut self, parent: usize, edge: Vec<TokenId>) -> usize {
         let first = edge[0];
-        let node = Node { parent, edge, ..Node::default() };
+        let node = RadixNode { parent, edge, ..RadixNode::default() };
         let at = match self.free.pop() {
             Some(at) => {
                 self.nodes[at] = node;
@@ -162,7 +164,7 @@ impl Radix {
         if !is_needless || self.nodes[node].children.len() != 1 {
             return;
         }
-        let Node { parent, edge, children, .. } = std::mem::take(&mut self.nodes[node]);
+        let RadixNode { parent, edge, children, .. } = std::mem::take(&mut self.nodes[node]);
         self.free.push(node);
         for child in children.into_values() {
             self.nodes[parent].children.insert(edge[0], child);
@@ -172,11 +174,11 @@ impl Radix {
     }
 }
 
-/// See [`Radix::nearest`].
-pub(super) struct Nearest<'r> {
-    tree: &'r Radix,
+/// See [`RadixTree::nearest`].
+pub(super) struct NearestPrefixes<'r> {
+    tree: &'r RadixTree,
     /// What is left of the path to the prompt.
-    path: Vec<Passed>,
+    path: Vec<RadixPathNode>,
     /// The node of the path that came before: all below it have been given.
     seen: usize,
     /// Nodes that share as much as the one of the path above them.
@@ -185,7 +187,7 @@ pub(super) struct Nearest<'r> {
     ids: std::slice::Iter<'r, u64>,
 }
 
-impl Iterator for Nearest<'_> {
+impl Iterator for NearestPrefixes<'_> {
     type Item = (usize, u64);
 
     fn next(&mut self) -> Option<(usize, u64)> {
@@ -196,12 +198,13 @@ impl Iterator for Nearest<'_> {
             let (node, seen) = match self.below.pop() {
                 Some(node) => (node, ROOT),
                 None => {
-                    let Passed { node, tokens, .. } = self.path.pop().filter(|passed| passed.tokens > 0)?;
+                    let RadixPathNode { node, tokens, .. } =
+                        self.path.pop().filter(|passed| passed.tokens > 0)?;
                     self.tokens = tokens;
                     (node, std::mem::replace(&mut self.seen, node))
                 }
             };
-            let Node { children, ids, .. } = &self.tree.nodes[node];
+            let RadixNode { children, ids, .. } = &self.tree.nodes[node];
             self.below.extend(children.values().rev().filter(|&&child| child != seen));
             self.ids = ids.iter();
         }
@@ -218,7 +221,7 @@ mod tests {
     }
 
     /// Edges fit together, and nothing is there without a reason.
-    fn check(tree: &Radix, texts: usize) {
+    fn check(tree: &RadixTree, texts: usize) {
         let mut seen = 0;
         let mut nodes = vec![ROOT];
         while let Some(at) = nodes.pop() {
@@ -241,7 +244,7 @@ mod tests {
             changes in proptest::collection::vec((tokens(), any::<proptest::sample::Index>(), 0..3usize), 0..60),
             prompt in tokens(),
         ) {
-            let (mut tree, mut texts) = (Radix::default(), Vec::<(Vec<TokenId>, u64)>::new());
+            let (mut tree, mut texts) = (RadixTree::default(), Vec::<(Vec<TokenId>, u64)>::new());
             for (id, (text, which, what)) in changes.into_iter().enumerate() {
                 if what == 0 && !texts.is_empty() {
                     let (text, id) = texts.swap_remove(which.index(texts.len()));
@@ -281,7 +284,7 @@ mod tests {
     /// Edges of a text that nobody shares are one node.
     #[test]
     fn nodes_are_as_many_as_begins_differ() {
-        let mut tree = Radix::default();
+        let mut tree = RadixTree::default();
         let texts: Vec<Vec<TokenId>> =
             (0..500).map(|at| vec![7; 100].into_iter().chain([at; 50]).collect()).collect();
         for (id, text) in texts.iter().enumerate() {

@@ -11,13 +11,13 @@ use crate::generate::FinishReason;
 use crate::grammar::{Grammar, GrammarError};
 use crate::sampler::{LogitChanges, Logprobs, ParamError, Sampler, SamplingParams};
 use crate::serving::adapter::TextAdapter;
-use crate::serving::step::Limits;
+use crate::serving::step::ModelLimits;
 use crate::stop::{EmptyStop, StopMatcher};
 use crate::tokenizer::{SpecialTokens, TokenId};
 
 /// One text to write.
 #[derive(Debug, Clone)]
-pub struct TextRequest {
+pub struct EngineRequest {
     pub prompt: Vec<TokenId>,
     /// The model's adapter that the text is written with.
     pub adapter: Option<TextAdapter>,
@@ -55,9 +55,9 @@ pub struct TextRequest {
     pub borders: Vec<usize>,
 }
 
-impl TextRequest {
+impl EngineRequest {
     pub fn new(prompt: Vec<TokenId>, sampling: SamplingParams) -> Self {
-        TextRequest {
+        EngineRequest {
             prompt,
             adapter: None,
             sampling,
@@ -80,7 +80,7 @@ impl TextRequest {
     }
 
     /// The sampler and the stop strings, if everything in the request can be done.
-    pub(super) fn check(&self, limits: &Limits) -> Result<(Sampler, StopMatcher), LaunchError> {
+    pub(super) fn check(&self, limits: &ModelLimits) -> Result<(Sampler, StopMatcher), LaunchError> {
         if self.prompt.is_empty() {
             return Err(LaunchError::EmptyPrompt);
         }
@@ -138,7 +138,7 @@ pub enum LaunchError {
 
 /// What ends a text before its time.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
-pub enum Failure {
+pub enum RequestFailure {
     #[error("the model failed: {0}")]
     Model(String),
     #[error("internal error in the engine: {0}")]
@@ -150,7 +150,7 @@ pub enum Failure {
 
 /// A token that was chosen.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Chosen {
+pub struct SampledToken {
     pub id: TokenId,
     /// If the request asked for them.
     pub logprobs: Option<Logprobs>,
@@ -158,16 +158,16 @@ pub struct Chosen {
 
 /// What one token added to a text.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Piece {
+pub struct TextDelta {
     /// In whole characters; none while it may become a stop string, or a character is not complete.
     pub text: CompactString,
     /// `None`: text that was held back, at the end.
-    pub token: Option<Chosen>,
+    pub token: Option<SampledToken>,
 }
 
 /// What came out, besides the text.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Finished {
+pub struct RequestSummary {
     pub reason: FinishReason,
     pub prompt_tokens: usize,
     /// Of those, how many did not have to be read.
@@ -187,14 +187,14 @@ pub struct Finished {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum SequenceEvent {
     /// The prompt has been read: how likely its tokens were (the first has no tokens before it), if that was asked for.
     Prompt(Vec<Option<Logprobs>>),
-    Piece(Piece),
-    /// The last one, as [`Event::Failed`].
-    Finished(Finished),
-    Failed(Failure),
+    Piece(TextDelta),
+    /// The last one, as [`SequenceEvent::Failed`].
+    Finished(RequestSummary),
+    Failed(RequestFailure),
 }
 
 /// Takes the events of one text, on the engine's thread or on a worker in its place, one after the other: it must not wait. `Break` ends the text.
-pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
+pub type EventSink = Box<dyn FnMut(SequenceEvent) -> ControlFlow<()> + Send>;

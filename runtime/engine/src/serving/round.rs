@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 
 use crate::generate::LanguageModel;
 use crate::grammar::Grammar;
-use crate::serving::cost::Load;
+use crate::serving::cost::StepLoad;
 use crate::serving::pace::{SMALLEST, piece};
 use crate::serving::recycle::recycle;
-use crate::serving::request::Failure;
-use crate::serving::scheduler::{End, Scheduler, ends_alone, model_failure, of_model, panicked};
-use crate::serving::step::{Feed, Limits, Step, Want, wanted};
-use crate::serving::writer::{Phase, Taken, Writer};
+use crate::serving::request::RequestFailure;
+use crate::serving::scheduler::{Scheduler, SequenceEnd, ends_alone, model_failure, of_model, panicked};
+use crate::serving::step::{ModelLimits, ModelRunner, OutputRows, SequenceInput, wanted};
+use crate::serving::writer::{RunningSequence, SamplingOutcome, SequencePhase};
 use crate::speculate::CHEAP_ROWS;
-use mlcc_runtime::Likely;
+use mlcc_runtime::TokenCandidate;
 
 /// How long the engine waits for masks before it looks for new texts.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// The lists of a step; they are kept.
-pub(super) struct Round<S: 'static> {
-    pub rows: Vec<Planned>,
-    feeds: Vec<Feed<'static, S>>,
-    choices: Vec<Mutex<Choice<'static, 'static>>>,
+pub(super) struct IterationState<S: 'static> {
+    pub rows: Vec<ScheduledRow>,
+    feeds: Vec<SequenceInput<'static, S>>,
+    choices: Vec<Mutex<SamplingTask<'static, 'static>>>,
     /// Of each feed, the text that may choose among its likeliest tokens.
     asked: Vec<Option<u64>>,
     /// Grammars that have come back with their masks.
@@ -34,7 +34,7 @@ pub(super) struct Round<S: 'static> {
     /// Texts the prompts of which were known as a whole, with the logits behind them.
     pub known: Vec<(u64, Vec<f32>)>,
     /// Texts that have ended in the step.
-    pub ended: Vec<(u64, End)>,
+    pub ended: Vec<(u64, SequenceEnd)>,
     /// Tokens chosen since that was told last, those of drafts and the right ones of these.
     pub written: u64,
     pub drafted: u64,
@@ -43,9 +43,9 @@ pub(super) struct Round<S: 'static> {
     was_alone: bool,
 }
 
-impl<S> Default for Round<S> {
+impl<S> Default for IterationState<S> {
     fn default() -> Self {
-        Round {
+        IterationState {
             rows: Vec::new(),
             feeds: Vec::new(),
             choices: Vec::new(),
@@ -62,8 +62,8 @@ impl<S> Default for Round<S> {
     }
 }
 
-impl<S> Round<S> {
-    /// Whose turn it was, for [`Round::take_turn_back`].
+impl<S> IterationState<S> {
+    /// Whose turn it was, for [`IterationState::take_turn_back`].
     pub fn turn(&self) -> bool {
         self.was_alone
     }
@@ -73,7 +73,7 @@ impl<S> Round<S> {
         self.was_alone = before;
     }
 
-    fn note(&mut self, id: u64, taken: Taken) {
+    fn note(&mut self, id: u64, taken: SamplingOutcome) {
         self.written += taken.chosen as u64;
         self.drafted += taken.drafted as u64;
         self.accepted += taken.accepted as u64;
@@ -87,33 +87,33 @@ impl<S> Round<S> {
 
 /// What a step feeds of a text.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Planned {
+pub(super) struct ScheduledRow {
     pub id: u64,
     pub slot: usize,
     /// How many tokens, and how many were fed before.
     pub count: usize,
     fed: usize,
-    want: Want,
+    want: OutputRows,
     writing: bool,
     /// Whether the first token of the text is chosen behind it.
     pub first: bool,
 }
 
 /// A text that chooses tokens, which a worker does.
-struct Choice<'a, 't> {
-    writer: &'a mut Writer<'t>,
+struct SamplingTask<'a, 't> {
+    writer: &'a mut RunningSequence<'t>,
     logits: &'a [f32],
     /// Tokens that were fed before the first row.
     past: usize,
-    taken: Option<Taken>,
+    taken: Option<SamplingOutcome>,
 }
 
-impl Choice<'_, '_> {
-    fn choose(&mut self, limits: &Limits) {
-        let Choice { writer, logits, past, .. } = self;
+impl SamplingTask<'_, '_> {
+    fn choose(&mut self, limits: &ModelLimits) {
+        let SamplingTask { writer, logits, past, .. } = self;
         let chosen = catch_unwind(AssertUnwindSafe(|| writer.take(logits, *past, limits)));
         // Its sequence and sampler are unknown now, and it ends.
-        self.taken = Some(chosen.unwrap_or_else(|panic| Taken {
+        self.taken = Some(chosen.unwrap_or_else(|panic| SamplingOutcome {
             end: Err(panicked(panic.as_ref())),
             chosen: 0,
             drafted: 0,
@@ -124,20 +124,20 @@ impl Choice<'_, '_> {
 }
 
 /// What these rows are to the model.
-fn load(rows: &[Planned]) -> Load {
-    let mut load = Load::default();
+fn load(rows: &[ScheduledRow]) -> StepLoad {
+    let mut load = StepLoad::default();
     for row in rows {
         if row.writing {
             load.texts += 1;
         } else {
             load.rows += row.count;
-            load.row_keys += Load::keys_of(row.count, row.fed);
+            load.row_keys += StepLoad::keys_of(row.count, row.fed);
         }
     }
     load
 }
 
-impl<M: Step + 'static> Scheduler<'_, M> {
+impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     /// Plans a step, runs it and deals out its logits.
     pub fn step(&mut self) {
         self.plan_with_room();
@@ -168,7 +168,9 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         let Some(drafter) = self.drafter.as_deref_mut().filter(|_| self.limits.rewinds) else { return false };
         let mut drafted = false;
         // Masks of drafts would be computed in the step.
-        let writing = |w: &&mut Writer| w.phase == Phase::Writing && w.alone_until == 0 && !w.has_grammar;
+        let writing = |w: &&mut RunningSequence| {
+            w.phase == SequencePhase::Writing && w.alone_until == 0 && !w.has_grammar
+        };
         let mut rows = self.writers.iter_mut().filter(writing).count();
         for writer in self.writers.iter_mut().filter(writing) {
             let slot = &mut self.slots.slots[writer.slot];
@@ -190,12 +192,13 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         if self.plan_alone() {
             return;
         }
-        for writer in self.writers.iter().filter(|w| w.phase == Phase::Writing && w.alone_until == 0) {
+        for writer in self.writers.iter().filter(|w| w.phase == SequencePhase::Writing && w.alone_until == 0)
+        {
             let fed = self.slots.slots[writer.slot].fed.len();
             let count = writer.text.tokens().len() - fed;
-            let want = if count == 1 { Want::Last } else { Want::All };
+            let want = if count == 1 { OutputRows::Last } else { OutputRows::All };
             let slot = writer.slot;
-            self.round.rows.push(Planned {
+            self.round.rows.push(ScheduledRow {
                 id: writer.id,
                 slot,
                 count,
@@ -207,7 +210,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         }
         let rows: usize = self.round.rows.iter().map(|row| row.count).sum();
         let most = self.limits.rows.saturating_sub(rows).max(SMALLEST);
-        let reading = |w: &&Writer| w.phase == Phase::Reading && w.alone_until == 0;
+        let reading = |w: &&RunningSequence| w.phase == SequencePhase::Reading && w.alone_until == 0;
         let waiting = self.writers.iter().filter(reading).count().saturating_sub(1);
         let mut room = self.pace.room(load(&self.round.rows).texts, waiting, most);
         for writer in self.writers.iter().filter(reading) {
@@ -227,7 +230,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
 
     /// A text of a step that failed is fed by itself until it is beyond that, in turns with the others. Whether there is one.
     fn plan_alone(&mut self) -> bool {
-        let suspect = |w: &&Writer| w.alone_until > 0 && w.is_fed();
+        let suspect = |w: &&RunningSequence| w.alone_until > 0 && w.is_fed();
         let others = self.writers.iter().any(|w| w.alone_until == 0 && w.is_fed());
         let turn = !self.round.was_alone || !others;
         let Some(writer) = self.writers.iter().find(suspect).filter(|_| turn) else {
@@ -236,10 +239,10 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         };
         self.round.was_alone = true;
         let row = match writer.phase {
-            Phase::Writing => {
+            SequencePhase::Writing => {
                 let (slot, fed) = (writer.slot, self.slots.slots[writer.slot].fed.len());
-                let (id, want) = (writer.id, Want::Last);
-                Some(Planned { id, slot, count: 1, fed, want, writing: true, first: false })
+                let (id, want) = (writer.id, OutputRows::Last);
+                Some(ScheduledRow { id, slot, count: 1, fed, want, writing: true, first: false })
             }
             _ => self.piece_of(writer, self.limits.chunk),
         };
@@ -248,7 +251,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
     }
 
     /// About `budget` tokens of what a text has to read.
-    fn piece_of(&self, writer: &Writer, budget: usize) -> Option<Planned> {
+    fn piece_of(&self, writer: &RunningSequence, budget: usize) -> Option<ScheduledRow> {
         let slot = &self.slots.slots[writer.slot];
         let (fed, to_read) = (slot.fed.len(), writer.to_read());
         let left = to_read - fed;
@@ -264,18 +267,18 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         };
         let first = count == left && writer.is_new();
         let want = match writer.scores() {
-            Some(_) => Want::All,
-            None if first => Want::Last,
-            None => Want::Nothing,
+            Some(_) => OutputRows::All,
+            None if first => OutputRows::Last,
+            None => OutputRows::Nothing,
         };
-        Some(Planned { id: writer.id, slot: writer.slot, count, fed, want, writing: false, first })
+        Some(ScheduledRow { id: writer.id, slot: writer.slot, count, fed, want, writing: false, first })
     }
 
-    fn run_step(&mut self) -> Result<(), Failure> {
+    fn run_step(&mut self) -> Result<(), RequestFailure> {
         self.lend_grammars();
         let mut asked = std::mem::take(&mut self.round.asked);
         asked.clear();
-        let mut feeds: Vec<Feed<'_, M::Sequence>> = recycle(std::mem::take(&mut self.round.feeds));
+        let mut feeds: Vec<SequenceInput<'_, M::Sequence>> = recycle(std::mem::take(&mut self.round.feeds));
         let mut rows = self.round.rows.iter().peekable();
         for (index, slot) in self.slots.slots.iter_mut().enumerate() {
             let Some(row) = rows.next_if(|row| row.slot == index) else { continue };
@@ -287,10 +290,10 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             slot.fed.extend_from_slice(tokens);
             let among = row.writing && row.count == 1 && writer.needs_no_logits() && !writer.has_grammar;
             asked.push(among.then_some(row.id));
-            feeds.push(Feed { sequence, tokens: &slot.fed[row.fed..], want: row.want });
+            feeds.push(SequenceInput { sequence, tokens: &slot.fed[row.fed..], want: row.want });
         }
         let (model, writers) = (&mut self.model, &mut self.writers);
-        let mut enough = |feed: usize, likeliest: &[Likely]| {
+        let mut enough = |feed: usize, likeliest: &[TokenCandidate]| {
             let id = asked.get(feed).copied().flatten();
             let writer = id.and_then(|id| writers.iter_mut().find(|w| w.id == id));
             writer.is_some_and(|writer| writer.text.choose_among(likeliest))
@@ -316,10 +319,10 @@ impl<M: Step + 'static> Scheduler<'_, M> {
     }
 
     /// What a row has led to, but for the choice of tokens.
-    fn take_row(&mut self, row: &Planned, range: Range<usize>) -> Result<(), Failure> {
+    fn take_row(&mut self, row: &ScheduledRow, range: Range<usize>) -> Result<(), RequestFailure> {
         let Some(writer) = self.writers.iter_mut().find(|w| w.id == row.id) else { return Ok(()) };
         let Some(logits) = self.model.logits().get(range.clone()) else {
-            return Err(Failure::Model("it gave fewer logits than were wanted".into()));
+            return Err(RequestFailure::Model("it gave fewer logits than were wanted".into()));
         };
         let fed = row.fed + row.count;
         if fed >= writer.alone_until {
@@ -339,7 +342,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             return Ok(());
         }
         if !writer.is_new() {
-            writer.phase = Phase::Writing;
+            writer.phase = SequencePhase::Writing;
             return Ok(());
         }
         let last = logits.len() - self.limits.vocab;
@@ -354,7 +357,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         let Scheduler { writers, slots, model, round, .. } = self;
         let mut without_memory = Vec::new();
         for writer in writers {
-            let is_twin = writer.phase == Phase::Waiting { twin: id };
+            let is_twin = writer.phase == SequencePhase::Waiting { twin: id };
             if is_twin && let Err(error) = slots.copy(model, from, writer.slot) {
                 match model.lacks_memory(&error) {
                     true => without_memory.push(writer.id),
@@ -388,15 +391,15 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         self.take_grammars(self.round.took / 4);
         let Scheduler { model, limits, writers, slots, round, .. } = self;
         let logits = logits.unwrap_or_else(|| model.logits());
-        let mut choices: Vec<Mutex<Choice<'_, '_>>> = recycle(std::mem::take(&mut round.choices));
+        let mut choices: Vec<Mutex<SamplingTask<'_, '_>>> = recycle(std::mem::take(&mut round.choices));
         for writer in writers.iter_mut() {
             let Some((range, past)) = writer.chooses.take() else { continue };
             let Some(logits) = logits.get(range) else { continue };
             if writer.masking {
                 writer.held = Some((logits.to_vec(), past));
-                writer.phase = Phase::Masking;
+                writer.phase = SequencePhase::Masking;
             } else {
-                choices.push(Mutex::new(Choice { writer, logits, past, taken: None }));
+                choices.push(Mutex::new(SamplingTask { writer, logits, past, taken: None }));
             }
         }
         model.deal(choices.len(), &|index| {
@@ -404,9 +407,9 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             choices[index].lock().unwrap_or_else(PoisonError::into_inner).choose(limits);
         });
         for choice in &mut choices {
-            let Choice { writer, taken, .. } = choice.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let SamplingTask { writer, taken, .. } = choice.get_mut().unwrap_or_else(PoisonError::into_inner);
             let Some(taken) = taken.take() else {
-                let failure = Failure::Model("no token was chosen".into());
+                let failure = RequestFailure::Model("no token was chosen".into());
                 round.ended.push((writer.id, Err(failure)));
                 continue;
             };
@@ -428,7 +431,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
     }
 
     /// A text that was alone in a step that failed has failed. Several are read again, each by itself.
-    fn step_failed(&mut self, failure: &Failure) {
+    fn step_failed(&mut self, failure: &RequestFailure) {
         let rows = std::mem::take(&mut self.round.rows);
         for row in &rows {
             let Some(writer) = self.writers.iter_mut().find(|w| w.id == row.id) else { continue };

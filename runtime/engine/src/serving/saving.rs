@@ -3,9 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use crate::serving::files::{Shelf, WORTH_A_FILE};
-use crate::serving::prefixes::{Slot, Slots};
-use crate::serving::step::Step;
+use crate::serving::files::{DiskCache, WORTH_A_FILE};
+use crate::serving::prefixes::{SequenceSlot, SlotTable};
+use crate::serving::step::ModelRunner;
 
 /// Tokens of a state that is written before another text takes its slot, though it has not rested. Shorter ones are read again soon.
 const LONG: usize = 512;
@@ -14,20 +14,21 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Where a state is.
 #[derive(Clone, Copy)]
-pub(super) enum Place {
+pub(super) enum PrefixLocation {
     Slot(usize),
     /// One that no slot has, by its number.
     Kept(u64),
 }
 
-impl<M: Step> Slots<M> {
+impl<M: ModelRunner> SlotTable<M> {
     /// Gives the state that has rested longest to its files, if it is time and none is being written. When to come again; `None` if
     /// nothing rests.
     pub fn save_resting(&mut self, model: &M, now: Instant) -> Option<Instant> {
         let files = self.files.as_mut()?;
         files.settle(false);
-        let slots = self.slots.iter().enumerate().filter_map(|(at, s)| Some((s.rests?, Place::Slot(at))));
-        let kept = self.kept.iter().filter_map(|(id, k)| Some((k.rests?, Place::Kept(id))));
+        let slots =
+            self.slots.iter().enumerate().filter_map(|(at, s)| Some((s.rests?, PrefixLocation::Slot(at))));
+        let kept = self.kept.iter().filter_map(|(id, k)| Some((k.rests?, PrefixLocation::Kept(id))));
         let (since, place) = slots.chain(kept).min_by_key(|&(since, _)| since)?;
         let due = since + files.rest();
         if due > now {
@@ -41,12 +42,14 @@ impl<M: Step> Slots<M> {
     }
 
     /// A state is about to go.
-    pub fn save_before_loss(&mut self, model: &M, place: Place) {
+    pub fn save_before_loss(&mut self, model: &M, place: PrefixLocation) {
         let (rests, tokens) = match place {
-            Place::Slot(at) => (self.slots[at].rests, self.slots[at].fed.len()),
-            Place::Kept(id) => self.kept.get(id).map_or((None, 0), |kept| (kept.rests, kept.tokens.len())),
+            PrefixLocation::Slot(at) => (self.slots[at].rests, self.slots[at].fed.len()),
+            PrefixLocation::Kept(id) => {
+                self.kept.get(id).map_or((None, 0), |kept| (kept.rests, kept.tokens.len()))
+            }
         };
-        let free = self.files.as_ref().is_some_and(Shelf::is_free);
+        let free = self.files.as_ref().is_some_and(DiskCache::is_free);
         if free && rests.is_some() && tokens >= LONG {
             self.save(model, place);
         }
@@ -59,33 +62,33 @@ impl<M: Step> Slots<M> {
         }
         let mut slots: Vec<usize> = (0..self.slots.len()).collect();
         slots.sort_by_key(|&at| self.slots[at].used);
-        let slots = slots.into_iter().map(Place::Slot);
+        let slots = slots.into_iter().map(PrefixLocation::Slot);
         // Those inside of prompts that nobody has asked for are not worth it.
         let mut kept: Vec<(u64, u64)> =
             self.kept.iter().filter(|(_, k)| !k.inner).map(|(id, k)| (k.used, id)).collect();
         kept.sort_unstable();
-        for place in slots.chain(kept.into_iter().map(|(_, id)| Place::Kept(id))) {
+        for place in slots.chain(kept.into_iter().map(|(_, id)| PrefixLocation::Kept(id))) {
             self.save(model, place);
             if let Some(files) = &mut self.files {
                 files.settle(true);
             }
-            if let Place::Slot(at) = place {
+            if let PrefixLocation::Slot(at) = place {
                 // Its memory may be needed.
-                self.slots[at] = Slot::empty();
+                self.slots[at] = SequenceSlot::empty();
             }
         }
     }
 
     /// Copies a state for its files, if it is worth them and has none. Nothing else is being written.
-    fn save(&mut self, model: &M, place: Place) {
-        let Slots { slots, kept, files: Some(files), .. } = self else { return };
+    fn save(&mut self, model: &M, place: PrefixLocation) {
+        let SlotTable { slots, kept, files: Some(files), .. } = self else { return };
         let (tokens, logits, sequence, adapter) = match place {
-            Place::Slot(at) => {
-                let Slot { fed, rests, sequence, adapter, .. } = &mut slots[at];
+            PrefixLocation::Slot(at) => {
+                let SequenceSlot { fed, rests, sequence, adapter, .. } = &mut slots[at];
                 *rests = None;
                 (&*fed, &[][..], sequence.as_ref(), &*adapter)
             }
-            Place::Kept(id) => {
+            PrefixLocation::Kept(id) => {
                 let Some(kept) = kept.get_mut(id) else { return };
                 kept.rests = None;
                 (&kept.tokens, &kept.logits[..], Some(&kept.sequence), &kept.adapter)

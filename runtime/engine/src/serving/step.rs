@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use mlcc_runtime::{Adapter, Batch, CachePages, Likely, Model, Rows, Session, Workers};
+use mlcc_runtime::{
+    CachePages, LoadedAdapter, Model, Session, SessionBatch, SessionInput, TokenCandidate, WorkerThreads,
+};
 
 use crate::generate::{LanguageModel, RewindModel};
 use crate::model::{is_batch_invariant, takes_drafts};
@@ -10,18 +12,18 @@ use crate::serving::adapter::TextAdapter;
 use crate::serving::recycle::recycle;
 use crate::tokenizer::TokenId;
 
-pub use mlcc_runtime::Want;
+pub use mlcc_runtime::OutputRows;
 
 /// What a step feeds to one sequence: its next token, with drafts of those behind it, or a piece of its prompt.
 #[derive(Debug)]
-pub struct Feed<'a, S> {
+pub struct SequenceInput<'a, S> {
     pub sequence: &'a mut S,
     /// At least one.
     pub tokens: &'a [TokenId],
-    pub want: Want,
+    pub want: OutputRows,
 }
 
-impl<S> Feed<'_, S> {
+impl<S> SequenceInput<'_, S> {
     /// Rows of logits that are wanted.
     pub fn wanted(&self) -> usize {
         wanted(self.want, self.tokens.len())
@@ -29,17 +31,17 @@ impl<S> Feed<'_, S> {
 }
 
 /// How many rows are wanted of so many tokens.
-pub(super) fn wanted(want: Want, tokens: usize) -> usize {
+pub(super) fn wanted(want: OutputRows, tokens: usize) -> usize {
     match want {
-        Want::Nothing => 0,
-        Want::Last => 1,
-        Want::All => tokens,
+        OutputRows::Nothing => 0,
+        OutputRows::Last => 1,
+        OutputRows::All => tokens,
     }
 }
 
 /// How long sequences and steps may become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct ModelLimits {
     /// Number of logits.
     pub vocab: usize,
     /// Tokens of one sequence; `None`: no limit.
@@ -73,30 +75,30 @@ pub struct CacheBlocks {
 }
 
 /// The error of a model's step.
-pub type StepError<M> = <<M as Step>::Sequence as LanguageModel>::Error;
+pub type RunnerError<M> = <<M as ModelRunner>::Sequence as LanguageModel>::Error;
 
 /// A model that advances several sequences in one step. Sequences stay on the thread of the engine.
-pub trait Step: Send {
+pub trait ModelRunner: Send {
     type Sequence: RewindModel + 'static;
 
-    fn limits(&self) -> Limits;
+    fn limits(&self) -> ModelLimits;
     /// A sequence without tokens.
-    fn sequence(&self) -> Result<Self::Sequence, StepError<Self>>;
+    fn sequence(&self) -> Result<Self::Sequence, RunnerError<Self>>;
     /// Chooses the adapter of a sequence without tokens, or none; it stays when the sequence is reset.
     fn adapt(
         &self,
         sequence: &mut Self::Sequence,
         adapter: Option<&TextAdapter>,
-    ) -> Result<(), StepError<Self>> {
-        // Without `Limits::adapters` nobody has one.
+    ) -> Result<(), RunnerError<Self>> {
+        // Without `ModelLimits::adapters` nobody has one.
         let _ = (sequence, adapter);
         Ok(())
     }
     /// A second sequence with the same past and the same logits.
-    fn fork(&self, sequence: &Self::Sequence) -> Result<Self::Sequence, StepError<Self>>;
+    fn fork(&self, sequence: &Self::Sequence) -> Result<Self::Sequence, RunnerError<Self>>;
     /// Makes sure that there is memory for so many more tokens of a sequence; false where the sequences together have used up what
     /// they may.
-    fn reserve(&mut self, sequence: &mut Self::Sequence, tokens: usize) -> Result<bool, StepError<Self>> {
+    fn reserve(&mut self, sequence: &mut Self::Sequence, tokens: usize) -> Result<bool, RunnerError<Self>> {
         let _ = (sequence, tokens);
         Ok(true)
     }
@@ -109,12 +111,12 @@ pub trait Step: Send {
         None
     }
     /// The state of a sequence as the bytes of a file.
-    fn save(&self, sequence: &Self::Sequence) -> Result<Vec<u8>, StepError<Self>> {
+    fn save(&self, sequence: &Self::Sequence) -> Result<Vec<u8>, RunnerError<Self>> {
         let _ = sequence;
         Ok(Vec::new())
     }
-    /// Replaces a state by one of a file with what [`Step::save`] gave. After an error the sequence is unknown.
-    fn load(&self, sequence: &mut Self::Sequence, path: &Path) -> Result<(), StepError<Self>> {
+    /// Replaces a state by one of a file with what [`ModelRunner::save`] gave. After an error the sequence is unknown.
+    fn load(&self, sequence: &mut Self::Sequence, path: &Path) -> Result<(), RunnerError<Self>> {
         let _ = (sequence, path);
         Ok(())
     }
@@ -123,7 +125,7 @@ pub trait Step: Send {
         (0..count).for_each(work);
     }
     /// Whether an error says that memory was refused: if others give way, the same may succeed.
-    fn lacks_memory(&self, error: &StepError<Self>) -> bool {
+    fn lacks_memory(&self, error: &RunnerError<Self>) -> bool {
         let _ = error;
         false
     }
@@ -132,14 +134,14 @@ pub trait Step: Send {
         None
     }
     /// Feeds every sequence its tokens. After an error the sequences are unknown.
-    fn step(&mut self, feeds: &mut [Feed<'_, Self::Sequence>]) -> Result<(), StepError<Self>>;
-    /// As [`Step::step`]. A model that finds the likeliest next tokens of feeds of one token by itself gives them to `enough` with the number of
-    /// the feed (as [`mlcc_runtime::Batch::step_likeliest`]); where that says true the row of [`Step::logits`] is undefined.
+    fn step(&mut self, feeds: &mut [SequenceInput<'_, Self::Sequence>]) -> Result<(), RunnerError<Self>>;
+    /// As [`ModelRunner::step`]. A model that finds the likeliest next tokens of feeds of one token by itself gives them to `enough` with the number of
+    /// the feed (as [`mlcc_runtime::SessionBatch::step_likeliest`]); where that says true the row of [`ModelRunner::logits`] is undefined.
     fn step_likeliest(
         &mut self,
-        feeds: &mut [Feed<'_, Self::Sequence>],
-        enough: &mut dyn FnMut(usize, &[Likely]) -> bool,
-    ) -> Result<(), StepError<Self>> {
+        feeds: &mut [SequenceInput<'_, Self::Sequence>],
+        enough: &mut dyn FnMut(usize, &[TokenCandidate]) -> bool,
+    ) -> Result<(), RunnerError<Self>> {
         let _ = enough;
         self.step(feeds)
     }
@@ -151,25 +153,25 @@ pub trait Step: Send {
 const WORTH_DEALING: usize = 1 << 16;
 
 /// A compiled model. Artifacts for several sequences compute the rows of all of them together; in others they take turns.
-pub struct ModelStep {
+pub struct CompiledModelRunner {
     model: Model,
     /// If there are several.
-    workers: Option<Workers>,
-    batch: Batch,
+    workers: Option<WorkerThreads>,
+    batch: SessionBatch,
     /// Whether drafts can be checked beside next tokens: rows of several tokens have the bits of single ones.
     takes_drafts: bool,
     /// The lists of a group, empty between steps.
-    group: Vec<Rows<'static>>,
+    group: Vec<SessionInput<'static>>,
     places: Vec<usize>,
     /// Where a step had several groups: the wanted logits.
     gathered: Vec<f32>,
     has_gathered: bool,
 }
 
-impl ModelStep {
+impl CompiledModelRunner {
     pub fn new(model: &Model) -> Result<Self, mlcc_runtime::Error> {
         let most = usize::try_from(model.max_batch()).unwrap_or(usize::MAX);
-        Ok(ModelStep {
+        Ok(CompiledModelRunner {
             model: model.clone(),
             workers: model.workers().filter(|workers| workers.threads() > 1),
             batch: model.batch(most)?,
@@ -182,7 +184,7 @@ impl ModelStep {
     }
 
     /// Whether one call of the batch can take all of it.
-    fn is_one_group(&self, feeds: &[Feed<'_, Session>]) -> bool {
+    fn is_one_group(&self, feeds: &[SequenceInput<'_, Session>]) -> bool {
         let rows: usize = feeds.iter().map(|feed| feed.tokens.len()).sum();
         feeds.len() <= self.batch.max_sequences()
             && rows <= self.model.max_step_tokens()
@@ -190,14 +192,14 @@ impl ModelStep {
     }
 
     /// Most tokens of a sequence that may go with others.
-    fn most_together(&self, feed: &Feed<'_, Session>) -> usize {
+    fn most_together(&self, feed: &SequenceInput<'_, Session>) -> usize {
         feed.sequence.tokens_per_call().min(self.model.max_step_tokens())
     }
 
     /// Feeds what does not fit in one call, in as many groups as it needs.
-    fn in_groups(&mut self, feeds: &mut [Feed<'_, Session>]) -> Result<(), mlcc_runtime::Error> {
+    fn in_groups(&mut self, feeds: &mut [SequenceInput<'_, Session>]) -> Result<(), mlcc_runtime::Error> {
         let (most, most_rows) = (self.batch.max_sequences(), self.model.max_step_tokens());
-        let mut group: Vec<Rows<'_>> = recycle(std::mem::take(&mut self.group));
+        let mut group: Vec<SessionInput<'_>> = recycle(std::mem::take(&mut self.group));
         let (mut rows, mut at) = (0, 0);
         for feed in feeds {
             let (place, count) = (at, feed.tokens.len());
@@ -213,7 +215,7 @@ impl ModelStep {
             }
             rows += count;
             self.places.push(place);
-            group.push(Rows { session: &mut *feed.sequence, tokens: feed.tokens, want: feed.want });
+            group.push(SessionInput { session: &mut *feed.sequence, tokens: feed.tokens, want: feed.want });
         }
         if !group.is_empty() {
             self.run_group(&mut group)?;
@@ -222,7 +224,7 @@ impl ModelStep {
         Ok(())
     }
 
-    fn run_group(&mut self, group: &mut [Rows<'_>]) -> Result<(), mlcc_runtime::Error> {
+    fn run_group(&mut self, group: &mut [SessionInput<'_>]) -> Result<(), mlcc_runtime::Error> {
         let logits = self.batch.step(group)?;
         let (vocab, mut from) = (self.model.vocab(), 0);
         for (rows, place) in group.iter().zip(self.places.drain(..)) {
@@ -235,10 +237,14 @@ impl ModelStep {
     }
 
     /// What is more than one call takes: the session makes pieces of it.
-    fn whole(&mut self, feed: &mut Feed<'_, Session>, place: usize) -> Result<(), mlcc_runtime::Error> {
+    fn whole(
+        &mut self,
+        feed: &mut SequenceInput<'_, Session>,
+        place: usize,
+    ) -> Result<(), mlcc_runtime::Error> {
         let logits = match feed.want {
-            Want::Nothing | Want::Last => feed.sequence.prefill(feed.tokens)?,
-            Want::All => feed.sequence.prefill_logits(feed.tokens)?,
+            OutputRows::Nothing | OutputRows::Last => feed.sequence.prefill(feed.tokens)?,
+            OutputRows::All => feed.sequence.prefill_logits(feed.tokens)?,
         };
         let (to, count) =
             (place * self.model.vocab(), wanted(feed.want, feed.tokens.len()) * self.model.vocab());
@@ -247,16 +253,16 @@ impl ModelStep {
     }
 }
 
-impl Step for ModelStep {
+impl ModelRunner for CompiledModelRunner {
     type Sequence = Session;
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> ModelLimits {
         let (plan, table) = (self.model.plan(), self.model.table());
         let window = table.window().map(|(window, _)| window.kept());
         // A window drops what is oldest.
         let endless = plan.context == 0 || window.is_some();
         let chunk = window.map_or(plan.chunk, |kept| plan.chunk.min(plan.context.saturating_sub(kept)));
-        Limits {
+        ModelLimits {
             vocab: self.model.vocab(),
             context: (!endless).then_some(plan.context as usize),
             prompt: table.whole_prompts.then_some(plan.chunk as usize),
@@ -280,7 +286,7 @@ impl Step for ModelStep {
     ) -> Result<(), mlcc_runtime::Error> {
         let of_model = |adapter: &TextAdapter| {
             let foreign = || mlcc_runtime::Error::ForeignAdapter { adapter: adapter.name().to_owned() };
-            adapter.handle::<Adapter>().cloned().ok_or_else(foreign)
+            adapter.handle::<LoadedAdapter>().cloned().ok_or_else(foreign)
         };
         let adapter = adapter.map(of_model).transpose()?;
         if adapter.is_none() && sequence.adapter().is_none() {
@@ -339,29 +345,29 @@ impl Step for ModelStep {
         self.batch.notice()
     }
 
-    fn step(&mut self, feeds: &mut [Feed<'_, Session>]) -> Result<(), mlcc_runtime::Error> {
+    fn step(&mut self, feeds: &mut [SequenceInput<'_, Session>]) -> Result<(), mlcc_runtime::Error> {
         self.step_likeliest(feeds, &mut |_, _| false)
     }
 
     fn step_likeliest(
         &mut self,
-        feeds: &mut [Feed<'_, Session>],
-        enough: &mut dyn FnMut(usize, &[Likely]) -> bool,
+        feeds: &mut [SequenceInput<'_, Session>],
+        enough: &mut dyn FnMut(usize, &[TokenCandidate]) -> bool,
     ) -> Result<(), mlcc_runtime::Error> {
         self.places.clear();
         self.has_gathered = !self.is_one_group(feeds);
         if !self.has_gathered {
-            let mut group: Vec<Rows<'_>> = recycle(std::mem::take(&mut self.group));
+            let mut group: Vec<SessionInput<'_>> = recycle(std::mem::take(&mut self.group));
             let rows = |feed| {
-                let Feed { sequence, tokens, want }: &mut Feed<'_, Session> = feed;
-                Rows { session: sequence, tokens, want: *want }
+                let SequenceInput { sequence, tokens, want }: &mut SequenceInput<'_, Session> = feed;
+                SessionInput { session: sequence, tokens, want: *want }
             };
             group.extend(feeds.iter_mut().map(rows));
             let result = self.batch.step_likeliest(&mut group, enough).map(|_| ());
             self.group = recycle(group);
             return result;
         }
-        let rows: usize = feeds.iter().map(Feed::wanted).sum();
+        let rows: usize = feeds.iter().map(SequenceInput::wanted).sum();
         self.gathered.resize(rows * self.model.vocab(), 0.0);
         self.in_groups(feeds)
     }

@@ -5,12 +5,16 @@ use std::time::{Duration, Instant};
 
 use compact_str::CompactString;
 
-use crate::generate::{ChoiceError, Continuation, Ends, FinishReason, Shown, TextOut};
+use crate::generate::{
+    EmittedToken, FinishReason, GenerationState, IncrementalDetokenizer, SamplingError, StopConditions,
+};
 use crate::sampler::{Logprobs, SampleError, logprobs};
-use crate::serving::marks::Marks;
-use crate::serving::queue::Job;
-use crate::serving::request::{Chosen, Event, Failure, Finished, Piece, Sink, TextRequest};
-use crate::serving::step::Limits;
+use crate::serving::marks::CheckpointPositions;
+use crate::serving::queue::QueuedRequest;
+use crate::serving::request::{
+    EngineRequest, EventSink, RequestFailure, RequestSummary, SampledToken, SequenceEvent, TextDelta,
+};
+use crate::serving::step::ModelLimits;
 use crate::tokenizer::Tokenizer;
 
 /// Tokens of a text for which there is room from its start.
@@ -18,7 +22,7 @@ const USUAL_LENGTH: usize = 1024;
 
 /// What a text does now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum SequencePhase {
     /// Its prompt is being read, or once more that and what has been written.
     Reading,
     /// Another text reads the same prompt.
@@ -29,18 +33,18 @@ pub(super) enum Phase {
     Masking,
 }
 
-pub(super) struct Writer<'t> {
+pub(super) struct RunningSequence<'t> {
     pub id: u64,
     pub slot: usize,
     /// Without its prompt and what ends it, which `text` has.
-    pub request: TextRequest,
-    pub phase: Phase,
+    pub request: EngineRequest,
+    pub phase: SequencePhase,
     pub cached: usize,
     /// Where states inside of its prompt are kept.
-    pub marks: Marks,
+    pub marks: CheckpointPositions,
     prompt_logprobs: Vec<Option<Logprobs>>,
     /// What its sequence is to be fed, or was, and what comes next.
-    pub text: Continuation<'t>,
+    pub text: GenerationState<'t>,
     prompt: usize,
     /// The rows of logits from which it chooses in this step, and how many tokens are fed before the first.
     pub chooses: Option<(Range<usize>, usize)>,
@@ -52,7 +56,7 @@ pub(super) struct Writer<'t> {
     pub has_grammar: bool,
     /// The step that should have fed so many tokens failed: until then the text is fed alone.
     pub alone_until: usize,
-    sink: Sink,
+    sink: EventSink,
     cancel: std::sync::Arc<std::sync::atomic::AtomicBool>,
     /// Whether its prompt has been read, though it may be read again.
     begun: bool,
@@ -62,9 +66,9 @@ pub(super) struct Writer<'t> {
 }
 
 /// What came out of the rows of a step.
-pub(super) struct Taken {
+pub(super) struct SamplingOutcome {
     /// How the text ended, if it did.
-    pub end: Result<Option<FinishReason>, Failure>,
+    pub end: Result<Option<FinishReason>, RequestFailure>,
     /// Tokens that were chosen.
     pub chosen: usize,
     pub drafted: usize,
@@ -74,32 +78,32 @@ pub(super) struct Taken {
     pub fed: usize,
 }
 
-impl<'t> Writer<'t> {
+impl<'t> RunningSequence<'t> {
     pub fn new(
-        job: Job,
+        job: QueuedRequest,
         slot: usize,
-        phase: Phase,
+        phase: SequencePhase,
         cached: usize,
-        marks: Marks,
+        marks: CheckpointPositions,
         tokenizer: &'t Tokenizer,
-        limits: &Limits,
+        limits: &ModelLimits,
     ) -> Self {
         let mut request = job.request;
         let mut tokens = std::mem::take(&mut request.prompt);
         let prompt = tokens.len();
         tokens.reserve(request.max_tokens.unwrap_or(USUAL_LENGTH).min(USUAL_LENGTH));
         let eos = std::mem::take(&mut request.eos);
-        let ends = Ends { eos, max_tokens: request.max_tokens, context: limits.context };
+        let ends = StopConditions { eos, max_tokens: request.max_tokens, context: limits.context };
         let has_grammar = request.grammar.is_some();
-        let text = TextOut::new(tokenizer, job.stops, request.special);
-        Writer {
+        let text = IncrementalDetokenizer::new(tokenizer, job.stops, request.special);
+        RunningSequence {
             id: job.id,
             slot,
             phase,
             cached,
             marks,
             prompt_logprobs: Vec::new(),
-            text: Continuation::new(tokens, ends, job.sampler, request.grammar.take(), text),
+            text: GenerationState::new(tokens, ends, job.sampler, request.grammar.take(), text),
             prompt,
             chooses: None,
             held: None,
@@ -118,7 +122,7 @@ impl<'t> Writer<'t> {
 
     /// Tells if its next step has rows of it.
     pub fn is_fed(&self) -> bool {
-        matches!(self.phase, Phase::Reading | Phase::Writing)
+        matches!(self.phase, SequencePhase::Reading | SequencePhase::Writing)
     }
 
     /// How many tokens have to be fed before the next one is chosen, or before the last chosen one is fed.
@@ -147,7 +151,7 @@ impl<'t> Writer<'t> {
         self.text.forget_choice();
         self.held = None;
         self.prompt_logprobs.clear();
-        self.phase = Phase::Reading;
+        self.phase = SequencePhase::Reading;
     }
 
     /// Whether somebody has ended it.
@@ -164,7 +168,7 @@ impl<'t> Writer<'t> {
         self.begun = true;
         self.first = Some(Instant::now());
         if self.request.prompt_logprobs.is_some() {
-            let event = Event::Prompt(std::mem::take(&mut self.prompt_logprobs));
+            let event = SequenceEvent::Prompt(std::mem::take(&mut self.prompt_logprobs));
             if (self.sink)(event).is_break() {
                 self.cancel.store(true, std::sync::atomic::Ordering::Relaxed);
             }
@@ -183,17 +187,17 @@ impl<'t> Writer<'t> {
 
     /// Chooses tokens from rows of logits, of which the first is behind `past` tokens and each other behind a draft, as long as the
     /// drafts are what is chosen.
-    pub fn take(&mut self, rows: &[f32], past: usize, limits: &Limits) -> Taken {
+    pub fn take(&mut self, rows: &[f32], past: usize, limits: &ModelLimits) -> SamplingOutcome {
         let (before, wanted, sink) = (self.text.chosen(), self.request.logprobs, &mut self.sink);
-        let mut show = |shown: Shown<'_>| {
-            let Shown { token, logits, text } = shown;
+        let mut show = |shown: EmittedToken<'_>| {
+            let EmittedToken { token, logits, text } = shown;
             let logprobs = wanted.and_then(|top| logprobs(logits, token, top));
-            let token = Some(Chosen { id: token, logprobs });
-            sink(Event::Piece(Piece { text: CompactString::from(text), token }))
+            let token = Some(SampledToken { id: token, logprobs });
+            sink(SequenceEvent::Piece(TextDelta { text: CompactString::from(text), token }))
         };
         let chosen = self.text.take(rows, limits.vocab, past, &mut show);
-        self.phase = Phase::Writing;
-        Taken {
+        self.phase = SequencePhase::Writing;
+        SamplingOutcome {
             end: chosen.end.map_err(failure),
             chosen: self.text.chosen() - before,
             drafted: chosen.drafted,
@@ -209,13 +213,15 @@ impl<'t> Writer<'t> {
             held.push_str(piece);
             ControlFlow::Continue(())
         });
-        if !held.is_empty() && (self.sink)(Event::Piece(Piece { text: held, token: None })).is_break() {
+        if !held.is_empty()
+            && (self.sink)(SequenceEvent::Piece(TextDelta { text: held, token: None })).is_break()
+        {
             reason = FinishReason::Cancelled;
         }
         let (drafted_tokens, accepted_tokens) = self.text.drafted();
         let now = Instant::now();
         let first = self.first.unwrap_or(now);
-        let finished = Finished {
+        let finished = RequestSummary {
             reason,
             prompt_tokens: self.prompt,
             cached_tokens: self.cached,
@@ -228,28 +234,28 @@ impl<'t> Writer<'t> {
             writing: now.saturating_duration_since(first),
         };
         // Whether anybody listens makes no difference any more.
-        let _ = (self.sink)(Event::Finished(finished));
+        let _ = (self.sink)(SequenceEvent::Finished(finished));
         reason
     }
 
-    pub fn fail(mut self, failure: Failure) {
-        let _ = (self.sink)(Event::Failed(failure));
+    pub fn fail(mut self, failure: RequestFailure) {
+        let _ = (self.sink)(SequenceEvent::Failed(failure));
     }
 }
 
-fn failure(error: ChoiceError) -> Failure {
+fn failure(error: SamplingError) -> RequestFailure {
     match error {
-        ChoiceError::Grammar(_) | ChoiceError::Sample(SampleError::NothingAllowed) => {
-            Failure::Grammar(error.to_string())
+        SamplingError::Grammar(_) | SamplingError::Sample(SampleError::NothingAllowed) => {
+            RequestFailure::Grammar(error.to_string())
         }
-        ChoiceError::Sample(_) => Failure::Model(error.to_string()),
+        SamplingError::Sample(_) => RequestFailure::Model(error.to_string()),
     }
 }
 
 /// Ends a request that never ran.
-pub(super) fn end_unread(mut job: Job) {
+pub(super) fn end_unread(mut job: QueuedRequest) {
     let reason = if job.too_late() { FinishReason::Deadline } else { FinishReason::Cancelled };
-    let finished = Finished {
+    let finished = RequestSummary {
         reason,
         prompt_tokens: job.request.prompt.len(),
         cached_tokens: 0,
@@ -261,5 +267,5 @@ pub(super) fn end_unread(mut job: Job) {
         reading: Duration::ZERO,
         writing: Duration::ZERO,
     };
-    let _ = (job.sink)(Event::Finished(finished));
+    let _ = (job.sink)(SequenceEvent::Finished(finished));
 }

@@ -1,26 +1,26 @@
 //! Drafts by a smaller model of the same vocabulary.
 
 use crate::generate::RewindModel;
-use crate::serving::{Feed, Step, Want};
+use crate::serving::{ModelRunner, OutputRows, SequenceInput};
 use crate::speculate::Drafter;
 use crate::tokenizer::TokenId;
 
 /// The likeliest tokens by a model. An error of it costs drafts and nothing else. Drafts are fed to it as they are made; one that cannot take
 /// them back is copied before, and goes on from the copy.
-pub struct DraftModel<M: Step> {
+pub struct DraftModel<M: ModelRunner> {
     model: M,
-    texts: Vec<Text<M::Sequence>>,
+    texts: Vec<DraftSequence<M::Sequence>>,
 }
 
 /// What the model has been fed of a text.
-struct Text<S> {
+struct DraftSequence<S> {
     sequence: S,
     fed: Vec<TokenId>,
     /// Where the sequence cannot go back: a copy from before its last draft, with so many tokens.
     mark: Option<(usize, S)>,
 }
 
-impl<S: RewindModel> Text<S> {
+impl<S: RewindModel> DraftSequence<S> {
     /// Drops all but the first `same` tokens, and more where the sequence can go back no other way.
     fn go_back(&mut self, same: usize) -> Option<()> {
         if same >= self.fed.len() {
@@ -40,7 +40,7 @@ impl<S: RewindModel> Text<S> {
     }
 }
 
-impl<M: Step> DraftModel<M> {
+impl<M: ModelRunner> DraftModel<M> {
     pub fn new(model: M) -> Self {
         DraftModel { model, texts: Vec::new() }
     }
@@ -58,15 +58,15 @@ impl<M: Step> DraftModel<M> {
     }
 
     fn feed(&mut self, index: usize, tokens: &[TokenId]) -> Option<()> {
-        let Text { sequence, fed, .. } = &mut self.texts[index];
-        self.model.step(&mut [Feed { sequence, tokens, want: Want::Last }]).ok()?;
+        let DraftSequence { sequence, fed, .. } = &mut self.texts[index];
+        self.model.step(&mut [SequenceInput { sequence, tokens, want: OutputRows::Last }]).ok()?;
         fed.extend_from_slice(tokens);
         Some(())
     }
 
     /// Makes sure that what is fed from now on can be taken back; false if it cannot.
     fn mark(&mut self, index: usize) -> bool {
-        let Text { sequence, fed, mark } = &mut self.texts[index];
+        let DraftSequence { sequence, fed, mark } = &mut self.texts[index];
         if sequence.can_truncate() {
             return true;
         }
@@ -94,7 +94,7 @@ impl<M: Step> DraftModel<M> {
     }
 }
 
-impl<M: Step> Drafter for DraftModel<M> {
+impl<M: ModelRunner> Drafter for DraftModel<M> {
     fn draft(&mut self, text: usize, tokens: &mut Vec<TokenId>, most: usize) {
         let room = self.model.limits().context.is_none_or(|context| tokens.len() + most <= context);
         if !room || tokens.is_empty() || most == 0 {
@@ -102,7 +102,7 @@ impl<M: Step> Drafter for DraftModel<M> {
         }
         while self.texts.len() <= text {
             let Ok(sequence) = self.model.sequence() else { return };
-            self.texts.push(Text { sequence, fed: Vec::new(), mark: None });
+            self.texts.push(DraftSequence { sequence, fed: Vec::new(), mark: None });
         }
         if self.guess(text, tokens, most).is_none() {
             // The sequence is unknown now.

@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 
 use super::TokenId;
 use super::prefix_index::PrefixIndex;
-use super::tiktoken::Pattern;
+use super::tiktoken::TiktokenPattern;
 
 /// One token that stands for itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Added {
+pub struct AddedToken {
     pub text: String,
     /// Usually one; a sequence such as `[gMASK]sop` gives two.
     pub ids: Vec<TokenId>,
@@ -27,9 +27,9 @@ fn yes() -> bool {
 /// What a tokenizer needs beside its vocabulary file; packed with it into the artifact.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Extras {
+pub struct TokenizerExtras {
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub added: Vec<Added>,
+    pub added: Vec<AddedToken>,
     /// Put before a prompt.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub prefix: Vec<TokenId>,
@@ -41,7 +41,7 @@ pub struct Extras {
     pub between: Vec<TokenId>,
     /// tiktoken: how a text is cut before pairs are joined.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pattern: Option<Pattern>,
+    pub pattern: Option<TiktokenPattern>,
     /// sentencepiece: the space before a text stands only before its first part, not after each control token
     /// (`"legacy": false` of transformers).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -60,25 +60,25 @@ fn is_zero(number: &u32) -> bool {
 
 /// A piece of a text.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Part<'t> {
+pub(super) enum TextSegment<'t> {
     Text(&'t str),
-    /// The number in the list given to [`Splitter::new`].
+    /// The number in the list given to [`AddedTokenSplitter::new`].
     Added(usize),
 }
 
 /// Cuts texts at added tokens, the longest one where several match.
 #[derive(Debug)]
-pub(super) struct Splitter {
+pub(super) struct AddedTokenSplitter {
     index: PrefixIndex,
 }
 
-impl Splitter {
-    pub fn new<'a>(texts: impl IntoIterator<Item = &'a str>) -> Splitter {
+impl AddedTokenSplitter {
+    pub fn new<'a>(texts: impl IntoIterator<Item = &'a str>) -> AddedTokenSplitter {
         let entries = texts.into_iter().zip(0u32..).map(|(text, number)| (text.as_bytes().to_vec(), number));
-        Splitter { index: PrefixIndex::new(entries) }
+        AddedTokenSplitter { index: PrefixIndex::new(entries) }
     }
 
-    pub fn split<'t>(&self, text: &'t str) -> Vec<Part<'t>> {
+    pub fn split<'t>(&self, text: &'t str) -> Vec<TextSegment<'t>> {
         let mut parts = Vec::new();
         let (mut begin, mut at) = (0, 0);
         while at < text.len() {
@@ -86,9 +86,9 @@ impl Splitter {
                 // Entries are UTF-8, so a match begins and ends between characters.
                 Some((length, number)) => {
                     if begin < at {
-                        parts.push(Part::Text(&text[begin..at]));
+                        parts.push(TextSegment::Text(&text[begin..at]));
                     }
-                    parts.push(Part::Added(number as usize));
+                    parts.push(TextSegment::Added(number as usize));
                     at += length;
                     begin = at;
                 }
@@ -96,7 +96,7 @@ impl Splitter {
             }
         }
         if begin < text.len() {
-            parts.push(Part::Text(&text[begin..]));
+            parts.push(TextSegment::Text(&text[begin..]));
         }
         parts
     }
@@ -108,28 +108,28 @@ mod tests {
 
     #[test]
     fn the_longest_token_wins() {
-        let splitter = Splitter::new(["<s>", "<s>x", "é"]);
+        let splitter = AddedTokenSplitter::new(["<s>", "<s>x", "é"]);
         let parts = splitter.split("a<s>xb<s>é<s");
         let expected = [
-            Part::Text("a"),
-            Part::Added(1),
-            Part::Text("b"),
-            Part::Added(0),
-            Part::Added(2),
-            Part::Text("<s"),
+            TextSegment::Text("a"),
+            TextSegment::Added(1),
+            TextSegment::Text("b"),
+            TextSegment::Added(0),
+            TextSegment::Added(2),
+            TextSegment::Text("<s"),
         ];
         assert_eq!(parts, expected);
         assert_eq!(splitter.split(""), []);
-        assert_eq!(Splitter::new([]).split("ab"), [Part::Text("ab")]);
+        assert_eq!(AddedTokenSplitter::new([]).split("ab"), [TextSegment::Text("ab")]);
     }
 
     #[test]
     fn extras_print_only_what_is_set() {
-        assert_eq!(serde_json::to_string(&Extras::default()).unwrap(), "{}");
-        let extras = Extras { prefix: vec![1], first_part_only: true, ..Extras::default() };
+        assert_eq!(serde_json::to_string(&TokenizerExtras::default()).unwrap(), "{}");
+        let extras = TokenizerExtras { prefix: vec![1], first_part_only: true, ..TokenizerExtras::default() };
         let text = serde_json::to_string(&extras).unwrap();
         assert_eq!(text, r#"{"prefix":[1],"first_part_only":true}"#);
-        assert_eq!(serde_json::from_str::<Extras>(&text).unwrap(), extras);
-        assert!(serde_json::from_str::<Extras>(r#"{"sufix":[1]}"#).is_err());
+        assert_eq!(serde_json::from_str::<TokenizerExtras>(&text).unwrap(), extras);
+        assert!(serde_json::from_str::<TokenizerExtras>(r#"{"sufix":[1]}"#).is_err());
     }
 }

@@ -6,16 +6,16 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::added::{Added, Extras};
+use super::added::{AddedToken, TokenizerExtras};
 use super::bpe_json::BpeParts;
 use super::regexes::{GPT2, QWEN2};
-use super::sentencepiece::{Piece, PieceKind, SentencePieceModel};
-use super::tiktoken::{Pattern, count_ranks};
+use super::sentencepiece::{PieceKind, ProtoPiece, SentencePieceModel};
+use super::tiktoken::{TiktokenPattern, count_ranks};
 use super::wordpiece_json::WordPiece;
 use super::{TokenId, TokenizerError};
 
 /// Parsed companions of one file; absent ones are `null`.
-pub(super) struct Companions {
+pub(super) struct AuxiliaryFiles {
     config: Value,
     added_tokens: Value,
     special_tokens_map: Value,
@@ -32,14 +32,16 @@ const WORD_PIECE_CLASSES: &[&str] = &["BertTokenizer", "DistilBertTokenizer", "E
 /// What those classes call every special token that no file names.
 const END_OF_TEXT: &str = "<|endoftext|>";
 
-impl Companions {
-    pub fn of(path: &Path) -> Result<Companions, TokenizerError> {
+impl AuxiliaryFiles {
+    pub fn of(path: &Path) -> Result<AuxiliaryFiles, TokenizerError> {
         let folder = path.parent().unwrap_or(Path::new(""));
         let read = |name: &str| -> Result<Option<String>, TokenizerError> {
             let path = folder.join(name);
             let error = |source| TokenizerError::Io { path: path.display().to_string(), source };
             match mlcc_files::is_file(&path)? {
-                true => mlcc_files::read_to_string(&path, mlcc_files::Kind::Config).map(Some).map_err(error),
+                true => {
+                    mlcc_files::read_to_string(&path, mlcc_files::FileKind::Config).map(Some).map_err(error)
+                }
                 false => Ok(None),
             }
         };
@@ -48,7 +50,7 @@ impl Companions {
             serde_json::from_str(&text)
                 .map_err(|e| TokenizerError::Companion { file: name.to_owned(), reason: e.to_string() })
         };
-        Ok(Companions {
+        Ok(AuxiliaryFiles {
             config: json("tokenizer_config.json")?,
             added_tokens: json("added_tokens.json")?,
             special_tokens_map: json("special_tokens_map.json")?,
@@ -101,7 +103,7 @@ impl Companions {
     }
 
     /// Tokens that the files add to a vocabulary, in the order of their ids.
-    fn added(&self) -> Result<Vec<Added>, TokenizerError> {
+    fn added(&self) -> Result<Vec<AddedToken>, TokenizerError> {
         let wrong = |file: &str, reason: &str| TokenizerError::Companion {
             file: file.to_owned(),
             reason: reason.to_owned(),
@@ -126,7 +128,7 @@ impl Companions {
                 .map_err(|_| wrong("tokenizer_config.json", "a token id is too large"))?;
             added.insert(id, (text.to_owned(), special));
         }
-        let token = |(id, (text, special))| Added { text, ids: vec![id], special, parsed: true };
+        let token = |(id, (text, special))| AddedToken { text, ids: vec![id], special, parsed: true };
         Ok(added.into_iter().map(token).collect())
     }
 
@@ -135,7 +137,7 @@ impl Companions {
         &self,
         file_name: &str,
         bytes: Vec<u8>,
-    ) -> Result<(Vec<u8>, Extras), TokenizerError> {
+    ) -> Result<(Vec<u8>, TokenizerExtras), TokenizerError> {
         let model =
             SentencePieceModel::parse(&bytes).map_err(|reason| TokenizerError::SentencePiece { reason })?;
         let shifted = file_name == "sentencepiece.bpe.model" && self.class().is_empty();
@@ -146,27 +148,40 @@ impl Companions {
     }
 
     /// XLM-RoBERTa: four control tokens come first, those of the model fall away, and `<mask>` is the last.
-    fn xlm_roberta(&self, mut model: SentencePieceModel) -> Result<(Vec<u8>, Extras), TokenizerError> {
+    fn xlm_roberta(
+        &self,
+        mut model: SentencePieceModel,
+    ) -> Result<(Vec<u8>, TokenizerExtras), TokenizerError> {
         let first = ["<unk>", "<s>", "</s>"];
         if !model.pieces.iter().take(3).map(|piece| piece.text.as_str()).eq(first) {
             let reason =
                 "its first pieces are not <unk>, <s> and </s>, as those of XLM-RoBERTa are".to_owned();
             return Err(TokenizerError::SentencePiece { reason });
         }
-        let piece = |text: &str, kind| Piece { text: text.to_owned(), score: 0.0, kind };
+        let piece = |text: &str, kind| ProtoPiece { text: text.to_owned(), score: 0.0, kind };
         let control = ["<s>", "<pad>", "</s>"].map(|text| piece(text, PieceKind::Control));
         let begin = control.into_iter().chain([piece("<unk>", PieceKind::Unknown)]);
         model.pieces.splice(..3, begin);
         let mask = TokenId::try_from(model.pieces.len()).unwrap_or(TokenId::MAX);
-        let added = Added { text: "<mask>".to_owned(), ids: vec![mask], special: true, parsed: true };
+        let added = AddedToken { text: "<mask>".to_owned(), ids: vec![mask], special: true, parsed: true };
         let (begin, end) = (vec![0], vec![2]);
         let between = [&end[..], &end[..]].concat();
-        let extras = Extras { added: vec![added], prefix: begin, between, suffix: end, ..Extras::default() };
+        let extras = TokenizerExtras {
+            added: vec![added],
+            prefix: begin,
+            between,
+            suffix: end,
+            ..TokenizerExtras::default()
+        };
         Ok((model.to_bytes(), extras))
     }
 
     /// What the files say beside a sentencepiece model whose ids are its own.
-    fn beside_pieces(&self, file_name: &str, model: &SentencePieceModel) -> Result<Extras, TokenizerError> {
+    fn beside_pieces(
+        &self,
+        file_name: &str,
+        model: &SentencePieceModel,
+    ) -> Result<TokenizerExtras, TokenizerError> {
         if self.class() == "ChatGLMTokenizer" || file_name == "ice_text.model" {
             return match file_name {
                 "ice_text.model" => self.chatglm_6b(model),
@@ -192,17 +207,17 @@ impl Companions {
         let eos = find(self.token("eos_token"), &model.eos_piece);
         let prefix = bos.filter(|_| self.flag("add_bos_token").unwrap_or(!is_t5));
         let suffix = eos.filter(|_| self.flag("add_eos_token").unwrap_or(is_t5));
-        Ok(Extras {
+        Ok(TokenizerExtras {
             added,
             prefix: prefix.into_iter().collect(),
             suffix: suffix.into_iter().collect(),
             first_part_only: self.flag("legacy") == Some(false),
-            ..Extras::default()
+            ..TokenizerExtras::default()
         })
     }
 
     /// ChatGLM2 and ChatGLM3: command tokens after the pieces; a prompt begins with `[gMASK] sop`.
-    fn chatglm_2(&self, model: &SentencePieceModel) -> Result<Extras, TokenizerError> {
+    fn chatglm_2(&self, model: &SentencePieceModel) -> Result<TokenizerExtras, TokenizerError> {
         const COMMANDS: [&str; 9] = [
             "[MASK]",
             "[gMASK]",
@@ -215,10 +230,10 @@ impl Companions {
             "<|observation|>",
         ];
         let first = model.pieces.len() as TokenId;
-        let mut added: Vec<Added> = COMMANDS
+        let mut added: Vec<AddedToken> = COMMANDS
             .iter()
             .zip(first..)
-            .map(|(text, id)| Added {
+            .map(|(text, id)| AddedToken {
                 text: (*text).to_owned(),
                 ids: vec![id],
                 special: true,
@@ -227,12 +242,17 @@ impl Companions {
             })
             .collect();
         let start = vec![first + 1, first + 3];
-        added.push(Added { text: "[gMASK]sop".to_owned(), ids: start.clone(), special: true, parsed: true });
-        Ok(Extras { added, prefix: start, ..Extras::default() })
+        added.push(AddedToken {
+            text: "[gMASK]sop".to_owned(),
+            ids: start.clone(),
+            special: true,
+            parsed: true,
+        });
+        Ok(TokenizerExtras { added, prefix: start, ..TokenizerExtras::default() })
     }
 
     /// ChatGLM-6B: white space is written as pieces; a prompt ends with `[gMASK] <sop>`.
-    fn chatglm_6b(&self, model: &SentencePieceModel) -> Result<Extras, TokenizerError> {
+    fn chatglm_6b(&self, model: &SentencePieceModel) -> Result<TokenizerExtras, TokenizerError> {
         let images = self.config.get("num_image_tokens").and_then(Value::as_u64).unwrap_or(20_000);
         let id_offset = u32::try_from(images).unwrap_or(u32::MAX);
         if id_offset > super::MAX_ID {
@@ -248,17 +268,17 @@ impl Companions {
             })?;
             suffix.push(id + id_offset as TokenId);
         }
-        Ok(Extras { suffix, id_offset, glm_spaces: true, ..Extras::default() })
+        Ok(TokenizerExtras { suffix, id_offset, glm_spaces: true, ..TokenizerExtras::default() })
     }
 
     /// What belongs to a rank file.
-    pub fn tiktoken(&self, file_name: &str, bytes: &[u8]) -> Result<Extras, TokenizerError> {
+    pub fn tiktoken(&self, file_name: &str, bytes: &[u8]) -> Result<TokenizerExtras, TokenizerError> {
         let mut added = self.added()?;
         let (pattern, prefix) = match self.class() {
-            "QWenTokenizer" => (Pattern::Qwen, &[][..]),
-            "" if file_name.contains("qwen") => (Pattern::Qwen, &[][..]),
-            "ChatGLM4Tokenizer" | "ChatGLM4" => (Pattern::Cl100k, &["[gMASK]", "<sop>"][..]),
-            "" | "LlamaTokenizer" | "PreTrainedTokenizer" => (Pattern::Cl100k, &[][..]),
+            "QWenTokenizer" => (TiktokenPattern::Qwen, &[][..]),
+            "" if file_name.contains("qwen") => (TiktokenPattern::Qwen, &[][..]),
+            "ChatGLM4Tokenizer" | "ChatGLM4" => (TiktokenPattern::Cl100k, &["[gMASK]", "<sop>"][..]),
+            "" | "LlamaTokenizer" | "PreTrainedTokenizer" => (TiktokenPattern::Cl100k, &[][..]),
             other => {
                 return Err(TokenizerError::UnknownClass {
                     class: other.to_owned(),
@@ -269,12 +289,12 @@ impl Companions {
                 });
             }
         };
-        if pattern == Pattern::Qwen && added.is_empty() {
+        if pattern == TiktokenPattern::Qwen && added.is_empty() {
             added = qwen_tokens(count_ranks(bytes)? as TokenId);
         }
         let id = |name: &&str| added.iter().find(|added| added.text == **name)?.ids.first().copied();
         let prefix = prefix.iter().filter_map(id).collect();
-        Ok(Extras { added, prefix, pattern: Some(pattern), ..Extras::default() })
+        Ok(TokenizerExtras { added, prefix, pattern: Some(pattern), ..TokenizerExtras::default() })
     }
 
     /// `vocab.txt` as the tokenizer.json that the `transformers` library makes of it.
@@ -367,9 +387,9 @@ fn piece_id(model: &SentencePieceModel, name: &str) -> Option<TokenId> {
 }
 
 /// The special tokens in the code of Qwen's first tokenizer.
-fn qwen_tokens(first: TokenId) -> Vec<Added> {
+fn qwen_tokens(first: TokenId) -> Vec<AddedToken> {
     let names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].map(str::to_owned);
     let extra = (0..205).map(|number| format!("<|extra_{number}|>"));
-    let token = |(text, id)| Added { text, ids: vec![id], special: true, parsed: true };
+    let token = |(text, id)| AddedToken { text, ids: vec![id], special: true, parsed: true };
     names.into_iter().chain(extra).zip(first..).map(token).collect()
 }

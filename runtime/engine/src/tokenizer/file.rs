@@ -1,11 +1,11 @@
 //! Where a tokenizer's bytes come from: a checkpoint's folder, a file, or an artifact's payload section.
 //!
-//! Section format: the kind's tag, for some kinds a space and JSON ([`Extras`]), a newline, then the file exactly as it was.
+//! Section format: the kind's tag, for some kinds a space and JSON ([`TokenizerExtras`]), a newline, then the file exactly as it was.
 
 use std::path::{Path, PathBuf};
 
-use super::added::Extras;
-use super::companions::Companions;
+use super::added::TokenizerExtras;
+use super::companions::AuxiliaryFiles;
 use super::{Tokenizer, TokenizerError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub struct TokenizerFile {
     pub kind: TokenizerKind,
     pub bytes: Vec<u8>,
     /// What the files beside it say; empty for kinds that say all themselves.
-    pub extras: Extras,
+    pub extras: TokenizerExtras,
 }
 
 /// Longest first line of a section: a few thousand added tokens.
@@ -113,25 +113,25 @@ impl TokenizerFile {
         if !matches!(extension, "json" | "txt" | "model" | "tiktoken") {
             return Err(TokenizerError::UnknownFile { path: name() });
         }
-        let bytes = mlcc_files::read(path, mlcc_files::Kind::Tokenizer)
+        let bytes = mlcc_files::read(path, mlcc_files::FileKind::Tokenizer)
             .map_err(|source| TokenizerError::Io { path: name(), source })?;
         let named = |error: TokenizerError| match error {
             io @ TokenizerError::Io { .. } => io,
             source => TokenizerError::InFile { path: name(), source: Box::new(source) },
         };
-        let beside = || Companions::of(path);
+        let beside = || AuxiliaryFiles::of(path);
         let ranks = super::tiktoken::looks_like_ranks(&bytes);
         let (kind, bytes, extras) = match extension {
             "json" if file_name == "vocab.json" => {
                 let json = beside()?.slow_bpe(&bytes).map_err(named)?;
-                (TokenizerKind::HfJson, json, Extras::default())
+                (TokenizerKind::HfJson, json, TokenizerExtras::default())
             }
-            "json" => (TokenizerKind::HfJson, bytes, Extras::default()),
+            "json" => (TokenizerKind::HfJson, bytes, TokenizerExtras::default()),
             "txt" if file_name == WORD_PIECES => {
                 let json = beside()?.word_pieces(&bytes).map_err(named)?;
-                (TokenizerKind::HfJson, json, Extras::default())
+                (TokenizerKind::HfJson, json, TokenizerExtras::default())
             }
-            "txt" => (TokenizerKind::RwkvWorld, bytes, Extras::default()),
+            "txt" => (TokenizerKind::RwkvWorld, bytes, TokenizerExtras::default()),
             _ if ranks => {
                 let extras = beside()?.tiktoken(file_name, &bytes).map_err(named)?;
                 (TokenizerKind::Tiktoken, bytes, extras)
@@ -155,7 +155,7 @@ impl TokenizerFile {
     pub fn to_section(&self) -> Vec<u8> {
         let mut section = Vec::with_capacity(self.bytes.len() + 64);
         section.extend_from_slice(self.kind.tag().as_bytes());
-        if self.extras != Extras::default() {
+        if self.extras != TokenizerExtras::default() {
             section.push(b' ');
             // Strings and numbers always print.
             section.extend(serde_json::to_vec(&self.extras).unwrap_or_default());

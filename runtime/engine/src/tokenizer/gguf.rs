@@ -3,10 +3,10 @@
 use serde_json::Value;
 use std::path::Path;
 
-use super::added::Extras;
+use super::added::TokenizerExtras;
 use super::bpe_json::{BpeAlphabet, BpeParts};
 use super::regexes::{known, pre_tokenizer};
-use super::sentencepiece::{ModelType, Piece, PieceKind, SentencePieceModel};
+use super::sentencepiece::{ModelType, PieceKind, ProtoPiece, SentencePieceModel};
 use super::wordpiece_json::WordPiece;
 use super::{TokenId, TokenizerError, TokenizerFile, TokenizerKind, brief};
 
@@ -58,13 +58,17 @@ impl GgufVocabulary {
         let (kind, bytes, extras) = match self.model.as_str() {
             "llama" => self.sentence_piece(ModelType::Bpe)?,
             "t5" => self.sentence_piece(ModelType::Unigram)?,
-            "gpt2" | "gemma4" => {
-                (TokenizerKind::HfJson, self.merged_pairs()?.to_string().into_bytes(), Extras::default())
-            }
-            "bert" => {
-                (TokenizerKind::HfJson, self.word_pieces()?.to_string().into_bytes(), Extras::default())
-            }
-            "rwkv" => (TokenizerKind::RwkvWorld, self.world()?.into_bytes(), Extras::default()),
+            "gpt2" | "gemma4" => (
+                TokenizerKind::HfJson,
+                self.merged_pairs()?.to_string().into_bytes(),
+                TokenizerExtras::default(),
+            ),
+            "bert" => (
+                TokenizerKind::HfJson,
+                self.word_pieces()?.to_string().into_bytes(),
+                TokenizerExtras::default(),
+            ),
+            "rwkv" => (TokenizerKind::RwkvWorld, self.world()?.into_bytes(), TokenizerExtras::default()),
             other => {
                 let other = brief(other);
                 return Err(wrong(format!(
@@ -91,13 +95,13 @@ impl GgufVocabulary {
     fn sentence_piece(
         &self,
         model_type: ModelType,
-    ) -> Result<(TokenizerKind, Vec<u8>, Extras), TokenizerError> {
+    ) -> Result<(TokenizerKind, Vec<u8>, TokenizerExtras), TokenizerError> {
         if self.scores.is_empty() {
             return Err(wrong(format!("a `{}` tokenizer needs tokenizer.ggml.scores", self.model)));
         }
         let mut pieces = Vec::with_capacity(self.tokens.len());
         for (id, (text, &score)) in self.tokens.iter().zip(&self.scores).enumerate() {
-            pieces.push(Piece { text: text.clone(), score, kind: self.kind(id)? });
+            pieces.push(ProtoPiece { text: text.clone(), score, kind: self.kind(id)? });
         }
         if !pieces.iter().any(|piece| piece.kind == PieceKind::Unknown) {
             let unknown = self.unknown_token_id.unwrap_or(0) as usize;
@@ -119,10 +123,10 @@ impl GgufVocabulary {
             remove_extra_whitespaces: self.remove_extra_whitespaces.unwrap_or(false),
             ..SentencePieceModel::default()
         };
-        let extras = Extras {
+        let extras = TokenizerExtras {
             prefix: wanted(bos, self.add_bos_token.unwrap_or(model_type == ModelType::Bpe)),
             suffix: wanted(eos, self.add_eos_token.unwrap_or(model_type == ModelType::Unigram)),
-            ..Extras::default()
+            ..TokenizerExtras::default()
         };
         Ok((TokenizerKind::SentencePiece, model.to_bytes(), extras))
     }

@@ -29,7 +29,7 @@ pub(super) fn limit(bytes: usize) -> usize {
 /// The normalizers of a file in their order, and what its pre-tokenizers do on top.
 #[derive(Debug, Default)]
 pub(super) struct GrowthBound {
-    steps: Vec<Step>,
+    steps: Vec<NormalizerStep>,
     /// Bytes that a byte becomes in the pre-tokenizers at most.
     cut: usize,
     /// Bytes of the shortest added token: a text has at most one part for each so many bytes.
@@ -37,7 +37,7 @@ pub(super) struct GrowthBound {
 }
 
 #[derive(Debug)]
-enum Step {
+enum NormalizerStep {
     /// Every match becomes so many bytes.
     Replace { pattern: fancy_regex::Regex, to: String },
     /// So many bytes before each part of a text.
@@ -95,7 +95,10 @@ impl GrowthBound {
     }
 
     fn prepended(&self) -> usize {
-        self.steps.iter().map(|step| if let Step::Prepend(text) = step { text.len() } else { 0 }).sum()
+        self.steps
+            .iter()
+            .map(|step| if let NormalizerStep::Prepend(text) = step { text.len() } else { 0 })
+            .sum()
     }
 
     /// What a text of so many bytes becomes at most, whatever it is.
@@ -103,21 +106,21 @@ impl GrowthBound {
         let parts = self.parts(bytes);
         let steps = self.steps.iter().fold(bytes, |now, step| match step {
             // A match may be empty, and then there is one more than there are characters.
-            Step::Replace { to, .. } => {
+            NormalizerStep::Replace { to, .. } => {
                 now.saturating_add(now.saturating_add(parts).saturating_mul(to.len()))
             }
-            Step::Prepend(text) => now.saturating_add(parts.saturating_mul(text.len())),
-            Step::Other { times, .. } => now.saturating_mul(*times),
+            NormalizerStep::Prepend(text) => now.saturating_add(parts.saturating_mul(text.len())),
+            NormalizerStep::Other { times, .. } => now.saturating_mul(*times),
         });
         steps.saturating_mul(self.cut)
     }
 }
 
-impl Step {
+impl NormalizerStep {
     /// The text after the step; `None` if it is longer than `most`.
     fn run(&self, text: &str, most: usize, parts: usize) -> Option<String> {
         match self {
-            Step::Replace { pattern, to } => {
+            NormalizerStep::Replace { pattern, to } => {
                 // What the library cannot match either is its error to tell.
                 let matches = || pattern.find_iter(text).map_while(Result::ok);
                 let removed: usize = matches().map(|found| found.range().len()).sum();
@@ -125,11 +128,11 @@ impl Step {
                 let length = (text.len() - removed).saturating_add(added);
                 (length <= most).then(|| pattern.replace_all(text, fancy_regex::NoExpand(to)).into_owned())
             }
-            Step::Prepend(before) => {
+            NormalizerStep::Prepend(before) => {
                 let length = text.len().saturating_add(before.len().saturating_mul(parts));
                 (length <= most).then(|| format!("{before}{text}"))
             }
-            Step::Other { normalizer, .. } => {
+            NormalizerStep::Other { normalizer, .. } => {
                 let mut out = String::new();
                 let mut rest = text;
                 while !rest.is_empty() {
@@ -169,7 +172,7 @@ fn flat<'v>(value: &'v Value, list: &'static str) -> Result<Vec<&'v Value>, Toke
 }
 
 /// One normalizer, which the library has read before.
-fn step(value: &Value) -> Result<Step, TokenizerError> {
+fn step(value: &Value) -> Result<NormalizerStep, TokenizerError> {
     let text = |key: &str| value.get(key).and_then(Value::as_str);
     let kind = text("type").unwrap_or_default();
     let grows = |detail: String| TokenizerError::Grows { step: brief(kind), detail };
@@ -184,9 +187,9 @@ fn step(value: &Value) -> Result<Step, TokenizerError> {
             let pattern = fancy_regex::Regex::new(&literal.or(regex).unwrap_or_default());
             let pattern =
                 pattern.map_err(|error| TokenizerError::Json { reason: brief(&error.to_string()) })?;
-            Ok(Step::Replace { pattern, to: short(text("content").unwrap_or_default())? })
+            Ok(NormalizerStep::Replace { pattern, to: short(text("content").unwrap_or_default())? })
         }
-        "Prepend" => Ok(Step::Prepend(short(text("prepend").unwrap_or_default())?)),
+        "Prepend" => Ok(NormalizerStep::Prepend(short(text("prepend").unwrap_or_default())?)),
         _ => {
             let times = match kind {
                 "NFC" | "NFD" => 3,
@@ -202,7 +205,7 @@ fn step(value: &Value) -> Result<Step, TokenizerError> {
             }
             let normalizer = serde_json::from_value(value.clone())
                 .map_err(|error| TokenizerError::Json { reason: brief(&error.to_string()) })?;
-            Ok(Step::Other { normalizer: Box::new(normalizer), times })
+            Ok(NormalizerStep::Other { normalizer: Box::new(normalizer), times })
         }
     }
 }

@@ -25,7 +25,7 @@ pub struct HfTokenizer {
 
 impl HfTokenizer {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
-        let stated = Stated::read(bytes)?;
+        let stated = StatedTokenizer::read(bytes)?;
         stated.check_lengths()?;
         let growth = stated.growth()?;
         let mut inner = contained(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(json_error)?;
@@ -34,10 +34,10 @@ impl HfTokenizer {
         inner.with_padding(None);
         stated.check_added_ids(&inner)?;
 
-        let plan = DecodePlan::of(&inner)?;
+        let plan = DecoderSteps::of(&inner)?;
         let (table, specials) = token_table(&inner, &plan)?;
         stated.check_templates(&table)?;
-        let DecodePlan { byte_level, leading_strip, .. } = plan;
+        let DecoderSteps { byte_level, leading_strip, .. } = plan;
         Ok(HfTokenizer { inner, table, specials, leading_strip, byte_level, growth })
     }
 
@@ -118,7 +118,7 @@ fn contained<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, Strin
 
 /// What the file says and the library does not check.
 #[derive(Deserialize)]
-struct Stated {
+struct StatedTokenizer {
     #[serde(default)]
     added_tokens: Vec<StatedToken>,
     #[serde(default)]
@@ -153,7 +153,7 @@ struct StatedToken {
     content: String,
 }
 
-impl Stated {
+impl StatedTokenizer {
     fn read(bytes: &[u8]) -> Result<Self, TokenizerError> {
         // As text, not as bytes: in fields that it skips, serde_json checks the encoding of text only, and the library
         // panics on what is none.
@@ -264,7 +264,7 @@ fn check_template(processor: &Value, table: &TokenTable) -> Result<(), Tokenizer
 
 /// What the decoder does to each token, and to the start of the text.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct DecodePlan {
+struct DecoderSteps {
     byte_level: bool,
     replace: Vec<(String, String)>,
     byte_fallback: bool,
@@ -273,9 +273,9 @@ struct DecodePlan {
     word_part: Option<String>,
 }
 
-impl DecodePlan {
+impl DecoderSteps {
     fn of(inner: &tokenizers::Tokenizer) -> Result<Self, TokenizerError> {
-        let mut plan = DecodePlan::default();
+        let mut plan = DecoderSteps::default();
         let Some(decoder) = inner.get_decoder() else {
             return Err(TokenizerError::Decoder { found: "no decoder".to_owned() });
         };
@@ -378,7 +378,7 @@ pub(super) fn byte_of_char(c: char) -> Option<u8> {
 
 fn token_table(
     inner: &tokenizers::Tokenizer,
-    plan: &DecodePlan,
+    plan: &DecoderSteps,
 ) -> Result<(TokenTable, Vec<TokenId>), TokenizerError> {
     // The library's maps are hash maps: sort, so that a file with two tokens under one id always reads the same.
     let mut tokens: BTreeMap<u32, String> = BTreeMap::new();
@@ -444,7 +444,7 @@ mod tests {
 
     #[test]
     fn word_pieces_begin_words_or_go_on() {
-        let mut plan = DecodePlan::default();
+        let mut plan = DecoderSteps::default();
         plan.add(&serde_json::json!({"type": "WordPiece", "prefix": "##", "cleanup": true})).unwrap();
         assert_eq!(plan.leading_strip, 1);
         let text = |token, added| String::from_utf8(plan.bytes(token, added).unwrap()).unwrap();
@@ -453,11 +453,11 @@ mod tests {
 
     #[test]
     fn decoders_that_work_on_texts_are_refused() {
-        let mut plan = DecodePlan::default();
+        let mut plan = DecoderSteps::default();
         let ctc = serde_json::json!({"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": true});
         assert!(plan.add(&ctc).unwrap_err().to_string().contains("CTC"));
         let strip_end = serde_json::json!({"type": "Strip", "content": " ", "start": 0, "stop": 1});
         assert!(plan.add(&strip_end).is_err());
-        assert_eq!(plan, DecodePlan::default());
+        assert_eq!(plan, DecoderSteps::default());
     }
 }

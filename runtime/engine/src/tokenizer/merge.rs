@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-struct Symbol {
+struct MergeSymbol {
     start: usize,
     /// Empty once it has been joined to the symbol before it.
     end: usize,
@@ -22,7 +22,7 @@ pub(super) fn merge(
     pieces: impl IntoIterator<Item = (usize, bool)>,
     mut rank: impl FnMut(Range<usize>, usize) -> Option<u32>,
 ) -> Vec<Range<usize>> {
-    let mut symbols: Vec<Symbol> = Vec::new();
+    let mut symbols: Vec<MergeSymbol> = Vec::new();
     let mut start = 0;
     for (length, frozen) in pieces {
         let number = symbols.len();
@@ -30,12 +30,12 @@ pub(super) fn merge(
             before.after = Some(number);
         }
         let end = start + length;
-        symbols.push(Symbol { start, end, before: number.checked_sub(1), after: None, frozen });
+        symbols.push(MergeSymbol { start, end, before: number.checked_sub(1), after: None, frozen });
         start = end;
     }
     // Rank, left and right symbol, length of both.
     let mut agenda: BinaryHeap<Reverse<(u32, usize, usize, usize)>> = BinaryHeap::new();
-    let mut consider = |symbols: &[Symbol], agenda: &mut BinaryHeap<_>, left: usize| {
+    let mut consider = |symbols: &[MergeSymbol], agenda: &mut BinaryHeap<_>, left: usize| {
         let Some(right) = symbols[left].after else { return };
         if symbols[left].frozen || symbols[right].frozen {
             return;
@@ -50,7 +50,7 @@ pub(super) fn merge(
     }
     while let Some(Reverse((_, left, right, length))) = agenda.pop() {
         // A half that has been joined to something else since makes the entry stale.
-        let alive = |symbol: &Symbol| symbol.end > symbol.start;
+        let alive = |symbol: &MergeSymbol| symbol.end > symbol.start;
         let current = symbols[left].after == Some(right)
             && alive(&symbols[left])
             && alive(&symbols[right])

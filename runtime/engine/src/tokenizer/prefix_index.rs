@@ -24,10 +24,10 @@ impl PrefixIndex {
     }
 
     /// Length and id of every entry that `text` begins with, shortest first.
-    pub fn prefixes<'a>(&'a self, text: &'a [u8]) -> Prefixes<'a> {
+    pub fn prefixes<'a>(&'a self, text: &'a [u8]) -> PrefixMatches<'a> {
         let range = text.first().and_then(|&byte| self.first.get(usize::from(byte)));
         let (begin, end) = range.copied().unwrap_or((0, 0));
-        Prefixes { entries: &self.entries[begin as usize..end as usize], text, depth: 1 }
+        PrefixMatches { entries: &self.entries[begin as usize..end as usize], text, depth: 1 }
     }
 
     pub fn longest(&self, text: &[u8]) -> Option<(usize, u32)> {
@@ -35,14 +35,14 @@ impl PrefixIndex {
     }
 }
 
-pub(super) struct Prefixes<'a> {
+pub(super) struct PrefixMatches<'a> {
     /// Entries that agree with the text in the first `depth` bytes.
     entries: &'a [(Box<[u8]>, u32)],
     text: &'a [u8],
     depth: usize,
 }
 
-impl Iterator for Prefixes<'_> {
+impl Iterator for PrefixMatches<'_> {
     type Item = (usize, u32);
 
     fn next(&mut self) -> Option<(usize, u32)> {

@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::table::TokenTable;
-use super::{Scheme, TokenId, Tokenizer};
+use super::{TokenId, Tokenizer, TokenizerScheme};
 
 /// Canonical and compatible composition make up to four bytes one (mathematical letters, Hangul syllables).
 const COMPOSED: usize = 4;
@@ -16,11 +16,11 @@ impl Tokenizer {
         let longest = longest(self.table());
         let shrinks = match &self.scheme {
             // Every byte is a token.
-            Scheme::RwkvWorld(_) => 1,
-            Scheme::Tiktoken(_) => COMPOSED,
-            Scheme::SentencePiece(sp) if sp.keeps_all_bytes() => 1,
-            Scheme::SentencePiece(_) => return None,
-            Scheme::Hf(hf) => {
+            TokenizerScheme::RwkvWorld(_) => 1,
+            TokenizerScheme::Tiktoken(_) => COMPOSED,
+            TokenizerScheme::SentencePiece(sp) if sp.keeps_all_bytes() => 1,
+            TokenizerScheme::SentencePiece(_) => return None,
+            TokenizerScheme::Hf(hf) => {
                 let parts = hf.parts()?;
                 let bytes = &parts["model"]["byte_fallback"] == true || hf.has_byte_level();
                 if !bytes || !has_all_bytes(self.table(), hf.has_byte_level(), hf) {

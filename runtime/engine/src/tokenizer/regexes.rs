@@ -32,8 +32,8 @@ const PLAIN: PreTokenizer = PreTokenizer {
 };
 
 pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-pub(super) const QWEN2: &str = super::tiktoken::Pattern::Qwen.regex();
-const CL100K: &str = super::tiktoken::Pattern::Cl100k.regex();
+pub(super) const QWEN2: &str = super::tiktoken::TiktokenPattern::Qwen.regex();
+const CL100K: &str = super::tiktoken::TiktokenPattern::Cl100k.regex();
 /// Qwen 2's, with marks as parts of words.
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|`]+";

@@ -8,22 +8,22 @@ mod encode;
 mod normalizer;
 mod proto;
 
-pub use proto::{Model as SentencePieceModel, ModelType, Piece, PieceKind};
+pub use proto::{ModelProto as SentencePieceModel, ModelType, PieceKind, ProtoPiece};
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::added::{Extras, Part, Splitter};
+use super::added::{AddedTokenSplitter, TextSegment, TokenizerExtras};
 use super::prefix_index::PrefixIndex;
 use super::table::{EntryKind, TokenTable};
 use super::{MAX_ID, TokenId, TokenizerError, brief, growth};
-use normalizer::{Normalizer, SPACE};
+use normalizer::{SPACE, SentencePieceNormalizer};
 
 #[derive(Debug)]
 pub struct SentencePieceTokenizer {
     model: SentencePieceModel,
-    extras: Extras,
-    normalizer: Normalizer,
+    extras: TokenizerExtras,
+    normalizer: SentencePieceNormalizer,
     /// Pieces that text can match: normal, user-defined and unused ones.
     pieces: PrefixIndex,
     ids: HashMap<Box<[u8]>, u32>,
@@ -32,7 +32,7 @@ pub struct SentencePieceTokenizer {
     unknown: u32,
     /// The piece of each byte, where bytes are pieces.
     bytes: Option<Box<[u32; 256]>>,
-    splitter: Splitter,
+    splitter: AddedTokenSplitter,
     /// Ids of what the splitter finds.
     added: Vec<Vec<TokenId>>,
     names: HashMap<String, TokenId>,
@@ -45,7 +45,7 @@ fn wrong(reason: impl Into<String>) -> TokenizerError {
 }
 
 impl SentencePieceTokenizer {
-    pub fn from_bytes(bytes: &[u8], extras: Extras) -> Result<Self, TokenizerError> {
+    pub fn from_bytes(bytes: &[u8], extras: TokenizerExtras) -> Result<Self, TokenizerError> {
         let model = SentencePieceModel::parse(bytes).map_err(wrong)?;
         if model.pieces.is_empty() {
             return Err(TokenizerError::Empty);
@@ -76,7 +76,7 @@ impl SentencePieceTokenizer {
         let (table, specials) = token_table(&model, &extras)?;
         let (splitter, added) = splitter(&model, &extras);
         Ok(SentencePieceTokenizer {
-            normalizer: Normalizer::new(&model, symbols.clone()).map_err(wrong)?,
+            normalizer: SentencePieceNormalizer::new(&model, symbols.clone()).map_err(wrong)?,
             pieces: PrefixIndex::new(matched),
             names: names(&model, &extras),
             ids,
@@ -102,8 +102,8 @@ impl SentencePieceTokenizer {
         }
         for (number, part) in self.splitter.split(text).into_iter().enumerate() {
             match part {
-                Part::Added(token) => out.extend(&self.added[token]),
-                Part::Text(part) => {
+                TextSegment::Added(token) => out.extend(&self.added[token]),
+                TextSegment::Text(part) => {
                     let normalized = self.normalized(part, number == 0, room);
                     let normalized = normalized.ok_or(TokenizerError::TooLong { bytes: text.len(), most })?;
                     room -= normalized.len();
@@ -129,7 +129,7 @@ impl SentencePieceTokenizer {
 
     /// Two texts as one input.
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<Vec<TokenId>, TokenizerError> {
-        let Extras { prefix, between, suffix, .. } = &self.extras;
+        let TokenizerExtras { prefix, between, suffix, .. } = &self.extras;
         let (first, second) = (self.encode(first, false)?, self.encode(second, false)?);
         Ok([prefix, &first, between, &second, suffix].map(Vec::as_slice).concat())
     }
@@ -197,7 +197,7 @@ fn byte_pieces(model: &SentencePieceModel) -> Result<Box<[u32; 256]>, TokenizerE
 /// The bytes of each id.
 fn token_table(
     model: &SentencePieceModel,
-    extras: &Extras,
+    extras: &TokenizerExtras,
 ) -> Result<(TokenTable, Vec<TokenId>), TokenizerError> {
     let offset = u64::from(extras.id_offset);
     let last_piece = offset + model.pieces.len() as u64 - 1;
@@ -245,7 +245,7 @@ fn token_table(
 }
 
 /// Added tokens and control pieces.
-fn splitter(model: &SentencePieceModel, extras: &Extras) -> (Splitter, Vec<Vec<TokenId>>) {
+fn splitter(model: &SentencePieceModel, extras: &TokenizerExtras) -> (AddedTokenSplitter, Vec<Vec<TokenId>>) {
     let added = extras
         .added
         .iter()
@@ -255,10 +255,10 @@ fn splitter(model: &SentencePieceModel, extras: &Extras) -> (Splitter, Vec<Vec<T
         model.pieces.iter().zip(extras.id_offset..).filter(|(piece, _)| piece.kind == PieceKind::Control);
     let control = control.map(|(piece, id)| (piece.text.as_str(), vec![id as TokenId]));
     let (texts, ids): (Vec<&str>, Vec<Vec<TokenId>>) = added.chain(control).unzip();
-    (Splitter::new(texts), ids)
+    (AddedTokenSplitter::new(texts), ids)
 }
 
-fn names(model: &SentencePieceModel, extras: &Extras) -> HashMap<String, TokenId> {
+fn names(model: &SentencePieceModel, extras: &TokenizerExtras) -> HashMap<String, TokenId> {
     let pieces =
         model.pieces.iter().zip(extras.id_offset..).map(|(piece, id)| (piece.text.clone(), id as TokenId));
     let added = extras.added.iter().filter_map(|added| Some((added.text.clone(), *added.ids.first()?)));

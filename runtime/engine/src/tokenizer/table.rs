@@ -12,7 +12,7 @@ pub(super) enum EntryKind {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct TokenEntry {
     start: u32,
     len: u32,
     kind: EntryKind,
@@ -22,20 +22,20 @@ struct Entry {
 #[derive(Debug, Clone)]
 pub(super) struct TokenTable {
     bytes: Vec<u8>,
-    entries: Vec<Entry>,
+    entries: Vec<TokenEntry>,
 }
 
 impl TokenTable {
     pub(super) fn new(ids: usize) -> Self {
         TokenTable {
             bytes: Vec::new(),
-            entries: vec![Entry { start: 0, len: 0, kind: EntryKind::Absent }; ids],
+            entries: vec![TokenEntry { start: 0, len: 0, kind: EntryKind::Absent }; ids],
         }
     }
 
     /// Sets the bytes of `id`, which lies below the size given to [`TokenTable::new`].
     pub(super) fn set(&mut self, id: usize, bytes: &[u8], kind: EntryKind) {
-        self.entries[id] = Entry { start: self.bytes.len() as u32, len: bytes.len() as u32, kind };
+        self.entries[id] = TokenEntry { start: self.bytes.len() as u32, len: bytes.len() as u32, kind };
         self.bytes.extend_from_slice(bytes);
     }
 

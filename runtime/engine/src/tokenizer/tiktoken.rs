@@ -1,7 +1,7 @@
 //! tiktoken rank files (`*.tiktoken`, and the `tokenizer.model` of GLM-4 and Llama 3): one token per line, its bytes in
 //! base64 and its rank, which is its id.
 //!
-//! A text is cut by a regular expression ([`Pattern`]); in each piece the pair of neighbours whose joined bytes have the
+//! A text is cut by a regular expression ([`TiktokenPattern`]); in each piece the pair of neighbours whose joined bytes have the
 //! lowest rank is joined until none is left.
 
 use std::borrow::Cow;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokenizers::normalizers::unicode::NFC;
 use tokenizers::{NormalizedString, Normalizer};
 
-use super::added::{Extras, Part, Splitter};
+use super::added::{AddedTokenSplitter, TextSegment, TokenizerExtras};
 use super::merge::merge;
 use super::table::{EntryKind, TokenTable};
 use super::{MAX_ID, TokenId, TokenizerError};
@@ -19,20 +19,20 @@ use super::{MAX_ID, TokenId, TokenizerError};
 /// How a text is cut. The files do not say; it is part of each model's code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Pattern {
+pub enum TiktokenPattern {
     /// Each digit alone: Qwen (first generation).
     Qwen,
     /// Up to three digits: GLM-4, Llama 3, OpenAI's cl100k.
     Cl100k,
 }
 
-impl Pattern {
+impl TiktokenPattern {
     pub(super) const fn regex(self) -> &'static str {
         match self {
-            Pattern::Qwen => {
+            TiktokenPattern::Qwen => {
                 r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
             }
-            Pattern::Cl100k => {
+            TiktokenPattern::Cl100k => {
                 r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
             }
         }
@@ -42,8 +42,8 @@ impl Pattern {
 pub struct TiktokenTokenizer {
     ranks: HashMap<Box<[u8]>, u32>,
     regex: fancy_regex::Regex,
-    extras: Extras,
-    splitter: Splitter,
+    extras: TokenizerExtras,
+    splitter: AddedTokenSplitter,
     /// Ids of what the splitter finds.
     added: Vec<Vec<TokenId>>,
     table: TokenTable,
@@ -51,7 +51,7 @@ pub struct TiktokenTokenizer {
 }
 
 impl TiktokenTokenizer {
-    pub fn from_bytes(bytes: &[u8], extras: Extras) -> Result<Self, TokenizerError> {
+    pub fn from_bytes(bytes: &[u8], extras: TokenizerExtras) -> Result<Self, TokenizerError> {
         let ranks = read_ranks(bytes)?;
         for byte in 0..=255u8 {
             if !ranks.contains_key(&[byte][..]) {
@@ -59,11 +59,11 @@ impl TiktokenTokenizer {
             }
         }
         let (table, specials) = token_table(&ranks, &extras)?;
-        let pattern = extras.pattern.unwrap_or(Pattern::Cl100k);
+        let pattern = extras.pattern.unwrap_or(TiktokenPattern::Cl100k);
         let regex = fancy_regex::Regex::new(pattern.regex())
             .map_err(|e| TokenizerError::Encode { bytes: 0, reason: e.to_string() })?;
         let parsed = || extras.added.iter().filter(|added| added.parsed);
-        let splitter = Splitter::new(parsed().map(|added| added.text.as_str()));
+        let splitter = AddedTokenSplitter::new(parsed().map(|added| added.text.as_str()));
         let added = parsed().map(|added| added.ids.clone()).collect();
         Ok(TiktokenTokenizer { ranks, regex, splitter, added, extras, table, specials })
     }
@@ -77,8 +77,8 @@ impl TiktokenTokenizer {
         let text = self.normalized(text)?;
         for part in self.splitter.split(&text) {
             match part {
-                Part::Added(token) => out.extend(&self.added[token]),
-                Part::Text(text) => {
+                TextSegment::Added(token) => out.extend(&self.added[token]),
+                TextSegment::Text(text) => {
                     for piece in self.regex.find_iter(text) {
                         let piece = piece.map_err(|e| TokenizerError::Encode {
                             bytes: text.len(),
@@ -97,7 +97,7 @@ impl TiktokenTokenizer {
 
     /// `tokenize` of Qwen's tokenization_qwen.py begins with NFC.
     fn normalized<'t>(&self, text: &'t str) -> Result<Cow<'t, str>, TokenizerError> {
-        if self.extras.pattern != Some(Pattern::Qwen) || text.is_ascii() {
+        if self.extras.pattern != Some(TiktokenPattern::Qwen) || text.is_ascii() {
             return Ok(Cow::Borrowed(text));
         }
         let mut normalized = NormalizedString::from(text);
@@ -204,7 +204,7 @@ pub(super) fn base64(text: &str) -> Option<Vec<u8>> {
 
 fn token_table(
     ranks: &HashMap<Box<[u8]>, u32>,
-    extras: &Extras,
+    extras: &TokenizerExtras,
 ) -> Result<(TokenTable, Vec<TokenId>), TokenizerError> {
     let mut last = ranks.values().max().copied().unwrap_or(0);
     for added in &extras.added {

@@ -15,7 +15,7 @@ const MAX_ID: usize = 1 << 20;
 
 pub struct WorldTokenizer {
     table: TokenTable,
-    trie: Trie,
+    trie: ByteTrie,
 }
 
 impl WorldTokenizer {
@@ -39,7 +39,7 @@ impl WorldTokenizer {
                 ));
             }
         }
-        Ok(WorldTokenizer { table, trie: Trie::build(&tokens)? })
+        Ok(WorldTokenizer { table, trie: ByteTrie::build(&tokens)? })
     }
 
     pub fn encode(&self, text: &[u8]) -> Vec<TokenId> {
@@ -59,26 +59,26 @@ impl WorldTokenizer {
 }
 
 /// Bytes to token ids. Children of a node stand together, sorted by byte.
-struct Trie {
+struct ByteTrie {
     /// Per first byte: the node that it leads to.
     roots: Box<[u32; 256]>,
-    nodes: Vec<Node>,
+    nodes: Vec<TrieNode>,
     bytes: Vec<u8>,
     targets: Vec<u32>,
 }
 
-struct Node {
+struct TrieNode {
     /// -1: no token ends here.
     token: TokenId,
     first: u32,
     count: u32,
 }
 
-impl Trie {
+impl ByteTrie {
     /// From tokens sorted by their bytes, without duplicates.
-    fn build(tokens: &[Token]) -> Result<Self, TokenizerError> {
+    fn build(tokens: &[WorldToken]) -> Result<Self, TokenizerError> {
         let mut trie =
-            Trie { roots: Box::new([0; 256]), nodes: Vec::new(), bytes: Vec::new(), targets: Vec::new() };
+            ByteTrie { roots: Box::new([0; 256]), nodes: Vec::new(), bytes: Vec::new(), targets: Vec::new() };
         // Breadth first, so that the children of one node are made one after another.
         // Invariant: all tokens of a range share their first `depth` bytes.
         let mut queue = std::collections::VecDeque::new();
@@ -114,7 +114,7 @@ impl Trie {
     }
 
     fn add_node(&mut self) -> u32 {
-        self.nodes.push(Node { token: -1, first: 0, count: 0 });
+        self.nodes.push(TrieNode { token: -1, first: 0, count: 0 });
         (self.nodes.len() - 1) as u32
     }
 
@@ -134,13 +134,13 @@ impl Trie {
     }
 }
 
-struct Token {
+struct WorldToken {
     id: TokenId,
     bytes: Vec<u8>,
     line: usize,
 }
 
-impl Token {
+impl WorldToken {
     fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes).into_owned()
     }
@@ -150,12 +150,12 @@ fn line_error(line: usize, expected: &'static str, found: impl Into<String>) -> 
     TokenizerError::WorldLine { line, expected, found: found.into() }
 }
 
-fn read_vocabulary(bytes: &[u8]) -> Result<Vec<Token>, TokenizerError> {
+fn read_vocabulary(bytes: &[u8]) -> Result<Vec<WorldToken>, TokenizerError> {
     let text = std::str::from_utf8(bytes).map_err(|e| {
         let line = bytes[..e.valid_up_to()].iter().filter(|&&b| b == b'\n').count() + 1;
         line_error(line, "UTF-8 text", "other bytes")
     })?;
-    let mut tokens: Vec<Token> = Vec::new();
+    let mut tokens: Vec<WorldToken> = Vec::new();
     let mut used: Vec<bool> = Vec::new();
     for (index, line) in text.split('\n').enumerate() {
         let line = line.strip_suffix('\r').unwrap_or(line);
@@ -175,7 +175,7 @@ fn read_vocabulary(bytes: &[u8]) -> Result<Vec<Token>, TokenizerError> {
     if tokens.is_empty() { Err(TokenizerError::Empty) } else { Ok(tokens) }
 }
 
-fn read_line(number: usize, line: &str) -> Result<Token, TokenizerError> {
+fn read_line(number: usize, line: &str) -> Result<WorldToken, TokenizerError> {
     let shape = || line_error(number, "`ID REPR LENGTH`", clipped(line));
     let (id, rest) = line.split_once(' ').ok_or_else(shape)?;
     let (repr, length) = rest.rsplit_once(' ').ok_or_else(shape)?;
@@ -192,7 +192,7 @@ fn read_line(number: usize, line: &str) -> Result<Token, TokenizerError> {
             format!("{length} for {}", clipped(repr)),
         ));
     }
-    Ok(Token { id: id as TokenId, bytes, line: number })
+    Ok(WorldToken { id: id as TokenId, bytes, line: number })
 }
 
 fn clipped(text: &str) -> String {

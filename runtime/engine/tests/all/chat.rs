@@ -1,23 +1,25 @@
 //! Chat templates against jinja2 (`tools/chat_cases.py`), the goldens, and templates that are wrong.
 
 use crate::common;
-use mlcc_engine::chat::{BuiltinFormat, ChatFiles, Content, Extra, Value as ChatValue};
-use mlcc_engine::{ChatError, ChatSource, ChatTemplate, Message};
+use mlcc_engine::chat::{
+    BuiltinFormat, ChatFiles, MessageContent, TemplateInputs, TemplateValue as ChatValue,
+};
+use mlcc_engine::{ChatError, ChatMessage, ChatSource, ChatTemplate};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
 #[derive(Deserialize)]
-struct Cases {
+struct ChatCases {
     tokens: BTreeMap<String, String>,
     now: u64,
     templates: BTreeMap<String, String>,
-    cases: Vec<Case>,
+    cases: Vec<ChatCase>,
 }
 
 #[derive(Deserialize)]
-struct Case {
+struct ChatCase {
     template: String,
-    messages: Vec<Message>,
+    messages: Vec<ChatMessage>,
     add_generation_prompt: bool,
     extra: BTreeMap<String, ChatValue>,
     rendered: Option<String>,
@@ -26,7 +28,7 @@ struct Case {
 
 #[test]
 fn rendered_as_jinja2_does() {
-    let cases: Cases = serde_json::from_str(include_str!("../data/chat_cases.json")).unwrap();
+    let cases: ChatCases = serde_json::from_str(include_str!("../data/chat_cases.json")).unwrap();
     assert!(cases.cases.len() > 40);
     for (number, case) in cases.cases.into_iter().enumerate() {
         let mut source = ChatSource::jinja(&cases.templates[&case.template]);
@@ -36,7 +38,7 @@ fn rendered_as_jinja2_does() {
         let template = ChatTemplate::from_section(&source.to_section()).unwrap();
         let mut variables = case.extra;
         let tools = variables.remove("tools");
-        let extra = Extra { tools, variables, now: Some(cases.now), ..Extra::default() };
+        let extra = TemplateInputs { tools, variables, now: Some(cases.now), ..TemplateInputs::default() };
         let result = template.render(&case.messages, case.add_generation_prompt, &extra);
         match (result, case.rendered, case.raised) {
             (Ok(text), Some(expected), None) => {
@@ -60,9 +62,9 @@ fn golden_chats_of_qwen2() {
     let chats = golden["chat"].as_array().unwrap();
     assert!(!chats.is_empty());
     for chat in chats {
-        let messages: Vec<Message> = serde_json::from_value(chat["messages"].clone()).unwrap();
+        let messages: Vec<ChatMessage> = serde_json::from_value(chat["messages"].clone()).unwrap();
         let generation = chat["add_generation_prompt"].as_bool().unwrap();
-        let text = template.render(&messages, generation, &Extra::default()).unwrap();
+        let text = template.render(&messages, generation, &TemplateInputs::default()).unwrap();
         assert_eq!(text, chat["rendered"].as_str().unwrap());
         let ids: Vec<i32> = serde_json::from_value(chat["ids"].clone()).unwrap();
         assert!(!template.wants_prompt_template());
@@ -70,15 +72,16 @@ fn golden_chats_of_qwen2() {
     }
 }
 
-fn ask(text: &str) -> Vec<Message> {
-    vec![Message::new("user", text)]
+fn ask(text: &str) -> Vec<ChatMessage> {
+    vec![ChatMessage::new("user", text)]
 }
 
 #[test]
 fn templates_that_are_wrong() {
     let messages = ask("hi");
-    let render =
-        |text: &str| ChatTemplate::from_jinja(text).unwrap().render(&messages, true, &Extra::default());
+    let render = |text: &str| {
+        ChatTemplate::from_jinja(text).unwrap().render(&messages, true, &TemplateInputs::default())
+    };
     let error = ChatTemplate::from_jinja("a\n{% for x in %}").unwrap_err().to_string();
     assert!(error.contains("line 2"), "{error}");
     let error = render("a\n{{ messages[0].no.where }}").unwrap_err().to_string();
@@ -104,7 +107,7 @@ fn templates_with_long_chains() {
     ] {
         let chain = |bytes: usize| format!("{begin}{}{end}", link.repeat(bytes / link.len()));
         if let Ok(template) = ChatTemplate::from_jinja(&chain((128 << 10) - 64)) {
-            let _ = template.render(&messages, true, &Extra::default());
+            let _ = template.render(&messages, true, &TemplateInputs::default());
         }
         let error = ChatTemplate::from_jinja(&chain(130 << 10)).err().unwrap().to_string();
         assert!(error.contains("131072 are permitted"), "{error}");
@@ -114,8 +117,9 @@ fn templates_with_long_chains() {
 #[test]
 fn templates_that_do_not_end() {
     let messages = ask("hi");
-    let render =
-        |text: &str| ChatTemplate::from_jinja(text).unwrap().render(&messages, true, &Extra::default());
+    let render = |text: &str| {
+        ChatTemplate::from_jinja(text).unwrap().render(&messages, true, &TemplateInputs::default())
+    };
     let loops =
         "{% for a in range(100000) %}{% for b in range(100000) %}{% set x = b %}{% endfor %}{% endfor %}";
     assert!(matches!(render(loops), Err(ChatError::TooManySteps { .. })));
@@ -128,9 +132,10 @@ fn templates_that_do_not_end() {
 #[test]
 fn pictures_are_refused() {
     let message = r#"{"role": "user", "content": [{"type": "text", "text": "what is"}, {"type": "image_url", "image_url": {"url": "x"}}]}"#;
-    let messages: Vec<Message> = vec![Message::new("system", "s"), serde_json::from_str(message).unwrap()];
+    let messages: Vec<ChatMessage> =
+        vec![ChatMessage::new("system", "s"), serde_json::from_str(message).unwrap()];
     let template = ChatTemplate::from_jinja("{{ messages }}").unwrap();
-    let error = template.render(&messages, true, &Extra::default()).unwrap_err().to_string();
+    let error = template.render(&messages, true, &TemplateInputs::default()).unwrap_err().to_string();
     assert!(error.contains("message 1") && error.contains("image_url"), "{error}");
     assert_eq!(messages[1].text(), "what is");
 }
@@ -146,25 +151,26 @@ fn templates_from_files() {
         };
         ChatSource::from_files(files)
     };
-    let render = |source: ChatSource, extra: &Extra| {
+    let render = |source: ChatSource, extra: &TemplateInputs| {
         source.compile().unwrap().render(&ask("q"), false, extra).unwrap()
     };
     assert_eq!(find("{}", None).unwrap(), None);
     let config = r#"{"bos_token": {"content": "<b>", "lstrip": false}, "chat_template": "{{ bos_token }}{{ eos_token }}{{ pad_token }}C"}"#;
-    assert_eq!(render(find(config, None).unwrap().unwrap(), &Extra::default()), "<b><e>C");
+    assert_eq!(render(find(config, None).unwrap().unwrap(), &TemplateInputs::default()), "<b><e>C");
     let file = find(config, Some("{{ bos_token }}J\n")).unwrap().unwrap();
-    assert_eq!(render(file, &Extra::default()), "<b>J");
+    assert_eq!(render(file, &TemplateInputs::default()), "<b>J");
 
     let named = r#"{"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T{{ tools | length }}"}]}"#;
     let named = find(named, None).unwrap().unwrap();
-    assert_eq!(render(named.clone(), &Extra::default()), "D");
-    let tools = Extra { tools: Some(serde_json::from_str("[1, 2]").unwrap()), ..Extra::default() };
+    assert_eq!(render(named.clone(), &TemplateInputs::default()), "D");
+    let tools =
+        TemplateInputs { tools: Some(serde_json::from_str("[1, 2]").unwrap()), ..TemplateInputs::default() };
     assert_eq!(render(named, &tools), "T2");
 
     assert!(find(r#"{"chat_template": 5}"#, None).unwrap_err().to_string().contains("tokenizer_config.json"));
     assert!(find("[", None).is_err());
     let files = ChatFiles { chat_template_json: Some(br#"{"chat_template": "P"}"#), ..ChatFiles::default() };
-    assert_eq!(render(ChatSource::from_files(files).unwrap().unwrap(), &Extra::default()), "P");
+    assert_eq!(render(ChatSource::from_files(files).unwrap().unwrap(), &TemplateInputs::default()), "P");
     for bad in [
         "",
         "{}",
@@ -187,13 +193,16 @@ fn variables_that_a_template_reads() {
 #[test]
 fn built_in_formats() {
     let talk = [
-        Message::new("user", "你好"),
-        Message::new("assistant", "Hello!"),
-        Message::new("user", "Why?\n\nTell me"),
+        ChatMessage::new("user", "你好"),
+        ChatMessage::new("assistant", "Hello!"),
+        ChatMessage::new("user", "Why?\n\nTell me"),
     ];
-    let render = |format: BuiltinFormat, messages: &[Message]| {
+    let render = |format: BuiltinFormat, messages: &[ChatMessage]| {
         let section = ChatSource::builtin(format).to_section();
-        ChatTemplate::from_section(&section).unwrap().render(messages, true, &Extra::default()).unwrap()
+        ChatTemplate::from_section(&section)
+            .unwrap()
+            .render(messages, true, &TemplateInputs::default())
+            .unwrap()
     };
     let glm6b = BuiltinFormat::ChatGlm6b;
     assert_eq!(render(glm6b, &talk[..1]), "你好");
@@ -203,7 +212,7 @@ fn built_in_formats() {
         render(BuiltinFormat::ChatGlm2, &talk),
         "[Round 1]\n\n问：你好\n\n答：Hello!\n\n[Round 2]\n\n问：Why?\n\nTell me\n\n答："
     );
-    let mut with_system = vec![Message::new("system", "Be kind.")];
+    let mut with_system = vec![ChatMessage::new("system", "Be kind.")];
     with_system.extend(talk.clone());
     assert_eq!(
         render(BuiltinFormat::ChatGlm3, &with_system),
@@ -214,10 +223,10 @@ fn built_in_formats() {
         "System: Be kind.\n\nUser: 你好\n\nAssistant: Hello!\n\nUser: Why?\nTell me\n\nAssistant:"
     );
     let template = ChatTemplate::builtin(BuiltinFormat::ChatGlm2);
-    let error = template.render(&with_system, true, &Extra::default()).unwrap_err().to_string();
+    let error = template.render(&with_system, true, &TemplateInputs::default()).unwrap_err().to_string();
     assert!(error.contains("`system`") && error.contains("chatglm2"), "{error}");
     assert!(template.wants_prompt_template() && template.stop_texts().is_empty());
     let error = BuiltinFormat::from_name("alpaca").unwrap_err().to_string();
     assert!(error.contains("rwkv-world"), "{error}");
-    assert_eq!(Message { content: Content::None, ..Message::new("assistant", "") }.text(), "");
+    assert_eq!(ChatMessage { content: MessageContent::None, ..ChatMessage::new("assistant", "") }.text(), "");
 }

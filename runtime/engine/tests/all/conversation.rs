@@ -7,13 +7,13 @@ use std::ops::ControlFlow;
 use std::sync::atomic::AtomicBool;
 
 use mlcc_engine::chat::BuiltinFormat;
-use mlcc_engine::conversation::{ChatFormat, Conversation, ConversationError, Settings, Turn};
+use mlcc_engine::conversation::{AnswerSettings, ChatFormat, Conversation, ConversationError, TurnResult};
 use mlcc_engine::{
     ChatTemplate, FinishReason, LanguageModel, RewindModel, SamplingParams, SpecialTokens, TokenId, Tokenizer,
 };
 
 /// Continues `Assistant:` with the answer number of users in the context; counts what it is fed.
-struct Parrot {
+struct CountingParrot {
     tokenizer: Tokenizer,
     context: Vec<TokenId>,
     recurrent: bool,
@@ -25,11 +25,11 @@ struct Parrot {
 const ANSWERS: [&str; 3] = [" One.", " Two words.", " Third."];
 const END: &str = "\n\nUser:";
 
-impl Parrot {
+impl CountingParrot {
     fn new(recurrent: bool) -> Self {
         let tokenizer = common::world(&[b"Assistant", b"User", b"\n\n", b".\n\n", b" w", b"ords"]);
         let logits = vec![0.0; tokenizer.vocab_size()];
-        Parrot { tokenizer, context: vec![], recurrent, whole: false, fed: 0, logits }
+        CountingParrot { tokenizer, context: vec![], recurrent, whole: false, fed: 0, logits }
     }
 
     fn look(&mut self) {
@@ -43,7 +43,7 @@ impl Parrot {
     }
 }
 
-impl LanguageModel for Parrot {
+impl LanguageModel for CountingParrot {
     type Error = Infallible;
 
     fn prefill(&mut self, tokens: &[TokenId]) -> Result<&[f32], Infallible> {
@@ -79,7 +79,7 @@ impl LanguageModel for Parrot {
     }
 }
 
-impl RewindModel for Parrot {
+impl RewindModel for CountingParrot {
     type Snapshot = Vec<TokenId>;
 
     fn can_truncate(&self) -> bool {
@@ -108,17 +108,17 @@ impl RewindModel for Parrot {
 
 const GREEDY: fn() -> SamplingParams = SamplingParams::greedy;
 
-fn settings(sampling: &SamplingParams) -> Settings<'_> {
-    Settings { sampling, max_tokens: Some(40), eos: &[], stop: &[], form: None, cancel: None }
+fn settings(sampling: &SamplingParams) -> AnswerSettings<'_> {
+    AnswerSettings { sampling, max_tokens: Some(40), eos: &[], stop: &[], form: None, cancel: None }
 }
 
-fn world_chat(recurrent: bool) -> (Conversation<Parrot>, Tokenizer) {
-    let tokenizer = Parrot::new(false).tokenizer;
+fn world_chat(recurrent: bool) -> (Conversation<CountingParrot>, Tokenizer) {
+    let tokenizer = CountingParrot::new(false).tokenizer;
     let format = ChatFormat::Template(Box::new(ChatTemplate::builtin(BuiltinFormat::RwkvWorld)));
-    (Conversation::new(Parrot::new(recurrent), format, None, &tokenizer), tokenizer)
+    (Conversation::new(CountingParrot::new(recurrent), format, None, &tokenizer), tokenizer)
 }
 
-fn say(chat: &mut Conversation<Parrot>, tokenizer: &Tokenizer, text: &str) -> (String, Turn) {
+fn say(chat: &mut Conversation<CountingParrot>, tokenizer: &Tokenizer, text: &str) -> (String, TurnResult) {
     let mut out = String::new();
     let turn = chat.send(tokenizer, text, &settings(&GREEDY()), |piece| {
         out.push_str(piece);
@@ -149,9 +149,9 @@ fn later_turns_read_only_what_is_new() {
 
 #[test]
 fn prefix_models_read_everything_again() {
-    let tokenizer = Parrot::new(false).tokenizer;
+    let tokenizer = CountingParrot::new(false).tokenizer;
     let format = ChatFormat::Template(Box::new(ChatTemplate::builtin(BuiltinFormat::RwkvWorld)));
-    let model = Parrot { whole: true, ..Parrot::new(false) };
+    let model = CountingParrot { whole: true, ..CountingParrot::new(false) };
     let mut chat = Conversation::new(model, format, None, &tokenizer);
     for (text, answer) in [("Hello", ANSWERS[0]), ("More", ANSWERS[1])] {
         let (said, turn) = say(&mut chat, &tokenizer, text);
@@ -192,7 +192,7 @@ fn cancelled_turns_leave_a_usable_conversation() {
         let (mut chat, tokenizer) = world_chat(recurrent);
         say(&mut chat, &tokenizer, "Hello");
         let (sampling, cancel) = (GREEDY(), AtomicBool::new(true));
-        let cancelled = Settings { cancel: Some(&cancel), ..settings(&sampling) };
+        let cancelled = AnswerSettings { cancel: Some(&cancel), ..settings(&sampling) };
         let turn = chat.send(&tokenizer, "Lost", &cancelled, |_| ControlFlow::Continue(())).unwrap();
         assert_eq!((turn.generation.finish, chat.messages().len()), (FinishReason::Cancelled, 2));
         // Stopped in the middle of the answer: what was said stays.
@@ -214,11 +214,11 @@ fn cancelled_turns_leave_a_usable_conversation() {
 #[test]
 fn plain_format_goes_on_with_the_text() {
     for recurrent in [false, true] {
-        let tokenizer = Parrot::new(false).tokenizer;
-        let mut chat = Conversation::new(Parrot::new(recurrent), ChatFormat::Plain, None, &tokenizer);
+        let tokenizer = CountingParrot::new(false).tokenizer;
+        let mut chat = Conversation::new(CountingParrot::new(recurrent), ChatFormat::Plain, None, &tokenizer);
         let sampling = GREEDY();
         let stop = [".".to_string()];
-        let plain = Settings { stop: &stop, ..settings(&sampling) };
+        let plain = AnswerSettings { stop: &stop, ..settings(&sampling) };
         let mut out = String::new();
         let mut turn = |text: &str, out: &mut String| {
             let show = |piece: &str| {
@@ -242,10 +242,10 @@ fn templates_say_how_answers_end() {
     let template = "{% for m in messages %}{% if m.content == 'a' %}{{ raise_exception('no a') }}{% endif %}\
                     {% if m.role == 'assistant' %} {{ m.content }} </s>{% else %}[{{ m.content }}]{% endif %}{% endfor %}";
     let format = || ChatFormat::Template(Box::new(ChatTemplate::from_jinja(template).unwrap()));
-    let mut chat = Conversation::new(Parrot::new(false), format(), None, &tokenizer);
+    let mut chat = Conversation::new(CountingParrot::new(false), format(), None, &tokenizer);
     assert_eq!(chat.end_tokens(), [2]);
     chat.reset().unwrap();
-    let mut refusing = Conversation::new(Parrot::new(false), format(), Some("Be brief."), &tokenizer);
+    let mut refusing = Conversation::new(CountingParrot::new(false), format(), Some("Be brief."), &tokenizer);
     let error = refusing.send(&tokenizer, "a", &settings(&GREEDY()), |_| ControlFlow::Continue(()));
     assert!(error.is_err_and(|e| e.to_string().contains("no a")));
     assert_eq!(refusing.messages().len(), 1, "only the system's message");

@@ -1,18 +1,18 @@
 //! The generation loop over a toy model: the likeliest next byte is the next one of a fixed text.
 
 use crate::common;
-use crate::toy::Toy;
+use crate::toy::ToyModel;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mlcc_engine::speculate::{DraftModel, Drafter, Ngrams};
+use mlcc_engine::speculate::{DraftModel, Drafter, NgramDrafter};
 use mlcc_engine::{
-    FinishReason, GenerateError, Generation, Generator, LanguageModel, Request, SamplingParams, TokenId,
-    Tokenizer,
+    FinishReason, GenerateError, GenerationRequest, GenerationResult, LanguageModel, SamplingParams,
+    TextGenerator, TokenId, Tokenizer,
 };
 
 /// Says `script` byte by byte, whatever it is told, from the first byte after the prompt.
-struct Parrot {
+struct ScriptedModel {
     script: Vec<u8>,
     said: usize,
     fed: Vec<TokenId>,
@@ -23,11 +23,11 @@ struct Parrot {
 
 #[derive(Debug, thiserror::Error)]
 #[error("the device is gone")]
-struct Gone;
+struct ModelGone;
 
-impl Parrot {
+impl ScriptedModel {
     fn new(script: &[u8]) -> Self {
-        Parrot {
+        ScriptedModel {
             script: script.to_vec(),
             said: 0,
             fed: vec![],
@@ -37,9 +37,9 @@ impl Parrot {
         }
     }
 
-    fn next(&mut self) -> Result<&[f32], Gone> {
+    fn next(&mut self) -> Result<&[f32], ModelGone> {
         if self.fails_at == Some(self.said) {
-            return Err(Gone);
+            return Err(ModelGone);
         }
         self.logits.fill(0.0);
         // World ids of bytes are one more; after the script comes the end of the text, id 0.
@@ -49,21 +49,21 @@ impl Parrot {
     }
 }
 
-impl LanguageModel for Parrot {
-    type Error = Gone;
+impl LanguageModel for ScriptedModel {
+    type Error = ModelGone;
 
-    fn prefill(&mut self, tokens: &[TokenId]) -> Result<&[f32], Gone> {
+    fn prefill(&mut self, tokens: &[TokenId]) -> Result<&[f32], ModelGone> {
         self.fed.extend_from_slice(tokens);
         self.next()
     }
 
-    fn decode(&mut self, token: TokenId) -> Result<&[f32], Gone> {
+    fn decode(&mut self, token: TokenId) -> Result<&[f32], ModelGone> {
         self.fed.push(token);
         self.said += 1;
         self.next()
     }
 
-    fn reset(&mut self) -> Result<(), Gone> {
+    fn reset(&mut self) -> Result<(), ModelGone> {
         self.fed.clear();
         self.said = 0;
         Ok(())
@@ -94,11 +94,14 @@ fn ids(text: &str) -> Vec<TokenId> {
     text.bytes().map(|b| TokenId::from(b) + 1).collect()
 }
 
-fn greedy(prompt: &[TokenId]) -> Request<'_> {
-    Request { eos: &[0], ..Request::new(prompt, SamplingParams::greedy()) }
+fn greedy(prompt: &[TokenId]) -> GenerationRequest<'_> {
+    GenerationRequest { eos: &[0], ..GenerationRequest::new(prompt, SamplingParams::greedy()) }
 }
 
-fn run(generator: &mut Generator<Parrot>, request: &Request<'_>) -> (Vec<String>, Generation) {
+fn run(
+    generator: &mut TextGenerator<ScriptedModel>,
+    request: &GenerationRequest<'_>,
+) -> (Vec<String>, GenerationResult) {
     let mut pieces = Vec::new();
     let result = generator.generate(&tokenizer(), request, |piece| {
         pieces.push(piece.to_owned());
@@ -110,7 +113,7 @@ fn run(generator: &mut Generator<Parrot>, request: &Request<'_>) -> (Vec<String>
 #[test]
 fn ends_with_the_end_token() {
     let prompt = ids("hello you");
-    let mut generator = Generator::new(Parrot::new("naïve".as_bytes()));
+    let mut generator = TextGenerator::new(ScriptedModel::new("naïve".as_bytes()));
     let (pieces, out) = run(&mut generator, &greedy(&prompt));
     assert_eq!(pieces, ["n", "a", "ï", "v", "e"]);
     assert_eq!(out.finish, FinishReason::Eos);
@@ -124,24 +127,24 @@ fn ends_with_the_end_token() {
 #[test]
 fn end_token_may_be_ignored_and_shows_nothing() {
     let prompt = ids("x");
-    let request = Request { eos: &[], max_tokens: Some(6), ..greedy(&prompt) };
-    let (pieces, out) = run(&mut Generator::new(Parrot::new(b"abc")), &request);
+    let request = GenerationRequest { eos: &[], max_tokens: Some(6), ..greedy(&prompt) };
+    let (pieces, out) = run(&mut TextGenerator::new(ScriptedModel::new(b"abc")), &request);
     assert_eq!((pieces.concat().as_str(), out.tokens.len()), ("abc", 6));
 }
 
 #[test]
 fn length_is_exact_and_the_next_turn_feeds_the_last_token() {
-    let mut generator = Generator::new(Parrot::new(b"abcdef"));
+    let mut generator = TextGenerator::new(ScriptedModel::new(b"abcdef"));
     let prompt = ids("x");
-    let (pieces, out) = run(&mut generator, &Request { max_tokens: Some(3), ..greedy(&prompt) });
+    let (pieces, out) = run(&mut generator, &GenerationRequest { max_tokens: Some(3), ..greedy(&prompt) });
     assert_eq!((pieces.concat().as_str(), out.finish, out.decode_steps), ("abc", FinishReason::Length, 2));
     assert_eq!(generator.model().fed, ids("xab"));
     let next = ids("yz");
-    let (_, out) = run(&mut generator, &Request { max_tokens: Some(1), ..greedy(&next) });
+    let (_, out) = run(&mut generator, &GenerationRequest { max_tokens: Some(1), ..greedy(&next) });
     assert_eq!(generator.model().fed, ids("xabcyz"));
     assert_eq!((out.prompt_tokens, generator.past()), (3, 6));
     generator.reset().unwrap();
-    let (_, out) = run(&mut generator, &Request { max_tokens: Some(0), ..greedy(&prompt) });
+    let (_, out) = run(&mut generator, &GenerationRequest { max_tokens: Some(0), ..greedy(&prompt) });
     assert_eq!((out.tokens.len(), out.finish, generator.past()), (0, FinishReason::Length, 1));
     assert_eq!(generator.model().fed, ids("x"));
 }
@@ -150,29 +153,29 @@ fn length_is_exact_and_the_next_turn_feeds_the_last_token() {
 fn stop_string_is_not_shown() {
     let prompt = ids("x");
     let stop = ["\nUser:".to_owned(), "END".to_owned()];
-    let request = Request { stop: &stop, ..greedy(&prompt) };
-    let (pieces, out) = run(&mut Generator::new(Parrot::new(b"Hi\nUseful\nUser: me")), &request);
+    let request = GenerationRequest { stop: &stop, ..greedy(&prompt) };
+    let (pieces, out) = run(&mut TextGenerator::new(ScriptedModel::new(b"Hi\nUseful\nUser: me")), &request);
     assert_eq!(pieces.concat(), "Hi\nUseful");
     assert_eq!(out.finish, FinishReason::Stop(0));
     // What only looks like the start of one is shown at the end.
-    let (pieces, out) = run(&mut Generator::new(Parrot::new(b"Hi\nUse")), &request);
+    let (pieces, out) = run(&mut TextGenerator::new(ScriptedModel::new(b"Hi\nUse")), &request);
     assert_eq!((pieces.concat().as_str(), out.finish), ("Hi\nUse", FinishReason::Eos));
 }
 
 #[test]
 fn text_that_ends_inside_a_character() {
     let prompt = ids("x");
-    let request = Request { max_tokens: Some(2), ..greedy(&prompt) };
-    let (pieces, _) = run(&mut Generator::new(Parrot::new("aé".as_bytes())), &request);
+    let request = GenerationRequest { max_tokens: Some(2), ..greedy(&prompt) };
+    let (pieces, _) = run(&mut TextGenerator::new(ScriptedModel::new("aé".as_bytes())), &request);
     assert_eq!(pieces, ["a", "\u{fffd}"]);
 }
 
 #[test]
 fn full_context_ends_the_text() {
     let prompt = ids("12345");
-    let mut model = Parrot::new(b"abcdefgh");
+    let mut model = ScriptedModel::new(b"abcdefgh");
     model.context = Some(7);
-    let mut generator = Generator::new(model);
+    let mut generator = TextGenerator::new(model);
     let (pieces, out) = run(&mut generator, &greedy(&prompt));
     // Two tokens fit, and the third is chosen from the logits after them.
     assert_eq!((pieces.concat().as_str(), out.finish, generator.past()), ("abc", FinishReason::Context, 7));
@@ -188,8 +191,11 @@ fn penalties_reach_back_into_the_turn_before() {
     let next = ids("x");
     // So strong that what has been said once is never said again.
     let sampling = SamplingParams { presence_penalty: 100.0, ..SamplingParams::greedy() };
-    let request = |prompt| Request { max_tokens: Some(1), ..Request::new(prompt, sampling.clone()) };
-    let mut generator = Generator::new(Parrot::new(b"aa"));
+    let request = |prompt| GenerationRequest {
+        max_tokens: Some(1),
+        ..GenerationRequest::new(prompt, sampling.clone())
+    };
+    let mut generator = TextGenerator::new(ScriptedModel::new(b"aa"));
     assert_ne!(run(&mut generator, &request(&first)).1.tokens, ids("a"));
     assert_ne!(run(&mut generator, &request(&next)).1.tokens, ids("a"));
     generator.reset().unwrap();
@@ -200,13 +206,13 @@ fn penalties_reach_back_into_the_turn_before() {
 fn cancelling() {
     let prompt = ids("123456789");
     let flag = AtomicBool::new(true);
-    let request = Request { cancel: Some(&flag), ..greedy(&prompt) };
-    let mut generator = Generator::new(Parrot::new(b"abc"));
+    let request = GenerationRequest { cancel: Some(&flag), ..greedy(&prompt) };
+    let mut generator = TextGenerator::new(ScriptedModel::new(b"abc"));
     let (pieces, out) = run(&mut generator, &request);
     assert_eq!((pieces.len(), out.finish, out.prompt_tokens), (0, FinishReason::Cancelled, 0));
     flag.store(false, Ordering::Relaxed);
     // The last token of a text is fed with the next prompt, also if a prompt was cancelled meanwhile.
-    let one = Request { max_tokens: Some(1), ..request.clone() };
+    let one = GenerationRequest { max_tokens: Some(1), ..request.clone() };
     run(&mut generator, &one);
     flag.store(true, Ordering::Relaxed);
     run(&mut generator, &one);
@@ -216,7 +222,7 @@ fn cancelling() {
     assert!(generator.feed_last().unwrap() && generator.feed_last().unwrap());
     assert_eq!(generator.past(), past + 1);
     assert_eq!(run(&mut generator, &one).1.prompt_tokens, prompt.len());
-    let mut generator = Generator::new(Parrot::new(b"abcdef"));
+    let mut generator = TextGenerator::new(ScriptedModel::new(b"abcdef"));
     let mut text = String::new();
     let result = generator.generate(&tokenizer(), &request, |piece| {
         text.push_str(piece);
@@ -224,15 +230,16 @@ fn cancelling() {
         ControlFlow::Continue(())
     });
     assert_eq!((text.as_str(), result.unwrap().finish), ("ab", FinishReason::Cancelled));
-    let result = Generator::new(Parrot::new(b"abc"))
-        .generate(&tokenizer(), &greedy(&prompt), |_| ControlFlow::Break(()));
+    let result =
+        TextGenerator::new(ScriptedModel::new(b"abc"))
+            .generate(&tokenizer(), &greedy(&prompt), |_| ControlFlow::Break(()));
     assert_eq!(result.unwrap().finish, FinishReason::Cancelled);
 }
 
 #[test]
 fn bad_requests_are_named_and_change_nothing() {
-    let mut generator = Generator::new(Parrot::new(b"abc"));
-    let mut fails = |request: &Request<'_>| {
+    let mut generator = TextGenerator::new(ScriptedModel::new(b"abc"));
+    let mut fails = |request: &GenerationRequest<'_>| {
         let error = generator.generate(&tokenizer(), request, |_| ControlFlow::Continue(())).unwrap_err();
         assert_eq!(generator.past(), 0);
         error.to_string()
@@ -241,17 +248,19 @@ fn bad_requests_are_named_and_change_nothing() {
     assert!(fails(&greedy(&[1, 2, 258])).contains("token 2 of the prompt has id 258"));
     assert!(fails(&greedy(&[-5])).contains("id -5"));
     let hot = SamplingParams { temperature: -1.0, ..SamplingParams::default() };
-    assert!(fails(&Request::new(&[1], hot)).contains("temperature is -1"));
-    assert!(fails(&Request { stop: &[String::new()], ..greedy(&[1]) }).contains("stop string number 0"));
+    assert!(fails(&GenerationRequest::new(&[1], hot)).contains("temperature is -1"));
+    assert!(
+        fails(&GenerationRequest { stop: &[String::new()], ..greedy(&[1]) }).contains("stop string number 0")
+    );
 }
 
 #[test]
 fn a_failing_model_is_an_error() {
-    let mut model = Parrot::new(b"abc");
+    let mut model = ScriptedModel::new(b"abc");
     model.fails_at = Some(2);
     let prompt = ids("x");
     let mut text = String::new();
-    let result = Generator::new(model).generate(&tokenizer(), &greedy(&prompt), |piece| {
+    let result = TextGenerator::new(model).generate(&tokenizer(), &greedy(&prompt), |piece| {
         text.push_str(piece);
         ControlFlow::Continue(())
     });
@@ -270,18 +279,19 @@ fn a_seed_gives_the_text_again() {
         seed: Some(9),
         ..SamplingParams::default()
     };
-    let request = Request { max_tokens: Some(40), ..Request::new(&prompt, sampling.clone()) };
-    let (_, first) = run(&mut Generator::new(Parrot::new(b"abcabcabc")), &request);
-    let (_, again) = run(&mut Generator::new(Parrot::new(b"abcabcabc")), &request);
+    let request =
+        GenerationRequest { max_tokens: Some(40), ..GenerationRequest::new(&prompt, sampling.clone()) };
+    let (_, first) = run(&mut TextGenerator::new(ScriptedModel::new(b"abcabcabc")), &request);
+    let (_, again) = run(&mut TextGenerator::new(ScriptedModel::new(b"abcabcabc")), &request);
     assert_eq!((&first.tokens, first.seed), (&again.tokens, 9));
-    let other = Request { sampling: SamplingParams { seed: Some(10), ..sampling }, ..request };
-    assert_ne!(run(&mut Generator::new(Parrot::new(b"abcabcabc")), &other).1.tokens, first.tokens);
+    let other = GenerationRequest { sampling: SamplingParams { seed: Some(10), ..sampling }, ..request };
+    assert_ne!(run(&mut TextGenerator::new(ScriptedModel::new(b"abcabcabc")), &other).1.tokens, first.tokens);
 }
 
 /// Letters without a reason, now and then the right one.
-struct Wild;
+struct WildDrafter;
 
-impl Drafter for Wild {
+impl Drafter for WildDrafter {
     fn draft(&mut self, _text: usize, tokens: &mut Vec<TokenId>, most: usize) {
         let from = tokens.len();
         tokens.extend((from..from + most).map(|at| 98 + (at * at % 10) as TokenId));
@@ -295,26 +305,26 @@ fn drafts_change_no_text() {
     let stop = ["ccc".to_owned(), "ad".to_owned()];
     let mut accepted = 0;
     for case in 0..60 {
-        let toy = Toy::new(case % 7 == 6, [None, Some(90)][case % 2]);
+        let toy = ToyModel::new(case % 7 == 6, [None, Some(90)][case % 2]);
         let sampling = match case % 3 {
             0 => SamplingParams::greedy(),
             _ => SamplingParams { seed: Some(case as u64), repeat_penalty: 1.1, ..SamplingParams::default() },
         };
-        let request = Request {
+        let request = GenerationRequest {
             max_tokens: [Some(40), Some(0), Some(1), None][case % 4],
             eos: &[0],
             stop: &stop[..case % 3],
-            ..Request::new(&prompt, sampling)
+            ..GenerationRequest::new(&prompt, sampling)
         };
-        let request = Request { max_tokens: request.max_tokens.or(Some(100)), ..request };
-        let small = Toy::new(false, None);
+        let request = GenerationRequest { max_tokens: request.max_tokens.or(Some(100)), ..request };
+        let small = ToyModel::new(false, None);
         let drafters: [Box<dyn Drafter>; 3] =
-            [Box::new(Ngrams), Box::new(Wild), Box::new(DraftModel::new(small))];
-        let mut plain = Generator::new(toy.one());
+            [Box::new(NgramDrafter), Box::new(WildDrafter), Box::new(DraftModel::new(small))];
+        let mut plain = TextGenerator::new(toy.one());
         // The next text goes on where the last one ended.
         let expected = [(); 2].map(|()| plain.generate(&tokenizer, &request, |_| ControlFlow::Continue(())));
         for drafter in drafters {
-            let mut generator = Generator::new(toy.one());
+            let mut generator = TextGenerator::new(toy.one());
             generator.draft_with(drafter);
             for expected in &expected {
                 let found = generator.generate(&tokenizer, &request, |_| ControlFlow::Continue(()));

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use crate::common::{sentencepiece, world};
-use crate::toy::{Toy, VOCAB};
+use crate::toy::{ToyModel, VOCAB};
 use mlcc_engine::chat::{AnswerGrammar, AnswerSyntax, CallGrammar};
-use mlcc_engine::serving::{Engine, EngineOptions, Event, Failure, Finished, LaunchError, TextRequest};
+use mlcc_engine::serving::{
+    Engine, EngineOptions, EngineRequest, LaunchError, RequestFailure, RequestSummary, SequenceEvent,
+};
 use mlcc_engine::{
     ChatTemplate, FinishReason, Grammar, GrammarCompiler, GrammarError, GrammarSpec, SamplingParams, TokenId,
     Tokenizer, TokenizerKind,
@@ -33,30 +35,33 @@ fn refusal(spec: &GrammarSpec) -> String {
     }
 }
 
-fn request(grammar: &Grammar, seed: u64) -> TextRequest {
+fn request(grammar: &Grammar, seed: u64) -> EngineRequest {
     let sampling = SamplingParams { seed: Some(seed), ..SamplingParams::default() };
-    TextRequest {
+    EngineRequest {
         max_tokens: Some(4000),
         eos: vec![0],
         grammar: Some(grammar.clone()),
-        ..TextRequest::new(vec![1 + (seed % 200) as TokenId, 30, 31], sampling)
+        ..EngineRequest::new(vec![1 + (seed % 200) as TokenId, 30, 31], sampling)
     }
 }
 
 fn engine(sequences: usize) -> Engine {
     let options = EngineOptions { sequences, ..EngineOptions::default() };
-    Engine::start(Toy::new(false, None), Arc::new(tokenizer()), options).unwrap()
+    Engine::start(ToyModel::new(false, None), Arc::new(tokenizer()), options).unwrap()
 }
 
-fn run(engine: &Engine, requests: Vec<TextRequest>) -> Vec<Result<(String, Finished), Failure>> {
-    let read = |handle: mlcc_engine::serving::Handle| {
+fn run(
+    engine: &Engine,
+    requests: Vec<EngineRequest>,
+) -> Vec<Result<(String, RequestSummary), RequestFailure>> {
+    let read = |handle: mlcc_engine::serving::RequestHandle| {
         let mut text = String::new();
         for event in handle {
             match event {
-                Event::Piece(piece) => text += &piece.text,
-                Event::Finished(finished) => return Ok((text, finished)),
-                Event::Failed(failure) => return Err(failure),
-                Event::Prompt(_) => {}
+                SequenceEvent::Piece(piece) => text += &piece.text,
+                SequenceEvent::Finished(finished) => return Ok((text, finished)),
+                SequenceEvent::Failed(failure) => return Err(failure),
+                SequenceEvent::Prompt(_) => {}
             }
         }
         panic!("the engine is gone")
@@ -93,9 +98,9 @@ fn is_person(text: &str) -> bool {
 }
 
 /// Grammars and whether a text is one of theirs.
-type Case = (GrammarSpec, fn(&str) -> bool);
+type GrammarCase = (GrammarSpec, fn(&str) -> bool);
 
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<GrammarCase> {
     let choice = ["abc", "abcdef", "a\"\n", "größe"].map(String::from).to_vec();
     let lark = "start: \"(\" (start | WORD) \")\"\nWORD: /[ab]{1,3}/\n";
     vec![
@@ -122,9 +127,9 @@ proptest! {
     fn texts_are_those_that_the_grammar_allows(seed in any::<u64>(), sequences in 1usize..5) {
         let engine = engine(sequences);
         let cases = cases();
-        let mut requests: Vec<TextRequest> = cases.iter().map(|(spec, _)| request(&compile(spec), seed)).collect();
+        let mut requests: Vec<EngineRequest> = cases.iter().map(|(spec, _)| request(&compile(spec), seed)).collect();
         // Another text without a grammar, and one that shares its grammar's tables.
-        requests.push(TextRequest { grammar: None, max_tokens: Some(50), ..requests[0].clone() });
+        requests.push(EngineRequest { grammar: None, max_tokens: Some(50), ..requests[0].clone() });
         requests.push(requests[0].clone());
         let found = run(&engine, requests.clone());
         prop_assert_eq!(&found[0].as_ref().unwrap().0, &found[5].as_ref().unwrap().0);
@@ -147,17 +152,17 @@ fn ambiguous() -> GrammarSpec {
 #[test]
 fn a_text_does_not_wait_for_the_grammars_of_others() {
     let engine = engine(3);
-    let slow = TextRequest { eos: vec![], ..request(&compile(&ambiguous()), 5) };
-    let plain = TextRequest { grammar: None, eos: vec![], max_tokens: Some(2000), ..slow.clone() };
+    let slow = EngineRequest { eos: vec![], ..request(&compile(&ambiguous()), 5) };
+    let plain = EngineRequest { grammar: None, eos: vec![], max_tokens: Some(2000), ..slow.clone() };
     let handles = engine.launch_all(vec![slow.clone(), slow, plain]).unwrap();
     let mut handles = handles.into_iter();
     let (slow, plain) = ([handles.next().unwrap(), handles.next().unwrap()], handles.next().unwrap());
-    let written = plain.filter(|event| matches!(event, Event::Piece(_))).count();
+    let written = plain.filter(|event| matches!(event, SequenceEvent::Piece(_))).count();
     assert_eq!(written, 2000);
     // What they had written by then, and perhaps a little more.
     slow.iter().for_each(|handle| handle.cancel());
     for handle in slow {
-        let written = handle.filter(|event| matches!(event, Event::Piece(_))).count();
+        let written = handle.filter(|event| matches!(event, SequenceEvent::Piece(_))).count();
         assert!(written < 1000, "{written}");
     }
     assert!(engine.wait_idle(std::time::Duration::from_secs(60)), "a mask that nobody wants is given up");
@@ -170,7 +175,7 @@ fn a_text_does_not_wait_for_the_grammars_of_others() {
 fn a_grammar_ends_a_text_without_an_end_token() {
     let engine = engine(2);
     let only = compile(&GrammarSpec::Choice(vec!["yes".into(), "no".into()]));
-    let endless = TextRequest { eos: vec![], min_tokens: 100, ..request(&only, 1) };
+    let endless = EngineRequest { eos: vec![], min_tokens: 100, ..request(&only, 1) };
     let (text, finished) = run(&engine, vec![endless]).remove(0).unwrap();
     assert!(["yes", "no"].contains(&text.as_str()), "{text}");
     assert_eq!((finished.reason, finished.completion_tokens), (FinishReason::Grammar, text.len()));
@@ -180,7 +185,7 @@ fn a_grammar_ends_a_text_without_an_end_token() {
     assert_eq!(finished.reason, FinishReason::Eos);
     assert!(text.bytes().all(|b| b.is_ascii_digit()) && !text.is_empty(), "{text}");
     // Cut by its length it is a begin of what is allowed.
-    let cut = TextRequest { max_tokens: Some(5), ..request(&compile(&person()), 3) };
+    let cut = EngineRequest { max_tokens: Some(5), ..request(&compile(&person()), 3) };
     let (text, finished) = run(&engine, vec![cut]).remove(0).unwrap();
     assert_eq!((finished.reason, text.trim_start().starts_with('{')), (FinishReason::Length, true));
 }
@@ -189,10 +194,10 @@ fn a_grammar_ends_a_text_without_an_end_token() {
 fn what_a_grammar_forbids_is_not_chosen_though_nothing_else_is_left() {
     let engine = engine(1);
     let only = compile(&GrammarSpec::Choice(vec!["a".into()]));
-    let banned = TextRequest { bias: vec![(98, f32::NEG_INFINITY)], ..request(&only, 1) };
+    let banned = EngineRequest { bias: vec![(98, f32::NEG_INFINITY)], ..request(&only, 1) };
     let failure = run(&engine, vec![banned]).remove(0).unwrap_err();
     assert!(
-        matches!(&failure, Failure::Grammar(reason) if reason.contains("no token is left")),
+        matches!(&failure, RequestFailure::Grammar(reason) if reason.contains("no token is left")),
         "{failure:?}"
     );
     let other = GrammarCompiler::new(&tokenizer(), VOCAB + 1).unwrap();
@@ -367,7 +372,7 @@ fn blanks_between_tokens_of_json_are_bounded() {
             let grammar = compile(&spec);
             let bias = vec![(TokenId::from(blank) + 1, 30.0), (TokenId::from(b'\n') + 1, 29.0)];
             let (text, finished) =
-                run(&engine, vec![TextRequest { bias, ..request(&grammar, 5) }]).remove(0).unwrap();
+                run(&engine, vec![EngineRequest { bias, ..request(&grammar, 5) }]).remove(0).unwrap();
             assert!(matches!(finished.reason, FinishReason::Grammar | FinishReason::Eos), "{text:?}");
             assert_eq!(text.trim_end(), text, "nothing follows the value");
             serde_json::from_str::<Value>(text.trim_start_matches('x'))
@@ -389,7 +394,7 @@ fn digits_of_numbers_are_bounded() {
     for liked in [&b"0"[..], b"3", b"0.", b"9", b"-1", b"2e", b".7"] {
         let bias = liked.iter().map(|&byte| (TokenId::from(byte) + 1, 30.0)).collect();
         let (text, finished) =
-            run(&engine, vec![TextRequest { bias, ..request(&grammar, 5) }]).remove(0).unwrap();
+            run(&engine, vec![EngineRequest { bias, ..request(&grammar, 5) }]).remove(0).unwrap();
         assert!(matches!(finished.reason, FinishReason::Grammar | FinishReason::Eos), "{text:?}");
         serde_json::from_str::<Value>(&text).unwrap_or_else(|error| panic!("{error}: {text:?}"));
         let longest = text.split(|c: char| !c.is_ascii_digit()).map(str::len).max().unwrap();
@@ -538,10 +543,11 @@ fn hostile_grammars_come_to_an_end() {
                 assert!(!error.to_string().is_empty());
             }
             Ok(grammar) => {
-                let found = run(&engine, vec![TextRequest { max_tokens: Some(40), ..request(&grammar, 9) }])
-                    .remove(0);
+                let found =
+                    run(&engine, vec![EngineRequest { max_tokens: Some(40), ..request(&grammar, 9) }])
+                        .remove(0);
                 println!("{:?} {shown}: {found:?}", begin.elapsed());
-                assert!(matches!(found, Ok(_) | Err(Failure::Grammar(_))), "{shown}: {found:?}");
+                assert!(matches!(found, Ok(_) | Err(RequestFailure::Grammar(_))), "{shown}: {found:?}");
             }
         }
     }

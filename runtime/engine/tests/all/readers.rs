@@ -1,7 +1,7 @@
 //! What the fuzz targets and the tests with damaged files do with one input: an error, or something that works. Nothing
 //! here may panic or use memory out of proportion to the input.
 
-use mlcc_engine::chat::{ChatTemplate, Extra, Message};
+use mlcc_engine::chat::{ChatMessage, ChatTemplate, TemplateInputs};
 use mlcc_engine::{SpecialTokens, Tokenizer, TokenizerKind};
 
 pub fn tokenizer(kind: TokenizerKind, bytes: &[u8]) {
@@ -35,7 +35,10 @@ pub fn tokenizer_section(bytes: &[u8]) {
 pub fn chat(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(template) = ChatTemplate::from_jinja(text) else { return };
-    let messages =
-        [Message::new("system", "s"), Message::new("user", "<u>\n"), Message::new("assistant", "a")];
-    let _ = template.render(&messages, true, &Extra { now: Some(0), ..Extra::default() });
+    let messages = [
+        ChatMessage::new("system", "s"),
+        ChatMessage::new("user", "<u>\n"),
+        ChatMessage::new("assistant", "a"),
+    ];
+    let _ = template.render(&messages, true, &TemplateInputs { now: Some(0), ..TemplateInputs::default() });
 }

@@ -6,26 +6,29 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::toy::{CHUNK, FAILS, PANICS, Toy, VOCAB};
+use crate::toy::{CHUNK, FAILS, PANICS, ToyModel, VOCAB};
 use mlcc_engine::sampler::logprobs;
 use mlcc_engine::serving::{
-    Engine, EngineOptions, Event, Failure, Finished, Handle, LaunchError, TextAdapter, TextRequest,
+    Engine, EngineOptions, EngineRequest, LaunchError, RequestFailure, RequestHandle, RequestSummary,
+    SequenceEvent, TextAdapter,
 };
-use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, Ngrams};
-use mlcc_engine::{FinishReason, Generator, LanguageModel, Request, SamplingParams, TokenId, Tokenizer};
+use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, NgramDrafter};
+use mlcc_engine::{
+    FinishReason, GenerationRequest, LanguageModel, SamplingParams, TextGenerator, TokenId, Tokenizer,
+};
 use proptest::prelude::*;
 
 pub fn tokenizer() -> Tokenizer {
     crate::common::world(&[b"ab"])
 }
 
-fn engine(toy: &Toy, sequences: usize, max_queue: usize) -> Engine {
-    drafting(toy, sequences, max_queue, Drafts::None)
+fn engine(toy: &ToyModel, sequences: usize, max_queue: usize) -> Engine {
+    drafting(toy, sequences, max_queue, DrafterChoice::None)
 }
 
 /// Who drafts.
 #[derive(Debug, Clone, Copy)]
-enum Drafts {
+enum DrafterChoice {
     None,
     Ngrams,
     /// A model that chooses as the toy does, if that takes the likeliest token.
@@ -37,28 +40,28 @@ enum Drafts {
     Wild,
 }
 
-fn drafting(toy: &Toy, sequences: usize, max_queue: usize, drafts: Drafts) -> Engine {
+fn drafting(toy: &ToyModel, sequences: usize, max_queue: usize, drafts: DrafterChoice) -> Engine {
     keeping(toy, EngineOptions { sequences, max_queue, ..EngineOptions::default() }, drafts)
 }
 
-fn keeping(toy: &Toy, options: EngineOptions, drafts: Drafts) -> Engine {
-    let small = Toy::new(false, toy.context);
+fn keeping(toy: &ToyModel, options: EngineOptions, drafts: DrafterChoice) -> Engine {
+    let small = ToyModel::new(false, toy.context);
     let make: Option<MakeDrafter> = match drafts {
-        Drafts::None => None,
-        Drafts::Ngrams => Some(Box::new(|| Box::new(Ngrams))),
-        Drafts::Model => Some(Box::new(|| Box::new(DraftModel::new(small)))),
-        Drafts::Recurrent => Some(Box::new(|| Box::new(DraftModel::new(Toy::new(true, None))))),
-        Drafts::Windowed => {
-            Some(Box::new(|| Box::new(DraftModel::new(Toy::new(false, None).with_window(24)))))
+        DrafterChoice::None => None,
+        DrafterChoice::Ngrams => Some(Box::new(|| Box::new(NgramDrafter))),
+        DrafterChoice::Model => Some(Box::new(|| Box::new(DraftModel::new(small)))),
+        DrafterChoice::Recurrent => Some(Box::new(|| Box::new(DraftModel::new(ToyModel::new(true, None))))),
+        DrafterChoice::Windowed => {
+            Some(Box::new(|| Box::new(DraftModel::new(ToyModel::new(false, None).with_window(24)))))
         }
-        Drafts::Wild => Some(Box::new(|| Box::new(Wild))),
+        DrafterChoice::Wild => Some(Box::new(|| Box::new(RandomDrafter))),
     };
     Engine::start_drafting(toy.clone(), Arc::new(tokenizer()), options, make).unwrap()
 }
 
-struct Wild;
+struct RandomDrafter;
 
-impl Drafter for Wild {
+impl Drafter for RandomDrafter {
     fn draft(&mut self, text: usize, tokens: &mut Vec<TokenId>, most: usize) {
         let letter = |at: usize| 98 + ((text + at * at) % 10) as TokenId;
         // One more than what is wanted: it is cut.
@@ -81,38 +84,42 @@ fn sampled(seed: u64) -> SamplingParams {
     SamplingParams { seed: Some(seed), ..SamplingParams::default() }
 }
 
-pub fn request(prompt: &str, seed: u64, max_tokens: usize) -> TextRequest {
-    TextRequest { max_tokens: Some(max_tokens), eos: vec![0], ..TextRequest::new(ids(prompt), sampled(seed)) }
+pub fn request(prompt: &str, seed: u64, max_tokens: usize) -> EngineRequest {
+    EngineRequest {
+        max_tokens: Some(max_tokens),
+        eos: vec![0],
+        ..EngineRequest::new(ids(prompt), sampled(seed))
+    }
 }
 
 /// Text and end of a request.
-pub fn read(handle: Handle) -> (String, Finished) {
+pub fn read(handle: RequestHandle) -> (String, RequestSummary) {
     let mut text = String::new();
     for event in handle {
         match event {
-            Event::Piece(piece) => text += &piece.text,
-            Event::Finished(finished) => return (text, finished),
+            SequenceEvent::Piece(piece) => text += &piece.text,
+            SequenceEvent::Finished(finished) => return (text, finished),
             other => panic!("{other:?}"),
         }
     }
     panic!("the engine is gone");
 }
 
-fn failure(handle: Handle) -> Failure {
+fn failure(handle: RequestHandle) -> RequestFailure {
     let last = handle.last();
-    let Some(Event::Failed(failure)) = last else { panic!("{last:?}") };
+    let Some(SequenceEvent::Failed(failure)) = last else { panic!("{last:?}") };
     failure
 }
 
 /// The same text by a generator of its own.
-pub fn alone(toy: &Toy, request: &TextRequest) -> (String, FinishReason, usize) {
+pub fn alone(toy: &ToyModel, request: &EngineRequest) -> (String, FinishReason, usize) {
     let mut generator =
-        Generator::new(Toy::new(toy.recurrent, toy.context).one().adapted(request.adapter.as_ref()));
-    let single = Request {
+        TextGenerator::new(ToyModel::new(toy.recurrent, toy.context).one().adapted(request.adapter.as_ref()));
+    let single = GenerationRequest {
         max_tokens: request.max_tokens,
         eos: &request.eos,
         stop: &request.stop,
-        ..Request::new(&request.prompt, request.sampling.clone())
+        ..GenerationRequest::new(&request.prompt, request.sampling.clone())
     };
     let mut text = String::new();
     let out = generator.generate(&tokenizer(), &single, |piece| {
@@ -125,8 +132,8 @@ pub fn alone(toy: &Toy, request: &TextRequest) -> (String, FinishReason, usize) 
 
 /// What is done with a request.
 #[derive(Debug, Clone)]
-struct Plan {
-    request: TextRequest,
+struct RequestPlan {
+    request: EngineRequest,
     /// Equal ones beside it.
     twins: usize,
     /// Given up after so many pieces.
@@ -135,7 +142,7 @@ struct Plan {
     wait_for: usize,
 }
 
-fn plan() -> impl Strategy<Value = Plan> {
+fn plan() -> impl Strategy<Value = RequestPlan> {
     // Few letters, so that prompts are often the begin of others.
     let tail = prop_oneof!["[ab]{0,3}", "[a-c]{0,40}"];
     let prompt = (0..4usize, tail).prop_map(|(shared, tail)| {
@@ -160,18 +167,24 @@ fn plan() -> impl Strategy<Value = Plan> {
         )| {
             let request = request(&prompt, seed, max_tokens);
             let adapter = adapter.checked_sub(1).map(|index| adapters()[index].clone());
-            let request = TextRequest { stop, reuse, client, priority, borders, adapter, ..request };
-            Plan { request, twins, leave_after, wait_for }
+            let request = EngineRequest { stop, reuse, client, priority, borders, adapter, ..request };
+            RequestPlan { request, twins, leave_after, wait_for }
         },
     )
 }
 
 /// Launches all, reads what is not given up, and compares.
-fn check_schedule(toy: &Toy, sequences: usize, kept: usize, drafts: Drafts, plans: &[Plan]) {
+fn check_schedule(
+    toy: &ToyModel,
+    sequences: usize,
+    kept: usize,
+    drafts: DrafterChoice,
+    plans: &[RequestPlan],
+) {
     let options = EngineOptions { sequences, kept, max_queue: 1000, ..EngineOptions::default() };
     let engine = keeping(toy, options, drafts);
-    let mut open: Vec<(TextRequest, Handle)> = Vec::new();
-    let finish = |(request, handle): (TextRequest, Handle)| {
+    let mut open: Vec<(EngineRequest, RequestHandle)> = Vec::new();
+    let finish = |(request, handle): (EngineRequest, RequestHandle)| {
         let (text, finished) = read(handle);
         let expected = alone(toy, &request);
         assert_eq!((text, finished.reason, finished.completion_tokens), expected, "{request:?}");
@@ -183,8 +196,8 @@ fn check_schedule(toy: &Toy, sequences: usize, kept: usize, drafts: Drafts, plan
             finish(open.remove(0));
         }
         let seeds = (0..=plan.twins as u64).map(|i| plan.request.sampling.seed.unwrap().wrapping_add(i));
-        let requests: Vec<TextRequest> =
-            seeds.map(|seed| TextRequest { sampling: sampled(seed), ..plan.request.clone() }).collect();
+        let requests: Vec<EngineRequest> =
+            seeds.map(|seed| EngineRequest { sampling: sampled(seed), ..plan.request.clone() }).collect();
         let handles = engine.launch_all(requests.clone()).unwrap();
         for (request, mut handle) in requests.into_iter().zip(handles) {
             match plan.leave_after {
@@ -215,11 +228,11 @@ proptest! {
         plans in proptest::collection::vec(plan(), 1..12),
         // Room for the longest text at least.
         memory in prop_oneof![Just(usize::MAX), 110..400usize],
-        drafts in prop_oneof![Just(Drafts::None), Just(Drafts::Ngrams), Just(Drafts::Model), Just(Drafts::Recurrent), Just(Drafts::Windowed), Just(Drafts::Wild)],
+        drafts in prop_oneof![Just(DrafterChoice::None), Just(DrafterChoice::Ngrams), Just(DrafterChoice::Model), Just(DrafterChoice::Recurrent), Just(DrafterChoice::Windowed), Just(DrafterChoice::Wild)],
     ) {
         let endless = recurrent || window.is_some();
-        let toy = Toy::new(recurrent, (!endless).then_some(90)).with_memory(memory);
-        let toy = window.into_iter().fold(toy, Toy::with_window);
+        let toy = ToyModel::new(recurrent, (!endless).then_some(90)).with_memory(memory);
+        let toy = window.into_iter().fold(toy, ToyModel::with_window);
         check_schedule(&toy, sequences, kept, drafts, &plans);
         assert_eq!(toy.used(), 0, "memory is given back");
     }
@@ -228,15 +241,16 @@ proptest! {
 #[test]
 fn texts_give_way_when_memory_is_short() {
     for recurrent in [false, true] {
-        let toy = Toy::new(recurrent, None).with_memory(150);
+        let toy = ToyModel::new(recurrent, None).with_memory(150);
         let engine = engine(&toy, 4, 8);
-        let requests: Vec<TextRequest> = (0..4)
-            .map(|seed| TextRequest {
+        let requests: Vec<EngineRequest> = (0..4)
+            .map(|seed| EngineRequest {
                 eos: vec![],
                 ..request(&"a b c d e ".repeat(2 + seed), seed as u64, 60)
             })
             .collect();
-        let handles: Vec<Handle> = requests.iter().map(|r| engine.launch(r.clone()).unwrap()).collect();
+        let handles: Vec<RequestHandle> =
+            requests.iter().map(|r| engine.launch(r.clone()).unwrap()).collect();
         for (request, handle) in requests.iter().zip(handles) {
             let (text, finished) = read(handle);
             assert_eq!((text, finished.completion_tokens), (alone(&toy, request).0, 60));
@@ -244,8 +258,9 @@ fn texts_give_way_when_memory_is_short() {
         let stats = engine.stats();
         assert!(stats.preempted > 0, "{stats:?}");
         // What could never fit ends with an error.
-        let failed = failure(engine.launch(TextRequest { eos: vec![], ..request("go on", 1, 200) }).unwrap());
-        assert!(matches!(&failed, Failure::Model(reason) if reason.contains("memory")), "{failed:?}");
+        let failed =
+            failure(engine.launch(EngineRequest { eos: vec![], ..request("go on", 1, 200) }).unwrap());
+        assert!(matches!(&failed, RequestFailure::Model(reason) if reason.contains("memory")), "{failed:?}");
         drop(engine);
         assert_eq!(toy.used(), 0);
     }
@@ -254,10 +269,10 @@ fn texts_give_way_when_memory_is_short() {
 /// Memory is asked for what a step reads: of four prompts that is two, and when the others begin these have ended.
 #[test]
 fn prompts_that_wait_for_a_step_take_no_memory() {
-    let toy = Toy::new(false, None).with_memory(3 * CHUNK);
+    let toy = ToyModel::new(false, None).with_memory(3 * CHUNK);
     let engine = engine(&toy, 4, 8);
-    let text = |letter: &str| TextRequest { reuse: false, ..request(&letter.repeat(CHUNK), 1, 1) };
-    let requests: Vec<TextRequest> = ["a", "b", "c", "d"].map(text).into();
+    let text = |letter: &str| EngineRequest { reuse: false, ..request(&letter.repeat(CHUNK), 1, 1) };
+    let requests: Vec<EngineRequest> = ["a", "b", "c", "d"].map(text).into();
     for (request, handle) in requests.iter().zip(engine.launch_all(requests.clone()).unwrap()) {
         assert_eq!(read(handle).0, alone(&toy, request).0);
     }
@@ -267,7 +282,7 @@ fn prompts_that_wait_for_a_step_take_no_memory() {
 
 #[test]
 fn states_that_cannot_be_copied_are_told_and_read_again() {
-    let toy = Toy::new(true, None);
+    let toy = ToyModel::new(true, None);
     let engine = engine(&toy, 2, 8);
     let texts = ["a b c d e f g", "h i j k l m n"].map(|prompt| request(prompt, 1, 12));
     for text in &texts {
@@ -288,40 +303,48 @@ fn states_that_cannot_be_copied_are_told_and_read_again() {
 
 #[test]
 fn right_drafts_take_fewer_steps() {
-    let toy = Toy::new(false, Some(200));
-    let greedy = TextRequest { sampling: SamplingParams::greedy(), eos: vec![], ..request("once", 1, 60) };
-    let models = [(Drafts::Model, 1), (Drafts::Model, 3), (Drafts::Recurrent, 1), (Drafts::Windowed, 2)];
-    for (drafts, sequences) in models.into_iter().chain([(Drafts::Wild, 1)]) {
+    let toy = ToyModel::new(false, Some(200));
+    let greedy = EngineRequest { sampling: SamplingParams::greedy(), eos: vec![], ..request("once", 1, 60) };
+    let models = [
+        (DrafterChoice::Model, 1),
+        (DrafterChoice::Model, 3),
+        (DrafterChoice::Recurrent, 1),
+        (DrafterChoice::Windowed, 2),
+    ];
+    for (drafts, sequences) in models.into_iter().chain([(DrafterChoice::Wild, 1)]) {
         let engine = drafting(&toy, sequences, 8, drafts);
         let handles = engine.launch_all(vec![greedy.clone(); sequences]).unwrap();
         for handle in handles {
             let (text, finished) = read(handle);
             assert_eq!((text, finished.completion_tokens), (alone(&toy, &greedy).0, 60), "{drafts:?}");
             let (drafted, accepted) = (finished.drafted_tokens, finished.accepted_tokens);
-            let all_right = !matches!(drafts, Drafts::Wild);
+            let all_right = !matches!(drafts, DrafterChoice::Wild);
             assert!(drafted > 0 && (drafted == accepted) == all_right, "{drafts:?}: {drafted}, {accepted}");
         }
         let stats = engine.stats();
-        assert_eq!((stats.steps < 30, stats.drafted_tokens > 0), (!matches!(drafts, Drafts::Wild), true));
+        assert_eq!(
+            (stats.steps < 30, stats.drafted_tokens > 0),
+            (!matches!(drafts, DrafterChoice::Wild), true)
+        );
     }
     // Recurrent states cannot go back, so nothing is drafted.
-    let engine = drafting(&Toy::new(true, None), 1, 8, Drafts::Wild);
+    let engine = drafting(&ToyModel::new(true, None), 1, 8, DrafterChoice::Wild);
     assert_eq!(read(engine.launch(greedy).unwrap()).1.drafted_tokens, 0);
 }
 
 /// Who drafts and cannot go back goes on from a copy of before the draft, where some of that was wrong: it reads no text again.
 #[test]
 fn drafts_of_recurrent_models_read_nothing_again() {
-    let (toy, small) = (Toy::new(false, None), Toy::new(true, None));
+    let (toy, small) = (ToyModel::new(false, None), ToyModel::new(true, None));
     let counted = small.clone();
     let make: MakeDrafter = Box::new(|| Box::new(DraftModel::new(small)));
     let options = EngineOptions { sequences: 1, ..EngineOptions::default() };
     let engine = Engine::start_drafting(toy.clone(), Arc::new(tokenizer()), options, Some(make)).unwrap();
     let sampling = SamplingParams { temperature: 0.4, ..sampled(5) };
-    let wanted = TextRequest { sampling, eos: vec![], ..request(&"once ".repeat(60), 5, 200) };
+    let wanted = EngineRequest { sampling, eos: vec![], ..request(&"once ".repeat(60), 5, 200) };
     let (text, finished) = read(engine.launch(wanted.clone()).unwrap());
     assert_eq!((text, finished.completion_tokens), (alone(&toy, &wanted).0, 200));
-    let Finished { drafted_tokens, accepted_tokens, .. } = finished;
+    let RequestSummary { drafted_tokens, accepted_tokens, .. } = finished;
     assert!(accepted_tokens > 10 && accepted_tokens < drafted_tokens, "{finished:?}");
     // The prompt and the text once, drafts, and behind a wrong one the right ones again.
     let read = counted.read.load(Ordering::Relaxed);
@@ -331,10 +354,10 @@ fn drafts_of_recurrent_models_read_nothing_again() {
 /// Prompts of several texts are read in the same steps.
 #[test]
 fn short_prompts_share_a_step() {
-    let toy = Toy::new(true, None);
+    let toy = ToyModel::new(true, None);
     let engine = engine(&toy, 4, 8);
     let runs = engine.launch(endless("go")).unwrap();
-    let texts: Vec<TextRequest> = ["ab", "cd", "ef"].map(|prompt| request(prompt, 3, 20)).to_vec();
+    let texts: Vec<EngineRequest> = ["ab", "cd", "ef"].map(|prompt| request(prompt, 3, 20)).to_vec();
     let handles = texts.iter().map(|request| engine.launch(request.clone()).unwrap());
     for (request, handle) in texts.iter().zip(handles.collect::<Vec<_>>()) {
         assert_eq!(read(handle).0, alone(&toy, request).0);
@@ -346,7 +369,7 @@ fn short_prompts_share_a_step() {
 #[test]
 fn a_known_prefix_is_not_read_again() {
     for recurrent in [false, true] {
-        let toy = Toy::new(recurrent, None);
+        let toy = ToyModel::new(recurrent, None);
         let engine = engine(&toy, 2, 8);
         let first = request("a conversation begins somewhere and then", 3, 12);
         let (text, finished) = read(engine.launch(first.clone()).unwrap());
@@ -355,7 +378,7 @@ fn a_known_prefix_is_not_read_again() {
         // The next turn: what was said and more.
         let said = tokenizer().encode(&text).unwrap();
         let prompt = [first.prompt.clone(), said, ids(" it goes on")].concat();
-        let next = TextRequest { prompt: prompt.clone(), ..first.clone() };
+        let next = EngineRequest { prompt: prompt.clone(), ..first.clone() };
         let (again, finished) = read(engine.launch(next.clone()).unwrap());
         assert_eq!(again, alone(&toy, &next).0);
         // The last token of the text before was chosen, but not fed.
@@ -363,19 +386,19 @@ fn a_known_prefix_is_not_read_again() {
         let fed = toy.read.load(Ordering::Relaxed) - read_before;
         assert_eq!(fed, prompt.len() - finished.cached_tokens + 11);
         // Somebody else asks the first question: a recurrent model has a snapshot behind it, the other one a prefix.
-        let other = TextRequest { sampling: sampled(9), ..first.clone() };
+        let other = EngineRequest { sampling: sampled(9), ..first.clone() };
         let (text, finished) = read(engine.launch(other.clone()).unwrap());
         assert_eq!(text, alone(&toy, &other).0);
         let all = first.prompt.len();
         assert_eq!(finished.cached_tokens, if recurrent { all } else { all - 2 });
-        let fresh = TextRequest { reuse: false, ..first };
+        let fresh = EngineRequest { reuse: false, ..first };
         assert_eq!(read(engine.launch(fresh).unwrap()).1.cached_tokens, 0);
     }
 }
 
 #[test]
 fn a_snapshot_is_gone_on_from() {
-    let toy = Toy::new(true, None);
+    let toy = ToyModel::new(true, None);
     let engine = engine(&toy, 1, 8);
     let first = request("the begin of many", 1, 5);
     read(engine.launch(first.clone()).unwrap());
@@ -389,7 +412,7 @@ fn a_snapshot_is_gone_on_from() {
 
 #[test]
 fn a_shared_prefix_is_copied_where_another_text_would_lose_more() {
-    let toy = Toy::new(false, None);
+    let toy = ToyModel::new(false, None);
     let engine = engine(&toy, 2, 8);
     let system = "you are a helpful machine, which answers in one word";
     let long = request(&format!("{system}{}", "a long story ".repeat(8)), 1, 4);
@@ -403,11 +426,11 @@ fn a_shared_prefix_is_copied_where_another_text_would_lose_more() {
 #[test]
 fn equal_prompts_of_one_launch_are_read_once() {
     for recurrent in [false, true] {
-        let toy = Toy::new(recurrent, None);
+        let toy = ToyModel::new(recurrent, None);
         let engine = engine(&toy, 4, 8);
-        let requests: Vec<TextRequest> =
+        let requests: Vec<EngineRequest> =
             (0..4).map(|seed| request("which of these is the best answer", seed, 1)).collect();
-        let texts: Vec<(String, Finished)> =
+        let texts: Vec<(String, RequestSummary)> =
             engine.launch_all(requests.clone()).unwrap().into_iter().map(read).collect();
         for (request, (text, _)) in requests.iter().zip(&texts) {
             assert_eq!(*text, alone(&toy, request).0);
@@ -418,7 +441,7 @@ fn equal_prompts_of_one_launch_are_read_once() {
 
 #[test]
 fn twins_go_on_when_the_first_is_given_up() {
-    let toy = Toy::new(true, None);
+    let toy = ToyModel::new(true, None);
     let engine = engine(&toy, 3, 8);
     let request = request(&"a long prompt ".repeat(200), 4, 5);
     let mut handles = engine.launch_all(vec![request.clone(); 3]).unwrap();
@@ -430,38 +453,38 @@ fn twins_go_on_when_the_first_is_given_up() {
 
 #[test]
 fn refused_requests_name_what_is_wrong() {
-    let toy = Toy::new(false, Some(20));
+    let toy = ToyModel::new(false, Some(20));
     let engine = engine(&toy, 1, 0);
-    let refuse = |request: TextRequest| engine.launch(request).unwrap_err();
+    let refuse = |request: EngineRequest| engine.launch(request).unwrap_err();
     assert_eq!(refuse(request("", 1, 1)), LaunchError::EmptyPrompt);
     let long = refuse(request(&"a".repeat(21), 1, 1));
     assert_eq!(long, LaunchError::PromptTooLong { prompt: 21, most: 20 });
-    let strange = TextRequest { prompt: vec![1, VOCAB as TokenId], ..request("a", 1, 1) };
+    let strange = EngineRequest { prompt: vec![1, VOCAB as TokenId], ..request("a", 1, 1) };
     assert_eq!(refuse(strange), LaunchError::PromptToken { position: 1, id: 258, vocab: 258 });
-    let biased = TextRequest { bias: vec![(300, 1.0)], ..request("a", 1, 1) };
+    let biased = EngineRequest { bias: vec![(300, 1.0)], ..request("a", 1, 1) };
     assert!(matches!(refuse(biased), LaunchError::Params(e) if e.name == "logit_bias"));
     let hot =
-        TextRequest { sampling: SamplingParams { temperature: -1.0, ..sampled(1) }, ..request("a", 1, 1) };
+        EngineRequest { sampling: SamplingParams { temperature: -1.0, ..sampled(1) }, ..request("a", 1, 1) };
     assert!(matches!(refuse(hot), LaunchError::Params(e) if e.name == "temperature"));
-    let stop = TextRequest { stop: vec![String::new()], ..request("a", 1, 1) };
+    let stop = EngineRequest { stop: vec![String::new()], ..request("a", 1, 1) };
     assert!(matches!(refuse(stop), LaunchError::Stop(_)));
     // A full context ends a text.
-    let (_, finished) = read(engine.launch(TextRequest { eos: vec![], ..request("ab", 1, 100) }).unwrap());
+    let (_, finished) = read(engine.launch(EngineRequest { eos: vec![], ..request("ab", 1, 100) }).unwrap());
     assert_eq!((finished.reason, finished.completion_tokens), (FinishReason::Context, 19));
     engine.close();
     assert_eq!(refuse(request("a", 1, 1)), LaunchError::Closed);
 }
 
 /// Bytes of an endless text.
-fn endless(prompt: &str) -> TextRequest {
-    TextRequest { max_tokens: None, eos: vec![], ..request(prompt, 1, 1) }
+fn endless(prompt: &str) -> EngineRequest {
+    EngineRequest { max_tokens: None, eos: vec![], ..request(prompt, 1, 1) }
 }
 
 #[test]
 fn the_queue_is_bounded_and_frees_its_places() {
-    let toy = Toy::new(true, None);
+    let toy = ToyModel::new(true, None);
     let engine = engine(&toy, 2, 1);
-    let running: Vec<Handle> = (0..3).map(|_| engine.launch(endless("go")).unwrap()).collect();
+    let running: Vec<RequestHandle> = (0..3).map(|_| engine.launch(endless("go")).unwrap()).collect();
     let error = engine.launch(request("a", 1, 1)).unwrap_err();
     assert_eq!(error, LaunchError::QueueFull { waiting: 1, most: 1 });
     let three = vec![request("a", 1, 1); 3];
@@ -473,11 +496,11 @@ fn the_queue_is_bounded_and_frees_its_places() {
 
 #[test]
 fn deadlines_end_texts_that_run_and_texts_that_wait() {
-    let toy = Toy::new(true, None);
+    let toy = ToyModel::new(true, None);
     let engine = engine(&toy, 1, 4);
     let at = |from_now| Some(Instant::now() + Duration::from_millis(from_now));
-    let runs = engine.launch(TextRequest { deadline: at(200), ..endless("go") }).unwrap();
-    let waits = engine.launch(TextRequest { deadline: at(100), ..endless("go") }).unwrap();
+    let runs = engine.launch(EngineRequest { deadline: at(200), ..endless("go") }).unwrap();
+    let waits = engine.launch(EngineRequest { deadline: at(100), ..endless("go") }).unwrap();
     let (text, finished) = read(waits);
     assert_eq!((text.as_str(), finished.reason, finished.completion_tokens), ("", FinishReason::Deadline, 0));
     let (text, finished) = read(runs);
@@ -487,14 +510,14 @@ fn deadlines_end_texts_that_run_and_texts_that_wait() {
 
 #[test]
 fn failures_and_panics_end_their_texts_and_no_others() {
-    let toy = Toy::new(false, None);
+    let toy = ToyModel::new(false, None);
     let engine = engine(&toy, 2, 8);
-    let with = |token: TokenId| TextRequest { prompt: vec![5, 6, token], ..request("a", 1, 4) };
+    let with = |token: TokenId| EngineRequest { prompt: vec![5, 6, token], ..request("a", 1, 4) };
     let failed = failure(engine.launch(with(FAILS)).unwrap());
-    assert_eq!(failed, Failure::Model(format!("token {FAILS} is refused")));
+    assert_eq!(failed, RequestFailure::Model(format!("token {FAILS} is refused")));
     let panicked = failure(engine.launch(with(PANICS)).unwrap());
     assert!(
-        matches!(&panicked, Failure::Panic(message) if message.contains("told to panic")),
+        matches!(&panicked, RequestFailure::Panic(message) if message.contains("told to panic")),
         "{panicked:?}"
     );
     let fine = request("the engine goes on", 1, 4);
@@ -502,17 +525,17 @@ fn failures_and_panics_end_their_texts_and_no_others() {
     let stats = engine.stats();
     assert_eq!((stats.failed, stats.finished), (2, 1));
     // One that is written meanwhile goes on as if nothing had been, and so do those that wait.
-    let long = TextRequest { eos: vec![], ..request("a text that is being written", 2, 400) };
+    let long = EngineRequest { eos: vec![], ..request("a text that is being written", 2, 400) };
     let mut beside = engine.launch(long.clone()).unwrap();
     let first = beside.next();
-    assert!(matches!(first, Some(Event::Piece(_))), "{first:?}");
+    assert!(matches!(first, Some(SequenceEvent::Piece(_))), "{first:?}");
     let all = [with(PANICS), with(FAILS), with(PANICS), fine.clone()]
         .map(|request| engine.launch(request).unwrap());
     for (at, handle) in all.into_iter().enumerate() {
         let last = handle.last();
-        assert_eq!(matches!(last, Some(Event::Finished(_))), at == 3, "{at}: {last:?}");
+        assert_eq!(matches!(last, Some(SequenceEvent::Finished(_))), at == 3, "{at}: {last:?}");
     }
-    let Some(Event::Piece(first)) = first else { return };
+    let Some(SequenceEvent::Piece(first)) = first else { return };
     let (rest, finished) = read(beside);
     assert_eq!((first.text.to_string() + &rest, finished.completion_tokens), (alone(&toy, &long).0, 400));
     assert!(engine.wait_idle(Duration::from_secs(60)));
@@ -520,14 +543,14 @@ fn failures_and_panics_end_their_texts_and_no_others() {
 
 #[test]
 fn dropping_the_engine_ends_everything() {
-    let toy = Toy::new(true, None);
+    let toy = ToyModel::new(true, None);
     let engine = engine(&toy, 1, 4);
     let running = engine.launch(endless("go")).unwrap();
     let waiting = engine.launch(endless("go")).unwrap();
     drop(engine);
     for handle in [running, waiting] {
         match handle.last() {
-            Some(Event::Finished(finished)) => assert_eq!(finished.reason, FinishReason::Cancelled),
+            Some(SequenceEvent::Finished(finished)) => assert_eq!(finished.reason, FinishReason::Cancelled),
             other => panic!("{other:?}"),
         }
     }
@@ -536,10 +559,10 @@ fn dropping_the_engine_ends_everything() {
 /// Logprobs are those of the model itself, of the prompt's tokens too.
 #[test]
 fn logprobs_are_of_the_models_own_distribution() {
-    let toy = Toy::new(false, None);
+    let toy = ToyModel::new(false, None);
     let engine = engine(&toy, 2, 8);
     let prompt = "what is known of this";
-    let wanted = TextRequest {
+    let wanted = EngineRequest {
         logprobs: Some(3),
         prompt_logprobs: Some(2),
         bias: vec![(ids("a")[0], 5.0)],
@@ -550,10 +573,10 @@ fn logprobs_are_of_the_models_own_distribution() {
     let (mut of_prompt, mut chosen) = (None, Vec::new());
     for event in engine.launch(wanted.clone()).unwrap() {
         match event {
-            Event::Prompt(found) => of_prompt = Some(found),
-            Event::Piece(piece) => chosen.extend(piece.token),
-            Event::Finished(finished) => assert_eq!(finished.cached_tokens, 0),
-            Event::Failed(failure) => panic!("{failure}"),
+            SequenceEvent::Prompt(found) => of_prompt = Some(found),
+            SequenceEvent::Piece(piece) => chosen.extend(piece.token),
+            SequenceEvent::Finished(finished) => assert_eq!(finished.cached_tokens, 0),
+            SequenceEvent::Failed(failure) => panic!("{failure}"),
         }
     }
     let of_prompt = of_prompt.unwrap();
@@ -573,10 +596,10 @@ fn logprobs_are_of_the_models_own_distribution() {
 
 #[test]
 fn long_prompts_are_read_in_pieces_between_tokens() {
-    let toy = Toy::new(true, None);
+    let toy = ToyModel::new(true, None);
     let engine = engine(&toy, 2, 8);
     let mut talks = engine.launch(endless("go")).unwrap();
-    assert!(matches!(talks.next(), Some(Event::Piece(_))));
+    assert!(matches!(talks.next(), Some(SequenceEvent::Piece(_))));
     let steps = engine.stats().steps;
     let long = request(&"ab".repeat(50 * CHUNK), 1, 1);
     assert_eq!(read(engine.launch(long).unwrap()).1.completion_tokens, 1);

@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 use mlcc_engine::serving::{Engine, EngineOptions};
 
 use crate::serving::{alone, read, request, tokenizer};
-use crate::toy::Toy;
+use crate::toy::ToyModel;
 
 /// A burst of prompts that are known as a whole: there is no step beside which their first tokens could be chosen.
 #[test]
 fn first_tokens_of_known_prompts_are_dealt_out_together() {
-    let toy = Toy::new(true, None);
+    let toy = ToyModel::new(true, None);
     let options = EngineOptions { sequences: 4, kept: 16, ..EngineOptions::default() };
     let engine = Engine::start(toy.clone(), Arc::new(tokenizer()), options).unwrap();
     let prompts = ["abcd", "bcde", "cdef", "defg"];
@@ -37,7 +37,7 @@ fn first_tokens_of_known_prompts_are_dealt_out_together() {
 #[test]
 fn a_warm_up_leaves_nothing() {
     for recurrent in [false, true] {
-        let toy = Toy::new(recurrent, (!recurrent).then_some(90)).with_memory(100);
+        let toy = ToyModel::new(recurrent, (!recurrent).then_some(90)).with_memory(100);
         let engine = Engine::start(toy.clone(), Arc::new(tokenizer()), EngineOptions::default()).unwrap();
         engine.warm_up().unwrap();
         let read_by_it = toy.read.load(Ordering::Relaxed);
@@ -59,7 +59,7 @@ fn first_tokens_are_dealt_out_together() {
     // Prompts that one step reads together, and equal ones, which wait for the first of them.
     for prompts in [["ab", "bc", "cd", "de"], ["abcde"; 4]] {
         for recurrent in [false, true] {
-            let toy = Toy::new(recurrent, None);
+            let toy = ToyModel::new(recurrent, None);
             let options = EngineOptions { sequences: 4, ..EngineOptions::default() };
             let engine = Engine::start(toy.clone(), Arc::new(tokenizer()), options).unwrap();
             // There are no others than the first.

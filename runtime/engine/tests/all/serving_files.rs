@@ -5,25 +5,25 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mlcc_engine::serving::{Engine, EngineOptions, Extras, PrefixFiles, TextRequest};
+use mlcc_engine::serving::{DiskCacheOptions, Engine, EngineExtras, EngineOptions, EngineRequest};
 
 use crate::serving::{alone, read, request, tokenizer};
-use crate::toy::Toy;
+use crate::toy::ToyModel;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
 static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// An engine whose states outlive it.
-fn with_files(toy: &Toy, folder: &Path) -> Engine {
+fn with_files(toy: &ToyModel, folder: &Path) -> Engine {
     saving_after(HOUR, (2, 8), toy, folder)
 }
 
 /// One with so many slots and states beside them, which writes states that were not used for a while.
-fn saving_after(rest: Duration, (sequences, kept): (usize, usize), toy: &Toy, folder: &Path) -> Engine {
+fn saving_after(rest: Duration, (sequences, kept): (usize, usize), toy: &ToyModel, folder: &Path) -> Engine {
     let warn = |what: &str| WARNINGS.lock().unwrap().push(what.to_owned());
-    let files = PrefixFiles { folder: folder.to_path_buf(), most_bytes: 1 << 20, rest, warn };
-    let extras = Extras { files: Some(files), ..Extras::default() };
+    let files = DiskCacheOptions { folder: folder.to_path_buf(), most_bytes: 1 << 20, rest, warn };
+    let extras = EngineExtras { files: Some(files), ..EngineExtras::default() };
     let options = EngineOptions { sequences, max_queue: 16, kept, ..EngineOptions::default() };
     Engine::start_with(toy.clone(), Arc::new(tokenizer()), options, extras).unwrap()
 }
@@ -32,10 +32,10 @@ fn saving_after(rest: Duration, (sequences, kept): (usize, usize), toy: &Toy, fo
 fn states_outlive_the_engine_in_files() {
     for recurrent in [false, true] {
         let folder = tempfile::tempdir().unwrap();
-        let toy = Toy::new(recurrent, None);
+        let toy = ToyModel::new(recurrent, None);
         let prompt = "abcdefghij".repeat(8);
         let first = request(&prompt, 3, 20);
-        let ask = |engine: &Engine, text: &TextRequest| {
+        let ask = |engine: &Engine, text: &EngineRequest| {
             let (found, finished) = read(engine.launch(text.clone()).unwrap());
             assert_eq!(found, alone(&toy, text).0);
             finished.cached_tokens
@@ -58,7 +58,7 @@ fn states_outlive_the_engine_in_files() {
         drop(engine);
         let engine = with_files(&toy, folder.path());
         assert_eq!(ask(&engine, &other), if recurrent { 0 } else { 50 });
-        let no_reuse = TextRequest { reuse: false, ..first.clone() };
+        let no_reuse = EngineRequest { reuse: false, ..first.clone() };
         assert_eq!(ask(&engine, &no_reuse), 0);
         drop(engine);
         // Files of states that are broken or gone are told of, and the prompt is read.
@@ -102,7 +102,7 @@ fn wait_for_states(folder: &Path, count: usize) {
 fn states_that_rest_are_in_files_while_the_engine_runs() {
     for recurrent in [false, true] {
         let folder = tempfile::tempdir().unwrap();
-        let toy = Toy::new(recurrent, None);
+        let toy = ToyModel::new(recurrent, None);
         let prompts = ["abcdefghij".repeat(8), "jihgfedcba".repeat(8)];
         let engine = saving_after(Duration::ZERO, (2, 8), &toy, folder.path());
         for (at, prompt) in prompts.iter().enumerate() {
@@ -123,7 +123,7 @@ fn states_that_rest_are_in_files_while_the_engine_runs() {
 #[test]
 fn a_long_state_is_written_before_another_text_takes_its_slot() {
     let folder = tempfile::tempdir().unwrap();
-    let toy = Toy::new(false, None);
+    let toy = ToyModel::new(false, None);
     let engine = saving_after(HOUR, (1, 0), &toy, folder.path());
     let (long, short) = ("abcdefghij".repeat(60), "jihgfedcba".repeat(8));
     for prompt in [&long, &short] {

@@ -4,26 +4,26 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use mlcc_engine::TokenId;
-use mlcc_engine::serving::{Engine, EngineOptions, Event, TextAdapter, TextRequest};
+use mlcc_engine::serving::{Engine, EngineOptions, EngineRequest, SequenceEvent, TextAdapter};
 
 use crate::serving::{adapters, alone, read, request, tokenizer};
-use crate::toy::{CHUNK, Toy};
+use crate::toy::{CHUNK, ToyModel};
 
 /// An engine that counts what it is fed.
-struct Counted {
-    toy: Toy,
+struct CountedEngine {
+    toy: ToyModel,
     engine: Engine,
 }
 
-impl Counted {
-    fn new(toy: &Toy, sequences: usize, kept: usize) -> Self {
+impl CountedEngine {
+    fn new(toy: &ToyModel, sequences: usize, kept: usize) -> Self {
         let options = EngineOptions { sequences, kept, max_queue: 16, ..EngineOptions::default() };
         let engine = Engine::start(toy.clone(), Arc::new(tokenizer()), options).unwrap();
-        Counted { toy: toy.clone(), engine }
+        CountedEngine { toy: toy.clone(), engine }
     }
 
     /// The tokens of a text, and how many of its prompt were read; the others were known.
-    fn ask(&self, request: &TextRequest) -> (Vec<TokenId>, usize) {
+    fn ask(&self, request: &EngineRequest) -> (Vec<TokenId>, usize) {
         let before = self.toy.read.load(Ordering::Relaxed);
         let (text, finished) = read(self.engine.launch(request.clone()).unwrap());
         assert_eq!(text, alone(&self.toy, request).0, "{request:?}");
@@ -33,7 +33,7 @@ impl Counted {
         (tokenizer().encode(&text).unwrap(), of_prompt)
     }
 
-    fn read_of(&self, request: &TextRequest) -> usize {
+    fn read_of(&self, request: &EngineRequest) -> usize {
         self.ask(request).1
     }
 }
@@ -43,7 +43,7 @@ fn long(seed: usize, length: usize) -> String {
     (0..length).map(|at| char::from(b'a' + ((seed * 7 + at * at + at / 3) % 17) as u8)).collect()
 }
 
-fn after(before: &[TokenId], said: &str, seed: u64) -> TextRequest {
+fn after(before: &[TokenId], said: &str, seed: u64) -> EngineRequest {
     let mut next = request(said, seed, 6);
     next.eos = Vec::new();
     next.prompt.splice(0..0, before.iter().copied());
@@ -51,14 +51,14 @@ fn after(before: &[TokenId], said: &str, seed: u64) -> TextRequest {
 }
 
 /// Those that cannot go back.
-fn checkpointed() -> [Toy; 2] {
-    [Toy::new(true, None), Toy::new(false, None).with_window(24)]
+fn checkpointed() -> [ToyModel; 2] {
+    [ToyModel::new(true, None), ToyModel::new(false, None).with_window(24)]
 }
 
 #[test]
 fn an_edited_turn_is_read_from_its_begin() {
     for toy in checkpointed() {
-        let engine = Counted::new(&toy, 1, 16);
+        let engine = CountedEngine::new(&toy, 1, 16);
         let first = after(&[], &long(1, 60), 1);
         let (said, of_prompt) = engine.ask(&first);
         assert_eq!(of_prompt, 60);
@@ -81,9 +81,9 @@ fn an_edited_turn_is_read_from_its_begin() {
 fn a_shared_begin_is_read_once_if_its_end_is_known() {
     let system = long(1, 300);
     for toy in checkpointed() {
-        let engine = Counted::new(&toy, 2, 8);
+        let engine = CountedEngine::new(&toy, 2, 8);
         let with_border =
-            TextRequest { borders: vec![300], ..after(&[], &(system.clone() + &long(2, 50)), 1) };
+            EngineRequest { borders: vec![300], ..after(&[], &(system.clone() + &long(2, 50)), 1) };
         assert_eq!(engine.read_of(&with_border), 350);
         for seed in 3..8 {
             assert_eq!(engine.read_of(&after(&[], &(system.clone() + &long(seed, 50)), 1)), 50, "{seed}");
@@ -96,7 +96,7 @@ fn a_shared_begin_is_read_once_if_its_end_is_known() {
 fn where_prompts_part_is_seen() {
     let system = long(1, 300);
     for toy in checkpointed() {
-        let engine = Counted::new(&toy, 2, 8);
+        let engine = CountedEngine::new(&toy, 2, 8);
         let prompt = |seed| after(&[], &(system.clone() + &long(seed, 100)), 1);
         assert_eq!(engine.read_of(&prompt(2)), 400);
         let second = engine.read_of(&prompt(3));
@@ -110,9 +110,9 @@ fn where_prompts_part_is_seen() {
 /// A request that wants no known states leaves pieces as they are.
 #[test]
 fn prompts_that_are_to_be_read_whole_are() {
-    let toy = Toy::new(true, None);
-    let engine = Counted::new(&toy, 2, 8);
-    let fresh = TextRequest { reuse: false, borders: vec![100], ..after(&[], &long(1, 200), 1) };
+    let toy = ToyModel::new(true, None);
+    let engine = CountedEngine::new(&toy, 2, 8);
+    let fresh = EngineRequest { reuse: false, borders: vec![100], ..after(&[], &long(1, 200), 1) };
     for _ in 0..2 {
         assert_eq!(engine.read_of(&fresh), 200);
     }
@@ -123,8 +123,10 @@ fn prompts_that_are_to_be_read_whole_are() {
 /// More conversations than slots: their states wait beside these.
 #[test]
 fn conversations_take_turns_in_a_slot() {
-    for toy in [Toy::new(false, None), Toy::new(true, None), Toy::new(false, None).with_window(24)] {
-        let engine = Counted::new(&toy, 1, 20);
+    for toy in
+        [ToyModel::new(false, None), ToyModel::new(true, None), ToyModel::new(false, None).with_window(24)]
+    {
+        let engine = CountedEngine::new(&toy, 1, 20);
         let mut talks: Vec<Vec<TokenId>> = (0..5).map(|seed| after(&[], &long(seed, 60), 1).prompt).collect();
         for turn in 0..4 {
             for talk in &mut talks {
@@ -140,8 +142,8 @@ fn conversations_take_turns_in_a_slot() {
 #[test]
 fn what_was_used_longest_ago_goes_first() {
     // Of a model that can go back one state for each text, of others those behind its prompt and inside of it too.
-    for (toy, each) in [(Toy::new(false, None), 1), (Toy::new(true, None), 3)] {
-        let engine = Counted::new(&toy, 1, 4 * each);
+    for (toy, each) in [(ToyModel::new(false, None), 1), (ToyModel::new(true, None), 3)] {
+        let engine = CountedEngine::new(&toy, 1, 4 * each);
         let prompt = |seed| after(&[], &long(seed, 60), 1);
         for seed in 0..8 {
             assert_eq!(engine.read_of(&prompt(seed)), 60);
@@ -163,8 +165,8 @@ fn what_was_used_longest_ago_goes_first() {
 /// Those inside of prompts, which nobody has asked for, take no more than half of the room.
 #[test]
 fn long_prompts_leave_room_for_others() {
-    let toy = Toy::new(true, None);
-    let engine = Counted::new(&toy, 1, 10);
+    let toy = ToyModel::new(true, None);
+    let engine = CountedEngine::new(&toy, 1, 10);
     let first = after(&[], &long(1, 60), 1);
     assert_eq!(engine.read_of(&first), 60);
     // Each leaves three states inside, that behind it and that of its text.
@@ -178,8 +180,8 @@ fn long_prompts_leave_room_for_others() {
 #[test]
 fn kept_states_make_room_for_texts() {
     for recurrent in [false, true] {
-        let toy = Toy::new(recurrent, None).with_memory(200);
-        let engine = Counted::new(&toy, 1, 20);
+        let toy = ToyModel::new(recurrent, None).with_memory(200);
+        let engine = CountedEngine::new(&toy, 1, 20);
         for seed in 0..6 {
             assert_eq!(engine.read_of(&after(&[], &long(seed, 60), 1)), 60);
         }
@@ -193,11 +195,13 @@ fn kept_states_make_room_for_texts() {
 #[test]
 fn states_of_adapters_are_theirs() {
     let [one, two] = adapters().clone().map(Some);
-    for toy in [Toy::new(false, None), Toy::new(true, None), Toy::new(false, None).with_window(24)] {
+    for toy in
+        [ToyModel::new(false, None), ToyModel::new(true, None), ToyModel::new(false, None).with_window(24)]
+    {
         for slots in [1, 2, 4] {
-            let engine = Counted::new(&toy, slots, 32);
+            let engine = CountedEngine::new(&toy, slots, 32);
             let (begin, end) = (long(1, 100), long(2, 50));
-            let with = |adapter: &Option<TextAdapter>, text: &str| TextRequest {
+            let with = |adapter: &Option<TextAdapter>, text: &str| EngineRequest {
                 adapter: adapter.clone(),
                 ..after(&[], text, 1)
             };
@@ -215,11 +219,11 @@ fn states_of_adapters_are_theirs() {
 /// Equal prompts of one request wait for each other only if their adapters are equal too.
 #[test]
 fn twins_have_one_adapter() {
-    let toy = Toy::new(false, None);
-    let engine = Counted::new(&toy, 4, 8).engine;
+    let toy = ToyModel::new(false, None);
+    let engine = CountedEngine::new(&toy, 4, 8).engine;
     let [one, two] = adapters().clone().map(Some);
-    let requests: Vec<TextRequest> = [&one, &None, &two, &one]
-        .map(|adapter| TextRequest { adapter: adapter.clone(), ..after(&[], &long(1, 60), 1) })
+    let requests: Vec<EngineRequest> = [&one, &None, &two, &one]
+        .map(|adapter| EngineRequest { adapter: adapter.clone(), ..after(&[], &long(1, 60), 1) })
         .into();
     for (request, handle) in requests.iter().zip(engine.launch_all(requests.clone()).unwrap()) {
         assert_eq!(read(handle).0, alone(&toy, request).0);
@@ -230,25 +234,25 @@ fn twins_have_one_adapter() {
 /// States of an adapter that is forgotten go, and so does that of a text that runs with it when that ends; others stay.
 #[test]
 fn states_of_a_forgotten_adapter_go() {
-    for toy in [Toy::new(false, None), Toy::new(true, None)] {
+    for toy in [ToyModel::new(false, None), ToyModel::new(true, None)] {
         for slots in [1, 3] {
-            let engine = Counted::new(&toy, slots, 32);
+            let engine = CountedEngine::new(&toy, slots, 32);
             let [number, other] = [5, 6].map(Arc::new);
             let left = Arc::downgrade(&number);
             let one = TextAdapter::new("one", number);
             let other = Some(TextAdapter::new("other", other));
             let with =
-                |adapter: Option<TextAdapter>, text: &str| TextRequest { adapter, ..after(&[], text, 1) };
+                |adapter: Option<TextAdapter>, text: &str| EngineRequest { adapter, ..after(&[], text, 1) };
             let texts = [long(1, 100), long(2, 100)];
             for text in &texts {
                 assert_eq!(engine.read_of(&with(Some(one.clone()), text)), 100);
                 assert_eq!(engine.read_of(&with(other.clone(), text)), 100);
             }
-            let endless = TextRequest { max_tokens: Some(2000), ..with(Some(one.clone()), &texts[0]) };
+            let endless = EngineRequest { max_tokens: Some(2000), ..with(Some(one.clone()), &texts[0]) };
             let mut running = engine.engine.launch(endless).unwrap();
-            assert!(running.any(|event| matches!(event, Event::Piece(_))));
+            assert!(running.any(|event| matches!(event, SequenceEvent::Piece(_))));
             engine.engine.forget(&one);
-            assert!(running.any(|event| matches!(event, Event::Finished(_))));
+            assert!(running.any(|event| matches!(event, SequenceEvent::Finished(_))));
             assert!(engine.read_of(&with(other.clone(), &texts[1])) < 3, "{slots} slots");
             // Who asks for it still is answered, and that leaves nothing either.
             assert_eq!(engine.read_of(&with(Some(one.clone()), &texts[0])), 100);

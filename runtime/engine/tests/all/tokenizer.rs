@@ -3,7 +3,7 @@
 use crate::common;
 use crate::readers;
 use mlcc_engine::special::SpecialSources;
-use mlcc_engine::tokenizer::{Extras, GgufVocabulary, TokenizerError};
+use mlcc_engine::tokenizer::{GgufVocabulary, TokenizerError, TokenizerExtras};
 use mlcc_engine::{
     DecodeStream, SpecialIds, SpecialTokens, TokenId, Tokenizer, TokenizerFile, TokenizerKind,
 };
@@ -394,7 +394,7 @@ fn sentencepiece_models_that_are_wrong() {
     let bytes = [&good[..], &[0x0a, 10, 0x0a, 6, b'<', b'0', b'x', b'Z', b'Z', b'>', 0x18, 6]].concat();
     assert!(load(&bytes).unwrap_err().to_string().contains("byte piece"));
     let huge = TokenizerFile {
-        extras: Extras { id_offset: u32::MAX, ..Extras::default() },
+        extras: TokenizerExtras { id_offset: u32::MAX, ..TokenizerExtras::default() },
         ..gguf_file(&sentence_piece_vocabulary()).unwrap()
     };
     assert!(huge.load().unwrap_err().to_string().contains("4294967295"));
@@ -408,7 +408,7 @@ fn files_beside_a_vocabulary() {
     write("vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n");
     assert!(find().unwrap_err().to_string().contains("has no token [SEP]"));
     write("tokenizer.model", &gguf_file(&sentence_piece_vocabulary()).unwrap().bytes);
-    assert_eq!(find().unwrap().extras, Extras { prefix: vec![1], ..Extras::default() });
+    assert_eq!(find().unwrap().extras, TokenizerExtras { prefix: vec![1], ..TokenizerExtras::default() });
 
     write("tokenizer_config.json", br#"{"tokenizer_class": "ChatGLMTokenizer"}"#);
     let glm = find().unwrap().load().unwrap();

@@ -3,7 +3,7 @@
 use crate::common;
 use std::path::{Path, PathBuf};
 
-use mlcc_engine::tokenizer::{Added, GgufVocabulary};
+use mlcc_engine::tokenizer::{AddedToken, GgufVocabulary};
 use mlcc_engine::{DecodeStream, SpecialTokens, TokenId, Tokenizer, TokenizerFile, TokenizerKind};
 use serde_json::Value;
 
@@ -85,7 +85,7 @@ fn evaluation_text_has_the_stated_tokens() {
     let tokens = tokenizer.encode(&std::fs::read_to_string(text).unwrap()).unwrap();
     // eval.json beside the model: 26635 tokens, 104 windows, 26520 scored.
     assert_eq!(tokens.len(), 26635);
-    let windows = mlcc_engine::eval::Windows::new(&tokens, Default::default(), 4096).unwrap();
+    let windows = mlcc_engine::eval::EvalWindows::new(&tokens, Default::default(), 4096).unwrap();
     assert_eq!(windows.count(), 104);
     assert_eq!(windows.iter().map(|w| w.tokens.len() - w.first_scored).sum::<usize>(), 26520);
 }
@@ -106,7 +106,7 @@ fn small_models_of_the_reference_libraries() {
         // Qwen's are known by the file's name; for others they come from tokenizer_config.json.
         if name == "digits.tiktoken" {
             let special = file["special"].as_object().unwrap().iter();
-            let added = special.map(|(text, id)| Added {
+            let added = special.map(|(text, id)| AddedToken {
                 text: text.clone(),
                 ids: vec![id.as_i64().unwrap() as TokenId],
                 special: true,

@@ -4,7 +4,7 @@ use core::ops::Range;
 use core::ptr::NonNull;
 use std::io;
 
-use super::Protection;
+use super::PageProtection;
 
 /// Fresh zeroed pages of this process, writable at first.
 #[derive(Debug)]
@@ -55,10 +55,10 @@ impl PageRegion {
     }
 
     /// Takes the right to write from some pages; `place` is whole pages of the region.
-    pub fn protect(&mut self, place: Range<usize>, protection: Protection) -> io::Result<()> {
+    pub fn protect(&mut self, place: Range<usize>, protection: PageProtection) -> io::Result<()> {
         let access = match protection {
-            Protection::Read => libc::PROT_READ,
-            Protection::ReadExecute => libc::PROT_READ | libc::PROT_EXEC,
+            PageProtection::Read => libc::PROT_READ,
+            PageProtection::ReadExecute => libc::PROT_READ | libc::PROT_EXEC,
         };
         let inside = place.start <= place.end && place.end <= self.bytes;
         if !inside {

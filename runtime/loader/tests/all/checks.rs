@@ -1,6 +1,6 @@
 //! Everything that no artifact has is refused, by an error that names it.
 
-use mlcc_abi::elf::Elf;
+use mlcc_abi::elf::ElfFile;
 use mlcc_loader::{CodeFunction, CodeImage, ImageError};
 use proptest::prelude::*;
 
@@ -11,7 +11,7 @@ use crate::builder::{
 fn refused(change: impl FnOnce(&mut Vec<u8>)) -> ImageError {
     let mut file = builder::shared_object();
     change(&mut file);
-    let elf = Elf::parse(&file).expect("the headers are whole");
+    let elf = ElfFile::parse(&file).expect("the headers are whole");
     CodeImage::check(&elf).map(|_| ()).expect_err("it has to be refused")
 }
 
@@ -22,7 +22,7 @@ fn segment(index: usize, what: &'static str) -> ImageError {
 #[test]
 fn an_image_of_a_linker_is_taken() {
     let file = builder::shared_object();
-    let elf = Elf::parse(&file).expect("it is well-formed");
+    let elf = ElfFile::parse(&file).expect("it is well-formed");
     let image = CodeImage::check(&elf).expect("it is as an artifact is");
     assert_eq!(image.model_table(), TABLE..TABLE + TABLE_BYTES);
     assert!(image.holds(&(TABLE..TABLE + TABLE_BYTES)));
@@ -126,7 +126,7 @@ proptest! {
         if let Some(cut) = cut {
             file.truncate(cut.index(file.len()));
         }
-        let Ok(elf) = Elf::parse(&file) else { return Ok(()) };
+        let Ok(elf) = ElfFile::parse(&file) else { return Ok(()) };
         if let Ok(image) = CodeImage::check(&elf) {
             let _ = image.functions().count();
             let _ = mlcc_loader::LoadedImage::map(&image);

@@ -1,13 +1,13 @@
 //! A mapped image has the bytes of its file, its own addresses, and pages that nobody may write to.
 
-use mlcc_abi::elf::Elf;
+use mlcc_abi::elf::ElfFile;
 use mlcc_loader::{CodeImage, LoadedImage};
 
 use crate::builder::{self, CODE, TABLE, TABLE_BYTES};
 
 fn loaded() -> (Vec<u8>, LoadedImage) {
     let file = builder::shared_object();
-    let elf = Elf::parse(&file).expect("it is well-formed");
+    let elf = ElfFile::parse(&file).expect("it is well-formed");
     let image = CodeImage::check(&elf).expect("it is as an artifact is");
     let loaded = LoadedImage::map(&image).expect("the system maps it");
     (file, loaded)

@@ -12,9 +12,9 @@ mod span;
 #[cfg(not(feature = "otel"))]
 pub(crate) use off::RequestSpan;
 #[cfg(not(feature = "otel"))]
-pub use off::Traces;
+pub use off::TraceExporter;
 #[cfg(feature = "otel")]
-pub use settings::Traces;
+pub use settings::TraceExporter;
 #[cfg(feature = "otel")]
 pub(crate) use span::RequestSpan;
 use thiserror::Error;

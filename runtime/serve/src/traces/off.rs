@@ -1,24 +1,24 @@
 //! No traces.
 
-use mlcc_engine::serving::{Event, TextRequest};
+use mlcc_engine::serving::{EngineRequest, SequenceEvent};
 
 use axum::extract::Request;
 
-use crate::error::{ApiError, Code};
+use crate::error::{ApiError, ErrorCode};
 use crate::traces::{ENDPOINTS, TracesError, variable};
 
 /// Where traces go: nowhere, since this was built without the feature `otel`.
 #[derive(Debug, Clone, Default)]
-pub struct Traces(());
+pub struct TraceExporter(());
 
-impl Traces {
+impl TraceExporter {
     /// Tells `warn` if traces are wanted.
-    pub fn from_environment(warn: Option<fn(&str)>) -> Result<Traces, TracesError> {
+    pub fn from_environment(warn: Option<fn(&str)>) -> Result<TraceExporter, TracesError> {
         let wanted = ENDPOINTS.into_iter().find(|name| variable(name).is_some());
         if let (Some(name), Some(warn)) = (wanted, warn) {
             warn(&format!("{name} is set, but this program was built without traces (`--features otel`)"));
         }
-        Ok(Traces(()))
+        Ok(TraceExporter(()))
     }
 
     pub(crate) fn begin(&self, _: &Request, _: &str, _: &str) -> RequestSpan {
@@ -34,7 +34,7 @@ pub(crate) struct RequestSpan;
 impl RequestSpan {
     pub fn asks_for(&self, _: &str) {}
 
-    pub fn launches(&self, _: &[TextRequest], _: usize) {}
+    pub fn launches(&self, _: &[EngineRequest], _: usize) {}
 
     pub fn text(&self, _: usize) -> TextSpan {
         TextSpan
@@ -44,11 +44,11 @@ impl RequestSpan {
 
     pub fn failed(&self, _: &ApiError) {}
 
-    pub fn answered(&self, _: u16, _: Option<Code>) {}
+    pub fn answered(&self, _: u16, _: Option<ErrorCode>) {}
 }
 
 pub(crate) struct TextSpan;
 
 impl TextSpan {
-    pub fn see(&mut self, _: &Event) {}
+    pub fn see(&mut self, _: &SequenceEvent) {}
 }

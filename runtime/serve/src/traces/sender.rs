@@ -10,21 +10,21 @@ use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 const LONGEST_ANSWER: u64 = 1 << 20;
 
 #[derive(Debug)]
-pub struct Sender {
+pub struct SpanSender {
     agent: ureq::Agent,
     warn: Option<fn(&str)>,
     /// The last one did not arrive, and that has been told.
     failing: AtomicBool,
 }
 
-impl Sender {
-    pub fn new(timeout: Duration, warn: Option<fn(&str)>) -> Sender {
+impl SpanSender {
+    pub fn new(timeout: Duration, warn: Option<fn(&str)>) -> SpanSender {
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(timeout))
             .http_status_as_error(false)
             .max_redirects(0)
             .build();
-        Sender { agent: config.new_agent(), warn, failing: AtomicBool::new(false) }
+        SpanSender { agent: config.new_agent(), warn, failing: AtomicBool::new(false) }
     }
 
     fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, ureq::Error> {
@@ -45,7 +45,7 @@ impl Sender {
 }
 
 #[async_trait]
-impl HttpClient for Sender {
+impl HttpClient for SpanSender {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let sent = self.send(request);
         self.tell(match &sent {

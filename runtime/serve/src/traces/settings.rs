@@ -10,7 +10,7 @@ use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 
-use crate::traces::sender::Sender;
+use crate::traces::sender::SpanSender;
 use crate::traces::{ENDPOINTS, TracesError, variable};
 
 /// How long the last spans may take when the server ends.
@@ -28,23 +28,23 @@ const SAMPLERS: [&str; 6] = [
 
 /// Where traces go. The default is nowhere.
 #[derive(Debug, Clone, Default)]
-pub struct Traces(pub(super) Option<Tracing>);
+pub struct TraceExporter(pub(super) Option<TracePipeline>);
 
 #[derive(Debug, Clone)]
-pub(super) struct Tracing {
+pub(super) struct TracePipeline {
     provider: SdkTracerProvider,
     pub tracer: SdkTracer,
 }
 
-impl Traces {
+impl TraceExporter {
     /// By the variables of OpenTelemetry: traces are sent if an endpoint is set, and not switched off. `warn` is told when they do not
     /// arrive.
-    pub fn from_environment(warn: Option<fn(&str)>) -> Result<Traces, TracesError> {
+    pub fn from_environment(warn: Option<fn(&str)>) -> Result<TraceExporter, TracesError> {
         let off = variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
         let exporter = one_of("OTEL_TRACES_EXPORTER", &["otlp", "none"], "otlp or none")?;
         let wanted = ENDPOINTS.into_iter().any(|name| variable(name).is_some());
         if off || !wanted || exporter.as_deref() == Some("none") {
-            return Ok(Traces::default());
+            return Ok(TraceExporter::default());
         }
         for name in ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"] {
             let expected = "http/protobuf (usually port 4318 of a collector)";
@@ -55,29 +55,30 @@ impl Traces {
         let expected = "always_on, always_off or traceidratio, or one of these behind parentbased_";
         one_of("OTEL_TRACES_SAMPLER", &SAMPLERS, expected)?;
         check_ratio()?;
-        Traces::sending(None, warn)
+        TraceExporter::sending(None, warn)
     }
 
     /// To the collector at `endpoint` (`http://HOST:4318/v1/traces`), whatever the environment says of it.
-    pub fn to(endpoint: &str, warn: Option<fn(&str)>) -> Result<Traces, TracesError> {
-        Traces::sending(Some(endpoint), warn)
+    pub fn to(endpoint: &str, warn: Option<fn(&str)>) -> Result<TraceExporter, TracesError> {
+        TraceExporter::sending(Some(endpoint), warn)
     }
 
-    fn sending(endpoint: Option<&str>, warn: Option<fn(&str)>) -> Result<Traces, TracesError> {
-        let exporter = SpanExporter::builder().with_http().with_http_client(Sender::new(timeout()?, warn));
+    fn sending(endpoint: Option<&str>, warn: Option<fn(&str)>) -> Result<TraceExporter, TracesError> {
+        let exporter =
+            SpanExporter::builder().with_http().with_http_client(SpanSender::new(timeout()?, warn));
         let exporter = match endpoint {
             Some(endpoint) => exporter.with_endpoint(endpoint),
             None => exporter,
         };
         let exporter = exporter.build().map_err(|error| TracesError::Exporter(error.to_string()))?;
         let provider = SdkTracerProvider::builder().with_resource(resource()).with_batch_exporter(exporter);
-        Ok(Traces::new(provider.build()))
+        Ok(TraceExporter::new(provider.build()))
     }
 
     /// To a provider of the caller's.
-    pub fn new(provider: SdkTracerProvider) -> Traces {
+    pub fn new(provider: SdkTracerProvider) -> TraceExporter {
         let tracer = provider.tracer("mlcc-serve");
-        Traces(Some(Tracing { provider, tracer }))
+        TraceExporter(Some(TracePipeline { provider, tracer }))
     }
 
     /// Sends what has not been sent yet; nothing is after that.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use axum::extract::Request;
-use mlcc_engine::serving::{Event, Finished, TextRequest};
+use mlcc_engine::serving::{EngineRequest, RequestSummary, SequenceEvent};
 use opentelemetry::propagation::TextMapPropagator;
 use opentelemetry::trace::{Span, SpanBuilder, SpanKind, Status, TraceContextExt};
 use opentelemetry::{Array, Context, KeyValue, StringValue, Value};
@@ -15,11 +15,11 @@ use opentelemetry_http::HeaderExtractor;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracer;
 
-use crate::error::{ApiError, Code};
+use crate::error::{ApiError, ErrorCode};
 use crate::shape::finish_reason;
-use crate::traces::Traces;
+use crate::traces::TraceExporter;
 
-impl Traces {
+impl TraceExporter {
     /// Of a request to a route that asks a model for something. Its parent is that of the header `traceparent`.
     pub(crate) fn begin(&self, request: &Request, route: &str, id: &str) -> RequestSpan {
         let (Some(tracing), Some(operation)) = (&self.0, operation(route)) else {
@@ -45,7 +45,7 @@ impl Traces {
         }
         let span = Context::new().with_span(span);
         let tracer = tracing.tracer.clone();
-        RequestSpan(Some(Arc::new(Shared { tracer, span, operation, texts: Mutex::default() })))
+        RequestSpan(Some(Arc::new(SharedSpan { tracer, span, operation, texts: Mutex::default() })))
     }
 }
 
@@ -62,21 +62,21 @@ fn operation(route: &str) -> Option<&'static str> {
 
 /// The span of a request, if it is traced.
 #[derive(Clone, Default)]
-pub(crate) struct RequestSpan(Option<Arc<Shared>>);
+pub(crate) struct RequestSpan(Option<Arc<SharedSpan>>);
 
-struct Shared {
+struct SharedSpan {
     tracer: SdkTracer,
     span: Context,
     operation: &'static str,
-    texts: Mutex<Texts>,
+    texts: Mutex<ChoiceEnds>,
 }
 
 /// What is known of the texts of an answer.
 #[derive(Default)]
-struct Texts {
+struct ChoiceEnds {
     /// Texts of each prompt, one after the other.
     per_prompt: usize,
-    ends: Vec<Option<Finished>>,
+    ends: Vec<Option<RequestSummary>>,
 }
 
 impl RequestSpan {
@@ -96,7 +96,7 @@ impl RequestSpan {
     }
 
     /// Texts are launched, `per_prompt` of each prompt.
-    pub fn launches(&self, requests: &[TextRequest], per_prompt: usize) {
+    pub fn launches(&self, requests: &[EngineRequest], per_prompt: usize) {
         let (Some(shared), Some(request)) = (&self.0, requests.first()) else { return };
         let sampling = &request.sampling;
         let number = |key, value: f32| KeyValue::new(key, f64::from(value));
@@ -111,7 +111,7 @@ impl RequestSpan {
         self.set(sampling.seed.map(|seed| KeyValue::new("gen_ai.request.seed", seed as i64)));
         self.set((per_prompt != 1).then(|| count("gen_ai.request.choice.count", per_prompt)));
         *shared.texts.lock().unwrap_or_else(PoisonError::into_inner) =
-            Texts { per_prompt, ends: vec![None; requests.len()] };
+            ChoiceEnds { per_prompt, ends: vec![None; requests.len()] };
     }
 
     /// For the events of a text.
@@ -130,9 +130,9 @@ impl RequestSpan {
     }
 
     /// The head of the answer is known, and of an error its code.
-    pub fn answered(&self, status: u16, code: Option<Code>) {
+    pub fn answered(&self, status: u16, code: Option<ErrorCode>) {
         self.set([KeyValue::new("http.response.status_code", i64::from(status))]);
-        if let Some(Code(code)) = code {
+        if let Some(ErrorCode(code)) = code {
             self.wrong(status, code);
         }
     }
@@ -151,12 +151,12 @@ fn count(key: &'static str, value: usize) -> KeyValue {
     KeyValue::new(key, i64::try_from(value).unwrap_or(i64::MAX))
 }
 
-impl Drop for Shared {
+impl Drop for SharedSpan {
     /// The sums over all texts. A prompt counts once, however many texts it has.
     fn drop(&mut self) {
-        let Texts { per_prompt, ends } = self.texts.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let ChoiceEnds { per_prompt, ends } = self.texts.get_mut().unwrap_or_else(PoisonError::into_inner);
         let span = self.span.span();
-        let known: Vec<&Finished> = ends.iter().flatten().collect();
+        let known: Vec<&RequestSummary> = ends.iter().flatten().collect();
         if let Some(first) = known.first() {
             let prompts = || ends.iter().step_by((*per_prompt).max(1)).flatten();
             let reasons = known.iter().map(|end| StringValue::from(finish_reason(end))).collect();
@@ -177,13 +177,13 @@ impl Drop for Shared {
 
 /// Makes spans of what happens to one text.
 pub(crate) struct TextSpan {
-    shared: Option<Arc<Shared>>,
+    shared: Option<Arc<SharedSpan>>,
     index: usize,
 }
 
 impl TextSpan {
-    pub fn see(&mut self, event: &Event) {
-        let Event::Finished(finished) = event else { return };
+    pub fn see(&mut self, event: &SequenceEvent) {
+        let SequenceEvent::Finished(finished) = event else { return };
         // It has no more events, and is not to hold the span.
         let Some(shared) = self.shared.take() else { return };
         self.spans(&shared, finished);
@@ -194,8 +194,8 @@ impl TextSpan {
     }
 
     /// Waiting, reading and writing, one after the other until now.
-    fn spans(&self, shared: &Shared, finished: &Finished) {
-        let Finished { waited, reading, writing, .. } = *finished;
+    fn spans(&self, shared: &SharedSpan, finished: &RequestSummary) {
+        let RequestSummary { waited, reading, writing, .. } = *finished;
         let written = SystemTime::now();
         let before = |time: SystemTime, length: Duration| time.checked_sub(length).unwrap_or(time);
         let first = before(written, writing);
@@ -219,7 +219,7 @@ impl TextSpan {
 
     fn span(
         &self,
-        shared: &Shared,
+        shared: &SharedSpan,
         name: &'static str,
         from: SystemTime,
         to: SystemTime,

@@ -5,24 +5,25 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
 use mlcc_engine::serving::TextAdapter;
-use mlcc_serve::{Library, LoadError, NoLibrary, Ready, ServeOptions, Served};
+use mlcc_serve::{LoadError, ModelLibrary, ModelSetup, NoLibrary, ReadyModel, ServeOptions};
 use serde_json::{Value, json};
 
-use crate::server::{Answer, Server, named, options, served, until};
-use crate::toy::Toy;
+use crate::server::{TestResponse, TestServer, named, options, served, until};
+use crate::toy::ToyModel;
 
 /// The toy with two adapters.
-fn base() -> Ready {
+fn base() -> ReadyModel {
     let adapters = vec![TextAdapter::new("style", 11_u64), TextAdapter::new("task", 22_u64)];
-    let served = Served { adapters, ..served(Some("{% for m in messages %}{{ m.content }}{% endfor %}")) };
-    Ready::step(Toy::new(false, Some(4000)), served, 2)
+    let served =
+        ModelSetup { adapters, ..served(Some("{% for m in messages %}{{ m.content }}{% endfor %}")) };
+    ReadyModel::step(ToyModel::new(false, Some(4000)), served, 2)
 }
 
-fn server() -> Server {
-    Server::with(vec![("base".to_owned(), base())], Box::new(NoLibrary), options())
+fn server() -> TestServer {
+    TestServer::with(vec![("base".to_owned(), base())], Box::new(NoLibrary), options())
 }
 
-fn ask(server: &Server, model: &str) -> Value {
+fn ask(server: &TestServer, model: &str) -> Value {
     let prompt = "ab".repeat(40);
     let body = json!({"model": model, "prompt": prompt, "max_tokens": 8, "seed": 3, "ignore_eos": true});
     server.ask("/v1/completions", &body)
@@ -83,17 +84,17 @@ fn the_list_of_models_tells_whose_adapters_they_are() {
 }
 
 /// The model with its adapters, and one without.
-struct Shelf;
+struct AdapterShelf;
 
-impl Library for Shelf {
+impl ModelLibrary for AdapterShelf {
     fn names(&self) -> Vec<String> {
         ["base", "plain"].map(String::from).to_vec()
     }
 
-    fn load(&self, name: &str, _: u64) -> Result<Ready, LoadError> {
+    fn load(&self, name: &str, _: u64) -> Result<ReadyModel, LoadError> {
         match name {
             "base" => Ok(base()),
-            "plain" => Ok(Ready::step(Toy::new(false, Some(99)), served(None), 2)),
+            "plain" => Ok(ReadyModel::step(ToyModel::new(false, Some(99)), served(None), 2)),
             other => Err(LoadError::Unknown(other.into())),
         }
     }
@@ -101,8 +102,8 @@ impl Library for Shelf {
 
 #[test]
 fn adapters_come_and_go_with_their_model() {
-    let models = vec![("base".to_owned(), base()), named("plain", &Toy::new(false, Some(99)), 2, None)];
-    let server = Server::with(models, Box::new(Shelf), options());
+    let models = vec![("base".to_owned(), base()), named("plain", &ToyModel::new(false, Some(99)), 2, None)];
+    let server = TestServer::with(models, Box::new(AdapterShelf), options());
     let names = || -> Vec<String> {
         let list = server.get("/v1/models").json();
         let loaded = list["data"].as_array().unwrap().iter().filter(|m| m["status"]["value"] == "loaded");
@@ -128,9 +129,9 @@ fn adapters_come_and_go_with_their_model() {
 
 /// Two of them. An adapter has its slot as long as somebody has its number.
 #[derive(Clone, Default)]
-struct Slots(Arc<Mutex<Vec<Weak<u64>>>>);
+struct CountedSlots(Arc<Mutex<Vec<Weak<u64>>>>);
 
-impl Slots {
+impl CountedSlots {
     fn taken(&self) -> usize {
         self.0.lock().unwrap().iter().filter(|number| number.strong_count() > 0).count()
     }
@@ -143,7 +144,7 @@ impl Slots {
 }
 
 /// The toy with adapters, of which clients may load more: their folders have a number in a file.
-fn reading(slots: &Slots, adapters: Vec<TextAdapter>) -> Ready {
+fn reading(slots: &CountedSlots, adapters: Vec<TextAdapter>) -> ReadyModel {
     let slots = slots.clone();
     let read = move |name: &str, folder: &Path| {
         if slots.taken() == 2 {
@@ -153,8 +154,8 @@ fn reading(slots: &Slots, adapters: Vec<TextAdapter>) -> Ready {
         let number: u64 = text.parse().map_err(|_| "it is no number".to_owned())?;
         Ok(slots.adapter(name, number))
     };
-    let served = Served { adapters, reads_adapters: Some(Box::new(read)), ..served(None) };
-    Ready::step(Toy::new(true, Some(4000)), served, 2)
+    let served = ModelSetup { adapters, reads_adapters: Some(Box::new(read)), ..served(None) };
+    ReadyModel::step(ToyModel::new(true, Some(4000)), served, 2)
 }
 
 /// A folder of adapters, and one beside it.
@@ -170,25 +171,25 @@ fn folders() -> (tempfile::TempDir, PathBuf) {
     (folder, below)
 }
 
-fn change(server: &Server, what: &str, body: Value) -> Answer {
+fn change(server: &TestServer, what: &str, body: Value) -> TestResponse {
     server.post(&format!("/v1/{what}_lora_adapter"), &body)
 }
 
-fn names(server: &Server) -> Vec<String> {
+fn names(server: &TestServer) -> Vec<String> {
     let list = server.get("/v1/models").json();
     list["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap().to_owned()).collect()
 }
 
 #[test]
 fn clients_load_and_unload_adapters() {
-    let (slots, (_folder, below)) = (Slots::default(), folders());
+    let (slots, (_folder, below)) = (CountedSlots::default(), folders());
     let fixed = vec![slots.adapter("fixed", 33)];
     let models = vec![
         ("base".to_owned(), reading(&slots, fixed)),
-        named("plain", &Toy::new(false, Some(99)), 2, None),
+        named("plain", &ToyModel::new(false, Some(99)), 2, None),
     ];
     let server =
-        Server::with(models, Box::new(NoLibrary), ServeOptions { lora_dir: Some(below), ..options() });
+        TestServer::with(models, Box::new(NoLibrary), ServeOptions { lora_dir: Some(below), ..options() });
     let bare = ask(&server, "base")["choices"].clone();
     let done = change(&server, "load", json!({"lora_name": "style", "lora_path": "style"}));
     assert_eq!((done.status, &*done.body), (200, "Success: LoRA adapter 'style' added successfully."));
@@ -224,10 +225,10 @@ fn clients_load_and_unload_adapters() {
 
 #[test]
 fn an_adapter_takes_the_place_of_one_of_its_name() {
-    let (slots, (_folder, below)) = (Slots::default(), folders());
+    let (slots, (_folder, below)) = (CountedSlots::default(), folders());
     let models = vec![("base".to_owned(), reading(&slots, Vec::new()))];
     let options = ServeOptions { lora_dir: Some(below.clone()), ..options() };
-    let server = Server::with(models, Box::new(NoLibrary), options);
+    let server = TestServer::with(models, Box::new(NoLibrary), options);
     let whole = below.join("style").display().to_string();
     assert_eq!(change(&server, "load", json!({"lora_name": "one", "lora_path": whole})).status, 200);
     let text = ask(&server, "one")["choices"].clone();
@@ -245,10 +246,10 @@ fn an_adapter_takes_the_place_of_one_of_its_name() {
 /// Texts go on with an adapter that is taken away, and its slot is free behind them.
 #[test]
 fn a_text_keeps_an_adapter_that_goes() {
-    let (slots, (_folder, below)) = (Slots::default(), folders());
+    let (slots, (_folder, below)) = (CountedSlots::default(), folders());
     let models = vec![("base".to_owned(), reading(&slots, Vec::new()))];
     let server =
-        Server::with(models, Box::new(NoLibrary), ServeOptions { lora_dir: Some(below), ..options() });
+        TestServer::with(models, Box::new(NoLibrary), ServeOptions { lora_dir: Some(below), ..options() });
     let load = json!({"lora_name": "style", "lora_path": "style"});
     change(&server, "load", load.clone());
     let mut body = json!({"model": "style", "prompt": "ab".repeat(40), "max_tokens": 2000, "seed": 3, "ignore_eos": true});
@@ -259,7 +260,7 @@ fn a_text_keeps_an_adapter_that_goes() {
     assert!(!text.fill_buf().unwrap().is_empty());
     assert_eq!(change(&server, "unload", json!({"lora_name": "style"})).status, 200);
     assert_eq!(names(&server), ["base"]);
-    let pieces = Answer::read(text).events();
+    let pieces = TestResponse::read(text).events();
     let written = pieces.iter().filter_map(|piece| piece["choices"][0]["text"].as_str());
     assert_eq!(written.collect::<String>(), expected.as_str().unwrap());
     until(|| slots.taken() == 0);
@@ -267,9 +268,9 @@ fn a_text_keeps_an_adapter_that_goes() {
 
 #[test]
 fn adapters_that_clients_may_not_load() {
-    let (slots, (folder, below)) = (Slots::default(), folders());
+    let (slots, (folder, below)) = (CountedSlots::default(), folders());
     let models = || vec![("base".to_owned(), reading(&slots, vec![TextAdapter::new("own", 1_u64)]))];
-    let closed = Server::with(models(), Box::new(NoLibrary), options());
+    let closed = TestServer::with(models(), Box::new(NoLibrary), options());
     let load = |name: &str, path: &str| json!({"lora_name": name, "lora_path": path});
     for (what, body) in [("load", load("style", "style")), ("unload", json!({"lora_name": "own"}))] {
         let refused = change(&closed, what, body);
@@ -277,7 +278,7 @@ fn adapters_that_clients_may_not_load() {
         assert!(refused.body.contains("--lora-dir"));
     }
     let options = ServeOptions { lora_dir: Some(below), ..options() };
-    let server = Server::with(models(), Box::new(NoLibrary), options);
+    let server = TestServer::with(models(), Box::new(NoLibrary), options);
     let outside = folder.path().join("outside").display().to_string();
     let mut told = Vec::new();
     for path in

@@ -3,8 +3,8 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, options};
-use crate::toy::Toy;
+use crate::server::{TestServer, options};
+use crate::toy::ToyModel;
 
 const TEMPLATE: &str = "{% if tools %}[tools {% for t in tools %}{{ t.function.name }} {% endfor %}]{% endif %}\
     {% for m in messages %}[{{ m.role }}] {{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<call>\n\
@@ -16,8 +16,8 @@ const EFFORT: &str = "{% if reasoning_effort is not defined %}{% set reasoning_e
 const THINKS: &str = "{% for m in messages %}[{{ m.role }}] {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>\
     {% endif %}{{ m.content or '' }}\n{% endfor %}{% if add_generation_prompt %}[assistant] <think>{% endif %}";
 
-fn server(template: &str) -> Server {
-    Server::start(&Toy::new(false, Some(4000)), 2, Some(template), options())
+fn server(template: &str) -> TestServer {
+    TestServer::start(&ToyModel::new(false, Some(4000)), 2, Some(template), options())
 }
 
 /// The body with more fields.
@@ -31,7 +31,7 @@ fn hi() -> Value {
     json!({"messages": [{"role": "user", "content": "Hi"}]})
 }
 
-fn prompt(server: &Server, body: &Value) -> String {
+fn prompt(server: &TestServer, body: &Value) -> String {
     server.ask("/apply-template", body)["prompt"].as_str().unwrap().to_owned()
 }
 

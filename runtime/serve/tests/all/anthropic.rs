@@ -2,16 +2,16 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Answer, Server, options};
-use crate::toy::Toy;
+use crate::server::{TestResponse, TestServer, options};
+use crate::toy::ToyModel;
 
 const TEMPLATE: &str = "{% if tools %}[tools]{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content or '' }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}:{{ c.function.arguments | tojson }}</call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
 
-fn server() -> Server {
-    Server::start(&Toy::new(false, Some(2000)), 2, Some(TEMPLATE), options())
+fn server() -> TestServer {
+    TestServer::start(&ToyModel::new(false, Some(2000)), 2, Some(TEMPLATE), options())
 }
 
-fn events(answer: &Answer) -> Vec<Value> {
+fn events(answer: &TestResponse) -> Vec<Value> {
     let names: Vec<&str> = answer.body.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
     let data = answer.body.lines().filter_map(|line| line.strip_prefix("data: "));
     let data: Vec<Value> = data.map(|text| serde_json::from_str(text).unwrap()).collect();
@@ -147,8 +147,9 @@ fn mistakes_have_that_apis_form() {
         assert!(error["error"]["message"].as_str().unwrap().contains(part), "{error}");
     }
     let keyed = mlcc_serve::ServeOptions { api_keys: vec!["s3cret".into()], ..options() };
-    let keyed = Server::start(&Toy::new(false, None), 1, Some(TEMPLATE), keyed);
-    let post =
-        |headers: &str| Answer::read(keyed.open("POST", "/v1/messages", headers, &base().to_string())).status;
+    let keyed = TestServer::start(&ToyModel::new(false, None), 1, Some(TEMPLATE), keyed);
+    let post = |headers: &str| {
+        TestResponse::read(keyed.open("POST", "/v1/messages", headers, &base().to_string())).status
+    };
     assert_eq!((post("x-api-key: s3cret\r\n"), post("x-api-key: other\r\n"), post("")), (200, 401, 401));
 }

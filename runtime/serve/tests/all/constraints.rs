@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, options};
-use crate::toy::Toy;
+use crate::server::{TestServer, options};
+use crate::toy::ToyModel;
 
 const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]";
 
-fn server() -> Server {
-    Server::start(&Toy::new(false, None), 4, Some(TEMPLATE), options())
+fn server() -> TestServer {
+    TestServer::start(&ToyModel::new(false, None), 4, Some(TEMPLATE), options())
 }
 
 fn schema() -> Value {

@@ -8,15 +8,15 @@ use std::net::{Shutdown, TcpStream};
 use serde_json::{Value, json};
 
 use crate::seeds::seeds;
-use crate::server::{Answer, Server, options, until};
-use crate::toy::Toy;
+use crate::server::{TestResponse, TestServer, options, until};
+use crate::toy::ToyModel;
 
 const TEMPLATE: &str = "{% if tools %}[tools {{ tools | tojson }}]{% endif %}{% for m in messages %}[{{ m.role }}] {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
 
 /// SplitMix64, as a source of choices.
-struct Choices(u64);
+struct ChoiceSource(u64);
 
-impl Choices {
+impl ChoiceSource {
     fn next(&mut self, below: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
@@ -34,8 +34,8 @@ fn runs(usual: usize) -> usize {
     std::env::var("MLCC_FUZZ_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }
 
-fn server() -> Server {
-    Server::start(&Toy::new(false, Some(500)), 8, Some(TEMPLATE), options())
+fn server() -> TestServer {
+    TestServer::start(&ToyModel::new(false, Some(500)), 8, Some(TEMPLATE), options())
 }
 
 /// Values that a reader may not expect.
@@ -97,7 +97,7 @@ fn parts(value: &Value, here: &str, found: &mut Vec<String>) {
 }
 
 /// One part, by its pointer.
-fn part(value: &Value, random: &mut Choices) -> String {
+fn part(value: &Value, random: &mut ChoiceSource) -> String {
     let mut found = Vec::new();
     parts(value, "", &mut found);
     // The whole is seldom interesting.
@@ -105,7 +105,7 @@ fn part(value: &Value, random: &mut Choices) -> String {
 }
 
 /// Changes the JSON: other values, other names, parts of other requests, parts more or less.
-fn change(body: &mut Value, others: &[Value], strange: &[Value], random: &mut Choices) {
+fn change(body: &mut Value, others: &[Value], strange: &[Value], random: &mut ChoiceSource) {
     let place = part(body, random);
     let (kind, other, index) = (random.next(8), random.of(others).clone(), random.next(1000));
     let Some(target) = body.pointer_mut(&place) else { return };
@@ -136,7 +136,7 @@ fn change(body: &mut Value, others: &[Value], strange: &[Value], random: &mut Ch
 }
 
 /// Changes the bytes: flips, others, pieces away, twice or elsewhere, the end away.
-fn garble(bytes: &mut Vec<u8>, random: &mut Choices) {
+fn garble(bytes: &mut Vec<u8>, random: &mut ChoiceSource) {
     if bytes.is_empty() {
         return bytes.push(random.next(256) as u8);
     }
@@ -157,7 +157,7 @@ fn garble(bytes: &mut Vec<u8>, random: &mut Choices) {
 }
 
 /// The answer is one, and no failure of the server but where the toy was told to fail.
-fn check(answer: &Answer, request: &str) {
+fn check(answer: &TestResponse, request: &str) {
     let told = answer.body.contains("told to panic") || answer.body.contains("is refused");
     assert!(answer.status < 500 || told, "{} {:.500}\nto {request:.2000}", answer.status, answer.body);
     assert!(!answer.body.contains("internal_error") || told, "{:.500}\nto {request:.2000}", answer.body);
@@ -170,7 +170,7 @@ fn check(answer: &Answer, request: &str) {
     }
 }
 
-fn post(server: &Server, path: &str, body: &[u8]) -> Answer {
+fn post(server: &TestServer, path: &str, body: &[u8]) -> TestResponse {
     let mut stream = TcpStream::connect(&server.address).unwrap();
     let length = body.len();
     let head = format!(
@@ -178,11 +178,11 @@ fn post(server: &Server, path: &str, body: &[u8]) -> Answer {
     );
     // A refused request may be answered before it was read.
     let _ = stream.write_all(&[head.as_bytes(), body].concat());
-    Answer::read(BufReader::new(stream))
+    TestResponse::read(BufReader::new(stream))
 }
 
 /// After all that, nothing runs, and a text is what it was.
-fn goes_on(server: &Server, before: &Value) {
+fn goes_on(server: &TestServer, before: &Value) {
     until(|| {
         let slots = server.get("/slots").json();
         slots.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false)
@@ -191,7 +191,7 @@ fn goes_on(server: &Server, before: &Value) {
     assert_eq!(server.get("/health").status, 200);
 }
 
-fn text(server: &Server) -> Value {
+fn text(server: &TestServer) -> Value {
     let answer = server
         .ask("/v1/completions", &json!({"prompt": "ab", "max_tokens": 20, "seed": 3, "ignore_eos": true}));
     answer["choices"][0].clone()
@@ -218,7 +218,7 @@ fn changed_bodies_are_answered() {
     }
     let bodies: Vec<Value> = all.iter().map(|(_, seed)| seed.clone()).collect();
     for case in 0..runs(2500) {
-        let mut random = Choices(case as u64);
+        let mut random = ChoiceSource(case as u64);
         let (path, seed) = random.of(&all);
         let mut body = seed.clone();
         for _ in 0..random.next(4) {
@@ -258,7 +258,7 @@ fn changed_heads_end_nothing() {
     ];
     let body = r#"{"prompt": "a", "max_tokens": 2}"#;
     for case in 0..runs(1000) {
-        let mut random = Choices(1 << 40 | case as u64);
+        let mut random = ChoiceSource(1 << 40 | case as u64);
         let mut request = match random.next(3) {
             0 => format!("GET {} HTTP/1.1\r\nHost: localhost\r\nx-request-id: abc\r\nConnection: close\r\n\r\n", random.of(&paths)),
             1 => format!("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAuthorization: Bearer k\r\nContent-Length: {}\r\n\r\n{body}", body.len()),

@@ -7,12 +7,12 @@ use serde_json::Value;
 
 /// Asks one server.
 #[derive(Debug, Clone)]
-pub struct Client {
+pub struct TestClient {
     /// `127.0.0.1:PORT`.
     pub address: String,
 }
 
-impl Client {
+impl TestClient {
     /// A request that is sent but not answered yet.
     pub fn open(&self, method: &str, path: &str, headers: &str, body: &str) -> BufReader<TcpStream> {
         let mut stream = TcpStream::connect(&self.address).unwrap();
@@ -25,12 +25,12 @@ impl Client {
         BufReader::new(stream)
     }
 
-    pub fn get(&self, path: &str) -> Answer {
-        Answer::read(self.open("GET", path, "", ""))
+    pub fn get(&self, path: &str) -> TestResponse {
+        TestResponse::read(self.open("GET", path, "", ""))
     }
 
-    pub fn post(&self, path: &str, body: &Value) -> Answer {
-        Answer::read(self.open("POST", path, "", &body.to_string()))
+    pub fn post(&self, path: &str, body: &Value) -> TestResponse {
+        TestResponse::read(self.open("POST", path, "", &body.to_string()))
     }
 
     /// A request that must succeed.
@@ -49,15 +49,15 @@ impl Client {
 }
 
 #[derive(Debug)]
-pub struct Answer {
+pub struct TestResponse {
     pub status: u16,
     /// Status line and headers, in lower case.
     pub head: String,
     pub body: String,
 }
 
-impl Answer {
-    pub fn read(mut stream: BufReader<TcpStream>) -> Answer {
+impl TestResponse {
+    pub fn read(mut stream: BufReader<TcpStream>) -> TestResponse {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
             assert!(stream.read_line(&mut head).unwrap() > 0, "the connection ended after {head:?}");
@@ -72,7 +72,7 @@ impl Answer {
         } else {
             stream.read_to_end(&mut body).unwrap();
         }
-        Answer { status, head, body: String::from_utf8(body).unwrap() }
+        TestResponse { status, head, body: String::from_utf8(body).unwrap() }
     }
 
     pub fn json(&self) -> Value {

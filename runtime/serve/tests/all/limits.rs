@@ -3,19 +3,19 @@
 use mlcc_serve::ServeOptions;
 use serde_json::{Value, json};
 
-use crate::server::{Answer, Server, options};
-use crate::toy::Toy;
+use crate::server::{TestResponse, TestServer, options};
+use crate::toy::ToyModel;
 
 const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
 
-fn server(context: Option<usize>, memory: Option<u64>) -> Server {
+fn server(context: Option<usize>, memory: Option<u64>) -> TestServer {
     let options = ServeOptions { request_memory: memory, body_limit: 4 << 20, ..options() };
-    Server::start(&Toy::new(false, context), 2, Some(TEMPLATE), options)
+    TestServer::start(&ToyModel::new(false, context), 2, Some(TEMPLATE), options)
 }
 
 /// The answer to a body that is text already.
-fn post(server: &Server, path: &str, body: &str) -> Answer {
-    Answer::read(server.open("POST", path, "", body))
+fn post(server: &TestServer, path: &str, body: &str) -> TestResponse {
+    TestResponse::read(server.open("POST", path, "", body))
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn paths_and_bodies_that_mean_two_things_are_errors_in_json() {
     for path in ["/v1/models/%ff", "/models/%ff", "/v1/responses/%ff", "/page/%ff"] {
         assert_eq!(server.get(path).error(), (400, "invalid_path".into(), "-".into()), "{path}");
     }
-    let deleted = Answer::read(server.open("DELETE", "/v1/responses/%ff", "", ""));
+    let deleted = TestResponse::read(server.open("DELETE", "/v1/responses/%ff", "", ""));
     assert_eq!(deleted.error().1, "invalid_path");
     for body in [r#"{"prompt": "a", "prompt": "b"}"#, r#"{"prompt": "a", "logit_bias": {"1": 1, "1": -1}}"#] {
         let refused = post(&server, "/v1/completions", body);

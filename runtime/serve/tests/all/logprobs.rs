@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, options};
-use crate::toy::Toy;
+use crate::server::{TestServer, options};
+use crate::toy::ToyModel;
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.content }}{% endfor %}";
 
-fn server() -> Server {
-    Server::start(&Toy::new(false, Some(2000)), 2, Some(TEMPLATE), options())
+fn server() -> TestServer {
+    TestServer::start(&ToyModel::new(false, Some(2000)), 2, Some(TEMPLATE), options())
 }
 
 /// As completions name a token that has these bytes.

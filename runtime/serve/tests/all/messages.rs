@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, options};
-use crate::toy::Toy;
+use crate::server::{TestServer, options};
+use crate::toy::ToyModel;
 
 /// A system message first and no other roles, as in Qwen 3.5.
 const STRICT: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
@@ -23,11 +23,11 @@ const PARTS: &str = "{% for m in messages %}[{{ m['role'] }}] {% for part in m['
 const LANGUAGES: &str = "{% for m in messages %}{% if m.content is string %}{{ raise_exception('no parts') }}{% endif %}\
     {% for part in m.content %}{{ part.source_lang_code }}: {{ part.text }}\n{% endfor %}{% endfor %}";
 
-fn server(template: &str) -> Server {
-    Server::start(&Toy::new(false, Some(2000)), 2, Some(template), options())
+fn server(template: &str) -> TestServer {
+    TestServer::start(&ToyModel::new(false, Some(2000)), 2, Some(template), options())
 }
 
-fn prompt(server: &Server, messages: Value) -> String {
+fn prompt(server: &TestServer, messages: Value) -> String {
     let rendered = server.ask("/apply-template", &json!({"messages": messages}));
     rendered["prompt"].as_str().unwrap().to_owned()
 }

@@ -3,28 +3,28 @@
 use std::io::{BufRead, Read};
 use std::sync::Mutex;
 
-use mlcc_serve::{Library, LoadError, Ready, Stopped};
+use mlcc_serve::{LoadError, ModelLibrary, ReadyModel, ShutdownOutcome};
 use serde_json::{Value, json};
 
-use crate::server::{Answer, Server, named, options, served, until};
-use crate::toy::{CHUNK, Toy};
+use crate::server::{TestResponse, TestServer, named, options, served, until};
+use crate::toy::{CHUNK, ToyModel};
 
 /// Artifacts that are the toy, and one that is broken from the second time on.
-struct Shelf {
+struct ToyShelf {
     loads: Mutex<usize>,
 }
 
-impl Library for Shelf {
+impl ModelLibrary for ToyShelf {
     fn names(&self) -> Vec<String> {
         ["a", "c", "broken"].map(String::from).to_vec()
     }
 
-    fn load(&self, name: &str, _: u64) -> Result<Ready, LoadError> {
+    fn load(&self, name: &str, _: u64) -> Result<ReadyModel, LoadError> {
         *self.loads.lock().unwrap() += 1;
         match name {
             // Its context tells which one it is.
-            "a" => Ok(Ready::step(Toy::new(false, Some(77)), served(None), 2)),
-            "c" => Ok(Ready::step(Toy::new(false, Some(99)), served(None), 2)),
+            "a" => Ok(ReadyModel::step(ToyModel::new(false, Some(77)), served(None), 2)),
+            "c" => Ok(ReadyModel::step(ToyModel::new(false, Some(99)), served(None), 2)),
             "broken" => {
                 Err(LoadError::Refused("/srv/secret/broken.so ends in the middle of its code".into()))
             }
@@ -33,23 +33,23 @@ impl Library for Shelf {
     }
 }
 
-fn server() -> Server {
+fn server() -> TestServer {
     let models = vec![
-        named("a", &Toy::new(false, None), 2, None),
-        named("b", &Toy::new(false, Some(30 * CHUNK)), 2, None),
+        named("a", &ToyModel::new(false, None), 2, None),
+        named("b", &ToyModel::new(false, Some(30 * CHUNK)), 2, None),
     ];
-    Server::with(models, Box::new(Shelf { loads: Mutex::new(0) }), options())
+    TestServer::with(models, Box::new(ToyShelf { loads: Mutex::new(0) }), options())
 }
 
 fn completion(model: &str) -> Value {
     json!({"model": model, "prompt": "a", "max_tokens": 4, "seed": 3, "ignore_eos": true})
 }
 
-fn context(server: &Server, model: &str) -> Value {
+fn context(server: &TestServer, model: &str) -> Value {
     server.get(&format!("/props?model={model}")).json()["context"].clone()
 }
 
-fn statuses(server: &Server) -> Vec<(String, String)> {
+fn statuses(server: &TestServer) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let list = server.get("/v1/models").json();
     list["data"].as_array().unwrap().iter().map(|m| (text(&m["id"]), text(&m["status"]["value"]))).collect()
@@ -129,7 +129,7 @@ fn models_come_and_go_without_losing_a_text() {
     assert_eq!(server.get("/health").status, 200);
     server.ask("/models/load", &json!({"model": "c"}));
     server.ask("/v1/completions", &completion("c"));
-    assert_eq!(server.stop(), Stopped::Drained);
+    assert_eq!(server.stop(), ShutdownOutcome::Drained);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_broken_artifact_changes_nothing() {
     // A page of another site that a browser shows.
     let body = r#"{"model": "a"}"#;
     let foreign = server.open("POST", "/models/unload", "Sec-Fetch-Site: cross-site\r\n", body);
-    assert_eq!(Answer::read(foreign).error().1, "other_site");
+    assert_eq!(TestResponse::read(foreign).error().1, "other_site");
     for body in [json!({}), json!({"model": 1}), json!({"model": "a", "path": "/x.so"}), json!({"model": ""})]
     {
         let status = server.post("/models/load", &body).status;

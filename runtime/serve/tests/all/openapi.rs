@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, options};
-use crate::toy::Toy;
+use crate::server::{TestServer, options};
+use crate::toy::ToyModel;
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.content }}{% endfor %}";
 
@@ -24,7 +24,7 @@ fn example(name: &str, kind: &str) -> Value {
 /// Every field that is described is known, and of the types that are described; what has to be there is missed.
 #[test]
 fn the_description_is_true() {
-    let server = Server::start(&Toy::new(false, Some(200)), 4, Some(TEMPLATE), options());
+    let server = TestServer::start(&ToyModel::new(false, Some(200)), 4, Some(TEMPLATE), options());
     let description = server.get("/openapi.json").json();
     let paths = description["paths"].as_object().unwrap();
     assert!(paths.len() >= 28, "{}", paths.len());

@@ -2,11 +2,16 @@
 
 use mlcc_serve::ServeOptions;
 
-use crate::server::{Answer, Server, options};
-use crate::toy::Toy;
+use crate::server::{TestResponse, TestServer, options};
+use crate::toy::ToyModel;
 
-fn server() -> Server {
-    Server::start(&Toy::new(false, None), 1, None, ServeOptions { api_keys: vec!["key".into()], ..options() })
+fn server() -> TestServer {
+    TestServer::start(
+        &ToyModel::new(false, None),
+        1,
+        None,
+        ServeOptions { api_keys: vec!["key".into()], ..options() },
+    )
 }
 
 /// The paths in quotation marks that begin with `begin`.
@@ -37,9 +42,10 @@ fn every_file_comes_with_its_type_and_a_strict_policy() {
         left.extend(paths(&file.body, "./").iter().map(|name| name.replace("./", "/page/")));
         // A second look brings nothing, as long as nothing has changed.
         let tag = file.header("etag").unwrap();
-        let again = Answer::read(server.open("GET", &path, &format!("If-None-Match: \"x\", {tag}\r\n"), ""));
+        let again =
+            TestResponse::read(server.open("GET", &path, &format!("If-None-Match: \"x\", {tag}\r\n"), ""));
         assert_eq!((again.status, again.body.as_str(), again.header("etag")), (304, "", Some(tag)));
-        let other = Answer::read(server.open("GET", &path, "If-None-Match: \"x\"\r\n", ""));
+        let other = TestResponse::read(server.open("GET", &path, "If-None-Match: \"x\"\r\n", ""));
         assert_eq!((other.status, other.body), (200, file.body.clone()));
         for answer in [&index, &file, &again] {
             let policy = answer.header("content-security-policy").unwrap();

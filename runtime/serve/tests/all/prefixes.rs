@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, options};
-use crate::toy::Toy;
+use crate::server::{TestServer, options};
+use crate::toy::ToyModel;
 
 const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
 
 #[test]
 fn chats_are_read_from_where_they_part() {
-    let server = Server::start(&Toy::new(true, None), 2, Some(TEMPLATE), options());
+    let server = TestServer::start(&ToyModel::new(true, None), 2, Some(TEMPLATE), options());
     let system = "Answer in one word, whatever somebody asks, and never tell why.";
     // How many tokens of its prompt were known, and how many are read.
     let ask = |messages: Value| {

@@ -3,17 +3,22 @@
 use mlcc_serve::ServeOptions;
 use serde_json::{Value, json};
 
-use crate::server::{Answer, Server, options};
-use crate::toy::Toy;
+use crate::server::{TestResponse, TestServer, options};
+use crate::toy::ToyModel;
 
 const TEMPLATE: &str = "{% if tools %}[tools]{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
 
-fn server(keys: &[&str]) -> Server {
+fn server(keys: &[&str]) -> TestServer {
     let api_keys = keys.iter().map(|key| key.to_string()).collect();
-    Server::start(&Toy::new(false, Some(4000)), 2, Some(TEMPLATE), ServeOptions { api_keys, ..options() })
+    TestServer::start(
+        &ToyModel::new(false, Some(4000)),
+        2,
+        Some(TEMPLATE),
+        ServeOptions { api_keys, ..options() },
+    )
 }
 
-fn events(answer: &Answer) -> Vec<Value> {
+fn events(answer: &TestResponse) -> Vec<Value> {
     let names: Vec<&str> = answer.body.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
     let data = answer.body.lines().filter_map(|line| line.strip_prefix("data: "));
     let data: Vec<Value> = data.map(|text| serde_json::from_str(text).unwrap()).collect();
@@ -94,11 +99,11 @@ fn texts_are_those_of_chats_and_go_on() {
     // Kept ones are given again and may be forgotten; what went on from them is not.
     let path = format!("/v1/responses/{}", first["id"].as_str().unwrap());
     assert_eq!(server.get(&path).json(), first);
-    let forgotten = Answer::read(server.open("DELETE", &path, "", ""));
+    let forgotten = TestResponse::read(server.open("DELETE", &path, "", ""));
     assert_eq!((forgotten.status, &forgotten.json()["deleted"]), (200, &json!(true)));
     let missing = (404, "response_not_found".into(), "id".into());
     assert_eq!(
-        (server.get(&path).error(), Answer::read(server.open("DELETE", &path, "", "")).error()),
+        (server.get(&path).error(), TestResponse::read(server.open("DELETE", &path, "", "")).error()),
         (missing.clone(), missing)
     );
     let next = server.get(&format!("/v1/responses/{}", second["id"].as_str().unwrap()));
@@ -172,7 +177,7 @@ fn clients_of_other_keys_have_other_answers() {
     let server = server(&["one", "two"]);
     let ask = |key: &str, body: Value| {
         let header = format!("Authorization: Bearer {key}\r\nX-Request-Id: my-{key}\r\n");
-        Answer::read(server.open("POST", "/v1/responses", &header, &body.to_string()))
+        TestResponse::read(server.open("POST", "/v1/responses", &header, &body.to_string()))
     };
     let first = ask("one", json!({"input": "Hi", "max_output_tokens": 3}));
     assert_eq!((first.status, first.header("x-request-id")), (200, Some("my-one")));
@@ -180,6 +185,6 @@ fn clients_of_other_keys_have_other_answers() {
     assert_eq!(ask("one", next.clone()).status, 200);
     assert_eq!(ask("two", next.clone()).error().1, "previous_response_not_found");
     assert_eq!(ask("three", next).status, 401);
-    let strange = Answer::read(server.open("GET", "/health", "X-Request-Id: a b\\\"c\r\n", ""));
+    let strange = TestResponse::read(server.open("GET", "/health", "X-Request-Id: a b\\\"c\r\n", ""));
     assert!(strange.header("x-request-id").is_some_and(|id| id.starts_with("req-")), "{}", strange.head);
 }

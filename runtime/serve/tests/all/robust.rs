@@ -4,14 +4,14 @@ use std::io::{BufRead, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use mlcc_serve::{NoLibrary, ServeError, Stopped, serve};
+use mlcc_serve::{NoLibrary, ServeError, ShutdownOutcome, serve};
 use serde_json::{Value, json};
 
-use crate::server::{Answer, Server, named, options, until};
-use crate::toy::{FAILS, PANICS, Toy};
+use crate::server::{TestResponse, TestServer, named, options, until};
+use crate::toy::{FAILS, PANICS, ToyModel};
 
-fn server(toy: &Toy) -> Server {
-    Server::start(toy, 2, None, options())
+fn server(toy: &ToyModel) -> TestServer {
+    TestServer::start(toy, 2, None, options())
 }
 
 fn completion(prompt: Value, tokens: usize) -> Value {
@@ -19,14 +19,14 @@ fn completion(prompt: Value, tokens: usize) -> Value {
 }
 
 /// Texts that run and wait.
-fn busy(server: &Server) -> usize {
+fn busy(server: &TestServer) -> usize {
     let slots = server.get("/slots").json();
     slots.as_array().unwrap().iter().filter(|slot| slot["is_processing"] == true).count()
 }
 
 #[test]
 fn a_step_that_panics_is_an_error_of_its_texts() {
-    let mut server = server(&Toy::new(false, None));
+    let mut server = server(&ToyModel::new(false, None));
     for (token, part) in [(PANICS, "told to panic"), (FAILS, "is refused")] {
         let failed = server.post("/v1/completions", &completion(json!([5, 6, token]), 4));
         assert_eq!(failed.error(), (500, "internal_error".into(), "-".into()), "{}", failed.body);
@@ -41,12 +41,12 @@ fn a_step_that_panics_is_an_error_of_its_texts() {
     let answer = server.ask("/v1/completions", &completion(json!([5, 6]), 4));
     assert_eq!(answer["usage"]["completion_tokens"], 4);
     assert_eq!(busy(&server), 0);
-    assert_eq!(server.stop(), Stopped::Drained);
+    assert_eq!(server.stop(), ShutdownOutcome::Drained);
 }
 
 #[test]
 fn a_prompt_over_the_context_is_refused_with_both_numbers() {
-    let server = server(&Toy::new(false, Some(90)));
+    let server = server(&ToyModel::new(false, Some(90)));
     let long = server.post("/v1/completions", &completion(json!("a".repeat(91)), 4));
     assert_eq!(long.error(), (400, "context_length_exceeded".into(), "prompt".into()));
     assert!(long.body.contains("91 tokens") && long.body.contains("at most 90"), "{}", long.body);
@@ -59,7 +59,7 @@ fn a_prompt_over_the_context_is_refused_with_both_numbers() {
 }
 
 /// The connection after the head of a stream, or after the first of its events.
-fn begun(server: &Server, body: &Value, events: usize) -> std::io::BufReader<TcpStream> {
+fn begun(server: &TestServer, body: &Value, events: usize) -> std::io::BufReader<TcpStream> {
     let mut stream = server.open("POST", "/v1/completions", "", &body.to_string());
     let mut seen = 0;
     while seen < events {
@@ -72,7 +72,7 @@ fn begun(server: &Server, body: &Value, events: usize) -> std::io::BufReader<Tcp
 
 #[test]
 fn who_goes_away_in_any_phase_leaves_nothing_behind() {
-    let server = server(&Toy::new(true, None));
+    let server = server(&ToyModel::new(true, None));
     let text = |stream: bool| json!({"prompt": "ab".repeat(400), "max_tokens": 100_000_000, "ignore_eos": true, "stream": stream});
     let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n";
     for sent in ["", "POST", head, &format!("{head}\r\n"), &format!("{head}\r\n{{\"prompt\": \"a")] {
@@ -98,7 +98,7 @@ fn who_goes_away_in_any_phase_leaves_nothing_behind() {
 fn who_sends_too_slowly_is_told_so_or_loses_the_connection() {
     let patience = Duration::from_millis(300);
     let slow = mlcc_serve::ServeOptions { read_timeout: patience, ..options() };
-    let server = Server::start(&Toy::new(true, None), 2, None, slow);
+    let server = TestServer::start(&ToyModel::new(true, None), 2, None, slow);
     let connect = |sent: &str| {
         let mut stream = TcpStream::connect(&server.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -129,7 +129,7 @@ fn who_sends_too_slowly_is_told_so_or_loses_the_connection() {
     }
     // Half a body.
     let stream = connect(&format!("{head}Connection: close\r\n\r\n{{\"prompt\": \"a"));
-    let answer = Answer::read(std::io::BufReader::new(stream));
+    let answer = TestResponse::read(std::io::BufReader::new(stream));
     assert_eq!(answer.error(), (408, "body_too_slow".into(), "-".into()));
     // Answers may take longer.
     let text = server.ask("/v1/completions", &completion(json!("a"), 20_000));
@@ -139,7 +139,7 @@ fn who_sends_too_slowly_is_told_so_or_loses_the_connection() {
 #[test]
 fn a_full_queue_says_when_to_try_again() {
     let one = mlcc_serve::ServeOptions { max_queue: 1, ..options() };
-    let server = Server::start(&Toy::new(true, None), 1, None, one);
+    let server = TestServer::start(&ToyModel::new(true, None), 1, None, one);
     let endless = json!({"prompt": "a", "max_tokens": 100_000_000, "ignore_eos": true, "stream": true});
     let running: Vec<_> = (0..2).map(|n| begun(&server, &endless, usize::from(n == 0))).collect();
     until(|| server.get("/metrics").body.contains("mlcc_texts_waiting{model=\"toy\"} 1\n"));
@@ -152,12 +152,12 @@ fn a_full_queue_says_when_to_try_again() {
 
 #[test]
 fn bytes_that_are_no_request() {
-    let server = server(&Toy::new(true, None));
+    let server = server(&ToyModel::new(true, None));
     let deep = format!("{{\"prompt\": {}", "[".repeat(100_000));
     for body in
         ["{\"prompt\": \"a\"", "", "null", "\"text\"", "{\"prompt\": \"\\ud800\"}", "{\"a\": 1e999}", &deep]
     {
-        let answer = Answer::read(server.open("POST", "/v1/completions", "", body));
+        let answer = TestResponse::read(server.open("POST", "/v1/completions", "", body));
         assert_eq!(answer.error().0, 400, "{body:.40}: {}", answer.body);
     }
     let mut bytes = TcpStream::connect(&server.address).unwrap();
@@ -169,7 +169,7 @@ fn bytes_that_are_no_request() {
     )
     .unwrap();
     bytes.write_all(body).unwrap();
-    assert_eq!(Answer::read(std::io::BufReader::new(bytes)).error().1, "invalid_json");
+    assert_eq!(TestResponse::read(std::io::BufReader::new(bytes)).error().1, "invalid_json");
     let unknown = server.post("/v1/completions", &json!({"prompt": "a", "model": "other"}));
     assert_eq!(unknown.error(), (404, "model_not_found".into(), "model".into()));
     let mut garbage = TcpStream::connect(&server.address).unwrap();
@@ -179,11 +179,11 @@ fn bytes_that_are_no_request() {
 
 #[test]
 fn a_second_server_on_a_port_is_refused() {
-    let server = server(&Toy::new(true, None));
+    let server = server(&ToyModel::new(true, None));
     let port = server.address.rsplit(':').next().unwrap().parse().unwrap();
     let second = mlcc_serve::ServeOptions { port, ..options() };
     let stop = std::sync::atomic::AtomicBool::new(false);
-    let models = vec![named("toy", &Toy::new(true, None), 1, None)];
+    let models = vec![named("toy", &ToyModel::new(true, None), 1, None)];
     let refused = serve(models, Box::new(NoLibrary), &second, &stop, |_, _| panic!("it is ready"));
     let error = refused.unwrap_err();
     assert!(matches!(error, ServeError::Listen { .. }) && error.to_string().contains("--port"), "{error}");

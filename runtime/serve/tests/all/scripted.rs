@@ -2,29 +2,29 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, options};
-use crate::toy::Toy;
+use crate::server::{TestServer, options};
+use crate::toy::ToyModel;
 
 /// A server of a template, whose toy can be told what to write.
-struct Scripted {
-    toy: Toy,
-    server: Server,
+struct ScriptedServer {
+    toy: ToyModel,
+    server: TestServer,
 }
 
 fn cases() -> Value {
     serde_json::from_str(include_str!("../../../engine/tests/data/answers.json")).unwrap()
 }
 
-impl Scripted {
-    fn start(template: &str) -> Scripted {
-        let toy = Toy::new(false, None);
-        let server = Server::start(&toy, 4, Some(template), options());
-        Scripted { toy, server }
+impl ScriptedServer {
+    fn start(template: &str) -> ScriptedServer {
+        let toy = ToyModel::new(false, None);
+        let server = TestServer::start(&toy, 4, Some(template), options());
+        ScriptedServer { toy, server }
     }
 
     /// With a template of the cases.
-    fn of(name: &str) -> Scripted {
-        Scripted::start(cases()["templates"][name].as_str().unwrap())
+    fn of(name: &str) -> ScriptedServer {
+        ScriptedServer::start(cases()["templates"][name].as_str().unwrap())
     }
 
     /// From now on texts are this one; tokens are bytes.
@@ -87,7 +87,7 @@ fn tools(cases: &Value) -> Vec<Value> {
 fn answers_of_models_are_taken_apart_whole_and_streamed() {
     let cases = cases();
     for (name, template) in cases["templates"].as_object().unwrap() {
-        let scripted = Scripted::start(template.as_str().unwrap());
+        let scripted = ScriptedServer::start(template.as_str().unwrap());
         for case in cases["cases"].as_array().unwrap().iter().filter(|case| case["template"] == *name) {
             let answer = case["answer"].as_str().unwrap();
             scripted.writes(answer);
@@ -142,7 +142,7 @@ fn a_format_and_tools_go_together() {
         ("harmony", "", commentary.to_owned(), format!("<|channel|>final<|message|>{text}")),
         ("harmony", analysis, commentary.to_owned(), format!("<|channel|>final<|message|>{text}")),
     ] {
-        let scripted = Scripted::of(template);
+        let scripted = ScriptedServer::of(template);
         let reasoning = if thoughts.is_empty() { "" } else { "Hm." };
         let base = json!({"messages": [{"role": "user", "content": "Hi"}], "tools": tools(&cases), "response_format": coin(),
             "max_tokens": 400});
@@ -175,7 +175,7 @@ fn a_format_and_tools_go_together() {
         }
     }
     // The same over the other API.
-    let scripted = Scripted::of("thinking");
+    let scripted = ScriptedServer::of("thinking");
     scripted.writes(text);
     let format = json!({"type": "json_schema", "name": "c", "schema": coin()["json_schema"]["schema"]});
     let function = |tool: &Value| {
@@ -208,7 +208,7 @@ fn schemas_of_tools_are_held_to_as_far_as_they_can_be() {
     let tags = values.map(tag).concat();
     let tags = format!("<tool_call>\n<function=g>\n{tags}</function>\n</tool_call>");
     for (template, answer) in [("thinking", json), ("tags", tags)] {
-        let scripted = Scripted::of(template);
+        let scripted = ScriptedServer::of(template);
         scripted.writes(&answer);
         for (choice, strict) in [("required", false), ("auto", false), ("auto", true), ("required", true)] {
             let function = json!({"name": "g", "parameters": schema, "strict": strict});

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::{ChatTemplate, SamplingParams};
-use mlcc_serve::{Library, NoLibrary, Ready, ServeError, ServeOptions, Served, Stopped, serve};
+use mlcc_serve::{
+    ModelLibrary, ModelSetup, NoLibrary, ReadyModel, ServeError, ServeOptions, ShutdownOutcome, serve,
+};
 
-pub use crate::http::Answer;
-use crate::http::Client;
-use crate::toy::Toy;
+use crate::http::TestClient;
+pub use crate::http::TestResponse;
+use crate::toy::ToyModel;
 use crate::vocabularies::world;
 
 pub fn options() -> ServeOptions {
@@ -25,24 +27,24 @@ pub fn options() -> ServeOptions {
     }
 }
 
-pub struct Server {
-    client: Client,
+pub struct TestServer {
+    client: TestClient,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<Stopped, ServeError>>>,
+    thread: Option<JoinHandle<Result<ShutdownOutcome, ServeError>>>,
 }
 
-impl Deref for Server {
-    type Target = Client;
+impl Deref for TestServer {
+    type Target = TestClient;
 
-    fn deref(&self) -> &Client {
+    fn deref(&self) -> &TestClient {
         &self.client
     }
 }
 
 /// What is served; the token 0 ends a text.
-pub fn served(template: Option<&str>) -> Served {
+pub fn served(template: Option<&str>) -> ModelSetup {
     let template = template.map(|text| ChatTemplate::from_jinja(text).unwrap());
-    Served {
+    ModelSetup {
         drafter: None,
         draft: None,
         adapters: Vec::new(),
@@ -56,17 +58,26 @@ pub fn served(template: Option<&str>) -> Served {
 }
 
 /// The toy, to be served under a name.
-pub fn named(name: &str, toy: &Toy, sequences: usize, template: Option<&str>) -> (String, Ready) {
-    (name.to_owned(), Ready::step(toy.clone(), served(template), sequences))
+pub fn named(name: &str, toy: &ToyModel, sequences: usize, template: Option<&str>) -> (String, ReadyModel) {
+    (name.to_owned(), ReadyModel::step(toy.clone(), served(template), sequences))
 }
 
-impl Server {
+impl TestServer {
     /// The toy, with a chat template.
-    pub fn start(toy: &Toy, sequences: usize, template: Option<&str>, options: ServeOptions) -> Server {
-        Server::with(vec![named("toy", toy, sequences, template)], Box::new(NoLibrary), options)
+    pub fn start(
+        toy: &ToyModel,
+        sequences: usize,
+        template: Option<&str>,
+        options: ServeOptions,
+    ) -> TestServer {
+        TestServer::with(vec![named("toy", toy, sequences, template)], Box::new(NoLibrary), options)
     }
 
-    pub fn with(models: Vec<(String, Ready)>, library: Box<dyn Library>, options: ServeOptions) -> Server {
+    pub fn with(
+        models: Vec<(String, ReadyModel)>,
+        library: Box<dyn ModelLibrary>,
+        options: ServeOptions,
+    ) -> TestServer {
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, address) = mpsc::channel();
         let stopping = Arc::clone(&stop);
@@ -76,17 +87,17 @@ impl Server {
             serve(models, library, &options, &stopping, ready)
         });
         let address = address.recv().expect("the server is ready");
-        Server { client: Client { address }, stop, thread: Some(thread) }
+        TestServer { client: TestClient { address }, stop, thread: Some(thread) }
     }
 
     /// Ends it in order.
-    pub fn stop(&mut self) -> Stopped {
+    pub fn stop(&mut self) -> ShutdownOutcome {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap().unwrap()
     }
 }
 
-impl Drop for Server {
+impl Drop for TestServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

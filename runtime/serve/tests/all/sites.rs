@@ -2,15 +2,15 @@
 
 use mlcc_serve::ServeOptions;
 
-use crate::server::{Answer, Server, options};
-use crate::toy::Toy;
+use crate::server::{TestResponse, TestServer, options};
+use crate::toy::ToyModel;
 
-fn server(allowed_hosts: Vec<String>) -> Server {
-    Server::start(&Toy::new(false, None), 1, None, ServeOptions { allowed_hosts, ..options() })
+fn server(allowed_hosts: Vec<String>) -> TestServer {
+    TestServer::start(&ToyModel::new(false, None), 1, None, ServeOptions { allowed_hosts, ..options() })
 }
 
 /// Status and code of the answer to a request with exactly these headers.
-fn asked(server: &Server, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
+fn asked(server: &TestServer, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
     use std::io::Write;
     let mut stream = std::net::TcpStream::connect(&server.address).unwrap();
     let length = body.len();
@@ -18,7 +18,7 @@ fn asked(server: &Server, method: &str, path: &str, headers: &str, body: &str) -
         format!("{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n");
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(body.as_bytes()).unwrap();
-    let answer = Answer::read(std::io::BufReader::new(stream));
+    let answer = TestResponse::read(std::io::BufReader::new(stream));
     let code = if answer.status < 300 { String::new() } else { answer.error().1 };
     (answer.status, code)
 }

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, options};
-use crate::toy::Toy;
+use crate::server::{TestServer, options};
+use crate::toy::ToyModel;
 
 const CALLS: &str = "{% if tools %}[tools {{ tools | tojson }}]{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
 /// A tag for each argument.
@@ -12,8 +12,8 @@ const TAGS: &str = "{% if tools %}[tools {{ tools | tojson }}]{% endif %}{% for 
 const THINKS: &str = "{% for m in messages %}[{{ m.role }}] {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content or '' }}\n{% endfor %}{% if add_generation_prompt %}[assistant] <think>{% endif %}";
 const PLAIN: &str = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}";
 
-fn server(template: &str) -> Server {
-    Server::start(&Toy::new(false, None), 4, Some(template), options())
+fn server(template: &str) -> TestServer {
+    TestServer::start(&ToyModel::new(false, None), 4, Some(template), options())
 }
 
 fn tool(name: &str, values: Value) -> Value {

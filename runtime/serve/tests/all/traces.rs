@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use mlcc_serve::{ServeOptions, Stopped, Traces};
+use mlcc_serve::{ServeOptions, ShutdownOutcome, TraceExporter};
 use opentelemetry::Value as Attribute;
 use opentelemetry::trace::{SpanId, SpanKind, Status};
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider, SpanData, SpanExporter};
 use serde_json::{Value, json};
 
-use crate::server::{Answer, Server, options, until};
-use crate::toy::{FAILS, Toy};
+use crate::server::{TestResponse, TestServer, options, until};
+use crate::toy::{FAILS, ToyModel};
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.content }}{% endfor %}";
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -22,20 +22,25 @@ const PARENT: &str = "b7ad6b7169203331";
 
 /// Keeps all spans.
 #[derive(Debug, Clone, Default)]
-struct Kept(Arc<Mutex<Vec<SpanData>>>);
+struct SpanRecorder(Arc<Mutex<Vec<SpanData>>>);
 
-impl SpanExporter for Kept {
+impl SpanExporter for SpanRecorder {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         self.0.lock().unwrap().extend(batch);
         Ok(())
     }
 }
 
-impl Kept {
-    fn server(&self, sampler: Sampler) -> Server {
+impl SpanRecorder {
+    fn server(&self, sampler: Sampler) -> TestServer {
         let provider = SdkTracerProvider::builder().with_simple_exporter(self.clone()).with_sampler(sampler);
-        let traces = Traces::new(provider.build());
-        Server::start(&Toy::new(false, Some(4000)), 2, Some(TEMPLATE), ServeOptions { traces, ..options() })
+        let traces = TraceExporter::new(provider.build());
+        TestServer::start(
+            &ToyModel::new(false, Some(4000)),
+            2,
+            Some(TEMPLATE),
+            ServeOptions { traces, ..options() },
+        )
     }
 
     /// The spans of requests, when there are so many.
@@ -74,13 +79,13 @@ fn ended_by(span: &SpanData, reasons: &str) {
     assert_eq!(found.as_deref(), Some(reasons), "{span:?}");
 }
 
-fn post(server: &Server, path: &str, headers: &str, body: &Value) -> Answer {
-    Answer::read(server.open("POST", path, headers, &body.to_string()))
+fn post(server: &TestServer, path: &str, headers: &str, body: &Value) -> TestResponse {
+    TestResponse::read(server.open("POST", path, headers, &body.to_string()))
 }
 
 #[test]
 fn a_chat_has_a_span_within_the_trace_of_its_client() {
-    let kept = Kept::default();
+    let kept = SpanRecorder::default();
     let server = kept.server(Sampler::ParentBased(Box::new(Sampler::AlwaysOn)));
     let body = json!({"messages": [{"role": "user", "content": "abba"}], "max_tokens": 5, "seed": 3, "ignore_eos": true, "temperature": 0.5});
     let headers = format!("traceparent: 00-{TRACE}-{PARENT}-01\r\nx-request-id: mine\r\n");
@@ -127,7 +132,7 @@ fn a_chat_has_a_span_within_the_trace_of_its_client() {
 
 #[test]
 fn texts_of_one_request_are_added_up() {
-    let kept = Kept::default();
+    let kept = SpanRecorder::default();
     let server = kept.server(Sampler::AlwaysOn);
     let body = json!({"prompt": ["ab", "aab"], "n": 2, "max_tokens": 3, "ignore_eos": true, "stream": true, "stream_options": {"include_usage": true}});
     let usage = server.stream("/completions", &body).pop().unwrap()["usage"].clone();
@@ -142,7 +147,7 @@ fn texts_of_one_request_are_added_up() {
 
 #[test]
 fn refused_and_failed_requests_tell_why() {
-    let kept = Kept::default();
+    let kept = SpanRecorder::default();
     let server = kept.server(Sampler::AlwaysOn);
     assert_eq!(server.post("/v1/completions", &json!({"prompt": "a", "model": "none"})).status, 404);
     assert_eq!(server.post("/v1/messages", &json!({"messages": []})).status, 400);
@@ -175,7 +180,7 @@ fn refused_and_failed_requests_tell_why() {
 
 #[test]
 fn a_client_that_goes_away_has_its_span() {
-    let kept = Kept::default();
+    let kept = SpanRecorder::default();
     let server = kept.server(Sampler::AlwaysOn);
     let body = json!({"prompt": "ab", "max_tokens": 3000, "ignore_eos": true, "stream": true});
     let mut stream = server.open("POST", "/v1/completions", "", &body.to_string());
@@ -193,7 +198,7 @@ fn a_client_that_goes_away_has_its_span() {
 
 #[test]
 fn what_is_not_sampled_is_not_recorded() {
-    let kept = Kept::default();
+    let kept = SpanRecorder::default();
     let mut server = kept.server(Sampler::ParentBased(Box::new(Sampler::AlwaysOn)));
     let body = json!({"prompt": "ab", "max_tokens": 2});
     let headers = format!("traceparent: 00-{TRACE}-{PARENT}-00\r\n");
@@ -230,10 +235,10 @@ fn collector() -> (String, mpsc::Receiver<(String, Vec<u8>)>) {
 #[test]
 fn a_collector_gets_all_spans_before_the_server_ends() {
     let (endpoint, received) = collector();
-    let options = ServeOptions { traces: Traces::to(&endpoint, None).unwrap(), ..options() };
-    let mut server = Server::start(&Toy::new(false, None), 2, None, options);
+    let options = ServeOptions { traces: TraceExporter::to(&endpoint, None).unwrap(), ..options() };
+    let mut server = TestServer::start(&ToyModel::new(false, None), 2, None, options);
     server.ask("/v1/completions", &json!({"prompt": "ab", "max_tokens": 2}));
-    assert_eq!(server.stop(), Stopped::Drained);
+    assert_eq!(server.stop(), ShutdownOutcome::Drained);
     let (head, body) = received.recv_timeout(Duration::ZERO).expect("it came before the end");
     assert!(head.starts_with("post /v1/traces http/1.1\r\n"), "{head}");
     assert!(head.contains("content-type: application/x-protobuf\r\n"), "{head}");
@@ -258,19 +263,19 @@ fn a_collector_that_is_not_there_changes_nothing() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}/v1/traces", listener.local_addr().unwrap());
     drop(listener);
-    let options = ServeOptions { traces: Traces::to(&endpoint, Some(warn)).unwrap(), ..options() };
-    let mut server = Server::start(&Toy::new(false, None), 2, None, options);
+    let options = ServeOptions { traces: TraceExporter::to(&endpoint, Some(warn)).unwrap(), ..options() };
+    let mut server = TestServer::start(&ToyModel::new(false, None), 2, None, options);
     for _ in 0..20 {
         server.ask("/v1/completions", &json!({"prompt": "ab", "max_tokens": 2}));
     }
     let begin = Instant::now();
-    assert_eq!(server.stop(), Stopped::Drained);
+    assert_eq!(server.stop(), ShutdownOutcome::Drained);
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
     assert_eq!(WARNED.load(Ordering::Relaxed), 1, "told once");
 }
 
 #[test]
 fn an_endpoint_that_is_none_is_refused() {
-    let refused = Traces::to("not an address", None).unwrap_err().to_string();
+    let refused = TraceExporter::to("not an address", None).unwrap_err().to_string();
     assert!(refused.contains("OTEL_EXPORTER_OTLP_"), "{refused}");
 }

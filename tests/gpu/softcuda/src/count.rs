@@ -4,26 +4,26 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::exec::{Lanes, lanes};
-use crate::ptx::kernel::Kernel;
-use crate::ptx::op::{FloatOne, Op, Space, Ty};
+use crate::exec::{WarpLanes, lanes};
+use crate::ptx::kernel::PtxKernel;
+use crate::ptx::op::{FloatOne, PtxOp, PtxType, StateSpace};
 
 /// Counts of one launch, or of all launches of a kernel.
 #[derive(Clone, Default, Debug)]
-pub struct Counts {
+pub struct LaunchCounts {
     enabled: bool,
     /// By instruction: how often a warp executed it, and with how many lanes together.
     executed: Vec<(u64, u64)>,
-    sums: Sums,
+    sums: CounterSums,
 }
 
 #[derive(Clone, Default, Debug)]
-struct Sums {
+struct CounterSums {
     launches: u64,
     blocks: u64,
     barriers: u64,
-    loads: Traffic,
-    stores: Traffic,
+    loads: GlobalTraffic,
+    stores: GlobalTraffic,
     shared_requests: u64,
     shared_bytes: u64,
     /// Passes beyond the first that shared memory needs.
@@ -36,7 +36,7 @@ struct Sums {
 
 /// Accesses of warps to global memory.
 #[derive(Clone, Default, Debug)]
-struct Traffic {
+struct GlobalTraffic {
     requests: u64,
     /// Pieces of 32 bytes that requests touch.
     sectors: u64,
@@ -48,10 +48,10 @@ const SECTOR: u64 = 32;
 /// Banks of shared memory, 4 bytes wide each.
 const BANKS: u64 = 32;
 
-impl Counts {
-    pub fn new(enabled: bool, kernel: &Kernel) -> Self {
+impl LaunchCounts {
+    pub fn new(enabled: bool, kernel: &PtxKernel) -> Self {
         let executed = if enabled { vec![(0, 0); kernel.code.len()] } else { vec![] };
-        Self { enabled, executed, sums: Sums::default() }
+        Self { enabled, executed, sums: CounterSums::default() }
     }
 
     #[inline]
@@ -76,15 +76,15 @@ impl Counts {
     }
 
     /// An access of the lanes in `m`, `bytes` each.
-    pub fn access(&mut self, space: Space, store: bool, at: &Lanes<u64>, m: u32, bytes: u32) {
+    pub fn access(&mut self, space: StateSpace, store: bool, at: &WarpLanes<u64>, m: u32, bytes: u32) {
         if !self.enabled {
             return;
         }
         let total = u64::from(m.count_ones() * bytes);
-        if space == Space::Local {
+        if space == StateSpace::Local {
             return;
         }
-        if space == Space::Shared {
+        if space == StateSpace::Shared {
             self.sums.shared_requests += 1;
             self.sums.shared_bytes += total;
             self.sums.bank_conflicts += passes(at, m, bytes) - least_passes(m, bytes);
@@ -97,11 +97,11 @@ impl Counts {
     }
 
     /// A copy from global to shared memory.
-    pub fn copy(&mut self, from: &Lanes<u64>, m: u32, bytes: u32) {
+    pub fn copy(&mut self, from: &WarpLanes<u64>, m: u32, bytes: u32) {
         if self.enabled {
             self.sums.async_copies += 1;
             self.sums.async_bytes += u64::from(m.count_ones() * bytes);
-            self.access(Space::Global, false, from, m, bytes);
+            self.access(StateSpace::Global, false, from, m, bytes);
         }
     }
 
@@ -111,9 +111,9 @@ impl Counts {
     }
 
     /// `ldmatrix` of so many matrices.
-    pub fn rows(&mut self, at: &Lanes<u64>, matrices: usize) {
+    pub fn rows(&mut self, at: &WarpLanes<u64>, matrices: usize) {
         for i in 0..matrices {
-            self.access(Space::Shared, false, at, 0xff << (8 * i), 16);
+            self.access(StateSpace::Shared, false, at, 0xff << (8 * i), 16);
         }
     }
 
@@ -143,7 +143,7 @@ impl Counts {
         to.most_in_flight = to.most_in_flight.max(from.most_in_flight);
     }
 
-    pub fn to_json(&self, kernel: &Kernel) -> Value {
+    pub fn to_json(&self, kernel: &PtxKernel) -> Value {
         let mut pipes = BTreeMap::<&str, u64>::new();
         let (mut warps, mut threads) = (0, 0);
         for (inst, (by_warp, by_thread)) in kernel.code.iter().zip(&self.executed) {
@@ -152,7 +152,7 @@ impl Counts {
             threads += by_thread;
         }
         pipes.retain(|_, count| *count > 0);
-        let traffic = |t: &Traffic| {
+        let traffic = |t: &GlobalTraffic| {
             let per_request = t.sectors as f64 / t.requests.max(1) as f64;
             json!({"requests": t.requests, "sectors": t.sectors, "bytes": t.bytes, "sectors_per_request": per_request})
         };
@@ -173,7 +173,7 @@ impl Counts {
 
 /// Counts by name of the kernel, how often a graph was started, copies to the host and their bytes.
 pub fn report(
-    counts: &BTreeMap<String, (std::sync::Arc<Kernel>, Counts)>,
+    counts: &BTreeMap<String, (std::sync::Arc<PtxKernel>, LaunchCounts)>,
     graph_launches: u64,
     [copies, bytes]: [u64; 2],
 ) -> Value {
@@ -186,7 +186,7 @@ pub fn report(
     out.into()
 }
 
-fn sectors(at: &Lanes<u64>, m: u32, bytes: u32) -> u64 {
+fn sectors(at: &WarpLanes<u64>, m: u32, bytes: u32) -> u64 {
     let mut touched: Vec<u64> = lanes(m)
         .flat_map(|lane| at[lane] / SECTOR..=(at[lane].wrapping_add(u64::from(bytes) - 1)) / SECTOR)
         .collect();
@@ -197,7 +197,7 @@ fn sectors(at: &Lanes<u64>, m: u32, bytes: u32) -> u64 {
 
 /// Passes of an access to shared memory: lanes go in groups that move 128 bytes at once, and different words of a bank need a
 /// pass each.
-fn passes(at: &Lanes<u64>, m: u32, bytes: u32) -> u64 {
+fn passes(at: &WarpLanes<u64>, m: u32, bytes: u32) -> u64 {
     let at_once = group(bytes);
     (0..32)
         .step_by(at_once as usize)
@@ -228,23 +228,31 @@ fn least_passes(m: u32, bytes: u32) -> u64 {
 }
 
 /// The unit of a multiprocessor that executes an instruction.
-fn pipe(op: &Op) -> &'static str {
+fn pipe(op: &PtxOp) -> &'static str {
     match op {
-        Op::Fma { .. } | Op::Float { .. } => "fma",
-        Op::FloatOne { f: FloatOne::Neg | FloatOne::Abs, .. } => "alu",
-        Op::FloatOne { .. } => "special",
-        Op::HalfFma { .. } | Op::HalfFn { .. } | Op::HalfOne { .. } => "half",
-        Op::Cvt { from, to, .. } if from.float() || to.float() => "convert",
-        Op::Cvt { from: Ty::U8, .. } => "alu",
-        Op::CvtPack { .. } => "convert",
-        Op::Ld { .. } | Op::St { .. } | Op::Atom { .. } | Op::CpAsync { .. } | Op::Ldmatrix { .. } => {
-            "load_store"
+        PtxOp::Fma { .. } | PtxOp::Float { .. } => "fma",
+        PtxOp::FloatOne { f: FloatOne::Neg | FloatOne::Abs, .. } => "alu",
+        PtxOp::FloatOne { .. } => "special",
+        PtxOp::HalfFma { .. } | PtxOp::HalfFn { .. } | PtxOp::HalfOne { .. } => "half",
+        PtxOp::Cvt { from, to, .. } if from.float() || to.float() => "convert",
+        PtxOp::Cvt { from: PtxType::U8, .. } => "alu",
+        PtxOp::CvtPack { .. } => "convert",
+        PtxOp::Ld { .. }
+        | PtxOp::St { .. }
+        | PtxOp::Atom { .. }
+        | PtxOp::CpAsync { .. }
+        | PtxOp::Ldmatrix { .. } => "load_store",
+        PtxOp::LdParam { .. } => "uniform",
+        PtxOp::Shfl { .. } => "load_store",
+        PtxOp::Mma(_) => "tensor",
+        PtxOp::Bra { .. } | PtxOp::Ret | PtxOp::Bar { .. } | PtxOp::WarpSync { .. } | PtxOp::Fence { .. } => {
+            "control"
         }
-        Op::LdParam { .. } => "uniform",
-        Op::Shfl { .. } => "load_store",
-        Op::Mma(_) => "tensor",
-        Op::Bra { .. } | Op::Ret | Op::Bar { .. } | Op::WarpSync { .. } | Op::Fence { .. } => "control",
-        Op::WideD { .. } | Op::WideW { .. } | Op::MadW { .. } | Op::MadD { .. } | Op::Dp4a { .. } => "imad",
+        PtxOp::WideD { .. }
+        | PtxOp::WideW { .. }
+        | PtxOp::MadW { .. }
+        | PtxOp::MadD { .. }
+        | PtxOp::Dp4a { .. } => "imad",
         _ => "alu",
     }
 }

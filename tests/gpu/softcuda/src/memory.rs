@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Memory without an address.
-pub struct Chunk {
+pub struct MemoryChunk {
     pub bytes: u64,
     words: Box<[AtomicU32]>,
     /// Per word: bytes that were written (4 bits), writer and reader among the blocks of the last launch that touched it (20 bits
@@ -16,21 +16,21 @@ pub struct Chunk {
 
 /// Memory at an address.
 #[derive(Clone)]
-pub struct Region {
+pub struct MemoryRegion {
     pub base: u64,
-    pub chunk: Arc<Chunk>,
+    pub chunk: Arc<MemoryChunk>,
     pub accessible: bool,
 }
 
 /// All memory at a moment, by address.
 #[derive(Clone, Default)]
-pub struct View {
-    pub regions: Vec<Region>,
+pub struct MemoryView {
+    pub regions: Vec<MemoryRegion>,
 }
 
 /// Who accesses memory: a block of a launch.
 #[derive(Clone, Copy)]
-pub struct Visitor {
+pub struct AccessingBlock {
     /// Number of the launch, of [`LAUNCH_BITS`] bits.
     pub launch: u64,
     /// From 1.
@@ -41,7 +41,7 @@ pub struct Visitor {
 
 /// What an access found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Found {
+pub enum AccessFinding {
     Fine,
     /// This block wrote here in this launch.
     Own,
@@ -64,17 +64,17 @@ pub fn block_number(linear: u64) -> u64 {
     linear % (BLOCK_MASK - 1) + 1
 }
 
-fn zeroed<T: Zero>(count: usize) -> Box<[T]> {
-    // SAFETY: `Zero` is implemented for atomic integers only, for which zero bytes are a value.
+fn zeroed<T: AtomicInteger>(count: usize) -> Box<[T]> {
+    // SAFETY: `AtomicInteger` is implemented for atomic integers only, for which zero bytes are a value.
     unsafe { Box::new_zeroed_slice(count).assume_init() }
 }
 
 /// Atomic integers.
-trait Zero {}
-impl Zero for AtomicU32 {}
-impl Zero for AtomicU64 {}
+trait AtomicInteger {}
+impl AtomicInteger for AtomicU32 {}
+impl AtomicInteger for AtomicU64 {}
 
-impl Chunk {
+impl MemoryChunk {
     pub fn new(bytes: u64, checked: bool) -> Self {
         let count = bytes.div_ceil(4) as usize;
         Self { bytes, words: zeroed(count), shadow: zeroed(if checked { count } else { 0 }) }
@@ -165,7 +165,7 @@ impl Chunk {
     }
 
     /// Copies whole words and what is known of them. No kernel may be running.
-    pub fn copy_words(&self, to_at: u64, from: &Chunk, from_at: u64, bytes: u64) {
+    pub fn copy_words(&self, to_at: u64, from: &MemoryChunk, from_at: u64, bytes: u64) {
         let (to_first, from_first, n) = ((to_at / 4) as usize, (from_at / 4) as usize, (bytes / 4) as usize);
         for i in 0..n {
             self.words[to_first + i].store(from.words[from_first + i].load(Relaxed), Relaxed);
@@ -191,22 +191,22 @@ impl Chunk {
     }
 
     /// Notes that a block reads a part of a word.
-    pub fn note_read(&self, at: u64, bytes: u32, who: Visitor) -> Found {
-        let Some(cell) = self.shadow.get((at / 4) as usize) else { return Found::Fine };
+    pub fn note_read(&self, at: u64, bytes: u32, who: AccessingBlock) -> AccessFinding {
+        let Some(cell) = self.shadow.get((at / 4) as usize) else { return AccessFinding::Fine };
         let mask = byte_mask(at, bytes);
         loop {
             let old = cell.load(Relaxed);
             if old & mask != mask {
-                return Found::Unwritten;
+                return AccessFinding::Unwritten;
             }
             let (mut writer, mut reader) = (old >> WRITER & BLOCK_MASK, old >> READER & BLOCK_MASK);
             if old >> LAUNCH != who.launch {
                 (writer, reader) = (0, 0);
             }
             if writer != 0 && writer != who.block {
-                return if who.synchronised { Found::Fine } else { Found::Written };
+                return if who.synchronised { AccessFinding::Fine } else { AccessFinding::Written };
             }
-            let found = if writer != 0 { Found::Own } else { Found::Fine };
+            let found = if writer != 0 { AccessFinding::Own } else { AccessFinding::Fine };
             if reader == who.block || reader == MANY || bytes < 4 {
                 return found;
             }
@@ -219,26 +219,26 @@ impl Chunk {
     }
 
     /// Notes that a block writes a part of a word. Parts of words may belong to several blocks, so only whole ones race.
-    pub fn note_write(&self, at: u64, bytes: u32, who: Visitor) -> Found {
-        let Some(cell) = self.shadow.get((at / 4) as usize) else { return Found::Fine };
+    pub fn note_write(&self, at: u64, bytes: u32, who: AccessingBlock) -> AccessFinding {
+        let Some(cell) = self.shadow.get((at / 4) as usize) else { return AccessFinding::Fine };
         let mask = byte_mask(at, bytes);
         loop {
             let old = cell.load(Relaxed);
             let (writer, reader, same) =
                 (old >> WRITER & BLOCK_MASK, old >> READER & BLOCK_MASK, old >> LAUNCH == who.launch);
             let mut new = old | mask;
-            let mut found = Found::Fine;
+            let mut found = AccessFinding::Fine;
             if bytes >= 4 {
                 if same && !who.synchronised {
                     if writer != 0 && writer != who.block {
-                        return Found::Written;
+                        return AccessFinding::Written;
                     }
                     if reader != 0 && reader != who.block {
-                        return Found::Read;
+                        return AccessFinding::Read;
                     }
                 }
                 if same && writer == who.block {
-                    found = Found::Own;
+                    found = AccessFinding::Own;
                 }
                 let reader = if same { reader } else { 0 };
                 new = old & 15 | mask | who.block << WRITER | reader << READER | who.launch << LAUNCH;
@@ -250,10 +250,10 @@ impl Chunk {
     }
 
     /// An atomic access: it races with nothing, and needs a value.
-    pub fn note_atomic(&self, at: u64, bytes: u32) -> Found {
-        let Some(cell) = self.shadow.get((at / 4) as usize) else { return Found::Fine };
+    pub fn note_atomic(&self, at: u64, bytes: u32) -> AccessFinding {
+        let Some(cell) = self.shadow.get((at / 4) as usize) else { return AccessFinding::Fine };
         let mask = byte_mask(at, bytes);
-        if cell.load(Relaxed) & mask == mask { Found::Fine } else { Found::Unwritten }
+        if cell.load(Relaxed) & mask == mask { AccessFinding::Fine } else { AccessFinding::Unwritten }
     }
 
     /// Whether this launch wrote the word.
@@ -269,10 +269,10 @@ fn byte_mask(at: u64, bytes: u32) -> u64 {
     ((1u64 << bytes.min(4)) - 1) << (at % 4)
 }
 
-impl View {
+impl MemoryView {
     /// The region that holds all of the bytes. `hint` is where the last one was found.
-    pub fn find(&self, at: u64, bytes: u64, hint: &mut usize) -> Option<&Region> {
-        let holds = |r: &Region| {
+    pub fn find(&self, at: u64, bytes: u64, hint: &mut usize) -> Option<&MemoryRegion> {
+        let holds = |r: &MemoryRegion| {
             at >= r.base
                 && r.accessible
                 && at - r.base < r.chunk.bytes
@@ -309,7 +309,7 @@ impl View {
     }
 
     /// Pieces of a range that lie in one region each: region, offset in it, bytes. `None` where some byte has no memory.
-    pub fn pieces(&self, at: u64, bytes: u64) -> Option<Vec<(&Region, u64, u64)>> {
+    pub fn pieces(&self, at: u64, bytes: u64) -> Option<Vec<(&MemoryRegion, u64, u64)>> {
         let (mut at, mut rest, mut hint, mut out) = (at, bytes, 0, vec![]);
         while rest > 0 {
             let region = self.find(at, 1, &mut hint)?;

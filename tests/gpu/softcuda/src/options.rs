@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use crate::exec::launch::Order;
+use crate::exec::launch::WarpOrder;
 
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct DeviceOptions {
     /// `SOFTCUDA_DEVICES`: how many GPUs there are.
     pub devices: i32,
     /// `SOFTCUDA_UUID`: a number that tells this machine's GPUs from those of another process.
@@ -15,7 +15,7 @@ pub struct Options {
     /// `SOFTCUDA_VERSION`: CUDA version of the driver times 1000, as `cuDriverGetVersion` gives it (12040 is 12.4).
     pub version: u32,
     /// `SOFTCUDA_ORDER`: `turns`, `backwards` or `random:SEED`, the order in which warps take turns.
-    pub order: Order,
+    pub order: WarpOrder,
     /// `SOFTCUDA_CHECKS`: `on`, or `off` for speed: what was written by whom in global memory is not known then.
     pub checks: bool,
     /// `SOFTCUDA_MEMORY`: bytes of device memory.
@@ -34,14 +34,14 @@ pub struct Options {
     pub counts: Option<PathBuf>,
 }
 
-impl Default for Options {
+impl Default for DeviceOptions {
     fn default() -> Self {
         Self {
             devices: 1,
             uuid: 0,
             sm: 90,
             version: 12_040,
-            order: Order::Turns,
+            order: WarpOrder::Turns,
             checks: true,
             memory: 16 << 30,
             mapped: u64::MAX,
@@ -56,7 +56,7 @@ impl Default for Options {
 
 const PREFIX: &str = "SOFTCUDA_";
 
-impl Options {
+impl DeviceOptions {
     pub fn from_environment() -> Result<Self, String> {
         let mut options = Self::default();
         for (name, value) in std::env::vars_os() {
@@ -126,11 +126,11 @@ impl Options {
     }
 }
 
-fn order(value: &str) -> Result<Order, String> {
+fn order(value: &str) -> Result<WarpOrder, String> {
     match (value, value.strip_prefix("random:")) {
-        ("turns", _) => Ok(Order::Turns),
-        ("backwards", _) => Ok(Order::Backwards),
-        (_, Some(seed)) => Ok(Order::Random(seed.parse().map_err(|_| "the seed is no number")?)),
+        ("turns", _) => Ok(WarpOrder::Turns),
+        ("backwards", _) => Ok(WarpOrder::Backwards),
+        (_, Some(seed)) => Ok(WarpOrder::Random(seed.parse().map_err(|_| "the seed is no number")?)),
         _ => Err("expected turns, backwards or random:SEED".into()),
     }
 }

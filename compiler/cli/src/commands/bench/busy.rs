@@ -1,6 +1,6 @@
 //! Speed beside other programs that want the same cores, and how much of a fair share of the machine it is.
 //!
-//! A fair share: with `W` workers, `N` busy programs and `C` logical CPUs that this process may use, each of the `W + N`
+//! A fair share: with `WordRegister` workers, `N` busy programs and `C` logical CPUs that this process may use, each of the `W + N`
 //! threads gets `min(1, C / (W + N))` of a CPU, so the workers together get `W * min(1, C / (W + N))`, where they had
 //! `min(W, C)` alone. The speed alone times the quotient of these is the fair speed.
 
@@ -15,9 +15,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::report::median;
-use super::runner::Runner;
-use super::test::Test;
-use super::{Args, probe};
+use super::runner::BenchRunner;
+use super::test::BenchTest;
+use super::{BenchArgs, probe};
 use crate::commands::scheme_name;
 use crate::error::CliError;
 use crate::interrupt;
@@ -29,7 +29,7 @@ const SETTLED: Duration = Duration::from_millis(500);
 
 /// One test beside so many busy programs, or none.
 #[derive(Debug, Serialize)]
-pub struct Row {
+pub struct UnderLoadRow {
     model: String,
     quant: String,
     test: String,
@@ -47,12 +47,17 @@ pub struct Row {
 }
 
 /// Measures every test alone and beside each number of busy programs, in turns.
-pub fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Row>, CliError> {
+pub fn measure(
+    model: &Model,
+    tests: &[BenchTest],
+    args: &BenchArgs,
+    ui: &Ui,
+) -> Result<Vec<UnderLoadRow>, CliError> {
     // From here on Ctrl-C ends the busy programs first.
     interrupt::flag();
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let mut runner = Runner::new(model, tests)?;
+    let mut runner = BenchRunner::new(model, tests)?;
     let counts: Vec<u16> = std::iter::once(0).chain(args.busy.iter().copied()).collect();
     let bar = ui.count_bar("bench");
     bar.set_length(tests.len() as u64 * u64::from(args.repetitions) * counts.len() as u64);
@@ -74,7 +79,7 @@ pub fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Ve
             let fair_share = fair_share(model.threads(), usize::from(busy), cpus);
             let [tok_s_min, tok_s_max] = super::report::range(speeds.iter().copied());
             let (turns, tok_s) = (speeds.len(), median(speeds));
-            Row {
+            UnderLoadRow {
                 model: metadata["model"]["name"].as_str().unwrap_or("-").to_string(),
                 quant: scheme_name(&metadata),
                 test: test.name(),
@@ -99,9 +104,9 @@ fn fair_share(workers: usize, busy: usize, cpus: usize) -> f64 {
     workers as f64 * each / workers.min(cpus) as f64
 }
 
-impl Runner {
+impl BenchRunner {
     /// Tokens per second of a test that is repeated for at least so long.
-    fn speed(&mut self, test: Test, least: Duration) -> Result<f64, CliError> {
+    fn speed(&mut self, test: BenchTest, least: Duration) -> Result<f64, CliError> {
         let (mut seconds, mut tokens) = (0.0, 0.0);
         while seconds < least.as_secs_f64() {
             self.prepare(test)?;
@@ -153,7 +158,7 @@ pub fn stay_busy() -> ! {
     }
 }
 
-pub fn markdown(rows: &[Row]) -> String {
+pub fn markdown(rows: &[UnderLoadRow]) -> String {
     let mut out = String::from(
         "| model | quant | threads | test | busy programs | tok/s | min - max | fair share | of it |\n\
          | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |\n",
@@ -201,7 +206,7 @@ mod tests {
 
     #[test]
     fn tables_show_parts_in_per_cent() {
-        let row = Row {
+        let row = UnderLoadRow {
             model: "m".into(),
             quant: "q4i8".into(),
             test: "tg8".into(),

@@ -9,23 +9,23 @@ use std::fmt::Write;
 use std::time::Instant;
 
 use mlcc_ir::dim::{Dim, SymValues};
-use mlcc_ir::step::Sequences;
+use mlcc_ir::step::SequenceFilter;
 use mlcc_ir::text::{Lexer, parse_dim};
 use mlcc_runtime::{Model, StepTimes};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::probe::{self, Arithmetic, KINDS};
-use super::runner::Runner;
-use super::test::{Mix, Test};
-use super::{Args, reading};
+use super::probe::{self, ComputeType, KINDS};
+use super::runner::BenchRunner;
+use super::test::{BenchTest, MixedStep};
+use super::{BenchArgs, reading};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
 use mlcc_driver::build::profile::KernelInfo;
 
 /// Where the time of one test went. Times are milliseconds of one run.
 #[derive(Debug, Serialize)]
-pub struct Profile {
+pub struct KernelProfile {
     model: String,
     quant: String,
     level: String,
@@ -35,7 +35,7 @@ pub struct Profile {
     tok_s: f64,
     ms: f64,
     /// Longest first.
-    kernels: Vec<Row>,
+    kernels: Vec<KernelTimeRow>,
     /// Items of the steps that are launches, each for all sequences, and those that are barriers.
     launches: u64,
     barriers: u64,
@@ -52,7 +52,7 @@ pub struct Profile {
 
 /// All launches of one kernel.
 #[derive(Debug, Serialize)]
-struct Row {
+struct KernelTimeRow {
     kernel: String,
     calls: u64,
     /// Mean of the workers.
@@ -78,32 +78,37 @@ struct Row {
 const FAR: f64 = 0.25;
 
 /// What the machine can do, per second.
-struct Limits {
+struct PeakRates {
     bandwidth: f64,
-    /// By [`Arithmetic::ALL`].
+    /// By [`ComputeType::ALL`].
     peaks: [Option<f64>; KINDS],
 }
 
-impl Limits {
+impl PeakRates {
     /// Peak of an arithmetic, that of f32 where the machine has no instruction for it.
     fn peak(&self, arithmetic: &str) -> (&'static str, f64) {
-        let kinds = || Arithmetic::ALL.into_iter().zip(self.peaks);
+        let kinds = || ComputeType::ALL.into_iter().zip(self.peaks);
         let found = |name| kinds().find_map(|(a, peak)| Some((a.name(), peak?)).filter(|_| a.name() == name));
         found(arithmetic).or_else(|| found("f32")).unwrap_or(("f32", f64::INFINITY))
     }
 }
 
-pub fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Profile>, CliError> {
+pub fn measure(
+    model: &Model,
+    tests: &[BenchTest],
+    args: &BenchArgs,
+    ui: &Ui,
+) -> Result<Vec<KernelProfile>, CliError> {
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
-    let level = Level::read(&metadata, model.executor())?;
+    let level = LevelKernels::read(&metadata, model.executor())?;
     let threads = model.threads();
     ui.detail("warming up");
     probe::keep_busy(threads, args.warm_up.max(0.0));
-    let limits = Limits {
+    let limits = PeakRates {
         bandwidth: reading(threads)?.bandwidth(),
-        peaks: Arithmetic::ALL.map(|a| probe::peak(a, threads)),
+        peaks: ComputeType::ALL.map(|a| probe::peak(a, threads)),
     };
-    let mut runner = Runner::new(model, tests)?;
+    let mut runner = BenchRunner::new(model, tests)?;
     let mut profiles = Vec::new();
     let [_, peak_bf16, peak_i8, peak_i4] = limits.peaks;
     for &test in tests {
@@ -112,7 +117,7 @@ pub fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Ve
         let text = |path: &str| metadata.pointer(path).and_then(Value::as_str).unwrap_or("-").to_string();
         let (kernels, barriers, waiting_ms) = rows(&level, test, &run, model.plan().chunk, &limits);
         let inside: f64 = kernels.iter().map(|k| k.ms).sum::<f64>() + waiting_ms;
-        profiles.push(Profile {
+        profiles.push(KernelProfile {
             model: text("/model/name"),
             quant: crate::commands::scheme_name(&metadata),
             level: model.executor().to_string(),
@@ -137,14 +142,14 @@ pub fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Ve
 }
 
 /// Times of one test.
-struct Run {
+struct ProfiledRun {
     repetitions: f64,
     /// Of one repetition, by the clock.
     ms: f64,
     times: Vec<StepTimes>,
 }
 
-fn run(runner: &mut Runner, test: Test, repetitions: u32) -> Result<Run, CliError> {
+fn run(runner: &mut BenchRunner, test: BenchTest, repetitions: u32) -> Result<ProfiledRun, CliError> {
     let (mut seconds, mut times) = (0.0, Vec::new());
     // The first round fills the caches.
     for round in 0..=repetitions {
@@ -157,7 +162,7 @@ fn run(runner: &mut Runner, test: Test, repetitions: u32) -> Result<Run, CliErro
             add(&mut times, runner.trace(false));
         }
     }
-    Ok(Run { repetitions: f64::from(repetitions), ms: 1e3 * seconds / f64::from(repetitions), times })
+    Ok(ProfiledRun { repetitions: f64::from(repetitions), ms: 1e3 * seconds / f64::from(repetitions), times })
 }
 
 fn add(sum: &mut Vec<StepTimes>, more: Vec<StepTimes>) {
@@ -173,21 +178,21 @@ fn add(sum: &mut Vec<StepTimes>, more: Vec<StepTimes>) {
 }
 
 /// The kernels of one level, and what the items of its steps are.
-struct Level {
-    kernels: Vec<Kernel>,
+struct LevelKernels {
+    kernels: Vec<KernelCost>,
     steps: BTreeMap<String, Vec<i64>>,
     /// Items of steps that run for each sequence, those of them for sequences of one row and of several, and items for the
     /// wanted rows.
-    each: Items,
-    one_row: Items,
-    several_rows: Items,
-    wanted: Items,
+    each: ItemIndices,
+    one_row: ItemIndices,
+    several_rows: ItemIndices,
+    wanted: ItemIndices,
 }
 
 /// Numbers of items, by step.
-type Items = BTreeMap<String, Vec<usize>>;
+type ItemIndices = BTreeMap<String, Vec<usize>>;
 
-struct Kernel {
+struct KernelCost {
     name: String,
     memory: Dim,
     values: Dim,
@@ -195,8 +200,8 @@ struct Kernel {
     arithmetic: String,
 }
 
-impl Level {
-    fn read(metadata: &Value, name: &str) -> Result<Level, CliError> {
+impl LevelKernels {
+    fn read(metadata: &Value, name: &str) -> Result<LevelKernels, CliError> {
         let missing = || {
             CliError::usage(format!(
                 "the artifact does not describe its kernels for {name}: profiles are of models for a CPU"
@@ -205,32 +210,33 @@ impl Level {
         let level = metadata.get("profile").and_then(|p| p.get(name)).ok_or_else(missing)?;
         let parsed = |key: &str| level.get(key).cloned().ok_or_else(missing);
         let infos: Vec<KernelInfo> = serde_json::from_value(parsed("kernels")?).map_err(|_| missing())?;
-        let kernels = infos.iter().map(|k| Kernel::read(k).ok_or_else(missing)).collect::<Result<_, _>>()?;
+        let kernels =
+            infos.iter().map(|k| KernelCost::read(k).ok_or_else(missing)).collect::<Result<_, _>>()?;
         let steps = serde_json::from_value(parsed("steps")?).map_err(|_| missing())?;
         let items = |key: &str| serde_json::from_value(parsed(key)?).map_err(|_| missing());
         let [each, one_row, several_rows, wanted] =
             [items("each")?, items("one_row")?, items("several_rows")?, items("wanted")?];
-        Ok(Level { kernels, steps, each, one_row, several_rows, wanted })
+        Ok(LevelKernels { kernels, steps, each, one_row, several_rows, wanted })
     }
 
     /// Sizes of the launches of an item in a call.
-    fn launches(&self, call: &Call, item: usize) -> Vec<SymValues> {
-        let is = |items: &Items| items.get(call.entry).is_some_and(|items| items.contains(&item));
-        let each = |of: Sequences| call.sequences.iter().filter(|s| of.has(s.n)).copied().collect();
+    fn launches(&self, call: &EntryCall, item: usize) -> Vec<SymValues> {
+        let is = |items: &ItemIndices| items.get(call.entry).is_some_and(|items| items.contains(&item));
+        let each = |of: SequenceFilter| call.sequences.iter().filter(|s| of.has(s.n)).copied().collect();
         match () {
-            () if is(&self.one_row) => each(Sequences::OneRow),
-            () if is(&self.several_rows) => each(Sequences::SeveralRows),
-            () if is(&self.each) => each(Sequences::All),
+            () if is(&self.one_row) => each(SequenceFilter::OneRow),
+            () if is(&self.several_rows) => each(SequenceFilter::SeveralRows),
+            () if is(&self.each) => each(SequenceFilter::All),
             () if is(&self.wanted) => vec![SymValues { n: call.sequences.len() as i64, ..call.all }],
             () => vec![call.all],
         }
     }
 }
 
-impl Kernel {
-    fn read(info: &KernelInfo) -> Option<Kernel> {
+impl KernelCost {
+    fn read(info: &KernelInfo) -> Option<KernelCost> {
         let dim = |text: &str| parse_dim(&mut Lexer::new(text).ok()?).ok();
-        Some(Kernel {
+        Some(KernelCost {
             name: info.name.clone(),
             memory: dim(&info.memory)?,
             values: dim(&info.values)?,
@@ -241,66 +247,73 @@ impl Kernel {
 }
 
 /// A call of an entry point: its sizes, and those of each sequence.
-struct Call {
+struct EntryCall {
     entry: &'static str,
     all: SymValues,
     sequences: Vec<SymValues>,
 }
 
-impl Call {
-    fn of(entry: &'static str, sequences: Vec<SymValues>) -> Call {
+impl EntryCall {
+    fn of(entry: &'static str, sequences: Vec<SymValues>) -> EntryCall {
         let (n, b) = (sequences.iter().map(|s| s.n).sum(), sequences.len() as i64);
         // What is computed for all rows together does not depend on what is before them.
         let past = sequences.first().map_or(0, |s| s.past);
-        Call { entry, all: SymValues { n, b, past }, sequences }
+        EntryCall { entry, all: SymValues { n, b, past }, sequences }
     }
 }
 
 /// The calls that a test makes.
-fn calls(test: Test, chunk: u64) -> Vec<Call> {
+fn calls(test: BenchTest, chunk: u64) -> Vec<EntryCall> {
     let sequence = |n: usize, past: usize| SymValues { n: n as i64, b: 1, past: past as i64 };
     match test {
-        Test::Prompt(n) => {
+        BenchTest::Prompt(n) => {
             let chunk = chunk.max(1) as usize;
             let piece = |past: usize| {
                 let n = chunk.min(n - past);
-                Call::of(if n == 1 { "decode" } else { "prefill" }, vec![sequence(n, past)])
+                EntryCall::of(if n == 1 { "decode" } else { "prefill" }, vec![sequence(n, past)])
             };
             (0..n).step_by(chunk).map(piece).collect()
         }
-        Test::Generate { tokens, depth, sequences } => {
+        BenchTest::Generate { tokens, depth, sequences } => {
             let entry = if sequences > 1 { "decode_batch" } else { "decode" };
-            (0..tokens).map(|i| Call::of(entry, vec![sequence(1, depth + i); sequences])).collect()
+            (0..tokens).map(|i| EntryCall::of(entry, vec![sequence(1, depth + i); sequences])).collect()
         }
-        Test::Mixed { mix: Mix { next, piece }, depth } => {
+        BenchTest::Mixed { mix: MixedStep { next, piece }, depth } => {
             let mut sequences = vec![sequence(1, depth); next];
             sequences.push(sequence(piece, 0));
             let entry = if piece == 1 { "decode_batch" } else { "step" };
-            vec![Call::of(entry, sequences)]
+            vec![EntryCall::of(entry, sequences)]
         }
-        Test::Texts { of, together } => {
+        BenchTest::Texts { of, together } => {
             let texts = vec![sequence(of.tokens, 0); of.texts];
-            texts.chunks(together).map(|call| Call::of("step", call.to_vec())).collect()
+            texts.chunks(together).map(|call| EntryCall::of("step", call.to_vec())).collect()
         }
     }
 }
 
 /// Items that are launches, of all calls of a test.
-fn launches(level: &Level, test: Test, chunk: u64) -> u64 {
-    let of_call = |call: &Call| {
+fn launches(level: &LevelKernels, test: BenchTest, chunk: u64) -> u64 {
+    let of_call = |call: &EntryCall| {
         level.steps.get(call.entry).map_or(0, |items| items.iter().filter(|&&kernel| kernel >= 0).count())
     };
     calls(test, chunk).iter().map(of_call).sum::<usize>() as u64
 }
 
 /// Rows of the kernels, the number of barriers and the time spent at them.
-fn rows(level: &Level, test: Test, run: &Run, chunk: u64, limits: &Limits) -> (Vec<Row>, u64, f64) {
+fn rows(
+    level: &LevelKernels,
+    test: BenchTest,
+    run: &ProfiledRun,
+    chunk: u64,
+    limits: &PeakRates,
+) -> (Vec<KernelTimeRow>, u64, f64) {
     let per_run = 1e-6 / run.repetitions;
     let calls = calls(test, chunk);
-    let (mut rows, mut barriers, mut waiting): (BTreeMap<usize, Row>, u64, f64) = (BTreeMap::new(), 0, 0.0);
+    let (mut rows, mut barriers, mut waiting): (BTreeMap<usize, KernelTimeRow>, u64, f64) =
+        (BTreeMap::new(), 0, 0.0);
     for step in &run.times {
         let Some(items) = level.steps.get(step.entry) else { continue };
-        let calls: Vec<&Call> = calls.iter().filter(|c| c.entry == step.entry).collect();
+        let calls: Vec<&EntryCall> = calls.iter().filter(|c| c.entry == step.entry).collect();
         let mut before = None;
         for (item, &kernel) in items.iter().enumerate() {
             let times = step.nanoseconds.iter().map(|w| w.get(item).copied().unwrap_or(0) as f64 * per_run);
@@ -315,25 +328,25 @@ fn rows(level: &Level, test: Test, run: &Run, chunk: u64, limits: &Limits) -> (V
             };
             let sizes: Vec<SymValues> = calls.iter().flat_map(|call| level.launches(call, item)).collect();
             before = Some(kernel as usize);
-            let row = rows.entry(kernel as usize).or_insert_with(|| Row::of(&cost.name));
+            let row = rows.entry(kernel as usize).or_insert_with(|| KernelTimeRow::of(&cost.name));
             row.calls += sizes.len() as u64;
             row.ms += mean;
             row.slowest_ms += times.fold(0.0, f64::max);
             row.add_work(cost, &sizes);
         }
     }
-    let finish = |(kernel, mut row): (usize, Row)| {
+    let finish = |(kernel, mut row): (usize, KernelTimeRow)| {
         row.finish(&level.kernels[kernel].arithmetic, run.ms, limits);
         row
     };
-    let mut rows: Vec<Row> = rows.into_iter().map(finish).collect();
+    let mut rows: Vec<KernelTimeRow> = rows.into_iter().map(finish).collect();
     rows.sort_by(|a, b| b.ms.total_cmp(&a.ms));
     (rows, barriers, waiting)
 }
 
-impl Row {
-    fn of(kernel: &str) -> Row {
-        Row {
+impl KernelTimeRow {
+    fn of(kernel: &str) -> KernelTimeRow {
+        KernelTimeRow {
             kernel: kernel.into(),
             calls: 0,
             ms: 0.0,
@@ -349,14 +362,14 @@ impl Row {
         }
     }
 
-    fn add_work(&mut self, cost: &Kernel, sizes: &[SymValues]) {
+    fn add_work(&mut self, cost: &KernelCost, sizes: &[SymValues]) {
         let sum = |dim: &Dim| sizes.iter().map(|s| dim.eval(s) as f64).sum::<f64>();
         self.memory_bytes += sum(&cost.memory);
         self.value_bytes += sum(&cost.values);
         self.ops += sum(&cost.ops);
     }
 
-    fn finish(&mut self, arithmetic: &str, total_ms: f64, limits: &Limits) {
+    fn finish(&mut self, arithmetic: &str, total_ms: f64, limits: &PeakRates) {
         let (arithmetic, peak) = limits.peak(arithmetic);
         let by_memory = 1e3 * self.memory_bytes / limits.bandwidth;
         let by_compute = 1e3 * self.ops / peak;
@@ -368,7 +381,7 @@ impl Row {
     }
 }
 
-pub fn markdown(profiles: &[Profile]) -> String {
+pub fn markdown(profiles: &[KernelProfile]) -> String {
     let mut out = String::new();
     for p in profiles {
         let _ = write!(out, "{}", p.markdown());
@@ -380,7 +393,7 @@ fn giga(peak: Option<f64>) -> String {
     peak.map_or("-".to_string(), |p| format!("{:.0}", p / 1e9))
 }
 
-impl Profile {
+impl KernelProfile {
     fn markdown(&self) -> String {
         let mut out = format!(
             "{} {}, {}, {} threads, {}: {:.2} tok/s, {:.3} ms, {} launches, {} barriers; read {:.1} GB/s, f32 {:.0}, bf16 {}, i8 {}, i4 {} Gop/s\n\n",
@@ -442,7 +455,7 @@ impl Profile {
 mod tests {
     use super::*;
 
-    fn level() -> Level {
+    fn level() -> LevelKernels {
         let metadata = serde_json::json!({ "profile": { "v3": {
             "kernels": [
                 { "name": "product", "memory": "4000", "values": "8*n", "ops": "2000*n", "arithmetic": "i8" },
@@ -452,8 +465,8 @@ mod tests {
             "each": { "decode_batch": [2], "step": [1, 2] }, "one_row": { "step": [1] }, "several_rows": { "step": [2] },
             "wanted": { "step": [4] },
         }}});
-        assert!(Level::read(&metadata, "v4").is_err());
-        Level::read(&metadata, "v3").unwrap()
+        assert!(LevelKernels::read(&metadata, "v4").is_err());
+        LevelKernels::read(&metadata, "v3").unwrap()
     }
 
     #[test]
@@ -466,9 +479,9 @@ mod tests {
                 vec![1_000_000, 1_500_000, 1_000_000, 0],
             ],
         }];
-        let run = Run { repetitions: 2.0, ms: 4.0, times };
-        let limits = Limits { bandwidth: 1e9, peaks: [Some(1e9), None, Some(2e9), None] };
-        let test = Test::Generate { tokens: 2, depth: 10, sequences: 1 };
+        let run = ProfiledRun { repetitions: 2.0, ms: 4.0, times };
+        let limits = PeakRates { bandwidth: 1e9, peaks: [Some(1e9), None, Some(2e9), None] };
+        let test = BenchTest::Generate { tokens: 2, depth: 10, sequences: 1 };
         let (rows, barriers, waiting) = rows(&level(), test, &run, 64, &limits);
         assert_eq!((barriers, waiting), (2, 0.5));
         let product = &rows[0];
@@ -487,9 +500,9 @@ mod tests {
             calls: 1,
             nanoseconds: vec![vec![3_000_000, 0, 1_000_000]],
         }];
-        let run = Run { repetitions: 1.0, ms: 4.0, times };
-        let limits = Limits { bandwidth: 1e9, peaks: [Some(1e9), None, Some(2e9), None] };
-        let test = Test::Generate { tokens: 1, depth: 10, sequences: 3 };
+        let run = ProfiledRun { repetitions: 1.0, ms: 4.0, times };
+        let limits = PeakRates { bandwidth: 1e9, peaks: [Some(1e9), None, Some(2e9), None] };
+        let test = BenchTest::Generate { tokens: 1, depth: 10, sequences: 3 };
         let (rows, ..) = rows(&level(), test, &run, 64, &limits);
         let work: Vec<_> = rows.iter().map(|r| (r.calls, r.memory_bytes, r.ops)).collect();
         assert_eq!(work, [(1, 4000.0, 6000.0), (3, 3.0 * 16.0 * 11.0, 3.0 * 10.0)]);
@@ -502,9 +515,9 @@ mod tests {
             calls: 1,
             nanoseconds: vec![vec![1_000_000, 0, 0, 0, 1_000_000]],
         }];
-        let run = Run { repetitions: 1.0, ms: 4.0, times };
-        let limits = Limits { bandwidth: 1e9, peaks: [Some(1e9), None, Some(2e9), None] };
-        let test = Test::Mixed { mix: Mix { next: 3, piece: 20 }, depth: 10 };
+        let run = ProfiledRun { repetitions: 1.0, ms: 4.0, times };
+        let limits = PeakRates { bandwidth: 1e9, peaks: [Some(1e9), None, Some(2e9), None] };
+        let test = BenchTest::Mixed { mix: MixedStep { next: 3, piece: 20 }, depth: 10 };
         let (rows, barriers, _) = rows(&level(), test, &run, 64, &limits);
         let work: Vec<_> = rows.iter().map(|r| (r.calls, r.memory_bytes, r.ops)).collect();
         // Products of 23 rows and of the 4 wanted ones; attention of three single rows and of the piece.
@@ -514,14 +527,14 @@ mod tests {
 
     #[test]
     fn launches_do_not_grow_with_the_sequences() {
-        let of = |sequences| launches(&level(), Test::Generate { tokens: 2, depth: 0, sequences }, 64);
+        let of = |sequences| launches(&level(), BenchTest::Generate { tokens: 2, depth: 0, sequences }, 64);
         assert_eq!([1, 2, 64].map(of), [6, 4, 4]);
     }
 
     #[test]
     fn prompts_are_cut_into_chunks() {
         let found: Vec<_> =
-            calls(Test::Prompt(129), 64).iter().map(|c| (c.entry, c.all.n, c.all.past)).collect();
+            calls(BenchTest::Prompt(129), 64).iter().map(|c| (c.entry, c.all.n, c.all.past)).collect();
         assert_eq!(found, [("prefill", 64, 0), ("prefill", 64, 64), ("decode", 1, 128)]);
     }
 }

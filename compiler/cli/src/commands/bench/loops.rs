@@ -1,10 +1,10 @@
 //! The inner loops of the probes. All `unsafe` of the command line is here: machine instructions behind a check that the
 //! machine has them, and loads inside of a slice.
 
-use super::probe::Arithmetic;
+use super::probe::ComputeType;
 
 /// A loop of independent operations on registers.
-pub struct Peak {
+pub struct PeakLoop {
     /// Runs so many rounds; the value only keeps the compiler from dropping the work.
     pub run: fn(u64) -> u64,
     pub ops_per_round: u64,
@@ -14,34 +14,34 @@ pub struct Peak {
 const CHAINS: usize = 16;
 
 #[cfg(target_arch = "x86_64")]
-pub fn peak(arithmetic: Arithmetic) -> Option<Peak> {
+pub fn peak(arithmetic: ComputeType) -> Option<PeakLoop> {
     use std::is_x86_feature_detected as has;
     let ops = |lanes: usize| (2 * lanes * CHAINS) as u64;
     // SAFETY (of every `run`): it is chosen only where the features that its function is compiled for were detected.
     match arithmetic {
-        Arithmetic::F32 if has!("avx512f") => {
-            Some(Peak { run: |n| unsafe { x86::fma_512(n) }, ops_per_round: ops(16) })
+        ComputeType::F32 if has!("avx512f") => {
+            Some(PeakLoop { run: |n| unsafe { x86::fma_512(n) }, ops_per_round: ops(16) })
         }
-        Arithmetic::F32 if has!("avx2") && has!("fma") => {
-            Some(Peak { run: |n| unsafe { x86::fma_256(n) }, ops_per_round: ops(8) })
+        ComputeType::F32 if has!("avx2") && has!("fma") => {
+            Some(PeakLoop { run: |n| unsafe { x86::fma_256(n) }, ops_per_round: ops(8) })
         }
-        Arithmetic::BF16 if has!("avx512bf16") => {
-            Some(Peak { run: |n| unsafe { x86::dpbf16_512(n) }, ops_per_round: ops(32) })
+        ComputeType::BF16 if has!("avx512bf16") => {
+            Some(PeakLoop { run: |n| unsafe { x86::dpbf16_512(n) }, ops_per_round: ops(32) })
         }
-        Arithmetic::I8 | Arithmetic::I4 if has!("avx512vnni") => {
-            Some(Peak { run: |n| unsafe { x86::dpbusd_512(n) }, ops_per_round: ops(64) })
+        ComputeType::I8 | ComputeType::I4 if has!("avx512vnni") => {
+            Some(PeakLoop { run: |n| unsafe { x86::dpbusd_512(n) }, ops_per_round: ops(64) })
         }
-        Arithmetic::I8 | Arithmetic::I4 if has!("avxvnni") => {
-            Some(Peak { run: |n| unsafe { x86::dpbusd_256(n) }, ops_per_round: ops(32) })
+        ComputeType::I8 | ComputeType::I4 if has!("avxvnni") => {
+            Some(PeakLoop { run: |n| unsafe { x86::dpbusd_256(n) }, ops_per_round: ops(32) })
         }
-        Arithmetic::I8 if has!("avx2") => {
-            Some(Peak { run: |n| unsafe { x86::maddubs_256(n) }, ops_per_round: ops(32) })
+        ComputeType::I8 if has!("avx2") => {
+            Some(PeakLoop { run: |n| unsafe { x86::maddubs_256(n) }, ops_per_round: ops(32) })
         }
-        Arithmetic::I4 if has!("avx2") => {
-            Some(Peak { run: |n| unsafe { x86::maddubs_sums_256(n) }, ops_per_round: ops(32) })
+        ComputeType::I4 if has!("avx2") => {
+            Some(PeakLoop { run: |n| unsafe { x86::maddubs_sums_256(n) }, ops_per_round: ops(32) })
         }
-        Arithmetic::F32 => Some(portable_f32()),
-        Arithmetic::BF16 | Arithmetic::I8 | Arithmetic::I4 => None,
+        ComputeType::F32 => Some(portable_f32()),
+        ComputeType::BF16 | ComputeType::I8 | ComputeType::I4 => None,
     }
 }
 
@@ -49,40 +49,40 @@ pub fn peak(arithmetic: Arithmetic) -> Option<Peak> {
 mod arm;
 
 #[cfg(target_arch = "aarch64")]
-pub fn peak(arithmetic: Arithmetic) -> Option<Peak> {
+pub fn peak(arithmetic: ComputeType) -> Option<PeakLoop> {
     use std::arch::is_aarch64_feature_detected as has;
     let ops = |products: usize| (2 * products * CHAINS) as u64;
     // SAFETY (of every `run`): it is chosen only where the feature that its function is compiled for was detected, and
     // runs at least one round.
     match arithmetic {
-        Arithmetic::F32 => Some(Peak { run: |n| unsafe { arm::fmla(n.max(1)) }, ops_per_round: ops(4) }),
-        Arithmetic::BF16 if has!("bf16") => {
-            Some(Peak { run: |n| unsafe { arm::bfmmla(n.max(1)) }, ops_per_round: ops(16) })
+        ComputeType::F32 => Some(PeakLoop { run: |n| unsafe { arm::fmla(n.max(1)) }, ops_per_round: ops(4) }),
+        ComputeType::BF16 if has!("bf16") => {
+            Some(PeakLoop { run: |n| unsafe { arm::bfmmla(n.max(1)) }, ops_per_round: ops(16) })
         }
-        Arithmetic::BF16 => None,
-        Arithmetic::I8 | Arithmetic::I4 if has!("i8mm") => {
-            Some(Peak { run: |n| unsafe { arm::smmla(n.max(1)) }, ops_per_round: ops(32) })
+        ComputeType::BF16 => None,
+        ComputeType::I8 | ComputeType::I4 if has!("i8mm") => {
+            Some(PeakLoop { run: |n| unsafe { arm::smmla(n.max(1)) }, ops_per_round: ops(32) })
         }
-        Arithmetic::I8 | Arithmetic::I4 if has!("dotprod") => {
-            Some(Peak { run: |n| unsafe { arm::sdot(n.max(1)) }, ops_per_round: ops(16) })
+        ComputeType::I8 | ComputeType::I4 if has!("dotprod") => {
+            Some(PeakLoop { run: |n| unsafe { arm::sdot(n.max(1)) }, ops_per_round: ops(16) })
         }
-        Arithmetic::I8 | Arithmetic::I4 => {
-            Some(Peak { run: |n| unsafe { arm::smlal(n.max(1)) }, ops_per_round: ops(8) })
+        ComputeType::I8 | ComputeType::I4 => {
+            Some(PeakLoop { run: |n| unsafe { arm::smlal(n.max(1)) }, ops_per_round: ops(8) })
         }
     }
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub fn peak(arithmetic: Arithmetic) -> Option<Peak> {
+pub fn peak(arithmetic: ComputeType) -> Option<PeakLoop> {
     match arithmetic {
-        Arithmetic::F32 => Some(portable_f32()),
-        Arithmetic::BF16 | Arithmetic::I8 | Arithmetic::I4 => None,
+        ComputeType::F32 => Some(portable_f32()),
+        ComputeType::BF16 | ComputeType::I8 | ComputeType::I4 => None,
     }
 }
 
 /// What the compiler makes of plain arithmetic.
 #[cfg(not(target_arch = "aarch64"))]
-fn portable_f32() -> Peak {
+fn portable_f32() -> PeakLoop {
     const LANES: usize = 4;
     let run = |rounds: u64| {
         let mut acc = [[1.0f32; LANES]; CHAINS];
@@ -96,7 +96,7 @@ fn portable_f32() -> Peak {
         }
         acc.iter().flatten().map(|x| u64::from(x.to_bits())).sum()
     };
-    Peak { run, ops_per_round: (2 * LANES * CHAINS) as u64 }
+    PeakLoop { run, ops_per_round: (2 * LANES * CHAINS) as u64 }
 }
 
 /// Reads every byte.

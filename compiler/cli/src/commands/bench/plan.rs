@@ -2,9 +2,9 @@
 
 use mlcc_runtime::Model;
 
-use super::Args;
-use super::test::{Test, TextsOf};
-use crate::commands::Limits;
+use super::BenchArgs;
+use super::test::{BenchTest, TextCounts};
+use crate::commands::SequenceLimits;
 use crate::error::CliError;
 
 /// Tokens of the usual tests.
@@ -12,58 +12,58 @@ const PROMPT: usize = 512;
 const GENERATED: usize = 128;
 
 /// Texts of the usual test, of a model that makes vectors of them.
-const TEXTS: TextsOf = TextsOf { texts: 64, tokens: 256 };
+const TEXTS: TextCounts = TextCounts { texts: 64, tokens: 256 };
 
 /// What an artifact has room for.
 #[derive(Clone, Copy)]
-pub(super) enum Room {
+pub(super) enum ArtifactCapacity {
     /// It was not read yet.
     Unknown,
-    Sequences(Limits),
+    Sequences(SequenceLimits),
     /// It makes vectors of texts.
-    Texts(TextRoom),
+    Texts(EmbeddingCapacity),
 }
 
 /// What a model that makes vectors has room for.
 #[derive(Clone, Copy)]
-pub(super) struct TextRoom {
+pub(super) struct EmbeddingCapacity {
     /// Tokens of a text.
     tokens: usize,
     /// Texts and tokens of a call.
-    call: TextsOf,
+    call: TextCounts,
 }
 
-impl TextRoom {
-    fn test(self, of: TextsOf) -> Test {
-        Test::Texts { of, together: (self.call.tokens / of.tokens).clamp(1, self.call.texts.max(1)) }
+impl EmbeddingCapacity {
+    fn test(self, of: TextCounts) -> BenchTest {
+        BenchTest::Texts { of, together: (self.call.tokens / of.tokens).clamp(1, self.call.texts.max(1)) }
     }
 }
 
-impl Room {
-    pub fn of(model: &Model) -> Room {
+impl ArtifactCapacity {
+    pub fn of(model: &Model) -> ArtifactCapacity {
         match model.text_width() {
-            0 => Room::Sequences(Limits::of(model)),
-            _ => Room::Texts(TextRoom {
+            0 => ArtifactCapacity::Sequences(SequenceLimits::of(model)),
+            _ => ArtifactCapacity::Texts(EmbeddingCapacity {
                 tokens: model.max_text_tokens(),
-                call: TextsOf { texts: model.plan().batch as usize, tokens: model.max_step_tokens() },
+                call: TextCounts { texts: model.plan().batch as usize, tokens: model.max_step_tokens() },
             }),
         }
     }
 }
 
-pub(super) fn tests(args: &Args, room: Room) -> Result<Vec<Test>, CliError> {
+pub(super) fn tests(args: &BenchArgs, room: ArtifactCapacity) -> Result<Vec<BenchTest>, CliError> {
     match room {
-        Room::Texts(room) => texts(args, room),
-        Room::Sequences(_) if !args.texts.is_empty() => Err(CliError::usage(
+        ArtifactCapacity::Texts(room) => texts(args, room),
+        ArtifactCapacity::Sequences(_) if !args.texts.is_empty() => Err(CliError::usage(
             "--texts is for models that make vectors of texts; this one generates: give -p, -n or --mixed",
         )),
-        Room::Sequences(limits) => sequences(args, limits),
-        Room::Unknown if !args.texts.is_empty() => Ok(Vec::new()),
-        Room::Unknown => sequences(args, Limits::default()),
+        ArtifactCapacity::Sequences(limits) => sequences(args, limits),
+        ArtifactCapacity::Unknown if !args.texts.is_empty() => Ok(Vec::new()),
+        ArtifactCapacity::Unknown => sequences(args, SequenceLimits::default()),
     }
 }
 
-fn texts(args: &Args, room: TextRoom) -> Result<Vec<Test>, CliError> {
+fn texts(args: &BenchArgs, room: EmbeddingCapacity) -> Result<Vec<BenchTest>, CliError> {
     let generates = [args.n_prompt.is_some(), args.n_gen.is_some(), !args.mixed.is_empty()];
     if generates.contains(&true) {
         return Err(CliError::usage(
@@ -71,7 +71,7 @@ fn texts(args: &Args, room: TextRoom) -> Result<Vec<Test>, CliError> {
         ));
     }
     if args.texts.is_empty() {
-        return Ok(vec![room.test(TextsOf { tokens: TEXTS.tokens.min(room.tokens), ..TEXTS })]);
+        return Ok(vec![room.test(TextCounts { tokens: TEXTS.tokens.min(room.tokens), ..TEXTS })]);
     }
     for of in &args.texts {
         fits(format_args!("--texts {}x{}", of.texts, of.tokens), of.tokens, Some(room.tokens))?;
@@ -79,14 +79,14 @@ fn texts(args: &Args, room: TextRoom) -> Result<Vec<Test>, CliError> {
     Ok(args.texts.iter().map(|&of| room.test(of)).collect())
 }
 
-fn sequences(args: &Args, limits: Limits) -> Result<Vec<Test>, CliError> {
+fn sequences(args: &BenchArgs, limits: SequenceLimits) -> Result<Vec<BenchTest>, CliError> {
     let mut tests = Vec::new();
     match &args.n_prompt {
-        None => tests.push(Test::Prompt(limits.prompt.map_or(PROMPT, |most| PROMPT.min(most)))),
+        None => tests.push(BenchTest::Prompt(limits.prompt.map_or(PROMPT, |most| PROMPT.min(most)))),
         Some(lengths) => {
             for &n in lengths.iter().filter(|&&n| n > 0) {
                 fits(format_args!("-p/--n-prompt {n}"), n, limits.prompt)?;
-                tests.push(Test::Prompt(n));
+                tests.push(BenchTest::Prompt(n));
             }
         }
     }
@@ -98,13 +98,13 @@ fn sequences(args: &Args, limits: Limits) -> Result<Vec<Test>, CliError> {
             };
             fits(what, depth.saturating_add(tokens), limits.context)?;
             let sequences = args.batch.iter().map(|&b| usize::from(b));
-            tests.extend(sequences.map(|sequences| Test::Generate { tokens, depth, sequences }));
+            tests.extend(sequences.map(|sequences| BenchTest::Generate { tokens, depth, sequences }));
         }
     }
     for &mix in &args.mixed {
         depths(args, limits)?;
         fits(format_args!("--mixed {}+{}", mix.next, mix.piece), mix.piece, limits.prompt)?;
-        tests.extend(args.depth.iter().map(|&depth| Test::Mixed { mix, depth }));
+        tests.extend(args.depth.iter().map(|&depth| BenchTest::Mixed { mix, depth }));
     }
     match tests.is_empty() {
         true => Err(CliError::usage("nothing to measure: give -p N or -n N above 0, or --mixed")),
@@ -113,7 +113,7 @@ fn sequences(args: &Args, limits: Limits) -> Result<Vec<Test>, CliError> {
 }
 
 /// How many tokens are generated.
-fn generated(args: &Args, limits: Limits) -> Result<Vec<usize>, CliError> {
+fn generated(args: &BenchArgs, limits: SequenceLimits) -> Result<Vec<usize>, CliError> {
     if let Some(asked) = &args.n_gen {
         let lengths: Vec<usize> = asked.iter().copied().filter(|&n| n > 0).collect();
         if !lengths.is_empty() {
@@ -128,7 +128,7 @@ fn generated(args: &Args, limits: Limits) -> Result<Vec<usize>, CliError> {
 }
 
 /// There must be room after every depth, and what lies before is a prompt.
-fn depths(args: &Args, limits: Limits) -> Result<(), CliError> {
+fn depths(args: &BenchArgs, limits: SequenceLimits) -> Result<(), CliError> {
     for &depth in args.depth.iter().filter(|&&depth| depth > 0) {
         fits(format_args!("-d/--depth {depth}"), depth, limits.prompt)?;
         fits(format_args!("one token after -d/--depth {depth}"), depth.saturating_add(1), limits.context)?;

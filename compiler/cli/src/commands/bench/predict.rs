@@ -8,19 +8,20 @@ use std::rc::Rc;
 
 use mlcc_abi::repeat;
 use mlcc_codegen::nvdisasm::{self, NVDISASM_VARIABLE, disassemble, find_nvdisasm};
-use mlcc_codegen::ptxas::{Assembler, PTXAS_VARIABLE, Usage, assemble, find_ptxas};
+use mlcc_codegen::ptxas::{PTXAS_VARIABLE, PtxAssembler, ResourceUsage, assemble, find_ptxas};
 use mlcc_predict::{
-    Bound, Call, Kernel, Plan, Prediction, Resources, SequenceSizes, Shape, launch, predict, sass,
+    ArtifactPlan, DecodedKernel, KernelResources, LaunchBound, LaunchConfig, LaunchPrediction, PredictedCall,
+    SequenceSizes, launch, predict, sass,
 };
-use mlcc_runtime::{Artifact, Launch, Repeat, Table, table_of};
+use mlcc_runtime::{Artifact, ArtifactTable, KernelLaunch, LaunchRepeat, table_of};
 use mlcc_target::GpuModel;
 use serde::Serialize;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::test::Test;
-use super::{Args, Form, plan};
-use crate::commands::{Limits, print, print_json};
+use super::test::BenchTest;
+use super::{BenchArgs, OutputFormat, plan};
+use crate::commands::{SequenceLimits, print, print_json};
 use crate::error::CliError;
 
 /// Tokens of the long prompt that is predicted beside the usual one.
@@ -28,7 +29,7 @@ const LONG_PROMPT: usize = 2048;
 
 /// One test, predicted.
 #[derive(Debug, Serialize)]
-pub struct Row {
+pub struct PredictionRow {
     /// Always true: nothing in this row was measured.
     prediction: bool,
     model: String,
@@ -47,12 +48,12 @@ pub struct Row {
     /// Seconds by what binds.
     bounds: BTreeMap<String, f64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    kernels: Vec<KernelRow>,
+    kernels: Vec<PredictedKernelRow>,
 }
 
 /// All launches of a kernel with one shape in a test.
 #[derive(Clone, Debug, Serialize)]
-pub struct KernelRow {
+pub struct PredictedKernelRow {
     kernel: String,
     launches: usize,
     /// Seconds of all of them, with what lies between two kernels, and of one.
@@ -75,25 +76,26 @@ pub struct KernelRow {
     wide_loads: bool,
 }
 
-pub fn run(args: &Args, gpu: &str) -> Result<(), CliError> {
+pub fn run(args: &BenchArgs, gpu: &str) -> Result<(), CliError> {
     let gpu = gpu_of(gpu)?;
     let artifact = Artifact::open(&args.artifact)?;
     let table = table_of(&artifact)?;
     let metadata: Value = serde_json::from_str(&table.metadata).unwrap_or(Value::Null);
-    let limits = Limits::of_table(&table);
-    let mut tests = plan::tests(args, plan::Room::Sequences(limits))?;
+    let limits = SequenceLimits::of_table(&table);
+    let mut tests = plan::tests(args, plan::ArtifactCapacity::Sequences(limits))?;
     if args.n_prompt.is_none() && limits.prompt.is_none_or(|most| LONG_PROMPT <= most) {
-        tests.insert(1, Test::Prompt(LONG_PROMPT));
+        tests.insert(1, BenchTest::Prompt(LONG_PROMPT));
     }
-    let mut predictor = Predictor::new(&args.artifact, table, &gpu, &Tools::find()?, &Known::default())?;
+    let mut predictor =
+        SpeedPredictor::new(&args.artifact, table, &gpu, &NvidiaTools::find()?, &PredictionCache::default())?;
     let mut rows = Vec::new();
     for test in tests {
         let parts = predictor.test(test)?;
         rows.push(row(&metadata, &gpu, test, &parts, args.kernels));
     }
     match args.output {
-        Form::Json => print_json(&rows),
-        Form::Md => print(&markdown(&rows, &gpu)),
+        OutputFormat::Json => print_json(&rows),
+        OutputFormat::Md => print(&markdown(&rows, &gpu)),
     }
 }
 
@@ -107,38 +109,38 @@ pub fn gpu_of(name: &str) -> Result<GpuModel, CliError> {
 }
 
 /// NVIDIA's programs, which predictions need.
-pub struct Tools {
+pub struct NvidiaTools {
     ptxas: PathBuf,
     nvdisasm: PathBuf,
 }
 
-impl Tools {
-    pub fn find() -> Result<Tools, CliError> {
+impl NvidiaTools {
+    pub fn find() -> Result<NvidiaTools, CliError> {
         let ptxas =
             find_ptxas().ok_or_else(|| missing("ptxas", PTXAS_VARIABLE, "nvidia-cuda-nvcc-cu12==12.9.86"))?;
         let nvdisasm =
             find_nvdisasm().ok_or_else(|| missing("nvdisasm", NVDISASM_VARIABLE, "nvidia-cuda-nvdisasm"))?;
-        Ok(Tools { ptxas, nvdisasm })
+        Ok(NvidiaTools { ptxas, nvdisasm })
     }
 
     /// Of the assembler and of the disassembler.
     pub fn versions(&self) -> Result<[String; 2], CliError> {
-        let ptxas = Assembler::find().map_err(|e| CliError::Failed(e.to_string()))?;
+        let ptxas = PtxAssembler::find().map_err(|e| CliError::Failed(e.to_string()))?;
         let nvdisasm = nvdisasm::version(&self.nvdisasm).map_err(|e| CliError::Failed(e.to_string()))?;
         Ok([ptxas.version, nvdisasm])
     }
 }
 
 /// A kernel's machine code with its hash, and what the assembler says of it.
-struct Code {
-    kernel: Kernel,
+struct KernelCode {
+    kernel: DecodedKernel,
     hash: u128,
-    resources: Resources,
+    resources: KernelResources,
 }
 
 /// What a launch is known by: equal ones take equal time. Weights at other places do not matter.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key {
+pub struct LaunchKey {
     code: u128,
     grid: [u32; 3],
     kinds: Vec<u32>,
@@ -146,33 +148,33 @@ pub struct Key {
 }
 
 /// Predictions of launches that were made already. Artifacts of one model for one GPU may share them: most of their kernels are the same.
-pub type Known = Rc<RefCell<BTreeMap<Key, Prediction>>>;
+pub type PredictionCache = Rc<RefCell<BTreeMap<LaunchKey, LaunchPrediction>>>;
 
-pub struct Predictor {
+pub struct SpeedPredictor {
     path: PathBuf,
-    table: Rc<Table>,
+    table: Rc<ArtifactTable>,
     gpu: GpuModel,
-    code: BTreeMap<String, Code>,
-    known: Known,
+    code: BTreeMap<String, KernelCode>,
+    known: PredictionCache,
 }
 
 /// So many launches of a test that are alike.
-struct Part {
+struct LaunchGroup {
     kernel: String,
     registers: u32,
     tensor_cores: bool,
     wide_loads: bool,
     count: usize,
-    prediction: Prediction,
+    prediction: LaunchPrediction,
 }
 
-impl Predictor {
+impl SpeedPredictor {
     pub fn new(
         path: &Path,
-        table: Table,
+        table: ArtifactTable,
         gpu: &GpuModel,
-        tools: &Tools,
-        known: &Known,
+        tools: &NvidiaTools,
+        known: &PredictionCache,
     ) -> Result<Self, CliError> {
         let failed = |what: String| CliError::Failed(format!("{}: {what}", path.display()));
         let images = table.images.iter().filter(|image| image.kind == "ptx" && image.sm <= gpu.sm);
@@ -186,38 +188,46 @@ impl Predictor {
         let assembled = assemble(&tools.ptxas, text, gpu.sm).map_err(|e| failed(e.to_string()))?;
         let listing = disassemble(&tools.nvdisasm, &assembled.cubin).map_err(|e| failed(e.to_string()))?;
         let functions = sass::parse(&listing).map_err(|e| failed(e.to_string()))?;
-        let usage: BTreeMap<&str, &Usage> = assembled.usage.iter().map(|u| (u.kernel.as_str(), u)).collect();
+        let usage: BTreeMap<&str, &ResourceUsage> =
+            assembled.usage.iter().map(|u| (u.kernel.as_str(), u)).collect();
         let mut code = BTreeMap::new();
         for function in &functions {
             let Some(usage) = usage.get(function.name.as_str()) else { continue };
-            let kernel = Kernel::new(function, gpu.sm).map_err(|e| failed(e.to_string()))?;
-            let resources = Resources { registers: usage.registers, shared_bytes: usage.shared_bytes };
+            let kernel = DecodedKernel::new(function, gpu.sm).map_err(|e| failed(e.to_string()))?;
+            let resources = KernelResources { registers: usage.registers, shared_bytes: usage.shared_bytes };
             let text = format!("{:?} {} {}", function.code, usage.registers, usage.shared_bytes);
-            code.insert(function.name.clone(), Code { kernel, hash: xxh3_128(text.as_bytes()), resources });
+            code.insert(
+                function.name.clone(),
+                KernelCode { kernel, hash: xxh3_128(text.as_bytes()), resources },
+            );
         }
         let (path, gpu, known) = (path.to_path_buf(), gpu.clone(), Rc::clone(known));
-        Ok(Predictor { path, table: Rc::new(table), gpu, code, known })
+        Ok(SpeedPredictor { path, table: Rc::new(table), gpu, code, known })
     }
 
     /// Predicted tokens per second of a test.
-    pub fn speed(&mut self, test: Test) -> Result<f64, CliError> {
+    pub fn speed(&mut self, test: BenchTest) -> Result<f64, CliError> {
         let between = f64::from(self.gpu.launch_ns) * 1e-9;
         let parts = self.test(test)?;
         let seconds: f64 = parts.iter().map(|p| p.count as f64 * (p.prediction.seconds + between)).sum();
         Ok(tokens_of_step(test) as f64 / seconds.max(f64::MIN_POSITIVE))
     }
 
-    fn call(&self, sequences: Vec<SequenceSizes>, batch: bool) -> Call {
+    fn call(&self, sequences: Vec<SequenceSizes>, batch: bool) -> PredictedCall {
         let plan = &self.table.plan;
         let (vocab, weights_bytes, state_bytes) = (plan.vocab, plan.weights_bytes, plan.state_bytes);
-        Call { plan: Plan { vocab, weights_bytes, state_bytes, pages: plan.pages() }, sequences, batch }
+        PredictedCall {
+            plan: ArtifactPlan { vocab, weights_bytes, state_bytes, pages: plan.pages() },
+            sequences,
+            batch,
+        }
     }
 
     /// The launches of one step of a test, or of all calls of its prompt.
-    fn test(&mut self, test: Test) -> Result<Vec<Part>, CliError> {
+    fn test(&mut self, test: BenchTest) -> Result<Vec<LaunchGroup>, CliError> {
         let one = |rows: usize, past: usize| SequenceSizes { rows: rows as u64, past: past as u64 };
         match test {
-            Test::Prompt(n) => {
+            BenchTest::Prompt(n) => {
                 let chunk = self.table.plan.chunk.max(1) as usize;
                 let mut parts = Vec::new();
                 for past in (0..n).step_by(chunk) {
@@ -227,16 +237,16 @@ impl Predictor {
                 Ok(parts)
             }
             // In the middle of what is generated.
-            Test::Generate { tokens, depth, sequences: 1 } => {
+            BenchTest::Generate { tokens, depth, sequences: 1 } => {
                 let call = self.call(vec![one(1, depth + tokens / 2)], false);
                 self.entry("decode", &call)
             }
-            Test::Generate { tokens, depth, sequences } => {
+            BenchTest::Generate { tokens, depth, sequences } => {
                 let call = self.call(vec![one(1, depth + tokens / 2); sequences], true);
                 self.entry("decode_batch", &call)
             }
-            Test::Texts { .. } => Ok(Vec::new()),
-            Test::Mixed { mix, depth } => {
+            BenchTest::Texts { .. } => Ok(Vec::new()),
+            BenchTest::Mixed { mix, depth } => {
                 let mut sequences = vec![one(1, depth); mix.next];
                 sequences.push(one(mix.piece, 0));
                 let call = self.call(sequences, true);
@@ -245,7 +255,7 @@ impl Predictor {
         }
     }
 
-    fn entry(&mut self, name: &str, call: &Call) -> Result<Vec<Part>, CliError> {
+    fn entry(&mut self, name: &str, call: &PredictedCall) -> Result<Vec<LaunchGroup>, CliError> {
         let table = Rc::clone(&self.table);
         let most = table.plan.batch.max(1);
         let sequences = call.sequences.len();
@@ -261,30 +271,34 @@ impl Predictor {
     }
 
     /// Nothing of a launch that has no blocks in this call.
-    fn launch(&mut self, launch: &Launch, call: &Call) -> Result<Option<Part>, CliError> {
+    fn launch(
+        &mut self,
+        launch: &KernelLaunch,
+        call: &PredictedCall,
+    ) -> Result<Option<LaunchGroup>, CliError> {
         let failed = |what: String| CliError::Failed(format!("{}: {what}", self.path.display()));
         if launch.exchange {
             return Err(failed("it is split among GPUs, and what they exchange is not predicted".into()));
         }
         let of = match launch.repeat {
-            Repeat::Once => repeat::ONCE,
-            Repeat::Wanted => repeat::WANTED,
-            Repeat::EachSequence => repeat::EACH_SEQUENCE,
+            LaunchRepeat::Once => repeat::ONCE,
+            LaunchRepeat::Wanted => repeat::WANTED,
+            LaunchRepeat::EachSequence => repeat::EACH_SEQUENCE,
         };
         let grid = launch::grid(&launch.grid, of, call);
         if grid.contains(&0) {
             return Ok(None);
         }
         let code = self.code.get(&launch.kernel);
-        let Code { kernel, hash, resources } =
+        let KernelCode { kernel, hash, resources } =
             code.ok_or_else(|| failed(format!("no code of {}", launch.kernel)))?;
-        let mut key = Key {
+        let mut key = LaunchKey {
             code: *hash,
             grid,
             kinds: launch.args.iter().map(|a| a.kind).collect(),
             call: call.sequences.iter().map(|s| (s.rows, 0)).collect(),
         };
-        let with_past = |key: &Key| Key {
+        let with_past = |key: &LaunchKey| LaunchKey {
             call: call.sequences.iter().map(|s| (s.rows, s.past)).collect(),
             ..key.clone()
         };
@@ -294,7 +308,7 @@ impl Predictor {
             Some(known) => known.clone(),
             None => {
                 let (block, shared_bytes, args) = (launch.block, launch.shared_bytes, launch.args.as_slice());
-                let shape = Shape { grid, block, shared_bytes, args, repeat: of };
+                let shape = LaunchConfig { grid, block, shared_bytes, args, repeat: of };
                 let made = predict(kernel, *resources, &shape, call, &self.gpu)
                     .map_err(|e| failed(e.to_string()))?;
                 if made.reads_past {
@@ -304,7 +318,7 @@ impl Predictor {
                 made
             }
         };
-        Ok(Some(Part {
+        Ok(Some(LaunchGroup {
             kernel: launch.kernel.clone(),
             registers: resources.registers,
             tensor_cores: ["HMMA", "IMMA"].iter().any(|name| kernel.uses(name, "")),
@@ -316,9 +330,9 @@ impl Predictor {
 }
 
 /// Tokens of what is predicted: a step, or a whole prompt.
-fn tokens_of_step(test: Test) -> usize {
+fn tokens_of_step(test: BenchTest) -> usize {
     match test {
-        Test::Generate { sequences, .. } => sequences,
+        BenchTest::Generate { sequences, .. } => sequences,
         other => other.tokens(),
     }
 }
@@ -330,13 +344,19 @@ fn missing(tool: &str, variable: &str, package: &str) -> CliError {
     ))
 }
 
-fn row(metadata: &Value, gpu: &GpuModel, test: Test, parts: &[Part], kernels: bool) -> Row {
+fn row(
+    metadata: &Value,
+    gpu: &GpuModel,
+    test: BenchTest,
+    parts: &[LaunchGroup],
+    kernels: bool,
+) -> PredictionRow {
     let between = f64::from(gpu.launch_ns) * 1e-9;
     let launches: usize = parts.iter().map(|p| p.count).sum();
-    let mut bounds: BTreeMap<Bound, f64> = BTreeMap::new();
+    let mut bounds: BTreeMap<LaunchBound, f64> = BTreeMap::new();
     for part in parts {
         *bounds.entry(part.prediction.bound).or_default() += part.count as f64 * part.prediction.seconds;
-        *bounds.entry(Bound::Launch).or_default() += part.count as f64 * between;
+        *bounds.entry(LaunchBound::Launch).or_default() += part.count as f64 * between;
     }
     let seconds: f64 = bounds.values().sum();
     let tokens = tokens_of_step(test) as f64;
@@ -347,7 +367,7 @@ fn row(metadata: &Value, gpu: &GpuModel, test: Test, parts: &[Part], kernels: bo
     let tok_s = tokens / seconds.max(f64::MIN_POSITIVE);
     let limit = by_copies.min(by_products);
     let most = bounds.iter().max_by(|a, b| a.1.total_cmp(b.1)).map(|(bound, _)| bound.to_string());
-    Row {
+    PredictionRow {
         prediction: true,
         model: metadata.pointer("/model/name").and_then(Value::as_str).unwrap_or("-").to_string(),
         quant: crate::commands::scheme_name(metadata),
@@ -365,12 +385,12 @@ fn row(metadata: &Value, gpu: &GpuModel, test: Test, parts: &[Part], kernels: bo
 }
 
 /// Launches of a kernel that are alike, those with the largest loss first.
-fn kernel_rows(parts: &[Part], gpu: &GpuModel) -> Vec<KernelRow> {
+fn kernel_rows(parts: &[LaunchGroup], gpu: &GpuModel) -> Vec<PredictedKernelRow> {
     let between = f64::from(gpu.launch_ns) * 1e-9;
-    let mut rows: BTreeMap<(&str, u64), KernelRow> = BTreeMap::new();
+    let mut rows: BTreeMap<(&str, u64), PredictedKernelRow> = BTreeMap::new();
     for part in parts {
         let p = &part.prediction;
-        let row = rows.entry((&part.kernel, p.work.blocks)).or_insert_with(|| KernelRow {
+        let row = rows.entry((&part.kernel, p.work.blocks)).or_insert_with(|| PredictedKernelRow {
             kernel: part.kernel.clone(),
             launches: 0,
             seconds: 0.0,
@@ -391,12 +411,12 @@ fn kernel_rows(parts: &[Part], gpu: &GpuModel) -> Vec<KernelRow> {
         row.loss += part.count as f64 * (p.seconds + between - p.ideal(gpu));
         row.one = row.seconds / row.launches as f64;
     }
-    let mut rows: Vec<KernelRow> = rows.into_values().collect();
+    let mut rows: Vec<PredictedKernelRow> = rows.into_values().collect();
     rows.sort_by(|a, b| b.loss.total_cmp(&a.loss));
     rows
 }
 
-fn markdown(rows: &[Row], gpu: &GpuModel) -> String {
+fn markdown(rows: &[PredictionRow], gpu: &GpuModel) -> String {
     let mut out = format!("Predictions for {}, from machine code; nothing here was measured.\n\n", gpu.title);
     out.push_str("| model | quant | test | predicted tok/s | limit tok/s | limited by | of limit | launches | bound by |\n");
     out.push_str("| --- | --- | --- | ---: | ---: | --- | ---: | ---: | --- |\n");

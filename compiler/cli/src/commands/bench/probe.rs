@@ -13,10 +13,10 @@ use memmap2::{Advice, MmapMut};
 use super::loops;
 
 /// Arithmetic that bounds a test.
-pub use mlcc_kernels::lower::cost::Arithmetic;
+pub use mlcc_kernels::lower::cost::ComputeType;
 
 /// Kinds of it.
-pub const KINDS: usize = Arithmetic::ALL.len();
+pub const KINDS: usize = ComputeType::ALL.len();
 
 /// Larger than the last-level caches of nearly all machines, on every thread.
 const BUFFER: usize = 512 << 20;
@@ -27,14 +27,14 @@ const PEAK_ROUNDS: usize = 3;
 const PEAK_TIME: Duration = Duration::from_millis(20);
 
 /// Memory that so many threads read together, each its part.
-pub struct Reading {
+pub struct BandwidthProbe {
     memory: MmapMut,
     /// Bytes of a thread.
     slice: usize,
 }
 
-impl Reading {
-    pub fn new(threads: usize) -> std::io::Result<Reading> {
+impl BandwidthProbe {
+    pub fn new(threads: usize) -> std::io::Result<BandwidthProbe> {
         let slice = (BUFFER / threads).max(64 << 20) & !0xfff;
         let mut memory = MmapMut::map_anon(slice * threads)?;
         // A hint; without large pages the figure is a little lower.
@@ -43,7 +43,7 @@ impl Reading {
         std::thread::scope(|scope| {
             memory.chunks_exact_mut(slice).for_each(|s| drop(scope.spawn(|| s.fill(1))));
         });
-        Ok(Reading { memory, slice })
+        Ok(BandwidthProbe { memory, slice })
     }
 
     /// Bytes per second.
@@ -58,7 +58,7 @@ impl Reading {
 
 /// Operations per second (a multiplication and an addition are two) of `threads` threads, with the best instruction of
 /// this machine for that arithmetic; `None` if there is no special one.
-pub fn peak(arithmetic: Arithmetic, threads: usize) -> Option<f64> {
+pub fn peak(arithmetic: ComputeType, threads: usize) -> Option<f64> {
     let body = loops::peak(arithmetic)?;
     let mut rounds = 1 << 14;
     // How many rounds take the wished time, on one thread.
@@ -79,7 +79,7 @@ pub fn peak(arithmetic: Arithmetic, threads: usize) -> Option<f64> {
 
 /// Keeps `threads` threads busy for so many seconds: some hosts give each its own core only after a while.
 pub fn keep_busy(threads: usize, seconds: f64) {
-    let Some(body) = loops::peak(Arithmetic::F32) else { return };
+    let Some(body) = loops::peak(ComputeType::F32) else { return };
     let end = Instant::now() + Duration::from_secs_f64(seconds.min(3600.0));
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -172,6 +172,6 @@ mod tests {
 
     #[test]
     fn f32_has_a_peak_everywhere() {
-        assert!(peak(Arithmetic::F32, 1).is_some_and(|ops| ops > 1e6));
+        assert!(peak(ComputeType::F32, 1).is_some_and(|ops| ops > 1e6));
     }
 }

@@ -2,17 +2,17 @@
 
 use std::fmt::Write;
 
-use mlcc_runtime::{Model, Topology};
+use mlcc_runtime::{CpuTopology, Model};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::probe::Arithmetic;
-use super::test::{Cost, Test};
-use super::{Machine, Repetition};
+use super::probe::ComputeType;
+use super::test::{BenchTest, TokenCost};
+use super::{MachineProbe, TestRepetition};
 use crate::ui;
 
 #[derive(Debug, Serialize)]
-pub struct Row {
+pub struct BenchRow {
     model: String,
     quant: String,
     test: String,
@@ -51,7 +51,7 @@ pub struct Row {
     ping_pong: Option<[f64; 2]>,
 }
 
-/// [`Row::limit_kind`] where nothing is known.
+/// [`BenchRow::limit_kind`] where nothing is known.
 const NOT_PROBED: &str = "not probed";
 /// Largest relative change of a limit for which a share of it is given.
 const STEADY: f64 = 0.10;
@@ -62,23 +62,23 @@ fn is_steady([before, after]: [f64; 2]) -> bool {
 }
 
 /// Operations per second where each kind takes its time at its own peak.
-fn mixed_peak(cost: &Cost, machine: &Machine) -> f64 {
+fn mixed_peak(cost: &TokenCost, machine: &MachineProbe) -> f64 {
     let seconds: f64 = cost.seconds(machine).iter().sum();
     if seconds > 0.0 { cost.ops.iter().sum::<f64>() / seconds } else { f64::INFINITY }
 }
 
 /// Kinds of arithmetic of a test, that with the most time first.
-fn compute_kind(cost: &Cost, machine: &Machine) -> String {
+fn compute_kind(cost: &TokenCost, machine: &MachineProbe) -> String {
     let seconds = cost.seconds(machine);
     let mut kinds: Vec<usize> = (0..seconds.len()).filter(|&i| seconds[i] > 0.0).collect();
     kinds.sort_by(|&a, &b| seconds[b].total_cmp(&seconds[a]));
-    let names: Vec<&str> = kinds.iter().map(|&i| Arithmetic::ALL[i].name()).collect();
+    let names: Vec<&str> = kinds.iter().map(|&i| ComputeType::ALL[i].name()).collect();
     format!("compute_{}", names.join("+"))
 }
 
 /// Median limit, median share of it, and how many repetitions were steady. `probed` are the limits before and after each
 /// repetition, in tokens per second; a probe can only be disturbed, so the better one counts.
-fn share(runs: &[Repetition], probed: &[[f64; 2]]) -> (f64, Option<f64>, usize) {
+fn share(runs: &[TestRepetition], probed: &[[f64; 2]]) -> (f64, Option<f64>, usize) {
     let best = |values: &[f64; 2]| values[0].max(values[1]);
     let steady = runs.iter().zip(probed).filter(|(_, limits)| is_steady(**limits));
     let shares: Vec<f64> = steady.map(|(run, limits)| run.speed / best(limits)).collect();
@@ -88,7 +88,7 @@ fn share(runs: &[Repetition], probed: &[[f64; 2]]) -> (f64, Option<f64>, usize) 
 
 /// Seconds of the median step, and of the one that is slowest in most repetitions, with its number. What is slow once may be the
 /// machine; what is slow each time is ours.
-fn steps(runs: &[Repetition]) -> Option<(f64, f64, usize)> {
+fn steps(runs: &[TestRepetition]) -> Option<(f64, f64, usize)> {
     let all = median(runs.iter().flat_map(|run| run.steps.iter().copied()).collect());
     let count = runs.iter().map(|run| run.steps.len()).min()?;
     let one = |number: usize| median(runs.iter().map(|run| run.steps[number]).collect());
@@ -102,10 +102,10 @@ pub fn range(values: impl Iterator<Item = f64>) -> [f64; 2] {
 }
 
 /// Of at least one repetition.
-pub fn row(model: &Model, metadata: &Value, test: Test, runs: &[Repetition]) -> Row {
+pub fn row(model: &Model, metadata: &Value, test: BenchTest, runs: &[TestRepetition]) -> BenchRow {
     let cost = test.cost(metadata, model.plan().chunk);
     let ops: f64 = cost.ops.iter().sum();
-    let limits = |of: &dyn Fn(&Machine) -> f64| -> Vec<[f64; 2]> {
+    let limits = |of: &dyn Fn(&MachineProbe) -> f64| -> Vec<[f64; 2]> {
         runs.iter().map(|run| [of(&run.machine[0]), of(&run.machine[1])]).collect()
     };
     let by_memory = share(runs, &limits(&|m| m.read_bandwidth / cost.bytes.max(1.0)));
@@ -121,13 +121,13 @@ pub fn row(model: &Model, metadata: &Value, test: Test, runs: &[Repetition]) -> 
     let machines = || runs.iter().flat_map(|run| run.machine);
     let pings: Option<Vec<f64>> = machines().map(|m| m.ping_pong).collect();
     let text = |path: &str| metadata.pointer(path).and_then(Value::as_str).unwrap_or("-").to_string();
-    Row {
+    BenchRow {
         model: text("/model/name"),
         quant: crate::commands::scheme_name(metadata),
         test: test.name(),
         threads: model.threads(),
         level: model.executor().to_string(),
-        cores: (!model.table().variants.is_empty()).then(|| Topology::of_host().to_string()),
+        cores: (!model.table().variants.is_empty()).then(|| CpuTopology::of_host().to_string()),
         weights: crate::commands::placement(model),
         tok_s: median(runs.iter().map(|run| run.speed).collect()),
         tok_s_min: speeds[0],
@@ -158,7 +158,7 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-pub fn markdown(rows: &[Row]) -> String {
+pub fn markdown(rows: &[BenchRow]) -> String {
     let mut out = String::from(
         "| model | quant | level | threads | test | tok/s | min - max | slowest step | per token | limit tok/s | limited by | of limit | read GB/s | Gop/s | ping-pong ns |\n\
          | --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |\n",
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn what_is_not_probed_is_no_limit() {
-        let run = |speed| Repetition { speed, steps: vec![], machine: [Machine::UNKNOWN; 2] };
+        let run = |speed| TestRepetition { speed, steps: vec![], machine: [MachineProbe::UNKNOWN; 2] };
         let (limit, share, steady) = share(&[run(1.0), run(2.0)], &[[f64::INFINITY; 2]; 2]);
         assert_eq!((limit, share, steady), (f64::INFINITY, None, 0));
     }
@@ -233,8 +233,9 @@ mod tests {
 
     #[test]
     fn every_repetition_is_held_against_its_own_limit() {
-        let machine = Machine { read_bandwidth: 1.0, peaks: [1.0; 4], ping_pong: None };
-        let runs = [45.0, 90.0, 80.0].map(|speed| Repetition { speed, steps: vec![], machine: [machine; 2] });
+        let machine = MachineProbe { read_bandwidth: 1.0, peaks: [1.0; 4], ping_pong: None };
+        let runs =
+            [45.0, 90.0, 80.0].map(|speed| TestRepetition { speed, steps: vec![], machine: [machine; 2] });
         let share = |probed| share(&runs, probed);
         assert_eq!(
             share(&[[50.0, 48.0], [100.0, 95.0], [50.0, 100.0]]),
@@ -246,8 +247,11 @@ mod tests {
 
     #[test]
     fn steps_that_are_slow_each_time() {
-        let run =
-            |steps: &[f64]| Repetition { speed: 1.0, steps: steps.to_vec(), machine: [Machine::UNKNOWN; 2] };
+        let run = |steps: &[f64]| TestRepetition {
+            speed: 1.0,
+            steps: steps.to_vec(),
+            machine: [MachineProbe::UNKNOWN; 2],
+        };
         let runs = [run(&[9.0, 1.0, 1.0, 2.0]), run(&[1.0, 1.0, 1.0, 3.0]), run(&[1.0, 1.0, 8.0, 2.0])];
         assert_eq!(steps(&runs), Some((1.0, 2.0, 3)), "9 and 8 are of single repetitions");
         assert_eq!(steps(&[run(&[])]), None);
@@ -255,17 +259,20 @@ mod tests {
 
     #[test]
     fn kinds_of_arithmetic_take_their_time_one_after_the_other() {
-        let machine =
-            Machine { read_bandwidth: 1.0, peaks: [100.0, f64::INFINITY, 400.0, 800.0], ping_pong: None };
-        let mixed = Cost { bytes: 1.0, ops: [100.0, 0.0, 800.0, 0.0] };
+        let machine = MachineProbe {
+            read_bandwidth: 1.0,
+            peaks: [100.0, f64::INFINITY, 400.0, 800.0],
+            ping_pong: None,
+        };
+        let mixed = TokenCost { bytes: 1.0, ops: [100.0, 0.0, 800.0, 0.0] };
         assert_eq!(mixed_peak(&mixed, &machine), 300.0, "1 s of floats and 2 s of dots");
         assert_eq!(compute_kind(&mixed, &machine), "compute_i8+f32");
-        let dots = Cost { bytes: 1.0, ops: [0.0, 0.0, 800.0, 0.0] };
+        let dots = TokenCost { bytes: 1.0, ops: [0.0, 0.0, 800.0, 0.0] };
         assert_eq!(
             (mixed_peak(&dots, &machine), compute_kind(&dots, &machine).as_str()),
             (400.0, "compute_i8")
         );
-        let four = Cost { bytes: 1.0, ops: [0.0, 0.0, 400.0, 1600.0] };
+        let four = TokenCost { bytes: 1.0, ops: [0.0, 0.0, 400.0, 1600.0] };
         assert_eq!(mixed_peak(&four, &machine), 2000.0 / 3.0, "1 s of 8-bit and 2 s of 4-bit weights");
         assert_eq!(compute_kind(&four, &machine), "compute_i4+i8");
     }

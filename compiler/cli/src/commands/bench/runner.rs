@@ -2,35 +2,35 @@
 
 use std::time::Instant;
 
-use mlcc_runtime::{Batch, Model, Rows, Session, StepTimes, Texts};
+use mlcc_runtime::{Model, Session, SessionBatch, SessionInput, StepTimes, TextEmbedder};
 
-use super::test::Test;
+use super::test::BenchTest;
 use super::{prompt, stop_if_interrupted, tokens};
 use crate::commands::warn_of;
 use crate::error::CliError;
 use crate::ui::Ui;
 
 /// The sequences that the tests feed.
-pub(super) struct Runner {
+pub(super) struct BenchRunner {
     sessions: Vec<Session>,
     /// How many of the first tokens of each are those that tests have before theirs.
     read: Vec<usize>,
     /// None of a model of texts.
-    batch: Option<Batch>,
+    batch: Option<SessionBatch>,
     /// Of a model of texts.
-    texts: Option<Texts>,
+    texts: Option<TextEmbedder>,
     vocab: u64,
     model: Model,
     /// Seconds of the steps of the last test, of one that generates.
     pub steps: Vec<f64>,
 }
 
-impl Runner {
+impl BenchRunner {
     /// With as many sequences as the tests want.
-    pub fn new(model: &Model, tests: &[Test]) -> Result<Runner, CliError> {
+    pub fn new(model: &Model, tests: &[BenchTest]) -> Result<BenchRunner, CliError> {
         let makes_vectors = model.text_width() > 0;
         let most = if makes_vectors { 0 } else { tests.iter().map(|t| t.sequences()).max().unwrap_or(1) };
-        Ok(Runner {
+        Ok(BenchRunner {
             sessions: (0..most).map(|_| model.session()).collect::<Result<_, _>>()?,
             read: vec![0; most],
             batch: (most > 0).then(|| model.batch(most)).transpose()?,
@@ -42,11 +42,11 @@ impl Runner {
     }
 
     /// Begins sequences with the tokens before those of the test. Sequences that have them go back to them.
-    pub fn prepare(&mut self, test: Test) -> Result<(), CliError> {
+    pub fn prepare(&mut self, test: BenchTest) -> Result<(), CliError> {
         let (depth, sequences) = match test {
-            Test::Generate { depth, sequences, .. } => (depth, sequences),
-            Test::Mixed { depth, mix } => (depth, mix.next),
-            Test::Prompt(_) | Test::Texts { .. } => (0, 0),
+            BenchTest::Generate { depth, sequences, .. } => (depth, sequences),
+            BenchTest::Mixed { depth, mix } => (depth, mix.next),
+            BenchTest::Prompt(_) | BenchTest::Texts { .. } => (0, 0),
         };
         // What is generated needs a source text.
         let depth = self.model.plan().decoder_start().map_or(depth, |_| depth.max(2));
@@ -72,29 +72,35 @@ impl Runner {
     }
 
     /// Tokens per second of one run, those of all sequences together, which are prepared.
-    pub fn time(&mut self, test: Test) -> Result<f64, CliError> {
+    pub fn time(&mut self, test: BenchTest) -> Result<f64, CliError> {
         let begin = Instant::now();
         self.feed(test)?;
         Ok(test.tokens() as f64 / begin.elapsed().as_secs_f64())
     }
 
     /// Feeds the tokens of a test.
-    pub fn feed(&mut self, test: Test) -> Result<(), CliError> {
+    pub fn feed(&mut self, test: BenchTest) -> Result<(), CliError> {
         let vocab = self.vocab;
         self.steps.clear();
         match test {
-            Test::Prompt(n) => {
+            BenchTest::Prompt(n) => {
                 self.sessions[0].prefill(&prompt(n, &self.model))?;
             }
-            Test::Generate { tokens: n, sequences, .. } => self.generate(&tokens(n, vocab), sequences)?,
-            Test::Mixed { mix, .. } => {
+            BenchTest::Generate { tokens: n, sequences, .. } => {
+                self.generate(&tokens(n, vocab), sequences)?
+            }
+            BenchTest::Mixed { mix, .. } => {
                 let (piece, next) = (prompt(mix.piece, &self.model), tokens(mix.next, vocab));
                 let fed = next.chunks(1).chain([&piece[..]]);
-                let mut rows: Vec<Rows> =
-                    self.sessions.iter_mut().zip(fed).map(|(s, tokens)| Rows::of(s, tokens)).collect();
+                let mut rows: Vec<SessionInput> = self
+                    .sessions
+                    .iter_mut()
+                    .zip(fed)
+                    .map(|(s, tokens)| SessionInput::of(s, tokens))
+                    .collect();
                 self.batch.iter_mut().try_for_each(|batch| batch.step(&mut rows).map(drop))?;
             }
-            Test::Texts { of, .. } => {
+            BenchTest::Texts { of, .. } => {
                 let tokens = tokens(of.texts * of.tokens, vocab);
                 let texts: Vec<&[i32]> = tokens.chunks(of.tokens).collect();
                 self.texts.iter_mut().try_for_each(|model| model.run(&texts).map(drop))?;
@@ -115,8 +121,11 @@ impl Runner {
             match (&mut *sessions, &mut self.batch) {
                 ([one], _) => one.decode_likeliest(token, &mut |_| true).map(drop)?,
                 (all, Some(batch)) => {
-                    let mut rows: Vec<Rows> =
-                        all.iter_mut().zip(next.chunks(1)).map(|(s, token)| Rows::of(s, token)).collect();
+                    let mut rows: Vec<SessionInput> = all
+                        .iter_mut()
+                        .zip(next.chunks(1))
+                        .map(|(s, token)| SessionInput::of(s, token))
+                        .collect();
                     batch.step_likeliest(&mut rows, &mut |_, _| true).map(drop)?;
                 }
                 (_, None) => {}
@@ -132,7 +141,7 @@ impl Runner {
         self.sessions.iter().find(|s| s.notice().is_some()).into_iter().for_each(|s| warn_of(s, ui));
         // Of sessions alone it would say the same again.
         let of_sessions = |notice: &String| self.sessions.iter().any(|s| s.notice() == Some(notice.as_str()));
-        let of_batch = self.batch.as_ref().and_then(Batch::notice);
+        let of_batch = self.batch.as_ref().and_then(SessionBatch::notice);
         if let Some(notice) = of_batch.filter(|notice| !of_sessions(notice)) {
             ui.warn(notice);
         }

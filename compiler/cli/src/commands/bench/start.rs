@@ -18,7 +18,7 @@ const PROMPT: usize = 8;
 
 /// What the process tells when it has its first token.
 #[derive(Debug, Serialize, Deserialize)]
-struct Told {
+struct FirstTokenReport {
     token: usize,
     weights: u64,
     /// Bytes of memory at this moment, and at most so far; of Linux.
@@ -27,7 +27,7 @@ struct Told {
 }
 
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct StartReport {
     /// Median of the repetitions, from before the process was started.
     milliseconds: f64,
     milliseconds_min: f64,
@@ -47,7 +47,7 @@ pub fn first_token(artifact: &Path, threads: Option<usize>) -> Result<(), CliErr
     let weights = model.table().params.iter().map(|p| p.bytes).sum();
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let (resident, peak) = (field(&status, "VmRSS:"), field(&status, "VmHWM:"));
-    let told = Told { token: best, weights, resident, peak };
+    let told = FirstTokenReport { token: best, weights, resident, peak };
     print(&serde_json::to_string(&told).unwrap_or_default())
 }
 
@@ -58,7 +58,7 @@ fn field(status: &str, name: &str) -> Option<u64> {
 }
 
 /// Starts such processes one after the other.
-pub fn measure(artifact: &Path, threads: Option<usize>, repetitions: u32) -> Result<Report, CliError> {
+pub fn measure(artifact: &Path, threads: Option<usize>, repetitions: u32) -> Result<StartReport, CliError> {
     let program = std::env::current_exe().map_err(CliError::io("find", "this program"))?;
     let mut times = Vec::new();
     let mut last = None;
@@ -77,7 +77,7 @@ pub fn measure(artifact: &Path, threads: Option<usize>, repetitions: u32) -> Res
         }
         let seconds = begin.elapsed().as_secs_f64();
         child.wait().map_err(CliError::io("wait for", &program))?;
-        let told: Told = serde_json::from_str(&line).map_err(|_| {
+        let told: FirstTokenReport = serde_json::from_str(&line).map_err(|_| {
             CliError::usage("the measured process ended before its first token; see its message above")
         })?;
         if round > 0 {
@@ -87,7 +87,7 @@ pub fn measure(artifact: &Path, threads: Option<usize>, repetitions: u32) -> Res
     }
     let least = times.iter().copied().fold(f64::INFINITY, f64::min);
     let told = last.ok_or_else(|| CliError::usage("nothing was measured"))?;
-    Ok(Report {
+    Ok(StartReport {
         milliseconds: median(times),
         milliseconds_min: least,
         weights: told.weights,
@@ -97,7 +97,7 @@ pub fn measure(artifact: &Path, threads: Option<usize>, repetitions: u32) -> Res
     })
 }
 
-impl Report {
+impl StartReport {
     pub fn markdown(&self) -> String {
         let size = |bytes: Option<u64>| bytes.map_or("-".to_string(), ui::bytes);
         let ratio = self.memory_ratio.map_or("-".to_string(), |r| format!("{r:.2}"));

@@ -4,12 +4,12 @@ use std::str::FromStr;
 
 use serde_json::Value;
 
-use super::probe::{Arithmetic, KINDS};
-use super::{Machine, tokens_of};
+use super::probe::{ComputeType, KINDS};
+use super::{MachineProbe, tokens_of};
 
 /// One test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Test {
+pub enum BenchTest {
     Prompt(usize),
     /// So many tokens for each sequence, one by one after `depth` others.
     Generate {
@@ -19,32 +19,32 @@ pub enum Test {
     },
     /// One step, in which the texts that go on have `depth` tokens before.
     Mixed {
-        mix: Mix,
+        mix: MixedStep,
         depth: usize,
     },
     /// Vectors of texts, of which so many go together in a call.
     Texts {
-        of: TextsOf,
+        of: TextCounts,
         together: usize,
     },
 }
 
 /// So many texts of so many tokens each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TextsOf {
+pub struct TextCounts {
     pub texts: usize,
     pub tokens: usize,
 }
 
-impl FromStr for TextsOf {
+impl FromStr for TextCounts {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<TextsOf, String> {
+    fn from_str(text: &str) -> Result<TextCounts, String> {
         let [texts, tokens] = two(text, 'x')
             .ok_or_else(|| format!("`{text}` are no texts: expected TEXTSxTOKENS, as 64x256"))?;
         // All texts are in memory.
         tokens_of(&texts.saturating_mul(tokens).to_string())?;
-        Ok(TextsOf { texts, tokens })
+        Ok(TextCounts { texts, tokens })
     }
 }
 
@@ -57,73 +57,73 @@ fn two(text: &str, between: char) -> Option<[usize; 2]> {
 
 /// What a step holds: the next tokens of so many sequences, and so many tokens of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mix {
+pub struct MixedStep {
     pub next: usize,
     pub piece: usize,
 }
 
-impl FromStr for Mix {
+impl FromStr for MixedStep {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Mix, String> {
+    fn from_str(text: &str) -> Result<MixedStep, String> {
         let [next, piece] =
             two(text, '+').ok_or_else(|| format!("`{text}` is no step: expected NEXT+PIECE, as 8+120"))?;
-        Ok(Mix { next, piece })
+        Ok(MixedStep { next, piece })
     }
 }
 
 /// What one token costs.
 #[derive(Debug, PartialEq)]
-pub(super) struct Cost {
+pub(super) struct TokenCost {
     pub bytes: f64,
-    /// By arithmetic ([`Arithmetic::ALL`]).
+    /// By arithmetic ([`ComputeType::ALL`]).
     pub ops: [f64; KINDS],
 }
 
-impl Cost {
+impl TokenCost {
     /// Seconds that the operations of each arithmetic take at its peak.
-    pub fn seconds(&self, machine: &Machine) -> [f64; KINDS] {
+    pub fn seconds(&self, machine: &MachineProbe) -> [f64; KINDS] {
         std::array::from_fn(|i| if self.ops[i] > 0.0 { self.ops[i] / machine.peaks[i] } else { 0.0 })
     }
 }
 
-impl Test {
+impl BenchTest {
     /// Tokens of all sequences together.
     pub fn tokens(self) -> usize {
         match self {
-            Test::Prompt(n) => n,
-            Test::Generate { tokens, sequences, .. } => tokens * sequences,
-            Test::Mixed { mix, .. } => mix.next + mix.piece,
-            Test::Texts { of, .. } => of.texts * of.tokens,
+            BenchTest::Prompt(n) => n,
+            BenchTest::Generate { tokens, sequences, .. } => tokens * sequences,
+            BenchTest::Mixed { mix, .. } => mix.next + mix.piece,
+            BenchTest::Texts { of, .. } => of.texts * of.tokens,
         }
     }
 
     /// Sequences that it feeds.
     pub fn sequences(self) -> usize {
         match self {
-            Test::Prompt(_) => 1,
-            Test::Generate { sequences, .. } => sequences,
-            Test::Mixed { mix, .. } => mix.next + 1,
-            Test::Texts { of, .. } => of.texts,
+            BenchTest::Prompt(_) => 1,
+            BenchTest::Generate { sequences, .. } => sequences,
+            BenchTest::Mixed { mix, .. } => mix.next + 1,
+            BenchTest::Texts { of, .. } => of.texts,
         }
     }
 
     pub fn name(self) -> String {
         let after = |depth| if depth > 0 { format!("@d{depth}") } else { String::new() };
         match self {
-            Test::Prompt(n) => format!("pp{n}"),
-            Test::Generate { tokens, depth, sequences } => {
+            BenchTest::Prompt(n) => format!("pp{n}"),
+            BenchTest::Generate { tokens, depth, sequences } => {
                 let batch = if sequences > 1 { format!("@b{sequences}") } else { String::new() };
                 format!("tg{tokens}{}{batch}", after(depth))
             }
-            Test::Mixed { mix, depth } => format!("mx{}+{}{}", mix.next, mix.piece, after(depth)),
-            Test::Texts { of, .. } => format!("tx{}x{}", of.texts, of.tokens),
+            BenchTest::Mixed { mix, depth } => format!("mx{}+{}{}", mix.next, mix.piece, after(depth)),
+            BenchTest::Texts { of, .. } => format!("tx{}x{}", of.texts, of.tokens),
         }
     }
 
     /// Weights and the rows of the caches are read once per call, which takes a chunk of the prompt, or one token of each
     /// sequence, or both.
-    pub(super) fn cost(self, metadata: &Value, chunk: u64) -> Cost {
+    pub(super) fn cost(self, metadata: &Value, chunk: u64) -> TokenCost {
         let get = |path: &str| metadata.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
         let (bytes, ops) = (get("/decode/bytes_per_token"), operations(metadata, "ops_per_token"));
         let (row, window) = (get("/memory/cache/bytes_per_token"), get("/memory/window"));
@@ -132,32 +132,32 @@ impl Test {
         // Bytes of the caches that a call reads after so many tokens in the mean.
         let cache = |past: f64| row * if window > 0.0 { past.min(window) } else { past };
         match self {
-            Test::Prompt(n) => {
+            BenchTest::Prompt(n) => {
                 let calls = n.div_ceil(chunk.max(1) as usize) as f64;
                 let bytes = all_weights + cache(n as f64 / 2.0);
                 // The head is needed once per call only.
-                Cost { bytes: bytes * calls / n as f64, ops: std::array::from_fn(|i| ops[i] - head[i]) }
+                TokenCost { bytes: bytes * calls / n as f64, ops: std::array::from_fn(|i| ops[i] - head[i]) }
             }
-            Test::Texts { of, together } => {
+            BenchTest::Texts { of, together } => {
                 let calls = of.texts.div_ceil(together) as f64;
                 // Heads of scores are for the last rows alone.
                 let per_row = 1.0 - 1.0 / of.tokens as f64;
-                Cost {
+                TokenCost {
                     bytes: all_weights * calls / self.tokens() as f64,
                     ops: std::array::from_fn(|i| ops[i] - per_row * head[i]),
                 }
             }
-            Test::Generate { tokens, depth, sequences } => {
+            BenchTest::Generate { tokens, depth, sequences } => {
                 // States are each sequence's own.
                 let shared = (bytes - states) * (1.0 - 1.0 / sequences as f64);
-                Cost { bytes: bytes - shared + cache(depth as f64 + tokens as f64 / 2.0), ops }
+                TokenCost { bytes: bytes - shared + cache(depth as f64 + tokens as f64 / 2.0), ops }
             }
-            Test::Mixed { mix, depth } => {
+            BenchTest::Mixed { mix, depth } => {
                 let (next, rows) = (mix.next as f64, self.tokens() as f64);
                 let caches = next * cache(depth as f64) + cache(mix.piece as f64 / 2.0);
                 // The head is needed once per sequence.
                 let without = 1.0 - (next + 1.0) / rows;
-                Cost {
+                TokenCost {
                     bytes: (all_weights + next * states + caches) / rows,
                     ops: std::array::from_fn(|i| ops[i] - without * head[i]),
                 }
@@ -166,10 +166,10 @@ impl Test {
     }
 }
 
-/// Operations of one token in each arithmetic ([`Arithmetic::ALL`]).
+/// Operations of one token in each arithmetic ([`ComputeType::ALL`]).
 pub(super) fn operations(metadata: &Value, key: &str) -> [f64; KINDS] {
     let get = |kind: &str| metadata["decode"][key][kind].as_f64().unwrap_or(0.0);
-    Arithmetic::ALL.map(|a| get(a.name()))
+    ComputeType::ALL.map(|a| get(a.name()))
 }
 
 #[cfg(test)]
@@ -184,9 +184,9 @@ mod tests {
             "memory": { "cache": { "bytes_per_token": 10 } }
         });
         let without_caches = serde_json::json!({ "decode": metadata["decode"] });
-        let tg = Test::Generate { tokens: 4, depth: 0, sequences: 1 }.cost(&without_caches, 64);
-        assert_eq!(tg, Cost { bytes: 1000.0, ops: [40.0, 0.0, 400.0, 200.0] });
-        let four = Test::Generate { tokens: 4, depth: 0, sequences: 4 };
+        let tg = BenchTest::Generate { tokens: 4, depth: 0, sequences: 1 }.cost(&without_caches, 64);
+        assert_eq!(tg, TokenCost { bytes: 1000.0, ops: [40.0, 0.0, 400.0, 200.0] });
+        let four = BenchTest::Generate { tokens: 4, depth: 0, sequences: 4 };
         let cost = four.cost(&without_caches, 64);
         assert_eq!(
             (cost.bytes, cost.ops),
@@ -194,9 +194,9 @@ mod tests {
             "900 of weights for four, 100 of states for each"
         );
         assert_eq!((four.name().as_str(), four.tokens()), ("tg4@b4", 16));
-        let pp = Test::Prompt(100).cost(&without_caches, 64);
-        assert_eq!(pp, Cost { bytes: 20.0, ops: [40.0, 0.0, 300.0, 200.0] });
-        let mixed = Test::Mixed { mix: Mix { next: 4, piece: 16 }, depth: 30 };
+        let pp = BenchTest::Prompt(100).cost(&without_caches, 64);
+        assert_eq!(pp, TokenCost { bytes: 20.0, ops: [40.0, 0.0, 300.0, 200.0] });
+        let mixed = BenchTest::Mixed { mix: MixedStep { next: 4, piece: 16 }, depth: 30 };
         assert_eq!((mixed.name().as_str(), mixed.tokens(), mixed.sequences()), ("mx4+16@d30", 20, 5));
         let cost = mixed.cost(&metadata, 64);
         // Weights once, a state of each of five sequences, 30 rows of four caches and 8 in the mean of the fifth.
@@ -210,7 +210,7 @@ mod tests {
             "decode": { "bytes_per_token": 1000 }, "memory": { "cache": { "bytes_per_token": 10 } }
         });
         let bytes = |metadata: &Value, depth| {
-            Test::Generate { tokens: 4, depth, sequences: 1 }.cost(metadata, 64).bytes
+            BenchTest::Generate { tokens: 4, depth, sequences: 1 }.cost(metadata, 64).bytes
         };
         assert_eq!([0, 100].map(|d| bytes(&metadata, d)), [1020.0, 2020.0]);
         metadata["memory"]["window"] = 50.into();
@@ -221,7 +221,7 @@ mod tests {
     fn texts_share_the_reading_of_weights() {
         let metadata = serde_json::json!({ "decode": { "bytes_per_token": 1000, "ops_per_token": { "i8": 400 },
             "head_ops": { "i8": 100 } } });
-        let test = Test::Texts { of: TextsOf { texts: 6, tokens: 10 }, together: 4 };
+        let test = BenchTest::Texts { of: TextCounts { texts: 6, tokens: 10 }, together: 4 };
         assert_eq!((test.name().as_str(), test.tokens(), test.sequences()), ("tx6x10", 60, 6));
         let cost = test.cost(&metadata, 64);
         assert_eq!(
@@ -233,19 +233,19 @@ mod tests {
 
     #[test]
     fn texts_are_read_strictly() {
-        assert_eq!("64x256".parse(), Ok(TextsOf { texts: 64, tokens: 256 }));
+        assert_eq!("64x256".parse(), Ok(TextCounts { texts: 64, tokens: 256 }));
         for wrong in
             ["64", "64x", "x256", "0x8", "8x0", "8x8x8", "-1x8", "9999999x9999999", "18446744073709551615x2"]
         {
-            assert!(wrong.parse::<TextsOf>().is_err(), "{wrong}");
+            assert!(wrong.parse::<TextCounts>().is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn mixes_are_read_strictly() {
-        assert_eq!("8+120".parse(), Ok(Mix { next: 8, piece: 120 }));
+        assert_eq!("8+120".parse(), Ok(MixedStep { next: 8, piece: 120 }));
         for wrong in ["8", "8+", "+8", "0+8", "8+0", "8+1+1", "-1+8", "8+99999999999"] {
-            assert!(wrong.parse::<Mix>().is_err(), "{wrong}");
+            assert!(wrong.parse::<MixedStep>().is_err(), "{wrong}");
         }
     }
 }

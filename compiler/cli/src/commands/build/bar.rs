@@ -2,7 +2,7 @@
 
 use indicatif::ProgressBar;
 use mlcc_codegen::CodeListener;
-use mlcc_driver::build::Event;
+use mlcc_driver::build::BuildEvent;
 use mlcc_passes::pipeline::PIPELINE;
 
 use crate::ui::Ui;
@@ -26,19 +26,19 @@ impl BuildBar {
     }
 
     /// Moves as the build tells.
-    pub fn event(&self, event: &Event<'_>) {
+    pub fn event(&self, event: &BuildEvent<'_>) {
         match event {
             // Files may have to be downloaded first, and then there is a bar for that.
-            Event::Phase("read") => {}
-            Event::Phase(name) => self.at(name, 0, 1, (*name).to_owned()),
-            Event::Pass { pass, .. } => {
+            BuildEvent::Phase("read") => {}
+            BuildEvent::Phase(name) => self.at(name, 0, 1, (*name).to_owned()),
+            BuildEvent::Pass { pass, .. } => {
                 let done = PIPELINE.iter().position(|known| known.name == pass.name).map_or(0, |at| at + 1);
                 self.at("passes", done as u64, PIPELINE.len() as u64, format!("pass {}", pass.name));
             }
-            Event::Weights { done, total, name } => {
+            BuildEvent::Weights { done, total, name } => {
                 self.at("weights", *done, *total, format!("weights {name}"));
             }
-            Event::Report { done, total, perplexity } => {
+            BuildEvent::Report { done, total, perplexity } => {
                 let so_far = if *done > 0 { format!(", perplexity {perplexity:.3}") } else { String::new() };
                 let message = format!("report, window {done} of {total}{so_far}");
                 self.at("report", *done as u64, *total as u64, message);
@@ -96,14 +96,14 @@ mod tests {
     #[test]
     fn the_bar_never_goes_back() {
         let bar = BuildBar::new(&Ui::new(true, 0));
-        bar.event(&Event::Phase("code"));
+        bar.event(&BuildEvent::Phase("code"));
         let listener = bar.clone();
         listener.at("code", 9, 10, String::new());
         listener.at("code", 8, 10, String::new());
         assert_eq!(bar.bar.position(), 375);
-        bar.event(&Event::Weights { done: 1, total: 2, name: "w" });
+        bar.event(&BuildEvent::Weights { done: 1, total: 2, name: "w" });
         assert_eq!((bar.bar.position(), bar.bar.message().as_str()), (600, "weights w"));
-        bar.event(&Event::Report { done: 2, total: 2, perplexity: 7.0 });
+        bar.event(&BuildEvent::Report { done: 2, total: 2, perplexity: 7.0 });
         assert_eq!(bar.bar.position(), WHOLE);
         bar.clear();
     }

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use mlcc_passes::Program;
+use mlcc_passes::LoweredProgram;
 use mlcc_passes::text::print_program;
 
 use crate::commands::print;
 use crate::error::CliError;
 
-pub struct Dumps {
+pub struct ModuleDumps {
     print_after: Vec<String>,
     folder: Option<PathBuf>,
     count: usize,
@@ -16,7 +16,7 @@ pub struct Dumps {
     error: Option<CliError>,
 }
 
-impl Dumps {
+impl ModuleDumps {
     pub fn new(print_after: &[String], folder: Option<&Path>) -> Result<Self, CliError> {
         for name in print_after.iter().filter(|n| *n != "all") {
             mlcc_passes::pipeline::find(name).map_err(|e| CliError::usage(e.to_string()))?;
@@ -25,10 +25,10 @@ impl Dumps {
             std::fs::create_dir_all(folder).map_err(CliError::io("create", folder))?;
         }
         let folder = folder.map(Path::to_path_buf);
-        Ok(Dumps { print_after: print_after.to_vec(), folder, count: 0, error: None })
+        Ok(ModuleDumps { print_after: print_after.to_vec(), folder, count: 0, error: None })
     }
 
-    pub fn after(&mut self, pass: &str, program: &Program) {
+    pub fn after(&mut self, pass: &str, program: &LoweredProgram) {
         self.count += 1;
         let wanted = self.print_after.iter().any(|p| p == pass || p == "all");
         if self.error.is_some() || !wanted && self.folder.is_none() {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::ui;
 use mlcc_driver::build::BuildReport;
-use mlcc_driver::build::keep::{Kept, SMALLER};
+use mlcc_driver::build::keep::{KeptWeights, SMALLER};
 
 /// One line about a build: the model, the format and what a smaller one would take, the file, how good it is.
 pub fn line(report: &BuildReport) -> String {
@@ -116,7 +116,7 @@ fn conversions(report: &BuildReport) -> String {
     ui::table(&rows) + "\n"
 }
 
-fn kept_text(kept: &Kept) -> String {
+fn kept_text(kept: &KeptWeights) -> String {
     let what = match (kept.random, kept.dequantized) {
         (true, _) => "random weights as the model was published",
         (false, true) => "weights dequantized",
@@ -128,7 +128,7 @@ fn kept_text(kept: &Kept) -> String {
 }
 
 /// The size in 4 bits; not worth a word where little is to be saved.
-fn smaller_text(kept: &Kept) -> Option<String> {
+fn smaller_text(kept: &KeptWeights) -> Option<String> {
     let saves = kept.smaller_bytes < kept.bytes / 10 * 9;
     saves.then(|| format!("--quant {SMALLER} would take {}", ui::bytes(kept.smaller_bytes)))
 }

@@ -16,7 +16,7 @@ A message that begins with a slash is written with two.
 ";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Command {
+pub enum ChatCommand {
     Help,
     Reset,
     Regenerate,
@@ -28,13 +28,13 @@ pub enum Command {
     Exit,
 }
 
-impl Command {
+impl ChatCommand {
     /// `None`: an ordinary message (see [`message`]).
-    pub fn parse(line: &str) -> Option<Result<Command, String>> {
+    pub fn parse(line: &str) -> Option<Result<ChatCommand, String>> {
         let rest = line.trim().strip_prefix('/').filter(|rest| !rest.starts_with('/'))?;
         let (name, argument) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
         let argument = argument.trim();
-        let file = |make: fn(PathBuf) -> Command| match argument {
+        let file = |make: fn(PathBuf) -> ChatCommand| match argument {
             "" => Err(format!("/{name} needs the name of a file")),
             path => Ok(make(path.into())),
         };
@@ -43,14 +43,14 @@ impl Command {
             _ => Err(format!("/{name} takes nothing, found `{argument}`")),
         };
         Some(match name {
-            "help" | "?" => plain(Command::Help),
-            "reset" | "clear" => plain(Command::Reset),
-            "regen" | "regenerate" => plain(Command::Regenerate),
-            "stats" => plain(Command::Stats),
-            "exit" | "quit" => plain(Command::Exit),
-            "save" => file(Command::Save),
-            "load" => file(Command::Load),
-            "set" => Ok(Command::Set(Some(argument.to_owned()).filter(|a| !a.is_empty()))),
+            "help" | "?" => plain(ChatCommand::Help),
+            "reset" | "clear" => plain(ChatCommand::Reset),
+            "regen" | "regenerate" => plain(ChatCommand::Regenerate),
+            "stats" => plain(ChatCommand::Stats),
+            "exit" | "quit" => plain(ChatCommand::Exit),
+            "save" => file(ChatCommand::Save),
+            "load" => file(ChatCommand::Load),
+            "set" => Ok(ChatCommand::Set(Some(argument.to_owned()).filter(|a| !a.is_empty()))),
             _ => Err(format!("there is no command /{name}; /help lists them")),
         })
     }
@@ -67,16 +67,19 @@ mod tests {
 
     #[test]
     fn lines_are_commands_or_messages() {
-        assert_eq!(Command::parse("hello"), None);
-        assert_eq!(Command::parse("//usr/bin is a folder"), None);
+        assert_eq!(ChatCommand::parse("hello"), None);
+        assert_eq!(ChatCommand::parse("//usr/bin is a folder"), None);
         assert_eq!(message("//usr/bin is a folder"), "/usr/bin is a folder");
         assert_eq!(message("a // b"), "a // b");
-        assert_eq!(Command::parse(" /stats "), Some(Ok(Command::Stats)));
-        assert_eq!(Command::parse("/set"), Some(Ok(Command::Set(None))));
-        assert_eq!(Command::parse("/set a=1; b=2"), Some(Ok(Command::Set(Some("a=1; b=2".into())))));
-        assert_eq!(Command::parse("/save my talk.json"), Some(Ok(Command::Save("my talk.json".into()))));
+        assert_eq!(ChatCommand::parse(" /stats "), Some(Ok(ChatCommand::Stats)));
+        assert_eq!(ChatCommand::parse("/set"), Some(Ok(ChatCommand::Set(None))));
+        assert_eq!(ChatCommand::parse("/set a=1; b=2"), Some(Ok(ChatCommand::Set(Some("a=1; b=2".into())))));
+        assert_eq!(
+            ChatCommand::parse("/save my talk.json"),
+            Some(Ok(ChatCommand::Save("my talk.json".into())))
+        );
         for wrong in ["/save", "/load ", "/exit now", "/nonsense"] {
-            assert!(Command::parse(wrong).is_some_and(|c| c.is_err()), "{wrong}");
+            assert!(ChatCommand::parse(wrong).is_some_and(|c| c.is_err()), "{wrong}");
         }
     }
 }

@@ -20,7 +20,7 @@ const MORE: &str = ". ";
 const FENCE: &str = "\"\"\"";
 
 /// What came.
-pub enum Event {
+pub enum InputEvent {
     /// A message or command, its lines joined.
     Message(String),
     /// Ctrl-C at an empty prompt.
@@ -29,14 +29,14 @@ pub enum Event {
     End,
 }
 
-pub enum Input {
-    Terminal(Box<Editor<Typed, DefaultHistory>>),
+pub enum ChatInput {
+    Terminal(Box<Editor<LineTracker, DefaultHistory>>),
     Lines,
 }
 
 /// One line, without its end.
 #[derive(Debug, PartialEq, Eq)]
-enum Line {
+enum InputLine {
     Text(String),
     /// Ctrl-C at text, which is dropped.
     Cleared,
@@ -48,18 +48,18 @@ enum Line {
 /// Knows whether the line in work has text: the editor asks for a hint after every change of it, and says nothing of it
 /// when Ctrl-C ends it.
 #[derive(Default)]
-pub struct Typed {
+pub struct LineTracker {
     any: Cell<bool>,
 }
 
-impl Typed {
+impl LineTracker {
     /// What a press of Ctrl-C means.
-    fn interrupted(&self) -> Line {
-        if self.any.replace(false) { Line::Cleared } else { Line::Interrupted }
+    fn interrupted(&self) -> InputLine {
+        if self.any.replace(false) { InputLine::Cleared } else { InputLine::Interrupted }
     }
 }
 
-impl Hinter for Typed {
+impl Hinter for LineTracker {
     type Hint = String;
     fn hint(&self, line: &str, _: usize, _: &Context<'_>) -> Option<String> {
         self.any.set(!line.is_empty());
@@ -67,49 +67,49 @@ impl Hinter for Typed {
     }
 }
 
-impl Completer for Typed {
+impl Completer for LineTracker {
     type Candidate = String;
 }
-impl Highlighter for Typed {}
-impl Validator for Typed {}
-impl Helper for Typed {}
+impl Highlighter for LineTracker {}
+impl Validator for LineTracker {}
+impl Helper for LineTracker {}
 
-impl Input {
+impl ChatInput {
     pub fn open() -> Result<Self, CliError> {
         if !(std::io::stdin().is_terminal() && std::io::stdout().is_terminal()) {
-            return Ok(Input::Lines);
+            return Ok(ChatInput::Lines);
         }
         let config = Config::builder().auto_add_history(true).build();
         let mut editor = Editor::with_config(config).map_err(terminal)?;
-        editor.set_helper(Some(Typed::default()));
-        Ok(Input::Terminal(Box::new(editor)))
+        editor.set_helper(Some(LineTracker::default()));
+        Ok(ChatInput::Terminal(Box::new(editor)))
     }
 
     pub fn is_terminal(&self) -> bool {
-        matches!(self, Input::Terminal(_))
+        matches!(self, ChatInput::Terminal(_))
     }
 
     /// The next message, of one or more lines.
-    pub fn read(&mut self) -> Result<Event, CliError> {
+    pub fn read(&mut self) -> Result<InputEvent, CliError> {
         let mut text = String::new();
         let mut fenced = false;
         loop {
             let begun = fenced || !text.is_empty();
             let line = match self.line(if begun { MORE } else { SIGN })? {
-                Line::Text(line) => line,
+                InputLine::Text(line) => line,
                 // A begun message is dropped, an empty prompt is left.
-                Line::Cleared | Line::Interrupted if begun => {
+                InputLine::Cleared | InputLine::Interrupted if begun => {
                     (text, fenced) = (String::new(), false);
                     continue;
                 }
-                Line::Cleared => continue,
-                Line::Interrupted => return Ok(Event::Interrupted),
-                Line::End if begun => return Ok(Event::Message(text)),
-                Line::End => return Ok(Event::End),
+                InputLine::Cleared => continue,
+                InputLine::Interrupted => return Ok(InputEvent::Interrupted),
+                InputLine::End if begun => return Ok(InputEvent::Message(text)),
+                InputLine::End => return Ok(InputEvent::End),
             };
             if line.trim() == FENCE {
                 if fenced {
-                    return Ok(Event::Message(text));
+                    return Ok(InputEvent::Message(text));
                 }
                 fenced = true;
             } else if fenced {
@@ -122,29 +122,29 @@ impl Input {
                 text.push('\n');
             } else {
                 text.push_str(&line);
-                return Ok(Event::Message(text));
+                return Ok(InputEvent::Message(text));
             }
         }
     }
 
-    fn line(&mut self, sign: &str) -> Result<Line, CliError> {
+    fn line(&mut self, sign: &str) -> Result<InputLine, CliError> {
         match self {
-            Input::Terminal(editor) => match editor.readline(sign) {
-                Ok(line) => Ok(Line::Text(line)),
+            ChatInput::Terminal(editor) => match editor.readline(sign) {
+                Ok(line) => Ok(InputLine::Text(line)),
                 Err(ReadlineError::Interrupted) => {
-                    Ok(editor.helper().map_or(Line::Interrupted, Typed::interrupted))
+                    Ok(editor.helper().map_or(InputLine::Interrupted, LineTracker::interrupted))
                 }
-                Err(ReadlineError::Eof) => Ok(Line::End),
+                Err(ReadlineError::Eof) => Ok(InputLine::End),
                 Err(e) => Err(terminal(e)),
             },
-            Input::Lines => {
+            ChatInput::Lines => {
                 let mut line = Vec::new();
                 let read = std::io::stdin().lock().read_until(b'\n', &mut line);
                 if read.map_err(CliError::io("read", "standard input"))? == 0 {
-                    return Ok(Line::End);
+                    return Ok(InputLine::End);
                 }
                 let line = mlcc_engine::text::utf8("standard input", line)?;
-                Ok(Line::Text(line.trim_end_matches(['\n', '\r']).to_owned()))
+                Ok(InputLine::Text(line.trim_end_matches(['\n', '\r']).to_owned()))
             }
         }
     }
@@ -160,13 +160,13 @@ mod tests {
 
     #[test]
     fn a_press_clears_text_and_the_next_one_leaves() {
-        let (typed, history) = (Typed::default(), DefaultHistory::new());
+        let (typed, history) = (LineTracker::default(), DefaultHistory::new());
         let edit = |line: &str| assert_eq!(typed.hint(line, line.len(), &Context::new(&history)), None);
-        assert_eq!(typed.interrupted(), Line::Interrupted);
+        assert_eq!(typed.interrupted(), InputLine::Interrupted);
         edit("It");
-        assert_eq!((typed.interrupted(), typed.interrupted()), (Line::Cleared, Line::Interrupted));
+        assert_eq!((typed.interrupted(), typed.interrupted()), (InputLine::Cleared, InputLine::Interrupted));
         edit("It");
         edit("");
-        assert_eq!(typed.interrupted(), Line::Interrupted, "the text was taken back");
+        assert_eq!(typed.interrupted(), InputLine::Interrupted, "the text was taken back");
     }
 }

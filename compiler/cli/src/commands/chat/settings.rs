@@ -2,7 +2,7 @@
 
 use mlcc_engine::SamplingParams;
 
-use crate::commands::run::Seed;
+use crate::commands::run::SeedArg;
 
 /// How answers are made from now on.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,7 +49,7 @@ impl ChatSettings {
             "repeat_last_n" => s.repeat_last_n = number(key, value)?,
             "presence_penalty" => s.presence_penalty = number(key, value)?,
             "frequency_penalty" => s.frequency_penalty = number(key, value)?,
-            "seed" => s.seed = Seed::parse(value)?.0,
+            "seed" => s.seed = SeedArg::parse(value)?.0,
             "max_tokens" | "predict" => match number::<i64>(key, value)? {
                 -1 => self.max_tokens = None,
                 n => {

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-use mlcc_models::golden::Golden;
+use mlcc_models::golden::GoldenFile;
 use mlcc_passes::scheme::QuantScheme;
 
 use crate::commands::verify::belongs;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::Ui;
-use mlcc_driver::build::{BuildOptions, BuildReport, Hooks, ModuleText, Source, compile};
+use mlcc_driver::build::{BuildHooks, BuildOptions, BuildReport, BuildSource, ModuleText, compile};
 use mlcc_driver::interpret::{GraphModel, StepModel};
 use mlcc_driver::replay::{self, judge, replay};
 use mlcc_driver::stored::StoredGraph;
@@ -48,7 +48,7 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
     let (Some(model), Some(golden_path)) = (&args.model, &args.golden) else {
         return Err(CliError::usage("give a module in text form, or --model and --golden"));
     };
-    let mut golden = Golden::read(golden_path)?;
+    let mut golden = GoldenFile::read(golden_path)?;
     golden.prompts.truncate(args.prompts.map_or(usize::MAX, |n| n as usize));
     let (scheme, _) = QuantScheme::find(args.quant.as_deref().unwrap_or("f32"))
         .map_err(|e| CliError::usage(e.to_string()))?;
@@ -56,7 +56,7 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
     options.quant = scheme;
     options.request.weights = args.weights.clone();
     options.disabled_passes = args.disable_pass.clone();
-    let mut source = Source::open(&options)?;
+    let mut source = BuildSource::open(&options)?;
     let planned = source.text.as_ref().is_some_and(|t| t.program.memory.is_some());
     if !source.model.config.architecture.needs_whole_prompts() && !planned {
         source.chunk = CHUNK;
@@ -83,7 +83,7 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
         Some(target) => {
             let target = mlcc_target::resolve(target).map_err(|e| CliError::usage(e.to_string()))?;
             let (mut report, cancel) = (BuildReport::default(), AtomicBool::new(false));
-            let mut hooks = Hooks { event: &mut |_| (), cancel: &cancel };
+            let mut hooks = BuildHooks { event: &mut |_| (), cancel: &cancel };
             let options = match &source.text {
                 Some(text) => text.agree(&options, &target).map_err(|e| failed(&e))?,
                 None => options,

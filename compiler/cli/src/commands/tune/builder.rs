@@ -4,36 +4,36 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mlcc_codegen::folder::{TemporaryFolder, temporary};
-use mlcc_driver::build::{BuildOptions, BuildReport, Hooks, Source, compile, write_program};
-use mlcc_passes::Program;
+use mlcc_driver::build::{BuildHooks, BuildOptions, BuildReport, BuildSource, compile, write_program};
+use mlcc_passes::LoweredProgram;
 use mlcc_passes::text::print_program;
-use mlcc_target::{Level, Target};
+use mlcc_target::{CompileTarget, FeatureLevel};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::origin::Origin;
+use super::origin::TuningSource;
 use crate::error::CliError;
 use crate::interrupt;
 
-pub struct Builder {
-    source: Source,
+pub struct TrialBuilder {
+    source: BuildSource,
     options: BuildOptions,
-    target: Target,
+    target: CompileTarget,
     folder: TemporaryFolder,
     /// What was compiled last.
-    program: Option<Program>,
+    program: Option<LoweredProgram>,
     written: usize,
     cancel: &'static AtomicBool,
 }
 
-impl Builder {
-    pub fn open(origin: Origin, level: &Level) -> Result<Builder, CliError> {
+impl TrialBuilder {
+    pub fn open(origin: TuningSource, level: &FeatureLevel) -> Result<TrialBuilder, CliError> {
         let options = BuildOptions { target: level.name.clone(), ..origin.options };
         let target = mlcc_target::resolve(&level.name)?;
-        let source = Source::open(&options)?;
+        let source = BuildSource::open(&options)?;
         let options = options.for_source(&source);
         let folder = temporary("mlcc-tune").map_err(CliError::io("create", std::env::temp_dir()))?;
         let cancel = interrupt::flag();
-        Ok(Builder { source, options, target, folder, program: None, written: 0, cancel })
+        Ok(TrialBuilder { source, options, target, folder, program: None, written: 0, cancel })
     }
 
     pub fn model(&self) -> &str {
@@ -64,9 +64,9 @@ impl Builder {
     }
 
     /// The code for this level, as a number that is equal where the code is.
-    pub fn compile(&mut self, level: &Level) -> Result<u128, CliError> {
+    pub fn compile(&mut self, level: &FeatureLevel) -> Result<u128, CliError> {
         self.target.levels = vec![level.clone()];
-        let mut hooks = Hooks { event: &mut |_| {}, cancel: self.cancel };
+        let mut hooks = BuildHooks { event: &mut |_| {}, cancel: self.cancel };
         let (program, _) =
             compile(&self.source, &self.target, &self.options, &mut BuildReport::default(), &mut hooks)?;
         let code = xxh3_128(print_program(&program).as_bytes());
@@ -75,7 +75,7 @@ impl Builder {
     }
 
     /// What was compiled last.
-    pub fn program(&self) -> Option<&Program> {
+    pub fn program(&self) -> Option<&LoweredProgram> {
         self.program.as_ref()
     }
 
@@ -94,7 +94,7 @@ impl Builder {
         self.written += 1;
         let path = self.folder.path().join(format!("{}.so", self.written));
         // An interrupt ends the search, not a build of a few seconds.
-        let mut hooks = Hooks { event: &mut |_| {}, cancel: &AtomicBool::new(false) };
+        let mut hooks = BuildHooks { event: &mut |_| {}, cancel: &AtomicBool::new(false) };
         let mut report = BuildReport::default();
         write_program(&self.source, &self.target, &self.options, &program, &path, &mut report, &mut hooks)?;
         Ok(path)

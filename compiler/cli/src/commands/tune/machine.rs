@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use mlcc_driver::tune::{Comparison, Effort, Machine, Timer, Trial, in_turns};
+use mlcc_driver::tune::{
+    CandidateEvaluator, ComparisonEffort, SpeedComparison, SpeedTimer, TuneTrial, in_turns,
+};
 use mlcc_runtime::{LoadOptions, Model, Session};
-use mlcc_target::{Kind, Level};
+use mlcc_target::{FeatureLevel, WorkloadKind};
 
-use super::builder::Builder;
+use super::builder::TrialBuilder;
 use crate::commands::bench::{prompt, tokens};
 use crate::commands::doctor::proc_value;
 use crate::error::CliError;
@@ -22,11 +24,11 @@ const FEW: usize = 16;
 /// Positions before the tokens that are timed, where a model has a cache.
 const DEPTH: u64 = 256;
 
-pub struct Bench<'a> {
-    builder: Builder,
+pub struct TimingBench<'a> {
+    builder: TrialBuilder,
     threads: usize,
     /// How often a run is repeated in one timing, by kind.
-    repeats: BTreeMap<Kind, usize>,
+    repeats: BTreeMap<WorkloadKind, usize>,
     /// When the search ends.
     pub end: Option<Instant>,
     begin: Instant,
@@ -35,26 +37,26 @@ pub struct Bench<'a> {
 }
 
 /// An artifact that runs.
-pub struct Loaded {
+pub struct LoadedArtifact {
     session: Session,
 }
 
-impl<'a> Bench<'a> {
-    pub fn new(builder: Builder, threads: usize, ui: &'a Ui, bar: &'a ProgressBar) -> Bench<'a> {
-        Bench { builder, threads, repeats: BTreeMap::new(), end: None, begin: Instant::now(), ui, bar }
+impl<'a> TimingBench<'a> {
+    pub fn new(builder: TrialBuilder, threads: usize, ui: &'a Ui, bar: &'a ProgressBar) -> TimingBench<'a> {
+        TimingBench { builder, threads, repeats: BTreeMap::new(), end: None, begin: Instant::now(), ui, bar }
     }
 
-    pub fn builder(&self) -> &Builder {
+    pub fn builder(&self) -> &TrialBuilder {
         &self.builder
     }
 
     /// Name of a kind of work with the number of its tokens.
-    pub fn test_name(&self, kind: Kind) -> String {
+    pub fn test_name(&self, kind: WorkloadKind) -> String {
         match kind {
             // Steps of several sequences are predicted only.
-            Kind::Decode | Kind::FewSequences | Kind::ManySequences => "tg".into(),
-            Kind::Prompt => format!("pp{}", self.builder.prompt()),
-            Kind::FewRows => format!("pp{}", FEW.min(self.builder.prompt())),
+            WorkloadKind::Decode | WorkloadKind::FewSequences | WorkloadKind::ManySequences => "tg".into(),
+            WorkloadKind::Prompt => format!("pp{}", self.builder.prompt()),
+            WorkloadKind::FewRows => format!("pp{}", FEW.min(self.builder.prompt())),
         }
     }
 
@@ -79,11 +81,18 @@ impl<'a> Bench<'a> {
     }
 
     /// Runs a kind of work so often; gives the tokens and the time that they took.
-    fn run(&self, session: &mut Session, kind: Kind, repeats: usize) -> Result<(usize, Duration), CliError> {
+    fn run(
+        &self,
+        session: &mut Session,
+        kind: WorkloadKind,
+        repeats: usize,
+    ) -> Result<(usize, Duration), CliError> {
         match kind {
-            Kind::Decode | Kind::FewSequences | Kind::ManySequences => self.decode(session, repeats),
-            Kind::Prompt => prompts(session, self.builder.prompt(), repeats),
-            Kind::FewRows => prompts(session, FEW.min(self.builder.prompt()), repeats),
+            WorkloadKind::Decode | WorkloadKind::FewSequences | WorkloadKind::ManySequences => {
+                self.decode(session, repeats)
+            }
+            WorkloadKind::Prompt => prompts(session, self.builder.prompt(), repeats),
+            WorkloadKind::FewRows => prompts(session, FEW.min(self.builder.prompt()), repeats),
         }
     }
 
@@ -124,11 +133,11 @@ fn prompts(session: &mut Session, n: usize, repeats: usize) -> Result<(usize, Du
     Ok((n * repeats, time))
 }
 
-impl Machine for Bench<'_> {
-    type Artifact = Loaded;
+impl CandidateEvaluator for TimingBench<'_> {
+    type Artifact = LoadedArtifact;
     type Error = CliError;
 
-    fn code(&mut self, level: &Level) -> Result<u128, CliError> {
+    fn code(&mut self, level: &FeatureLevel) -> Result<u128, CliError> {
         let code = self.builder.compile(level)?;
         if self.builder.is_first() {
             self.check_memory()?;
@@ -137,23 +146,23 @@ impl Machine for Bench<'_> {
         Ok(code)
     }
 
-    fn load(&mut self) -> Result<Loaded, CliError> {
+    fn load(&mut self) -> Result<LoadedArtifact, CliError> {
         let path = self.builder.write()?;
         let options = LoadOptions { threads: Some(self.threads), ..LoadOptions::default() };
         let model = Model::load(&path, &options)?;
         // It is mapped; its name is of no more use.
         std::fs::remove_file(&path).map_err(CliError::io("remove", &path))?;
         model.fix_workers(Some(model.threads()));
-        Ok(Loaded { session: model.session()? })
+        Ok(LoadedArtifact { session: model.session()? })
     }
 
     fn compare(
         &mut self,
-        old: &mut Loaded,
-        new: &mut Loaded,
-        kind: Kind,
-        effort: Effort,
-    ) -> Result<Option<Comparison>, CliError> {
+        old: &mut LoadedArtifact,
+        new: &mut LoadedArtifact,
+        kind: WorkloadKind,
+        effort: ComparisonEffort,
+    ) -> Result<Option<SpeedComparison>, CliError> {
         in_turns(self, old, new, kind, effort)
     }
 
@@ -161,14 +170,14 @@ impl Machine for Bench<'_> {
         self.ends()
     }
 
-    fn tried(&mut self, trial: &Trial) {
+    fn tried(&mut self, trial: &TuneTrial) {
         self.bar.set_position(self.begin.elapsed().as_secs());
         tell(self.ui, self.bar, trial);
     }
 }
 
 /// Shows what became of a value.
-pub fn tell(ui: &Ui, bar: &ProgressBar, trial: &Trial) {
+pub fn tell(ui: &Ui, bar: &ProgressBar, trial: &TuneTrial) {
     let gains: Vec<String> =
         trial.comparisons.iter().map(|c| format!("{} x {:.3}", c.kind.name(), c.gain)).collect();
     let verdict = if trial.taken { ", taken" } else { "" };
@@ -177,11 +186,11 @@ pub fn tell(ui: &Ui, bar: &ProgressBar, trial: &Trial) {
     ui.detail(text);
 }
 
-impl Timer for Bench<'_> {
-    type Artifact = Loaded;
+impl SpeedTimer for TimingBench<'_> {
+    type Artifact = LoadedArtifact;
     type Error = CliError;
 
-    fn speed(&mut self, artifact: &mut Loaded, kind: Kind) -> Result<f64, CliError> {
+    fn speed(&mut self, artifact: &mut LoadedArtifact, kind: WorkloadKind) -> Result<f64, CliError> {
         let session = &mut artifact.session;
         let known = self.repeats.get(&kind).copied();
         let repeats = match known {

@@ -15,20 +15,20 @@ use mlcc_passes::scheme::QuantScheme;
 use mlcc_runtime::Artifact;
 use serde_json::Value;
 
-use super::Args;
+use super::TuneArgs;
 use crate::commands::build::{download_listener, offline_by_environment};
 use crate::error::CliError;
 use crate::ui::Ui;
 
 const SEED: u64 = 0;
 
-pub struct Origin {
+pub struct TuningSource {
     pub options: BuildOptions,
     /// Holds the configuration of an artifact until it is read.
     pub _folder: Option<TemporaryFolder>,
 }
 
-pub fn find(args: &Args, ui: &Ui) -> Result<Origin, CliError> {
+pub fn find(args: &TuneArgs, ui: &Ui) -> Result<TuningSource, CliError> {
     let path = Path::new(&args.model);
     if ModuleText::is_named(&args.model) {
         return Err(CliError::usage(format!(
@@ -61,7 +61,7 @@ pub fn find(args: &Args, ui: &Ui) -> Result<Origin, CliError> {
     options.chunk = args.chunk.or(options.chunk);
     options.context = args.ctx_size.or(options.context);
     options.cache = ObjectCache::from_environment();
-    Ok(Origin { options, _folder: folder })
+    Ok(TuningSource { options, _folder: folder })
 }
 
 fn set_quant(options: &mut BuildOptions, name: &str) -> Result<(), String> {

@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use indicatif::ProgressBar;
-use mlcc_driver::tune::{Comparison, Effort, Machine, Refusal, Trial};
+use mlcc_driver::tune::{CandidateEvaluator, ComparisonEffort, RefusedValue, SpeedComparison, TuneTrial};
 use mlcc_runtime::{Artifact, table_of};
-use mlcc_target::{GpuModel, Kind, Level};
+use mlcc_target::{FeatureLevel, GpuModel, WorkloadKind};
 
-use super::builder::Builder;
+use super::builder::TrialBuilder;
 use super::machine::tell;
-use crate::commands::bench::predict::{Known, Predictor, Tools};
-use crate::commands::bench::test::Test;
+use crate::commands::bench::predict::{NvidiaTools, PredictionCache, SpeedPredictor};
+use crate::commands::bench::test::BenchTest;
 use crate::error::CliError;
 use crate::ui::Ui;
 
@@ -21,11 +21,11 @@ const FEW: usize = 8;
 /// Those of the largest one, which artifacts are built for.
 pub const MANY: usize = 32;
 
-pub struct Predictions<'a> {
-    builder: Builder,
+pub struct PredictionBench<'a> {
+    builder: TrialBuilder,
     gpu: GpuModel,
-    tools: Tools,
-    known: Known,
+    tools: NvidiaTools,
+    known: PredictionCache,
     /// When the search ends.
     pub end: Option<Instant>,
     begin: Instant,
@@ -34,23 +34,23 @@ pub struct Predictions<'a> {
 }
 
 /// The code of an artifact, and what was predicted of it so far.
-pub struct Judged {
-    predictor: Predictor,
-    speeds: Vec<(Kind, f64)>,
+pub struct PredictedArtifact {
+    predictor: SpeedPredictor,
+    speeds: Vec<(WorkloadKind, f64)>,
 }
 
-impl<'a> Predictions<'a> {
+impl<'a> PredictionBench<'a> {
     pub fn new(
-        builder: Builder,
-        (gpu, tools): (GpuModel, Tools),
+        builder: TrialBuilder,
+        (gpu, tools): (GpuModel, NvidiaTools),
         ui: &'a Ui,
         bar: &'a ProgressBar,
-    ) -> Predictions<'a> {
-        Predictions {
+    ) -> PredictionBench<'a> {
+        PredictionBench {
             builder,
             gpu,
             tools,
-            known: Known::default(),
+            known: PredictionCache::default(),
             end: None,
             begin: Instant::now(),
             ui,
@@ -58,7 +58,7 @@ impl<'a> Predictions<'a> {
         }
     }
 
-    pub fn builder(&self) -> &Builder {
+    pub fn builder(&self) -> &TrialBuilder {
         &self.builder
     }
 
@@ -66,22 +66,22 @@ impl<'a> Predictions<'a> {
         &self.gpu
     }
 
-    fn test(&self, kind: Kind) -> Test {
+    fn test(&self, kind: WorkloadKind) -> BenchTest {
         let room = usize::try_from(self.builder.room()).unwrap_or(usize::MAX);
-        let generate = |sequences| Test::Generate { tokens: GENERATED.min(room), depth: 0, sequences };
+        let generate = |sequences| BenchTest::Generate { tokens: GENERATED.min(room), depth: 0, sequences };
         match kind {
-            Kind::Decode => generate(1),
-            Kind::FewSequences => generate(FEW),
-            Kind::ManySequences => generate(MANY),
-            Kind::Prompt | Kind::FewRows => Test::Prompt(self.builder.prompt()),
+            WorkloadKind::Decode => generate(1),
+            WorkloadKind::FewSequences => generate(FEW),
+            WorkloadKind::ManySequences => generate(MANY),
+            WorkloadKind::Prompt | WorkloadKind::FewRows => BenchTest::Prompt(self.builder.prompt()),
         }
     }
 
-    pub fn test_name(&self, kind: Kind) -> String {
+    pub fn test_name(&self, kind: WorkloadKind) -> String {
         self.test(kind).name()
     }
 
-    fn speed(&self, of: &mut Judged, kind: Kind) -> Result<f64, CliError> {
+    fn speed(&self, of: &mut PredictedArtifact, kind: WorkloadKind) -> Result<f64, CliError> {
         if let Some((_, speed)) = of.speeds.iter().find(|(known, _)| *known == kind) {
             return Ok(*speed);
         }
@@ -91,38 +91,38 @@ impl<'a> Predictions<'a> {
     }
 }
 
-impl Machine for Predictions<'_> {
-    type Artifact = Judged;
+impl CandidateEvaluator for PredictionBench<'_> {
+    type Artifact = PredictedArtifact;
     type Error = CliError;
 
-    fn code(&mut self, level: &Level) -> Result<u128, CliError> {
+    fn code(&mut self, level: &FeatureLevel) -> Result<u128, CliError> {
         let code = self.builder.compile(level)?;
         self.bar.set_position(self.begin.elapsed().as_secs());
         Ok(code)
     }
 
-    fn load(&mut self) -> Result<Judged, CliError> {
+    fn load(&mut self) -> Result<PredictedArtifact, CliError> {
         let path = self.builder.write()?;
         let table = table_of(&Artifact::open(&path)?)?;
         std::fs::remove_file(&path).map_err(CliError::io("remove", &path))?;
-        let predictor = Predictor::new(&path, table, &self.gpu, &self.tools, &self.known)?;
-        Ok(Judged { predictor, speeds: Vec::new() })
+        let predictor = SpeedPredictor::new(&path, table, &self.gpu, &self.tools, &self.known)?;
+        Ok(PredictedArtifact { predictor, speeds: Vec::new() })
     }
 
     fn compare(
         &mut self,
-        old: &mut Judged,
-        new: &mut Judged,
-        kind: Kind,
-        _: Effort,
-    ) -> Result<Option<Comparison>, CliError> {
+        old: &mut PredictedArtifact,
+        new: &mut PredictedArtifact,
+        kind: WorkloadKind,
+        _: ComparisonEffort,
+    ) -> Result<Option<SpeedComparison>, CliError> {
         if self.is_over() {
             return Ok(None);
         }
         let without = self.speed(old, kind)?;
         let with = self.speed(new, kind)?;
         self.bar.set_position(self.begin.elapsed().as_secs());
-        Ok(Some(Comparison::exact(kind, without, with)))
+        Ok(Some(SpeedComparison::exact(kind, without, with)))
     }
 
     fn refused(&self, error: CliError) -> Result<String, CliError> {
@@ -137,11 +137,11 @@ impl Machine for Predictions<'_> {
         self.builder.is_interrupted() || self.end.is_some_and(|end| Instant::now() >= end)
     }
 
-    fn tried(&mut self, trial: &Trial) {
+    fn tried(&mut self, trial: &TuneTrial) {
         tell(self.ui, self.bar, trial);
     }
 
-    fn left_out(&mut self, refusal: &Refusal) {
+    fn left_out(&mut self, refusal: &RefusedValue) {
         self.ui.note(format!("{} {} is left out: {}", refusal.key, refusal.to, refusal.why));
     }
 }

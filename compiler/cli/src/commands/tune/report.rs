@@ -5,47 +5,48 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mlcc_driver::tune::{Comparison, Found, is_better};
+use mlcc_driver::tune::{SpeedComparison, TuneResult, is_better};
 use mlcc_target::{
-    ChangeRow, Kind, Level, Measured, Predicted, PredictedRow, TestRow, Tuning, detected_model,
+    ChangeRow, FeatureLevel, LevelTuning, MeasuredTuning, PredictedRow, PredictedTuning, TestRow,
+    WorkloadKind, detected_model,
 };
 use serde::Serialize;
 
-use super::machine::Bench;
-use super::predicted::Predictions;
-use crate::commands::bench::probe::{self, Arithmetic};
+use super::machine::TimingBench;
+use super::predicted::PredictionBench;
+use crate::commands::bench::probe::{self, ComputeType};
 use crate::error::CliError;
 use crate::ui;
 
 /// What the machine can do, the least and the most of all probes.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub struct ProbedLimits {
     /// 10^9 bytes per second.
     read: [f64; 2],
     /// 10^9 operations per second.
     gops: BTreeMap<String, [f64; 2]>,
 }
 
-impl Limits {
-    pub fn probe(threads: usize) -> Result<Limits, CliError> {
-        let reading = probe::Reading::new(threads);
+impl ProbedLimits {
+    pub fn probe(threads: usize) -> Result<ProbedLimits, CliError> {
+        let reading = probe::BandwidthProbe::new(threads);
         let reading = reading.map_err(CliError::io("allocate memory for", "the bandwidth probe"))?;
         let read = rounded(reading.bandwidth() / 1e9);
-        let peak = |a: Arithmetic| {
+        let peak = |a: ComputeType| {
             let peak = rounded(probe::peak(a, threads)? / 1e9);
             Some((a.name().to_string(), [peak, peak]))
         };
-        Ok(Limits { read: [read, read], gops: Arithmetic::ALL.into_iter().filter_map(peak).collect() })
+        Ok(ProbedLimits { read: [read, read], gops: ComputeType::ALL.into_iter().filter_map(peak).collect() })
     }
 
     /// Both probes together.
-    pub fn and(&self, other: &Limits) -> Limits {
+    pub fn and(&self, other: &ProbedLimits) -> ProbedLimits {
         let both = |a: [f64; 2], b: [f64; 2]| [a[0].min(b[0]), a[1].max(b[1])];
         let gops = self.gops.iter().map(|(kind, range)| {
             let other = other.gops.get(kind).copied().unwrap_or(*range);
             (kind.clone(), both(*range, other))
         });
-        Limits { read: both(self.read, other.read), gops: gops.collect() }
+        ProbedLimits { read: both(self.read, other.read), gops: gops.collect() }
     }
 }
 
@@ -59,22 +60,22 @@ fn rounded(value: f64) -> f64 {
 }
 
 /// A search that has ended.
-pub struct Outcome<'a, A> {
-    pub level: &'a Level,
-    pub found: &'a Found<A>,
+pub struct SearchOutcome<'a, A> {
+    pub level: &'a FeatureLevel,
+    pub found: &'a TuneResult<A>,
     /// Against the start; empty if the user ended the search.
-    pub last: &'a [Comparison],
+    pub last: &'a [SpeedComparison],
     pub interrupted: bool,
 }
 
-impl<A> Outcome<'_, A> {
+impl<A> SearchOutcome<'_, A> {
     /// Whether what was found holds against the start: else the file changes nothing.
     pub fn held(&self) -> bool {
         self.found.level != *self.level && (self.interrupted || is_better(self.last))
     }
 
     fn changes(&self) -> Vec<ChangeRow> {
-        let row = |trial: &mlcc_driver::tune::Trial| ChangeRow {
+        let row = |trial: &mlcc_driver::tune::TuneTrial| ChangeRow {
             key: trial.key.into(),
             from: trial.from.clone(),
             to: trial.to.clone(),
@@ -89,7 +90,7 @@ impl<A> Outcome<'_, A> {
     }
 
     /// The file's content.
-    pub fn measured(&self, bench: &Bench<'_>, limits: &Limits, threads: usize) -> Tuning {
+    pub fn measured(&self, bench: &TimingBench<'_>, limits: &ProbedLimits, threads: usize) -> LevelTuning {
         let tests = self.last.iter().map(|c| TestRow {
             name: bench.test_name(c.kind),
             without: rounded(c.without),
@@ -97,7 +98,7 @@ impl<A> Outcome<'_, A> {
             gain: rounded(c.gain),
             turns: c.turns,
         });
-        let measured = Measured {
+        let measured = MeasuredTuning {
             model: bench.builder().model().into(),
             quant: bench.builder().quant().into(),
             threads,
@@ -106,7 +107,7 @@ impl<A> Outcome<'_, A> {
             tests: tests.collect(),
             changes: self.changes(),
         };
-        Tuning {
+        LevelTuning {
             level: self.level.name.clone(),
             cpu: detected_model(),
             tune: self.tune(),
@@ -116,14 +117,18 @@ impl<A> Outcome<'_, A> {
     }
 
     /// The same of predictions, made with these versions of the assembler and the disassembler.
-    pub fn predicted(&self, predictions: &Predictions<'_>, [ptxas, nvdisasm]: [String; 2]) -> Tuning {
+    pub fn predicted(
+        &self,
+        predictions: &PredictionBench<'_>,
+        [ptxas, nvdisasm]: [String; 2],
+    ) -> LevelTuning {
         let tests = self.last.iter().map(|c| PredictedRow {
             name: predictions.test_name(c.kind),
             without: rounded(c.without),
             with: rounded(c.with),
             gain: rounded(c.gain),
         });
-        let predicted = Predicted {
+        let predicted = PredictedTuning {
             model: predictions.builder().model().into(),
             quant: predictions.builder().quant().into(),
             device: predictions.gpu().name.clone(),
@@ -132,7 +137,7 @@ impl<A> Outcome<'_, A> {
             tests: tests.collect(),
             changes: self.changes(),
         };
-        Tuning {
+        LevelTuning {
             level: self.level.name.clone(),
             cpu: None,
             tune: self.tune(),
@@ -144,7 +149,7 @@ impl<A> Outcome<'_, A> {
 
 /// What is printed.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct TuneReport {
     file: PathBuf,
     /// Whether anything is changed.
     faster: bool,
@@ -156,27 +161,27 @@ pub struct Report {
     equal: usize,
     /// Values that could not be built or judged, and why.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    left_out: Vec<LeftOut>,
+    left_out: Vec<SkippedValue>,
     seconds: f64,
     #[serde(flatten)]
-    tuning: Tuning,
+    tuning: LevelTuning,
 }
 
 #[derive(Debug, Serialize)]
-struct LeftOut {
+struct SkippedValue {
     key: &'static str,
     to: String,
     why: String,
 }
 
-impl Report {
-    pub fn new<A>(file: &Path, tuning: Tuning, of: &Outcome<'_, A>, time: Duration) -> Report {
-        let left_out = of.found.refused.iter().map(|refusal| LeftOut {
+impl TuneReport {
+    pub fn new<A>(file: &Path, tuning: LevelTuning, of: &SearchOutcome<'_, A>, time: Duration) -> TuneReport {
+        let left_out = of.found.refused.iter().map(|refusal| SkippedValue {
             key: refusal.key,
             to: refusal.to.clone(),
             why: refusal.why.clone(),
         });
-        Report {
+        TuneReport {
             file: file.into(),
             faster: of.held(),
             complete: of.found.complete,
@@ -191,10 +196,12 @@ impl Report {
 
     pub fn text(&self) -> String {
         let mut out = format!("{}\n\n", self.tuning);
-        let (changes, kinds, judged): (&[ChangeRow], &[Kind], _) =
+        let (changes, kinds, judged): (&[ChangeRow], &[WorkloadKind], _) =
             match (&self.tuning.measured, &self.tuning.predicted) {
-                (Some(measured), _) => (&measured.changes, &Kind::OF_CPUS, "timed"),
-                (None, Some(predicted)) => (&predicted.changes, &Kind::OF_GPUS, "predicted, none measured"),
+                (Some(measured), _) => (&measured.changes, &WorkloadKind::OF_CPUS, "timed"),
+                (None, Some(predicted)) => {
+                    (&predicted.changes, &WorkloadKind::OF_GPUS, "predicted, none measured")
+                }
                 (None, None) => (&[], &[], "judged"),
             };
         if !changes.is_empty() {
@@ -223,7 +230,7 @@ impl Report {
             "{} values {judged}, {} of equal code left out, {:.0} s; {ended}",
             self.tried, self.equal, self.seconds
         );
-        for LeftOut { key, to, why } in &self.left_out {
+        for SkippedValue { key, to, why } in &self.left_out {
             let _ = writeln!(out, "{key} {to} was left out: {why}");
         }
         if !self.faster {
@@ -265,7 +272,7 @@ mod tests {
 
     #[test]
     fn limits_span_all_probes() {
-        let limits = |read: f64, i8: f64| Limits {
+        let limits = |read: f64, i8: f64| ProbedLimits {
             read: [read, read],
             gops: BTreeMap::from([("i8".into(), [i8, i8])]),
         };

@@ -11,19 +11,19 @@ use mlcc_runtime::Model;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::Args;
+use super::VerifyArgs;
 use super::prompt::PromptArgs;
 use crate::commands::{load, print, print_json, run};
 use crate::error::CliError;
 use crate::ui::Ui;
 use mlcc_driver::build::taps::TapPlaces;
-use mlcc_driver::build::{Backend, BuildOptions, Source};
+use mlcc_driver::build::{Backend, BuildOptions, BuildSource};
 use mlcc_driver::layers::bisect::runs_here;
-use mlcc_driver::layers::diagnose::{self, Diagnosis};
+use mlcc_driver::layers::diagnose::{self, FaultDiagnosis};
 use mlcc_driver::layers::file::TapFile;
 use mlcc_driver::layers::run::ArtifactLayers;
-use mlcc_driver::layers::stages::{Setup, first_wrong_pass};
-use mlcc_driver::layers::{Call, Comparison, Failure, Tap, calls, compare, run_all};
+use mlcc_driver::layers::stages::{TapSetup, first_wrong_pass};
+use mlcc_driver::layers::{BoxedError, LayerComparison, TapCall, TapOutput, calls, compare, run_all};
 use mlcc_driver::replay;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -46,19 +46,19 @@ pub struct LayerArgs {
 }
 
 /// One side that the artifact is held against.
-struct Side {
+struct ComparedSide {
     name: String,
-    comparison: Comparison,
+    comparison: LayerComparison,
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+pub fn run(args: &VerifyArgs, ui: &Ui) -> Result<(), CliError> {
     let given = &args.layer_args;
     if given.model.is_none() && given.against.is_none() {
         let hint =
             "--layers needs a reference: --model with the checkpoint, or --against with a file of outputs";
         return Err(CliError::usage(hint));
     }
-    let failed = |e: Failure| CliError::Failed(format!("{}: {e}", args.artifact.display()));
+    let failed = |e: BoxedError| CliError::Failed(format!("{}: {e}", args.artifact.display()));
     let model = load(&args.artifact, args.threads.map(usize::from), true)?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
     let places = places(&args.artifact, &metadata)?;
@@ -87,11 +87,15 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let mut diagnosis = None;
     if let Some(checkpoint) = &given.model {
         let options = options(&metadata, &model, checkpoint, given)?;
-        let source = Source::open(&options)?;
+        let source = BuildSource::open(&options)?;
         same_config(&args.artifact, &metadata, &source)?;
         let target = mlcc_target::resolve(&options.target)?;
-        let setup =
-            Setup { source: &source, target: &target, options: &options, cancel: crate::interrupt::flag() };
+        let setup = TapSetup {
+            source: &source,
+            target: &target,
+            options: &options,
+            cancel: crate::interrupt::flag(),
+        };
         let (side, why) = against_graph(args, &setup, &calls, &found, ui).map_err(failed)?;
         sides.push(side);
         diagnosis = why;
@@ -105,7 +109,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         let permitted = args.tolerance.or_else(|| replay::tolerance(scheme.name)).unwrap_or(f64::MAX);
         let expected = from_file(file, &calls, &found);
         let comparison = compare(&calls, &found, &expected, permitted).map_err(failed)?;
-        sides.push(Side { name: "artifact against the file".into(), comparison });
+        sides.push(ComparedSide { name: "artifact against the file".into(), comparison });
     }
     report(args, &sides, diagnosis.as_ref())
 }
@@ -174,7 +178,7 @@ fn options(
     Ok(options)
 }
 
-fn same_config(artifact: &Path, metadata: &Value, source: &Source) -> Result<(), CliError> {
+fn same_config(artifact: &Path, metadata: &Value, source: &BuildSource) -> Result<(), CliError> {
     let raw = Value::Object(source.model.config.raw.clone()).to_string();
     let hash = format!("{:032x}", xxh3_128(raw.as_bytes()));
     match metadata.pointer("/source/config_xxh3_128").and_then(Value::as_str) {
@@ -189,12 +193,12 @@ fn same_config(artifact: &Path, metadata: &Value, source: &Source) -> Result<(),
 
 /// The artifact against its graph, and why they differ.
 fn against_graph(
-    args: &Args,
-    setup: &Setup<'_>,
-    calls: &[Call],
-    found: &[Vec<Tap>],
+    args: &VerifyArgs,
+    setup: &TapSetup<'_>,
+    calls: &[TapCall],
+    found: &[Vec<TapOutput>],
     ui: &Ui,
-) -> Result<(Side, Option<Diagnosis>), Failure> {
+) -> Result<(ComparedSide, Option<FaultDiagnosis>), BoxedError> {
     let (_, _, stages) = setup.compile()?;
     let expected = setup.reference(&stages, calls, found)?;
     let permitted = args.tolerance.unwrap_or_else(|| setup.tolerance());
@@ -211,23 +215,32 @@ fn against_graph(
             None => None,
         };
     }
-    Ok((Side { name: "artifact against its graph".into(), comparison }, diagnosis))
+    Ok((ComparedSide { name: "artifact against its graph".into(), comparison }, diagnosis))
 }
 
 /// The graph before all passes, in f32, against the file: is the model definition right?
-fn definition(args: &Args, setup: &Setup<'_>, calls: &[Call], file: &TapFile) -> Result<Side, Failure> {
+fn definition(
+    args: &VerifyArgs,
+    setup: &TapSetup<'_>,
+    calls: &[TapCall],
+    file: &TapFile,
+) -> Result<ComparedSide, BoxedError> {
     let (_, _, stages) = setup.compile()?;
     let found = setup.graph(&stages, 0, calls)?;
     let permitted = args.tolerance.or_else(|| replay::tolerance("f32")).unwrap_or_default();
     let comparison = compare(calls, &found, &from_file(file, calls, &found), permitted)?;
-    Ok(Side { name: "model definition (f32) against the file".into(), comparison })
+    Ok(ComparedSide { name: "model definition (f32) against the file".into(), comparison })
 }
 
-fn from_file(file: &TapFile, calls: &[Call], found: &[Vec<Tap>]) -> Vec<Vec<Tap>> {
+fn from_file(file: &TapFile, calls: &[TapCall], found: &[Vec<TapOutput>]) -> Vec<Vec<TapOutput>> {
     calls.iter().zip(found).map(|(call, found)| file.expected(call, found)).collect()
 }
 
-fn report(args: &Args, sides: &[Side], diagnosis: Option<&Diagnosis>) -> Result<(), CliError> {
+fn report(
+    args: &VerifyArgs,
+    sides: &[ComparedSide],
+    diagnosis: Option<&FaultDiagnosis>,
+) -> Result<(), CliError> {
     let ok = sides.iter().all(|s| s.comparison.ok());
     if args.json {
         let rows = sides.iter().map(|s| json!({ "what": s.name, "layers": s.comparison }));
@@ -238,7 +251,7 @@ fn report(args: &Args, sides: &[Side], diagnosis: Option<&Diagnosis>) -> Result<
         for side in sides {
             out.push_str(&format!("{}:\n\n{}\n", side.name, side.comparison.text()));
         }
-        out.push_str(&diagnosis.map_or(String::new(), Diagnosis::text));
+        out.push_str(&diagnosis.map_or(String::new(), FaultDiagnosis::text));
         print(out.trim_end_matches('\n'))?;
         print("\n")?;
     }

@@ -1,26 +1,26 @@
 //! Kinds of attention with what their kernels are held against, and what runs them.
 
 use crate::cases::assert_close;
-use mlcc_codegen::executor::{Aligned, Executor};
+use mlcc_codegen::executor::{AlignedBytes, KernelExecutor};
 use mlcc_interp::equivalence::random_tensor;
 use mlcc_interp::graph::Tensor;
-use mlcc_interp::kernel::{Buffer, Options, run_with};
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_interp::kernel::{ExecutionOptions, KernelBuffer, run_with};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::graph::{Function, FunctionKind, ValueId};
 use mlcc_ir::kernel::{BinOp, Expr, Kernel};
 use mlcc_ir::module::Module;
-use mlcc_ir::ops::{Attention, Op, Span};
+use mlcc_ir::ops::{AttentionOp, KeySpan, Op};
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_kernels::lower::group::lower_group;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_target::Level;
+use mlcc_target::FeatureLevel;
 
 /// Columns of a table of terms.
 const DISTANCES: usize = 14;
 
 /// A kind of attention with its sizes.
 #[derive(Clone, Debug)]
-pub struct Case {
+pub struct AttentionCase {
     pub kv: usize,
     pub group: usize,
     pub size: usize,
@@ -28,18 +28,18 @@ pub struct Case {
     pub cache: DType,
     /// Every third row of codes has a negative scale.
     pub negative: bool,
-    pub op: Attention,
+    pub op: AttentionOp,
 }
 
-impl Case {
-    pub fn new(kv: usize, group: usize, size: usize) -> Case {
-        let op = Attention::causal((size as f64).powf(-0.5));
-        Case { kv, group, size, value_size: size, cache: DType::F32, negative: false, op }
+impl AttentionCase {
+    pub fn new(kv: usize, group: usize, size: usize) -> AttentionCase {
+        let op = AttentionOp::causal((size as f64).powf(-0.5));
+        AttentionCase { kv, group, size, value_size: size, cache: DType::F32, negative: false, op }
     }
     /// The same with products of several queries in integers.
-    pub fn on_codes(self) -> Case {
-        let op = Attention { codes: true, ..self.op };
-        Case { op, ..self }
+    pub fn on_codes(self) -> AttentionCase {
+        let op = AttentionOp { codes: true, ..self.op };
+        AttentionCase { op, ..self }
     }
     pub fn heads(&self) -> usize {
         self.kv * self.group
@@ -47,8 +47,8 @@ impl Case {
 
     /// The group that lowering gets: `n` queries, one if `single`.
     pub fn function(&self, single: bool) -> Function {
-        let n = if single { Dim::from(1) } else { Dim::sym(Sym::N) };
-        let t = Dim::sym(Sym::Past).add(&n);
+        let n = if single { Dim::from(1) } else { Dim::sym(SizeSymbol::N) };
+        let t = Dim::sym(SizeSymbol::Past).add(&n);
         let mut f = Function::new("attention", FunctionKind::Group);
         let dims = |rows: &Dim, heads: usize, size: usize| [rows.clone(), Dim::from(heads), Dim::from(size)];
         let mut inputs = vec![f.add_input(TensorType::new(DType::F32, dims(&n, self.heads(), self.size)))];
@@ -59,7 +59,7 @@ impl Case {
         if self.op.alibi {
             inputs.push(f.add_input(TensorType::new(DType::F32, [self.heads()])));
         }
-        if self.op.prefix || self.op.span != Span::All {
+        if self.op.prefix || self.op.span != KeySpan::All {
             inputs.push(f.add_input(TensorType::new(DType::I32, [1])));
         }
         if self.op.sinks > 0 {
@@ -134,10 +134,10 @@ impl Case {
             inputs.push(Tensor::new(DType::I32, &[1], vec![(t / 2 + 1) as f64]));
         }
         let count = match self.op.span {
-            Span::All => None,
-            Span::First => Some(t / 2 + 1),
+            KeySpan::All => None,
+            KeySpan::First => Some(t / 2 + 1),
             // The first query sees one of the rest.
-            Span::Rest => Some(past / 2),
+            KeySpan::Rest => Some(past / 2),
         };
         inputs.extend(count.map(|count| Tensor::new(DType::I32, &[1], vec![count as f64])));
         if self.op.sinks > 0 {
@@ -159,9 +159,9 @@ impl Case {
         let prefix = self.op.prefix_input().map_or(0, |i| inputs[i].data[0] as usize);
         let count = self.op.span_input().map_or(0, |i| inputs[i].data[0] as usize);
         let in_span = |j: usize| match self.op.span {
-            Span::All => true,
-            Span::First => j < count,
-            Span::Rest => j >= count,
+            KeySpan::All => true,
+            KeySpan::First => j < count,
+            KeySpan::Rest => j >= count,
         };
         let mut out = Vec::new();
         for i in 0..n {
@@ -213,26 +213,26 @@ impl Case {
     }
 }
 
-pub fn kinds() -> Vec<Attention> {
-    let plain = Attention::causal(0.2);
+pub fn kinds() -> Vec<AttentionOp> {
+    let plain = AttentionOp::causal(0.2);
     vec![
-        Attention { softcap: 5.0, ..plain.clone() },
-        Attention { window: 7, ..plain.clone() },
-        Attention { window: 40, softcap: 3.0, ..plain.clone() },
-        Attention { alibi: true, ..plain.clone() },
-        Attention { prefix: true, ..plain.clone() },
-        Attention { prefix: true, window: 5, alibi: true, ..plain.clone() },
-        Attention { window: 6, sinks: 2, softcap: 4.0, ..plain.clone() },
-        Attention { window: 21, sinks: 37, alibi: true, ..plain.clone() },
-        Attention { window: 9, null_logits: true, ..plain.clone() },
-        Attention { ahead: Attention::ALL, ..plain.clone() },
-        Attention { ahead: 8, window: 9, softcap: 3.0, ..plain.clone() },
-        Attention { ahead: 21, alibi: true, ..plain.clone() },
-        Attention { ahead: Attention::ALL, terms: Some(6), ..plain.clone() },
-        Attention { ahead: Attention::ALL, span: Span::First, ..plain.clone() },
-        Attention { span: Span::Rest, terms: Some(DISTANCES - 1), null_logits: true, ..plain.clone() },
-        Attention { span: Span::First, terms: Some(0), softcap: 3.0, ..plain.clone() },
-        Attention { span: Span::Rest, ahead: 3, window: 9, ..plain },
+        AttentionOp { softcap: 5.0, ..plain.clone() },
+        AttentionOp { window: 7, ..plain.clone() },
+        AttentionOp { window: 40, softcap: 3.0, ..plain.clone() },
+        AttentionOp { alibi: true, ..plain.clone() },
+        AttentionOp { prefix: true, ..plain.clone() },
+        AttentionOp { prefix: true, window: 5, alibi: true, ..plain.clone() },
+        AttentionOp { window: 6, sinks: 2, softcap: 4.0, ..plain.clone() },
+        AttentionOp { window: 21, sinks: 37, alibi: true, ..plain.clone() },
+        AttentionOp { window: 9, null_logits: true, ..plain.clone() },
+        AttentionOp { ahead: AttentionOp::ALL, ..plain.clone() },
+        AttentionOp { ahead: 8, window: 9, softcap: 3.0, ..plain.clone() },
+        AttentionOp { ahead: 21, alibi: true, ..plain.clone() },
+        AttentionOp { ahead: AttentionOp::ALL, terms: Some(6), ..plain.clone() },
+        AttentionOp { ahead: AttentionOp::ALL, span: KeySpan::First, ..plain.clone() },
+        AttentionOp { span: KeySpan::Rest, terms: Some(DISTANCES - 1), null_logits: true, ..plain.clone() },
+        AttentionOp { span: KeySpan::First, terms: Some(0), softcap: 3.0, ..plain.clone() },
+        AttentionOp { span: KeySpan::Rest, ahead: 3, window: 9, ..plain },
     ]
 }
 
@@ -244,7 +244,7 @@ pub fn run(
     mut call: impl FnMut(&Kernel, &mut Vec<Vec<u8>>),
 ) -> Vec<f32> {
     let mut buffers: Vec<Vec<u8>> =
-        inputs.iter().map(|t| Buffer::from_floats(t.dtype, &t.to_f32()).bytes).collect();
+        inputs.iter().map(|t| KernelBuffer::from_floats(t.dtype, &t.to_f32()).bytes).collect();
     for (i, kernel) in kernels.iter().enumerate() {
         if i > 0 {
             buffers.drain(..buffers.len() - 1);
@@ -260,9 +260,10 @@ pub fn run(
 pub fn interpreted(kernels: &[Kernel], inputs: &[Tensor], sizes: &SymValues, workers: usize) -> Vec<f32> {
     run(kernels, inputs, sizes, |kernel, bytes| {
         let buffers = kernel.params.iter().zip(bytes.iter());
-        let mut buffers: Vec<Buffer> =
-            buffers.map(|(&p, b)| Buffer::new(kernel.bufs[p].dtype, b.clone())).collect();
-        run_with(kernel, &mut buffers, sizes, &Options::workers(workers)).unwrap_or_else(|e| panic!("{e}"));
+        let mut buffers: Vec<KernelBuffer> =
+            buffers.map(|(&p, b)| KernelBuffer::new(kernel.bufs[p].dtype, b.clone())).collect();
+        run_with(kernel, &mut buffers, sizes, &ExecutionOptions::workers(workers))
+            .unwrap_or_else(|e| panic!("{e}"));
         *bytes = buffers.into_iter().map(|b| b.bytes).collect();
     })
 }
@@ -270,7 +271,7 @@ pub fn interpreted(kernels: &[Kernel], inputs: &[Tensor], sizes: &SymValues, wor
 /// Interprets kernels of `n` queries behind `past` positions, and compares with the definition.
 pub fn equals_reference(
     what: &str,
-    case: &Case,
+    case: &AttentionCase,
     kernels: &[Kernel],
     (n, past): (usize, usize),
     workers: usize,
@@ -284,20 +285,20 @@ pub fn equals_reference(
 }
 
 pub fn executed(
-    e: &Executor,
+    e: &KernelExecutor,
     kernels: &[Kernel],
     inputs: &[Tensor],
     sizes: &SymValues,
     workers: usize,
 ) -> Vec<f32> {
     run(kernels, inputs, sizes, |kernel, bytes| {
-        let mut buffers: Vec<Aligned> = bytes.iter().map(|b| Aligned::from_bytes(b)).collect();
+        let mut buffers: Vec<AlignedBytes> = bytes.iter().map(|b| AlignedBytes::from_bytes(b)).collect();
         e.run(&kernel.name, &mut buffers, sizes, workers).unwrap();
         *bytes = buffers.iter().map(|b| b.bytes().to_vec()).collect();
     })
 }
 
-pub fn target_of(name: &str) -> (KernelTarget, Level) {
+pub fn target_of(name: &str) -> (KernelTarget, FeatureLevel) {
     let target = mlcc_target::resolve(name).unwrap();
     let level = target.levels[0].clone();
     (KernelTarget::new(target.arch, &level), level)
@@ -306,7 +307,7 @@ pub fn target_of(name: &str) -> (KernelTarget, Level) {
 /// Integer products with codes take weights as 16-bit block floating point: off by half of `2^-16` of the largest weight of a
 /// block for every key, twice that where a code has a sign (a scale is negative, or the instruction takes signed operands). Seen
 /// where values nearly cancel: 4.1e-5 of the largest result without signs, 5.9e-5 with them, 2.6e-6 where floats meet.
-pub fn tolerance(case: &Case, kernel: &Kernel) -> f32 {
+pub fn tolerance(case: &AttentionCase, kernel: &Kernel) -> f32 {
     match has_one_of(kernel, &UNSIGNED) {
         true if !case.negative => 5e-5,
         unsigned if unsigned || has_one_of(kernel, &SIGNED) || has_pairs(kernel) => 1e-4,

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use mlcc_driver::build::{Backend, BuildOptions, BuildReport, Hooks, Source, build};
-use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
+use mlcc_driver::build::{Backend, BuildHooks, BuildOptions, BuildReport, BuildSource, build};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor, param_value};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::module::Module;
-use mlcc_models::golden::{Golden, GoldenPrompt};
-use mlcc_passes::Program;
+use mlcc_models::golden::{GoldenFile, GoldenPrompt};
+use mlcc_passes::LoweredProgram;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_runtime::{LoadOptions, Model, Session};
 use mlcc_target::{Arch, detected_features};
@@ -154,8 +154,8 @@ pub fn find(case: &str) -> Option<PathBuf> {
     dir
 }
 
-pub fn golden(case: &str) -> Golden {
-    Golden::read(&directory(case).join("golden.json")).unwrap()
+pub fn golden(case: &str) -> GoldenFile {
+    GoldenFile::read(&directory(case).join("golden.json")).unwrap()
 }
 
 pub fn ids(prompt: &GoldenPrompt) -> Vec<i32> {
@@ -226,17 +226,17 @@ pub fn argmax(logits: &[f32]) -> u32 {
 pub fn artifact(options: &BuildOptions, folder: &Path, name: &str) -> (PathBuf, BuildReport) {
     let path = folder.join(name);
     let options = BuildOptions { output: Some(path.clone()), ..options.clone() };
-    let report = build(&options, &mut Hooks { event: &mut |_| {}, cancel: &AtomicBool::new(false) });
+    let report = build(&options, &mut BuildHooks { event: &mut |_| {}, cancel: &AtomicBool::new(false) });
     (path, report.unwrap_or_else(|e| panic!("{}: {e}", options.request.model)))
 }
 
 /// The program after `stop_after`, or after all passes.
-pub fn program(options: &BuildOptions, stop_after: Option<&str>) -> (Program, Source) {
+pub fn program(options: &BuildOptions, stop_after: Option<&str>) -> (LoweredProgram, BuildSource) {
     let options = BuildOptions { stop_after: stop_after.map(String::from), ..options.clone() };
-    let source = Source::open(&options).unwrap();
+    let source = BuildSource::open(&options).unwrap();
     let target = mlcc_target::resolve(&options.target).unwrap();
     let cancel = AtomicBool::new(false);
-    let mut hooks = Hooks { event: &mut |_| {}, cancel: &cancel };
+    let mut hooks = BuildHooks { event: &mut |_| {}, cancel: &cancel };
     let (program, _) =
         mlcc_driver::build::compile(&source, &target, &options, &mut BuildReport::default(), &mut hooks)
             .unwrap();
@@ -248,14 +248,14 @@ pub const LAST_GRAPH_PASS: &str = "decompose";
 
 /// Logits after each of the prompts by the graph interpreter, from the values that the stored weights stand for: the
 /// truth for compiled code of the same scheme, free of the error of quantization itself.
-pub fn interpreted(module: &Module, source: &Source, prompts: &[Vec<i32>]) -> Vec<Vec<f32>> {
+pub fn interpreted(module: &Module, source: &BuildSource, prompts: &[Vec<i32>]) -> Vec<Vec<f32>> {
     let tensor = |name: &str| {
         let data = source.checkpoint.read(name).ok()?;
         Some(Tensor::f32(data.shape(), &data.to_f32().ok()?))
     };
     let interpreter = Interpreter::new(module, |id| param_value(&module.params[id], &tensor).unwrap());
     let run = |ids: &Vec<i32>| {
-        let mut states = States::new(module).unwrap();
+        let mut states = StateValues::new(module).unwrap();
         let sizes = SymValues::tokens(ids.len() as i64);
         interpreter.run_named("prefill", &[Tensor::ids(ids)], &mut states, sizes).unwrap()[0].to_f32()
     };

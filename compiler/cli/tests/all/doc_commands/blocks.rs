@@ -30,7 +30,7 @@ const PROGRAMS: [&str; 20] = [
 const MARK: &str = "<!-- not run: ";
 
 /// A fenced or indented block of code.
-pub struct Block {
+pub struct DocCodeBlock {
     /// The number of its first line.
     pub line: usize,
     /// The word behind the fence.
@@ -40,7 +40,7 @@ pub struct Block {
     pub not_run: Option<String>,
 }
 
-impl Block {
+impl DocCodeBlock {
     /// The lines are typed into a shell.
     pub fn is_command(&self, workspace: &Path) -> bool {
         let shell = matches!(self.info.as_str(), "" | "sh" | "bash" | "console");
@@ -60,8 +60,8 @@ fn is_name(text: &str) -> bool {
 }
 
 /// All blocks of a page, in its order.
-pub fn blocks(page: &str) -> Vec<Block> {
-    let mut found: Vec<Block> = Vec::new();
+pub fn blocks(page: &str) -> Vec<DocCodeBlock> {
+    let mut found: Vec<DocCodeBlock> = Vec::new();
     let mut mark = None;
     let (mut fence, mut blank, mut indented) = (false, true, false);
     for (at, line) in page.lines().enumerate() {
@@ -69,7 +69,7 @@ pub fn blocks(page: &str) -> Vec<Block> {
             fence = !fence;
             if fence {
                 let (line, info) = (at + 1, info.trim().to_owned());
-                found.push(Block { line, info, text: String::new(), not_run: mark.take() });
+                found.push(DocCodeBlock { line, info, text: String::new(), not_run: mark.take() });
             }
             (blank, indented) = (false, false);
             continue;
@@ -79,7 +79,7 @@ pub fn blocks(page: &str) -> Vec<Block> {
             (true, _, Some(block)) => push(block, line),
             (_, Some(code), Some(block)) if indented => push(block, code),
             (_, Some(code), _) => {
-                let block = Block {
+                let block = DocCodeBlock {
                     line: at + 1,
                     info: String::new(),
                     text: format!("{code}\n"),
@@ -100,7 +100,7 @@ pub fn blocks(page: &str) -> Vec<Block> {
     found
 }
 
-fn push(block: &mut Block, line: &str) {
+fn push(block: &mut DocCodeBlock, line: &str) {
     block.text += line;
     block.text.push('\n');
 }

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use crate::program::workspace;
-use blocks::{Block, blocks};
-use sandbox::Sandbox;
+use blocks::{DocCodeBlock, blocks};
+use sandbox::CommandSandbox;
 
 /// The pages with commands, beside those of docs/.
 const PAGES: [&str; 6] =
@@ -43,7 +43,7 @@ fn pages() -> Vec<String> {
     pages
 }
 
-fn commands(page: &str) -> Vec<Block> {
+fn commands(page: &str) -> Vec<DocCodeBlock> {
     let text = std::fs::read_to_string(workspace().join(page)).unwrap_or_else(|e| panic!("{page}: {e}"));
     blocks(&text).into_iter().filter(|block| block.is_command(&workspace())).collect()
 }
@@ -83,7 +83,7 @@ fn marks_belong_to_commands() {
 #[cfg(target_os = "linux")]
 #[test]
 fn commands_run_as_printed() {
-    let sandbox = Sandbox::new();
+    let sandbox = CommandSandbox::new();
     let (pages, next, failed) = (pages(), AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some(page) = pages.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -100,8 +100,9 @@ fn commands_run_as_printed() {
 }
 
 /// Runs the blocks of a page in their order; those that fail, with what they said.
-fn failures_of(sandbox: &Sandbox, page: &str) -> Vec<String> {
-    let blocks: Vec<Block> = commands(page).into_iter().filter(|block| block.not_run.is_none()).collect();
+fn failures_of(sandbox: &CommandSandbox, page: &str) -> Vec<String> {
+    let blocks: Vec<DocCodeBlock> =
+        commands(page).into_iter().filter(|block| block.not_run.is_none()).collect();
     let mut failed = Vec::new();
     if blocks.is_empty() {
         return failed;
@@ -119,7 +120,7 @@ fn failures_of(sandbox: &Sandbox, page: &str) -> Vec<String> {
 }
 
 /// Runs a block in a shell that ends at the first command that fails; what it said if it did.
-fn run(sandbox: &Sandbox, folder: &Path, text: &str) -> Result<(), String> {
+fn run(sandbox: &CommandSandbox, folder: &Path, text: &str) -> Result<(), String> {
     let mut shell = Command::new("bash");
     shell.args(["-e", "-o", "pipefail", "-c", text]).current_dir(folder).stdin(Stdio::null());
     for (name, _) in std::env::vars_os() {

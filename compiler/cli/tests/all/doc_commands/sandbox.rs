@@ -121,18 +121,18 @@ PATH=${PATH#*:}
 exec curl -sS --fail-with-body "${@/:8080/:$(cat port)}"
 "#;
 
-/// What is asked of `cargo` is written down and checked ([`Sandbox::check_cargo`]).
+/// What is asked of `cargo` is written down and checked ([`CommandSandbox::check_cargo`]).
 const CARGO: &str = r#"#!/usr/bin/env bash
 printf '%s ' "$@" >>@LOG@; echo >>@LOG@
 "#;
 
-pub struct Sandbox {
+pub struct CommandSandbox {
     folder: TempDir,
 }
 
-impl Sandbox {
-    pub fn new() -> Sandbox {
-        let sandbox = Sandbox { folder: tempfile::tempdir().unwrap() };
+impl CommandSandbox {
+    pub fn new() -> CommandSandbox {
+        let sandbox = CommandSandbox { folder: tempfile::tempdir().unwrap() };
         let root = sandbox.folder.path();
         fs::create_dir(root.join("bin")).unwrap();
         let program = assert_cmd::cargo::cargo_bin!("mlcc").display().to_string();

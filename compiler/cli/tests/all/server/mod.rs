@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-pub use crate::http::Answer;
-use crate::http::Client;
+use crate::http::TestClient;
+pub use crate::http::TestResponse;
 use crate::program::{books, mlcc, program};
 
 /// The trained model in a scheme whose logits do not depend on what runs beside a text; built once per test program.
@@ -30,27 +30,32 @@ pub fn artifact() -> &'static Path {
     })
 }
 
-pub struct Server {
+pub struct ServerProcess {
     child: Child,
     _stdout: BufReader<ChildStdout>,
-    client: Client,
+    client: TestClient,
     /// What the line of `--json` said.
     pub ready: Value,
 }
 
-impl Server {
+impl ServerProcess {
     /// Serves [`artifact`] as `books`.
-    pub fn start(args: &[&str]) -> Server {
-        Server::of(&[artifact()], &[&["--alias", "books", "-t", "1"], args].concat())
+    pub fn start(args: &[&str]) -> ServerProcess {
+        ServerProcess::of(&[artifact()], &[&["--alias", "books", "-t", "1"], args].concat())
     }
 
     /// Serves artifacts.
-    pub fn of(artifacts: &[&Path], args: &[&str]) -> Server {
-        Server::with(artifacts, args, &[], Stdio::null())
+    pub fn of(artifacts: &[&Path], args: &[&str]) -> ServerProcess {
+        ServerProcess::with(artifacts, args, &[], Stdio::null())
     }
 
     /// The same with variables of the environment, and a place for standard error.
-    pub fn with(artifacts: &[&Path], args: &[&str], variables: &[(&str, &str)], stderr: Stdio) -> Server {
+    pub fn with(
+        artifacts: &[&Path],
+        args: &[&str],
+        variables: &[(&str, &str)],
+        stderr: Stdio,
+    ) -> ServerProcess {
         let mut command = program();
         command.arg("serve").args(artifacts).args(["--port", "0", "--json"]);
         command.args(args).envs(variables.iter().copied()).stdout(Stdio::piped()).stderr(stderr);
@@ -62,7 +67,7 @@ impl Server {
         assert_eq!(ready["event"], "ready");
         let url = ready["url"].as_str().unwrap();
         let address = url.strip_prefix("http://").unwrap().to_owned();
-        Server { child, _stdout: stdout, client: Client { address }, ready }
+        ServerProcess { child, _stdout: stdout, client: TestClient { address }, ready }
     }
 
     /// How many threads it has of a name.
@@ -85,15 +90,15 @@ impl Server {
     }
 }
 
-impl Deref for Server {
-    type Target = Client;
+impl Deref for ServerProcess {
+    type Target = TestClient;
 
-    fn deref(&self) -> &Client {
+    fn deref(&self) -> &TestClient {
         &self.client
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

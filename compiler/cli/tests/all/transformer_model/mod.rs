@@ -3,34 +3,34 @@
 
 use std::path::Path;
 
-use mlcc_codegen::artifact::{ArtifactWriter, Weights};
+use mlcc_codegen::artifact::{ArtifactWriter, WeightDestination};
 use mlcc_codegen::table::{CacheDesc, PlanDesc, StateDesc, TableDesc};
-use mlcc_codegen::{Input, LevelInput};
+use mlcc_codegen::{CodegenInput, LevelInput};
 use mlcc_driver::build::Backend;
 use mlcc_interp::equivalence::RandomWeights;
-use mlcc_interp::graph::{Interpreter, States, Tensor};
-use mlcc_interp::kernel::Options as RunOptions;
-use mlcc_interp::steps::{Memory, run_step};
-use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_interp::graph::{Interpreter, StateValues, Tensor};
+use mlcc_interp::kernel::ExecutionOptions as RunOptions;
+use mlcc_interp::steps::{StepMemory, run_step};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::kernel::UnOp;
 use mlcc_ir::module::{Module, ParamRole, ParamSource};
-use mlcc_ir::ops::{Attention, Op};
-use mlcc_ir::step::Base;
+use mlcc_ir::ops::{AttentionOp, Op};
+use mlcc_ir::step::MemoryBase;
 use mlcc_ir::types::{DType, Packing, TensorType};
 use mlcc_kernels::params::KernelTarget;
-use mlcc_passes::pipeline::Control;
-use mlcc_passes::{CacheType, Context, Options, Program, QuantScheme, run_pass, run_pipeline};
-use mlcc_target::Target;
+use mlcc_passes::pipeline::PipelineControl;
+use mlcc_passes::{CacheType, LoweredProgram, PassContext, PassOptions, QuantScheme, run_pass, run_pipeline};
+use mlcc_target::CompileTarget;
 
 /// Most tokens in one call.
 pub const CHUNK: i64 = 6;
 
 /// Sizes and kinds of a model.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct TransformerConfig {
     pub heads: usize,
     pub kv_heads: usize,
     pub size: usize,
@@ -41,12 +41,12 @@ pub struct Config {
     pub cache: DType,
     /// Experts and how many of them a token takes.
     pub experts: Option<(usize, usize)>,
-    pub attention: Attention,
+    pub attention: AttentionOp,
 }
 
-impl Config {
-    pub fn tiny() -> Config {
-        Config {
+impl TransformerConfig {
+    pub fn tiny() -> TransformerConfig {
+        TransformerConfig {
             heads: 4,
             kv_heads: 2,
             size: 16,
@@ -56,12 +56,12 @@ impl Config {
             context: 24,
             cache: DType::F32,
             experts: None,
-            attention: Attention::causal(0.25),
+            attention: AttentionOp::causal(0.25),
         }
     }
     pub fn module(&self) -> Module {
         let mut b = GraphBuilder::new("tiny");
-        for (name, n) in [("prefill", Dim::sym(Sym::N)), ("decode", Dim::from(1))] {
+        for (name, n) in [("prefill", Dim::sym(SizeSymbol::N)), ("decode", Dim::from(1))] {
             let tokens = TensorType::new(DType::I32, [&n]);
             b.function(name, FunctionKind::Entry, &[tokens], |b, inputs| vec![self.body(b, inputs[0], &n)]);
         }
@@ -71,7 +71,7 @@ impl Config {
     fn body(&self, b: &mut GraphBuilder, tokens: ValueId, n: &Dim) -> ValueId {
         let table = weight(b, "embedding", self.vocab, self.hidden, ParamRole::Embedding);
         let mut x = b.gather(table, tokens);
-        let positions = b.iota(Dim::sym(Sym::Past), n.clone());
+        let positions = b.iota(Dim::sym(SizeSymbol::Past), n.clone());
         let angles = self.angles(b, positions, n);
         for layer in 0..self.layers {
             let name = format!("layers.{layer}");
@@ -238,10 +238,10 @@ pub fn unfused(module: &Module) -> Module {
 
 /// The module as these passes leave it, for weights and caches of other types.
 pub fn after(module: &Module, passes: &[&str], quant: &str, kv_cache: CacheType) -> Module {
-    let mut options = Options::new(vec![], CHUNK);
+    let mut options = PassOptions::new(vec![], CHUNK);
     options.quant = QuantScheme::find(quant).unwrap().0;
     options.kv_cache = kv_cache;
-    let (mut program, mut ctx) = (Program::new(module.clone()), Context::new(options));
+    let (mut program, mut ctx) = (LoweredProgram::new(module.clone()), PassContext::new(options));
     for pass in passes {
         run_pass(pass, &mut program, &mut ctx).unwrap();
     }
@@ -249,26 +249,28 @@ pub fn after(module: &Module, passes: &[&str], quant: &str, kv_cache: CacheType)
 }
 
 /// Lowers for a target.
-pub fn compiled(module: &Module, target: &Target, quant: &str, disabled: &[&str]) -> Program {
+pub fn compiled(module: &Module, target: &CompileTarget, quant: &str, disabled: &[&str]) -> LoweredProgram {
     compiled_with(module, target, quant, CacheType::F32, disabled)
 }
 
 /// The same with a type of cache.
 pub fn compiled_with(
     module: &Module,
-    target: &Target,
+    target: &CompileTarget,
     quant: &str,
     kv_cache: CacheType,
     disabled: &[&str],
-) -> Program {
-    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
-    let mut options = Options::new(target.levels.iter().map(level).collect(), CHUNK);
+) -> LoweredProgram {
+    let level = |l: &mlcc_target::FeatureLevel| (l.name.clone(), KernelTarget::new(target.arch, l));
+    let mut options = PassOptions::new(target.levels.iter().map(level).collect(), CHUNK);
     options.quant = QuantScheme::find(quant).unwrap().0;
     options.kv_cache = kv_cache;
-    let mut program = Program::new(module.clone());
-    let control =
-        Control { disabled: disabled.iter().map(|s| s.to_string()).collect(), ..Control::default() };
-    run_pipeline(&mut program, &mut Context::new(options), control).unwrap_or_else(|e| panic!("{e}"));
+    let mut program = LoweredProgram::new(module.clone());
+    let control = PipelineControl {
+        disabled: disabled.iter().map(|s| s.to_string()).collect(),
+        ..PipelineControl::default()
+    };
+    run_pipeline(&mut program, &mut PassContext::new(options), control).unwrap_or_else(|e| panic!("{e}"));
     program
 }
 
@@ -276,7 +278,7 @@ pub fn compiled_with(
 pub fn by_graph(module: &Module, weights: &RandomWeights, pieces: &[&[i32]]) -> Vec<Vec<f32>> {
     let values = weights.values(module).unwrap();
     let interpreter = Interpreter::new(module, |id| values[id.index()].clone());
-    let mut states = States::new(module).unwrap();
+    let mut states = StateValues::new(module).unwrap();
     let mut past = 0;
     let run = |ids: &&[i32]| {
         let sizes = SymValues { n: ids.len() as i64, b: 1, past };
@@ -288,7 +290,7 @@ pub fn by_graph(module: &Module, weights: &RandomWeights, pieces: &[&[i32]]) -> 
 }
 
 /// The weights payload.
-fn packed(program: &Program, weights: &RandomWeights) -> Vec<u8> {
+fn packed(program: &LoweredProgram, weights: &RandomWeights) -> Vec<u8> {
     let plan = program.memory.as_ref().unwrap();
     let mut blob = vec![0; plan.weights_bytes as usize];
     for ((id, param), value) in program.module.params.iter().zip(weights.values(&program.module).unwrap()) {
@@ -308,32 +310,32 @@ fn packed(program: &Program, weights: &RandomWeights) -> Vec<u8> {
 
 /// As [`by_graph`], by the interpreter of kernels (one level), with 2 workers on a CPU.
 pub fn by_steps(
-    program: &Program,
+    program: &LoweredProgram,
     weights: &RandomWeights,
     pieces: &[&[i32]],
     vocab: usize,
 ) -> Vec<Vec<f32>> {
     let plan = program.memory.as_ref().unwrap();
-    let mut memory = Memory::default();
-    *memory.block(Base::Weights) = packed(program, weights);
-    *memory.block(Base::Arena) = vec![0xff; plan.arena_bytes() as usize];
-    *memory.block(Base::State) = vec![0xff; plan.state_bytes as usize];
+    let mut memory = StepMemory::default();
+    *memory.block(MemoryBase::Weights) = packed(program, weights);
+    *memory.block(MemoryBase::Arena) = vec![0xff; plan.arena_bytes() as usize];
+    *memory.block(MemoryBase::State) = vec![0xff; plan.state_bytes as usize];
     let (pages, table) = plan.example_pages();
-    *memory.block(Base::Pages) = vec![0xff; pages.len()];
-    *memory.block(Base::PageTable) = table;
+    *memory.block(MemoryBase::Pages) = vec![0xff; pages.len()];
+    *memory.block(MemoryBase::PageTable) = table;
     let level = &program.levels[0];
     let mut past = 0;
     let run = |ids: &&[i32]| {
         let name = if ids.len() == 1 { "decode" } else { "prefill" };
         let step = level.steps.iter().find(|s| s.name == name).unwrap();
-        *memory.block(Base::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        *memory.block(Base::Logits) = vec![0; 4 * vocab];
+        *memory.block(MemoryBase::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        *memory.block(MemoryBase::Logits) = vec![0; 4 * vocab];
         let sizes = SymValues { n: ids.len() as i64, b: 1, past };
         past += sizes.n;
         let kernels = &level.lowered.kernels;
         let done = run_step(step, kernels, &mut memory, &sizes, &RunOptions::workers(2));
         done.unwrap_or_else(|e| panic!("{e}"));
-        let cells = memory.block(Base::Logits).chunks_exact(4);
+        let cells = memory.block(MemoryBase::Logits).chunks_exact(4);
         cells.map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect()
     };
     pieces.iter().map(run).collect()
@@ -341,15 +343,15 @@ pub fn by_steps(
 
 /// Writes the artifact.
 pub fn artifact(
-    program: &Program,
-    target: &Target,
+    program: &LoweredProgram,
+    target: &CompileTarget,
     backend: Backend,
     weights: &RandomWeights,
     vocab: usize,
     path: &Path,
 ) {
     let plan = program.memory.as_ref().unwrap();
-    let describe = |(id, s): (mlcc_ir::module::StateId, &mlcc_ir::module::State)| {
+    let describe = |(id, s): (mlcc_ir::module::StateId, &mlcc_ir::module::ModelState)| {
         let (offset, _) = plan.states[id.index()];
         let rows = s.ty.dims[0].as_const().unwrap() as u64;
         let row_bytes = plan.row_bytes[id.index()];
@@ -386,7 +388,7 @@ pub fn artifact(
     let levels = target.levels.iter().zip(&program.levels);
     let levels =
         levels.map(|(level, code)| LevelInput { level, kernels: &code.lowered.kernels, steps: &code.steps });
-    let input = Input { target, levels: levels.collect(), table, assembler: None };
+    let input = CodegenInput { target, levels: levels.collect(), table, assembler: None };
     let library = match backend {
         #[cfg(feature = "llvm")]
         Backend::Llvm => mlcc_codegen::compile(&input, "tiny.so"),
@@ -396,7 +398,7 @@ pub fn artifact(
         _ => panic!("no back end {}", backend.name()),
     };
     let library = library.unwrap_or_else(|e| panic!("{e}"));
-    let mut writer = ArtifactWriter::create(path, library.path(), Weights::Inside).unwrap();
+    let mut writer = ArtifactWriter::create(path, library.path(), WeightDestination::Inside).unwrap();
     writer.section(mlcc_abi::section::METADATA, b"{}").unwrap();
     writer.begin_section(mlcc_abi::section::WEIGHTS).unwrap();
     writer.write(&packed(program, weights)).unwrap();

@@ -1,7 +1,7 @@
 //! Runs AArch64 kernels under an emulator, through the program `driver.c`.
 
-use mlcc_codegen::{Library, Part, link};
-use mlcc_interp::kernel::Buffer;
+use mlcc_codegen::{GeneratedCode, LinkedLibrary, link};
+use mlcc_interp::kernel::KernelBuffer;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
 use mlcc_target::Arch;
@@ -11,21 +11,21 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 /// One call of a kernel.
-pub struct Call<'a> {
+pub struct KernelCall<'a> {
     pub kernel: &'a Kernel,
     pub dims: &'a SymValues,
-    pub buffers: &'a [Buffer],
+    pub buffers: &'a [KernelBuffer],
 }
 
 /// A compiled driver.
-pub struct Emulator {
+pub struct EmulatedDriver {
     driver: PathBuf,
     _folder: TempDir,
 }
 
-impl Emulator {
+impl EmulatedDriver {
     /// Says what is missing if there is none.
-    pub fn find() -> Option<Emulator> {
+    pub fn find() -> Option<EmulatedDriver> {
         let runs =
             |program: &str| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
         for program in ["qemu-aarch64", "aarch64-linux-gnu-gcc"] {
@@ -45,7 +45,7 @@ impl Emulator {
             .output()
             .unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        Some(Emulator { driver, _folder: folder })
+        Some(EmulatedDriver { driver, _folder: folder })
     }
 
     /// Links kernels with their callers and makes the calls, one per kernel in order; gives the buffers afterwards.
@@ -53,15 +53,15 @@ impl Emulator {
         &self,
         code: Vec<u8>,
         callers: Vec<u8>,
-        calls: &[Call<'_>],
+        calls: &[KernelCall<'_>],
         workers: u64,
     ) -> Vec<Vec<Vec<u8>>> {
-        let parts =
-            [("kernels", code), ("callers", callers)].map(|(name, bytes)| Part { name: name.into(), bytes });
-        let library: Library = link(&parts, Arch::Aarch64, "kernels.so").unwrap();
+        let parts = [("kernels", code), ("callers", callers)]
+            .map(|(name, bytes)| GeneratedCode { name: name.into(), bytes });
+        let library: LinkedLibrary = link(&parts, Arch::Aarch64, "kernels.so").unwrap();
         let out = self.emulate(library.path(), script(calls, workers));
         let mut rest = &out[..];
-        let mut take = |b: &Buffer| {
+        let mut take = |b: &KernelBuffer| {
             let (head, tail) = rest.split_at(b.bytes.len());
             rest = tail;
             head.to_vec()
@@ -89,7 +89,7 @@ impl Emulator {
 }
 
 /// The driver's input: see `driver.c`.
-fn script(calls: &[Call<'_>], workers: u64) -> Vec<u8> {
+fn script(calls: &[KernelCall<'_>], workers: u64) -> Vec<u8> {
     let mut out = Vec::new();
     let word = |out: &mut Vec<u8>, v: u64| out.extend(v.to_le_bytes());
     for (i, call) in calls.iter().enumerate() {

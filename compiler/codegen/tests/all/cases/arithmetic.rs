@@ -1,20 +1,20 @@
 //! Every operation and cast on every type that has it.
 
 use super::values::{any, tame};
-use super::{Case, map_case};
+use super::{KernelCase, map_case};
 use mlcc_interp::compare::Tolerance;
-use mlcc_interp::kernel::Buffer;
+use mlcc_interp::kernel::KernelBuffer;
 use mlcc_ir::kernel::*;
 use mlcc_ir::types::DType;
 
 /// Cases take turns through these, so that every operation meets all of them with some type.
 const LANES: [u32; 4] = [1, 3, 8, 16];
 
-fn turn(cases: &[Case]) -> u32 {
+fn turn(cases: &[KernelCase]) -> u32 {
     LANES[cases.len() % LANES.len()]
 }
 
-pub fn integer_arithmetic() -> Vec<Case> {
+pub fn integer_arithmetic() -> Vec<KernelCase> {
     let mut cases = Vec::new();
     for dtype in DType::PLAIN.into_iter().filter(|d| d.is_int()) {
         for op in BinOp::ALL {
@@ -35,7 +35,7 @@ pub fn integer_arithmetic() -> Vec<Case> {
     cases
 }
 
-pub fn float_arithmetic() -> Vec<Case> {
+pub fn float_arithmetic() -> Vec<KernelCase> {
     let mut cases = Vec::new();
     let ops = [BinOp::Add, BinOp::Sub, BinOp::Mul, BinOp::Div, BinOp::Rem, BinOp::Min, BinOp::Max];
     let compares = [BinOp::Lt, BinOp::Le, BinOp::Eq, BinOp::Ne];
@@ -65,7 +65,7 @@ pub fn float_arithmetic() -> Vec<Case> {
     cases
 }
 
-pub fn casts() -> Vec<Case> {
+pub fn casts() -> Vec<KernelCase> {
     let mut cases = Vec::new();
     for from in DType::PLAIN {
         for to in DType::PLAIN {
@@ -78,13 +78,13 @@ pub fn casts() -> Vec<Case> {
 }
 
 /// All 65536 bit patterns, and f32 values around every rounding decision.
-pub fn half_conversions() -> Vec<Case> {
+pub fn half_conversions() -> Vec<KernelCase> {
     let patterns: Vec<i64> = (0..65536).collect();
-    let bits = Buffer::from_ints(DType::U16, &patterns);
+    let bits = KernelBuffer::from_ints(DType::U16, &patterns);
     let mut cases = Vec::new();
     for half in [DType::F16, DType::BF16] {
         cases.push(map_case("widen", std::slice::from_ref(&bits), DType::F32, 16, |kb, v| {
-            let value = kb.bitcast(v[0], Ty::vector(half, 16));
+            let value = kb.bitcast(v[0], ExprType::vector(half, 16));
             kb.cast(value, DType::F32)
         }));
         let edges: Vec<f32> = (0..65536u32)
@@ -99,7 +99,9 @@ pub fn half_conversions() -> Vec<Case> {
             })
             .filter(|v| !v.is_nan())
             .collect();
-        cases.push(map_case("narrow", &[Buffer::from_f32(&edges)], half, 16, |kb, v| kb.cast(v[0], half)));
+        cases.push(map_case("narrow", &[KernelBuffer::from_f32(&edges)], half, 16, |kb, v| {
+            kb.cast(v[0], half)
+        }));
     }
     cases
 }

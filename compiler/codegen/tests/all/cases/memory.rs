@@ -1,12 +1,12 @@
 //! Lanes and memory: shuffles, bitcasts, strides, gathers, masks.
 
 use super::values::{any, tame};
-use super::{Case, map_case};
+use super::{KernelCase, map_case};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::*;
 use mlcc_ir::types::DType;
 
-pub fn lanes_move() -> Vec<Case> {
+pub fn lanes_move() -> Vec<KernelCase> {
     let mut cases = Vec::new();
     let f = any(DType::F32, 64, 0);
     let b = tame(DType::F32, 64, 8);
@@ -32,9 +32,9 @@ pub fn lanes_move() -> Vec<Case> {
         kb.select(less, v[0], negative)
     }));
     cases.push(map_case("bits", &[any(DType::I32, 48, 1)], DType::I32, 4, |kb, v| {
-        let bytes = kb.bitcast(v[0], Ty::vector(DType::U8, 16));
+        let bytes = kb.bitcast(v[0], ExprType::vector(DType::U8, 16));
         let turned = kb.shuffle(bytes, None, (0..16).rev().collect());
-        kb.bitcast(turned, Ty::vector(DType::I32, 4))
+        kb.bitcast(turned, ExprType::vector(DType::I32, 4))
     }));
     cases.push(map_case(
         "bool_logic",
@@ -50,16 +50,20 @@ pub fn lanes_move() -> Vec<Case> {
 }
 
 /// `f(kb, input, out)` over an input of 64 elements of a type and an output of the same.
-fn memory_case(name: &str, dtype: DType, f: impl FnOnce(&mut KernelBuilder, BufId, BufId, ExprId)) -> Case {
+fn memory_case(
+    name: &str,
+    dtype: DType,
+    f: impl FnOnce(&mut KernelBuilder, BufId, BufId, ExprId),
+) -> KernelCase {
     let mut kb = KernelBuilder::new(name);
-    let input = kb.param("in", dtype, 64, Access::In, 64);
-    let out = kb.param("out", dtype, 64, Access::InOut, 64);
+    let input = kb.param("in", dtype, 64, ParamAccess::In, 64);
+    let out = kb.param("out", dtype, 64, ParamAccess::InOut, 64);
     let extent = kb.int(4);
     kb.par("t", extent, |kb, t| f(kb, input, out, t));
-    Case::new(kb.finish(), vec![any(dtype, 64, 0), tame(dtype, 64, 1)])
+    KernelCase::new(kb.finish(), vec![any(dtype, 64, 0), tame(dtype, 64, 1)])
 }
 
-pub fn memory_accesses() -> Vec<Case> {
+pub fn memory_accesses() -> Vec<KernelCase> {
     let mut cases = Vec::new();
     for dtype in DType::PLAIN {
         cases.push(memory_case("strided", dtype, |kb, input, out, t| {

@@ -7,41 +7,41 @@ pub mod memory;
 pub mod values;
 
 use mlcc_interp::compare::{Tolerance, compare};
-use mlcc_interp::kernel::{Buffer, run};
+use mlcc_interp::kernel::{KernelBuffer, run};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::kernel::{Access, BufId, ExprId, Kernel};
+use mlcc_ir::kernel::{BufId, ExprId, Kernel, ParamAccess};
 use mlcc_ir::types::DType;
 
 /// One kernel with its arguments.
-pub struct Case {
+pub struct KernelCase {
     pub kernel: Kernel,
-    pub buffers: Vec<Buffer>,
+    pub buffers: Vec<KernelBuffer>,
     pub dims: SymValues,
     /// For float results; integer ones must be equal.
     pub tolerance: Tolerance,
 }
 
-impl Case {
-    pub fn new(kernel: Kernel, buffers: Vec<Buffer>) -> Case {
-        Case { kernel, buffers, dims: SymValues::tokens(5), tolerance: Tolerance::EXACT }
+impl KernelCase {
+    pub fn new(kernel: Kernel, buffers: Vec<KernelBuffer>) -> KernelCase {
+        KernelCase { kernel, buffers, dims: SymValues::tokens(5), tolerance: Tolerance::EXACT }
     }
     /// What the interpreter makes of it.
-    pub fn expected(&self) -> Vec<Buffer> {
+    pub fn expected(&self) -> Vec<KernelBuffer> {
         let mut buffers = self.buffers.clone();
         run(&self.kernel, &mut buffers, &self.dims).unwrap_or_else(|e| panic!("{e}"));
         buffers
     }
     /// Fails with the name of the kernel and the first difference.
-    pub fn check(&self, who: &str, got: &[Vec<u8>], want: &[Buffer]) {
+    pub fn check(&self, who: &str, got: &[Vec<u8>], want: &[KernelBuffer]) {
         for ((bytes, want), id) in got.iter().zip(want).zip(&self.kernel.params) {
             let decl = &self.kernel.bufs[*id];
-            let got = Buffer::new(decl.dtype, bytes.clone());
+            let got = KernelBuffer::new(decl.dtype, bytes.clone());
             let tolerance = if decl.dtype.is_float() { self.tolerance } else { Tolerance::EXACT };
             let result = match decl.dtype.is_float() {
                 true => compare(got.to_f32(), want.to_f32(), tolerance),
                 false => {
-                    let as_f64 = |b: &Buffer| b.to_i64().iter().map(|&v| v as f64).collect::<Vec<_>>();
+                    let as_f64 = |b: &KernelBuffer| b.to_i64().iter().map(|&v| v as f64).collect::<Vec<_>>();
                     compare(as_f64(&got), as_f64(want), tolerance)
                 }
             };
@@ -53,7 +53,7 @@ impl Case {
 }
 
 /// Numbers the kernels, so that all of them fit into one library, and runs the interpreter.
-pub fn prepare(mut cases: Vec<Case>) -> Vec<(Case, Vec<Buffer>)> {
+pub fn prepare(mut cases: Vec<KernelCase>) -> Vec<(KernelCase, Vec<KernelBuffer>)> {
     for (i, case) in cases.iter_mut().enumerate() {
         case.kernel.name = format!("{}_{i}", case.kernel.name);
     }
@@ -63,19 +63,19 @@ pub fn prepare(mut cases: Vec<Case>) -> Vec<(Case, Vec<Buffer>)> {
 /// A kernel `out[i] = f(inputs[i])` over vectors of `lanes`, as long as the inputs; and its case.
 pub fn map_case(
     name: &str,
-    inputs: &[Buffer],
+    inputs: &[KernelBuffer],
     out: DType,
     lanes: u32,
     f: impl Fn(&mut KernelBuilder, &[ExprId]) -> ExprId,
-) -> Case {
+) -> KernelCase {
     let len = inputs[0].len() / lanes as usize * lanes as usize;
     let mut kb = KernelBuilder::new(name);
     let ins: Vec<BufId> = inputs
         .iter()
         .enumerate()
-        .map(|(i, b)| kb.param(&format!("in{i}"), b.dtype, b.len(), Access::In, 64))
+        .map(|(i, b)| kb.param(&format!("in{i}"), b.dtype, b.len(), ParamAccess::In, 64))
         .collect();
-    let result = kb.param("out", out, len, Access::Out, 64);
+    let result = kb.param("out", out, len, ParamAccess::Out, 64);
     let extent = kb.int((len / lanes as usize) as i64);
     kb.par("i", extent, |kb, i| {
         let at = kb.mul_int(i, i64::from(lanes));
@@ -84,6 +84,6 @@ pub fn map_case(
         kb.store_vec(result, at, value);
     });
     let mut buffers = inputs.to_vec();
-    buffers.push(Buffer::zeros(out, len));
-    Case::new(kb.finish(), buffers)
+    buffers.push(KernelBuffer::zeros(out, len));
+    KernelCase::new(kb.finish(), buffers)
 }

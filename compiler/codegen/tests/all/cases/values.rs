@@ -1,12 +1,12 @@
 //! Interesting inputs.
 
-use mlcc_interp::kernel::Buffer;
+use mlcc_interp::kernel::KernelBuffer;
 use mlcc_ir::types::DType;
 
 /// A small deterministic generator (splitmix64).
-pub struct Random(pub u64);
+pub struct ValueGenerator(pub u64);
 
-impl Random {
+impl ValueGenerator {
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -48,8 +48,8 @@ const SPECIAL: [f32; 24] = [
 ];
 
 /// `len` values of a type: special ones first, then random ones.
-pub fn any(dtype: DType, len: usize, seed: u64) -> Buffer {
-    let mut random = Random(seed);
+pub fn any(dtype: DType, len: usize, seed: u64) -> KernelBuffer {
+    let mut random = ValueGenerator(seed);
     if dtype.is_float() {
         let nan = std::iter::once(f32::NAN);
         let special = SPECIAL.into_iter().chain(nan);
@@ -58,7 +58,7 @@ pub fn any(dtype: DType, len: usize, seed: u64) -> Buffer {
             .skip(seed as usize % 7)
             .take(len)
             .collect();
-        return Buffer::from_floats(dtype, &all);
+        return KernelBuffer::from_floats(dtype, &all);
     }
     let special =
         [0, 1, 2, 255, 256, 127, 128, 32767, 65535, -1, -128, i64::from(i32::MAX), i64::from(i32::MIN)];
@@ -69,16 +69,16 @@ pub fn any(dtype: DType, len: usize, seed: u64) -> Buffer {
         .take(len)
         .map(|v| if dtype == DType::Bool { v & 1 } else { v })
         .collect();
-    Buffer::from_ints(dtype, &all)
+    KernelBuffer::from_ints(dtype, &all)
 }
 
 /// Finite values of moderate size, for arithmetic.
-pub fn tame(dtype: DType, len: usize, seed: u64) -> Buffer {
-    let mut random = Random(seed);
+pub fn tame(dtype: DType, len: usize, seed: u64) -> KernelBuffer {
+    let mut random = ValueGenerator(seed);
     if dtype.is_float() {
         let all: Vec<f32> = (0..len).map(|_| random.float() * 4.0).collect();
-        return Buffer::from_floats(dtype, &all);
+        return KernelBuffer::from_floats(dtype, &all);
     }
     let all: Vec<i64> = (0..len).map(|_| (random.next() % 7) as i64 + 1).collect();
-    Buffer::from_ints(dtype, &all)
+    KernelBuffer::from_ints(dtype, &all)
 }

@@ -1,17 +1,17 @@
 //! Every elementwise operation over every type, in several lane counts.
 
-use super::harness::{Case, check};
-use mlcc_interp::kernel::Buffer;
+use super::harness::{ClifCase, check};
+use mlcc_interp::kernel::KernelBuffer;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::instr::{INSTRS, InstrId, Meaning};
-use mlcc_ir::kernel::{Access, BinOp, ExprId, Ty, UnOp};
+use mlcc_ir::instr::{INSTRS, InstrId, InstrSemantics};
+use mlcc_ir::kernel::{BinOp, ExprId, ExprType, ParamAccess, UnOp};
 use mlcc_ir::types::DType;
 
 /// One lane, an odd number, a vector of some types, vectors of all types.
 const LANES: [u32; 4] = [1, 3, 8, 32];
 
 /// Values at which something could go wrong, then ordinary ones; the same number for each type.
-pub fn samples(dtype: DType, seed: u64) -> Buffer {
+pub fn samples(dtype: DType, seed: u64) -> KernelBuffer {
     const N: usize = 97;
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = move || {
@@ -29,7 +29,7 @@ pub fn samples(dtype: DType, seed: u64) -> Buffer {
         while values.len() < N {
             values.push((next() % 2000) as f32 / 7.0 - 140.0);
         }
-        return Buffer::from_floats(dtype, &values);
+        return KernelBuffer::from_floats(dtype, &values);
     }
     let bits = dtype.bytes().map_or(64, |b| 8 * b as u32);
     let top = 1i64.wrapping_shl(bits - 1);
@@ -39,25 +39,25 @@ pub fn samples(dtype: DType, seed: u64) -> Buffer {
     while values.len() < N {
         values.push(next() as i64 >> (next() % 60));
     }
-    Buffer::from_ints(dtype, &values)
+    KernelBuffer::from_ints(dtype, &values)
 }
 
 /// `out[i] = f(a[i + 1], b[i + 1], ...)`, `lanes` at a time: no vector in memory is aligned.
 fn kernel(
     name: String,
     lanes: u32,
-    inputs: Vec<Buffer>,
+    inputs: Vec<KernelBuffer>,
     out: DType,
     f: impl FnOnce(&mut KernelBuilder, &[ExprId]) -> ExprId,
-) -> Case {
+) -> ClifCase {
     let mut kb = KernelBuilder::new(name);
     let len = inputs[0].len();
     let params: Vec<_> = inputs
         .iter()
         .enumerate()
-        .map(|(i, b)| kb.param(&format!("in{i}"), b.dtype, len, Access::In, 1))
+        .map(|(i, b)| kb.param(&format!("in{i}"), b.dtype, len, ParamAccess::In, 1))
         .collect();
-    let result = kb.param("out", out, len, Access::Out, 1);
+    let result = kb.param("out", out, len, ParamAccess::Out, 1);
     let steps = kb.int(((len - 1) / lanes as usize) as i64);
     kb.par("i", steps, |kb, i| {
         let at = kb.mul_int(i, i64::from(lanes));
@@ -67,8 +67,8 @@ fn kernel(
         kb.store_vec(result, at, value);
     });
     let mut buffers = inputs;
-    buffers.push(Buffer::zeros(out, len));
-    Case::new(kb.finish(), buffers)
+    buffers.push(KernelBuffer::zeros(out, len));
+    ClifCase::new(kb.finish(), buffers)
 }
 
 #[test]
@@ -123,15 +123,18 @@ fn comparison_with_an_unaligned_operand() {
     let mut cases = Vec::new();
     for op in [BinOp::Lt, BinOp::Le, BinOp::Eq, BinOp::Ne] {
         let mut kb = KernelBuilder::new(format!("{}_one_lane", op.name()));
-        let source = kb.param("in", DType::F32, 16usize, Access::In, 4);
-        let result = kb.param("out", DType::Bool, 1usize, Access::Out, 1);
+        let source = kb.param("in", DType::F32, 16usize, ParamAccess::In, 4);
+        let result = kb.param("out", DType::Bool, 1usize, ParamAccess::Out, 1);
         let (zero, one, six) = (kb.int(0), kb.int(1), kb.int(6));
         let (a, b) = (kb.load_vec(source, one, 4), kb.load_vec(source, six, 4));
         let all = kb.binary(op, a, b);
         let third = kb.shuffle(all, None, vec![2]);
         kb.store(result, zero, third);
         let values: Vec<f32> = (0..16).map(|i| (i * 5 % 7) as f32).collect();
-        cases.push(Case::new(kb.finish(), vec![Buffer::from_f32(&values), Buffer::zeros(DType::Bool, 1)]));
+        cases.push(ClifCase::new(
+            kb.finish(),
+            vec![KernelBuffer::from_f32(&values), KernelBuffer::zeros(DType::Bool, 1)],
+        ));
     }
     check(&cases);
 }
@@ -203,7 +206,7 @@ fn fma_and_select() {
             for (i, buffer) in case.buffers[..3].iter_mut().enumerate() {
                 let values: Vec<f32> =
                     (0..buffer.len()).map(|j| ((j * 7 + i * 5) % 23) as f32 / 4.0 + 0.5).collect();
-                *buffer = Buffer::from_floats(dtype, &values);
+                *buffer = KernelBuffer::from_floats(dtype, &values);
             }
             cases.push(case);
         }
@@ -232,9 +235,9 @@ fn mixed_masks() {
             samples(DType::U16, 4),
         ];
         cases.push(kernel(format!("masks_{lanes}"), lanes, inputs, DType::Bool, |kb, a| {
-            let zero = kb.constant(0.0, Ty::F32);
-            let one = kb.constant(1.0, Ty::scalar(DType::I8));
-            let big = kb.constant(1000.0, Ty::scalar(DType::U16));
+            let zero = kb.constant(0.0, ExprType::F32);
+            let one = kb.constant(1.0, ExprType::scalar(DType::I8));
+            let big = kb.constant(1000.0, ExprType::scalar(DType::U16));
             let (x, y, z) = (kb.lt(a[0], zero), kb.lt(one, a[1]), kb.lt(big, a[3]));
             let p = kb.binary(BinOp::Xor, x, y);
             let q = kb.binary(BinOp::And, p, a[2]);
@@ -257,16 +260,17 @@ fn bitcasts() {
             for bytes in [8, 16, 48] {
                 let (in_lanes, out_lanes) = (bytes / wide, bytes / narrow);
                 let mut kb = KernelBuilder::new(format!("bitcast_{from}_{to}_{bytes}"));
-                let source = kb.param("in", from, in_lanes as usize, Access::In, 1);
-                let result = kb.param("out", to, out_lanes as usize, Access::Out, 1);
+                let source = kb.param("in", from, in_lanes as usize, ParamAccess::In, 1);
+                let result = kb.param("out", to, out_lanes as usize, ParamAccess::Out, 1);
                 let zero = kb.int(0);
                 let value = kb.load_vec(source, zero, in_lanes);
-                let value = kb.bitcast(value, Ty::vector(to, out_lanes));
+                let value = kb.bitcast(value, ExprType::vector(to, out_lanes));
                 kb.store_vec(result, zero, value);
                 let input: Vec<u8> =
                     (0..bytes as u8).map(|i| i.wrapping_mul(37).wrapping_add(11) & 0x7b).collect();
-                let buffers = vec![Buffer::new(from, input), Buffer::zeros(to, out_lanes as usize)];
-                cases.push(Case::new(kb.finish(), buffers));
+                let buffers =
+                    vec![KernelBuffer::new(from, input), KernelBuffer::zeros(to, out_lanes as usize)];
+                cases.push(ClifCase::new(kb.finish(), buffers));
             }
         }
     }
@@ -283,16 +287,16 @@ fn shuffles() {
                 let total = if two { 2 * n } else { n };
                 let picks: Vec<u32> = (0..lanes as u32).map(|i| (i * 5 + 3) % total).collect();
                 let mut kb = KernelBuilder::new(name);
-                let source = kb.param("in", dtype, 2 * n as usize, Access::In, 1);
-                let result = kb.param("out", dtype, lanes, Access::Out, 1);
+                let source = kb.param("in", dtype, 2 * n as usize, ParamAccess::In, 1);
+                let result = kb.param("out", dtype, lanes, ParamAccess::Out, 1);
                 let (zero, second) = (kb.int(0), kb.int(i64::from(n)));
                 let a = kb.load_vec(source, zero, n);
                 let b = two.then(|| kb.load_vec(source, second, n));
                 let value = kb.shuffle(a, b, picks);
                 kb.store_vec(result, zero, value);
                 let input: Vec<i64> = (0..2 * i64::from(n)).map(|i| i * 3 % 121).collect();
-                let buffers = vec![Buffer::from_ints(dtype, &input), Buffer::zeros(dtype, lanes)];
-                cases.push(Case::new(kb.finish(), buffers));
+                let buffers = vec![KernelBuffer::from_ints(dtype, &input), KernelBuffer::zeros(dtype, lanes)];
+                cases.push(ClifCase::new(kb.finish(), buffers));
             }
         }
     }
@@ -304,14 +308,17 @@ fn lane_reductions() {
     let mut cases = Vec::new();
     for (dtype, op) in [(DType::F32, BinOp::Add), (DType::I32, BinOp::Max), (DType::U8, BinOp::Min)] {
         let mut kb = KernelBuilder::new(format!("reduce_{dtype}"));
-        let source = kb.param("in", dtype, 32usize, Access::In, 1);
-        let result = kb.param("out", dtype, 1usize, Access::Out, 1);
+        let source = kb.param("in", dtype, 32usize, ParamAccess::In, 1);
+        let result = kb.param("out", dtype, 1usize, ParamAccess::Out, 1);
         let zero = kb.int(0);
         let value = kb.load_vec(source, zero, 32);
         let value = kb.reduce_lanes(op, value);
         kb.store(result, zero, value);
         let input: Vec<i64> = (0..32).map(|i| i * 37 % 101).collect();
-        cases.push(Case::new(kb.finish(), vec![Buffer::from_ints(dtype, &input), Buffer::zeros(dtype, 1)]));
+        cases.push(ClifCase::new(
+            kb.finish(),
+            vec![KernelBuffer::from_ints(dtype, &input), KernelBuffer::zeros(dtype, 1)],
+        ));
     }
     check(&cases);
 }
@@ -321,23 +328,23 @@ fn cpu_instructions_by_their_meaning() {
     let mut cases = Vec::new();
     for id in InstrId::all() {
         let def = &INSTRS[id.0 as usize];
-        let (Meaning::Expr(_), Some(ret)) = (def.meaning, def.ret) else { continue };
+        let (InstrSemantics::Expr(_), Some(ret)) = (def.meaning, def.ret) else { continue };
         let mut kb = KernelBuilder::new(format!("instr_{}", def.name));
         let mut buffers = Vec::new();
         let mut args = Vec::new();
         let zero = kb.int(0);
         for (i, ty) in def.args.iter().enumerate() {
-            let param = kb.param(&format!("in{i}"), ty.dtype, ty.lanes as usize, Access::In, 1);
+            let param = kb.param(&format!("in{i}"), ty.dtype, ty.lanes as usize, ParamAccess::In, 1);
             args.push(kb.load_vec(param, zero, ty.lanes));
             let values: Vec<i64> =
                 (0..i64::from(ty.lanes)).map(|l| (l * 31 + i as i64 * 17) % 251 - 100).collect();
-            buffers.push(Buffer::from_ints(ty.dtype, &values));
+            buffers.push(KernelBuffer::from_ints(ty.dtype, &values));
         }
-        let result = kb.param("out", ret.dtype, ret.lanes as usize, Access::Out, 1);
+        let result = kb.param("out", ret.dtype, ret.lanes as usize, ParamAccess::Out, 1);
         let value = kb.instr(id, args);
         kb.store_vec(result, zero, value);
-        buffers.push(Buffer::zeros(ret.dtype, ret.lanes as usize));
-        let mut case = Case::new(kb.finish(), buffers);
+        buffers.push(KernelBuffer::zeros(ret.dtype, ret.lanes as usize));
+        let mut case = ClifCase::new(kb.finish(), buffers);
         case.tolerance = 1e-5;
         cases.push(case);
     }

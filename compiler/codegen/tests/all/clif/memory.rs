@@ -1,18 +1,18 @@
 //! Loads, stores, buffers and control flow.
 
-use super::harness::{Case, check};
-use mlcc_interp::kernel::Buffer;
+use super::harness::{ClifCase, check};
+use mlcc_interp::kernel::KernelBuffer;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::dim::{Dim, Sym, SymValues};
-use mlcc_ir::kernel::{Access, BinOp, ExprId, ForKind, Space, Ty};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
+use mlcc_ir::kernel::{BinOp, ExprId, ExprType, ForKind, MemorySpace, ParamAccess};
 use mlcc_ir::types::DType;
 
 const TYPES: [DType; 6] = [DType::Bool, DType::I8, DType::F16, DType::I32, DType::F32, DType::I64];
 
-fn counted(dtype: DType, n: i64) -> Buffer {
+fn counted(dtype: DType, n: i64) -> KernelBuffer {
     let values: Vec<i64> =
         (0..n).map(|i| if dtype == DType::Bool { i % 3 } else { i * 7 % 120 - 50 }).collect();
-    Buffer::from_ints(dtype, &values)
+    KernelBuffer::from_ints(dtype, &values)
 }
 
 /// The index of lane `l` in the given manner, in 0..128.
@@ -54,17 +54,17 @@ fn loads_and_stores_of_every_kind() {
                 for masked in [false, true] {
                     let name = format!("access_{dtype}_{manner}_{lanes}_{masked}");
                     let mut kb = KernelBuilder::new(name);
-                    let source = kb.param("in", dtype, 128usize, Access::In, 1);
-                    let table = kb.param("table", DType::I32, 128usize, Access::In, 1);
-                    let read = kb.param("read", dtype, 128usize, Access::InOut, 1);
-                    let written = kb.param("written", dtype, 128usize, Access::InOut, 1);
+                    let source = kb.param("in", dtype, 128usize, ParamAccess::In, 1);
+                    let table = kb.param("table", DType::I32, 128usize, ParamAccess::In, 1);
+                    let read = kb.param("read", dtype, 128usize, ParamAccess::InOut, 1);
+                    let written = kb.param("written", dtype, 128usize, ParamAccess::InOut, 1);
                     let once = kb.int(1);
                     kb.par("once", once, |kb, zero| {
                         let five = kb.add_int(zero, 5);
                         let i = index(kb, manner, lanes, five, table);
                         let mask = masked.then(|| {
                             let key = kb.load_vec(table, five, lanes);
-                            let limit = kb.constant(60.0, Ty::scalar(DType::I32));
+                            let limit = kb.constant(60.0, ExprType::scalar(DType::I32));
                             kb.lt(key, limit)
                         });
                         let value = kb.load_masked(source, i, mask);
@@ -73,8 +73,9 @@ fn loads_and_stores_of_every_kind() {
                     });
                     let spread: Vec<i32> = (0..128).map(|i| i * 37 % 128).collect();
                     let blank = || counted(dtype, 128);
-                    let buffers = vec![counted(dtype, 128), Buffer::from_i32(&spread), blank(), blank()];
-                    cases.push(Case::new(kb.finish(), buffers));
+                    let buffers =
+                        vec![counted(dtype, 128), KernelBuffer::from_i32(&spread), blank(), blank()];
+                    cases.push(ClifCase::new(kb.finish(), buffers));
                 }
             }
         }
@@ -87,8 +88,8 @@ fn masks_that_are_full_or_empty() {
     let mut cases = Vec::new();
     for dtype in TYPES {
         let mut kb = KernelBuilder::new(format!("tail_{dtype}"));
-        let source = kb.param("in", dtype, 37usize, Access::In, 1);
-        let result = kb.param("out", dtype, 37usize, Access::InOut, 1);
+        let source = kb.param("in", dtype, 37usize, ParamAccess::In, 1);
+        let result = kb.param("out", dtype, 37usize, ParamAccess::InOut, 1);
         let steps = kb.int(3);
         kb.par("i", steps, |kb, i| {
             let at = kb.mul_int(i, 16);
@@ -98,27 +99,27 @@ fn masks_that_are_full_or_empty() {
             let value = kb.load_masked(source, run, Some(mask));
             kb.store_masked(result, run, value, Some(mask));
         });
-        let buffers = vec![counted(dtype, 37), Buffer::zeros(dtype, 37)];
-        cases.push(Case::new(kb.finish(), buffers));
+        let buffers = vec![counted(dtype, 37), KernelBuffer::zeros(dtype, 37)];
+        cases.push(ClifCase::new(kb.finish(), buffers));
     }
     check(&cases);
 }
 
 /// Matrix times vector, four rows at a time, with accumulators in `space`.
-fn matvec(space: Space, kind: ForKind, lanes: u32) -> Case {
+fn matvec(space: MemorySpace, kind: ForKind, lanes: u32) -> ClifCase {
     const ROWS: i64 = 12;
     const COLS: i64 = 64;
     let mut kb = KernelBuilder::new(format!("matvec_{}_{kind:?}_{lanes}", space.name()));
-    let w = kb.param("w", DType::F32, (ROWS * COLS) as usize, Access::In, 64);
-    let x = kb.param("x", DType::F32, COLS as usize, Access::In, 64);
-    let y = kb.param("y", DType::F32, ROWS as usize, Access::Out, 64);
+    let w = kb.param("w", DType::F32, (ROWS * COLS) as usize, ParamAccess::In, 64);
+    let x = kb.param("x", DType::F32, COLS as usize, ParamAccess::In, 64);
+    let y = kb.param("y", DType::F32, ROWS as usize, ParamAccess::Out, 64);
     let tiles = kb.int(ROWS / 4);
     kb.par("tile", tiles, |kb, tile| {
         let acc = kb.alloc("acc", DType::F32, 4 * lanes as usize, space);
         let (four, blocks) = (kb.int(4), kb.int(COLS / i64::from(lanes)));
         kb.for_("r", four, kind, |kb, r| {
             let at = kb.mul_int(r, i64::from(lanes));
-            let zero = kb.constant(0.0, Ty::vector(DType::F32, lanes));
+            let zero = kb.constant(0.0, ExprType::vector(DType::F32, lanes));
             kb.store_vec(acc, at, zero);
         });
         kb.serial("k", blocks, |kb, k| {
@@ -148,21 +149,21 @@ fn matvec(space: Space, kind: ForKind, lanes: u32) -> Case {
     let data =
         |n: i64, step: i64| -> Vec<f32> { (0..n).map(|i| (i * step % 17) as f32 / 8.0 - 1.0).collect() };
     let buffers = vec![
-        Buffer::from_f32(&data(ROWS * COLS, 5)),
-        Buffer::from_f32(&data(COLS, 3)),
-        Buffer::zeros(DType::F32, ROWS as usize),
+        KernelBuffer::from_f32(&data(ROWS * COLS, 5)),
+        KernelBuffer::from_f32(&data(COLS, 3)),
+        KernelBuffer::zeros(DType::F32, ROWS as usize),
     ];
     // Products of these are exact, so fused and separate rounding agree.
-    Case::new(kb.finish(), buffers)
+    ClifCase::new(kb.finish(), buffers)
 }
 
 #[test]
 fn accumulators_in_registers_and_on_the_stack() {
     let mut cases = Vec::new();
     for lanes in [1, 2, 4, 16] {
-        cases.push(matvec(Space::Local, ForKind::Unroll, lanes));
-        cases.push(matvec(Space::Stack, ForKind::Serial, lanes));
-        cases.push(matvec(Space::Stack, ForKind::Unroll, lanes));
+        cases.push(matvec(MemorySpace::Local, ForKind::Unroll, lanes));
+        cases.push(matvec(MemorySpace::Stack, ForKind::Serial, lanes));
+        cases.push(matvec(MemorySpace::Stack, ForKind::Unroll, lanes));
     }
     check(&cases);
 }
@@ -173,12 +174,12 @@ fn local_buffers_of_every_type() {
     for dtype in TYPES {
         for (offset, lanes) in [(0i64, 16u32), (3, 4), (0, 1)] {
             let mut kb = KernelBuilder::new(format!("local_{dtype}_{offset}_{lanes}"));
-            let source = kb.param("in", dtype, 64usize, Access::In, 1);
-            let table = kb.param("mask", DType::Bool, 64usize, Access::In, 1);
-            let result = kb.param("out", dtype, 64usize, Access::InOut, 1);
+            let source = kb.param("in", dtype, 64usize, ParamAccess::In, 1);
+            let table = kb.param("mask", DType::Bool, 64usize, ParamAccess::In, 1);
+            let result = kb.param("out", dtype, 64usize, ParamAccess::InOut, 1);
             let rounds = kb.int(2);
             kb.par("round", rounds, |kb, round| {
-                let buf = kb.alloc("buf", dtype, 64, Space::Local);
+                let buf = kb.alloc("buf", dtype, 64, MemorySpace::Local);
                 let all = kb.int(4);
                 kb.for_("i", all, ForKind::Unroll, |kb, i| {
                     let at = kb.mul_int(i, 16);
@@ -202,8 +203,8 @@ fn local_buffers_of_every_type() {
                 let to = kb.add_int(to, 16);
                 kb.store_vec(result, to, value);
             });
-            let buffers = vec![counted(dtype, 64), counted(DType::Bool, 64), Buffer::zeros(dtype, 64)];
-            cases.push(Case::new(kb.finish(), buffers));
+            let buffers = vec![counted(dtype, 64), counted(DType::Bool, 64), KernelBuffer::zeros(dtype, 64)];
+            cases.push(ClifCase::new(kb.finish(), buffers));
         }
     }
     check(&cases);
@@ -212,10 +213,10 @@ fn local_buffers_of_every_type() {
 /// Loops with run-time extents, branches, and a value pinned across a store.
 fn control_flow() -> KernelBuilder {
     let mut kb = KernelBuilder::new("control");
-    let n = kb.sym(Sym::N);
-    let past = kb.sym(Sym::Past);
-    let len = Dim::sym(Sym::N).scale(8);
-    let data = kb.param("data", DType::I32, len, Access::InOut, 4);
+    let n = kb.sym(SizeSymbol::N);
+    let past = kb.sym(SizeSymbol::Past);
+    let len = Dim::sym(SizeSymbol::N).scale(8);
+    let data = kb.param("data", DType::I32, len, ParamAccess::InOut, 4);
     kb.par("row", n, |kb, row| {
         let at = kb.mul_int(row, 8);
         let first = kb.load(data, at);
@@ -259,7 +260,7 @@ fn loops_branches_and_pinned_values() {
     for (i, (n, past)) in [(1, 0), (5, 3), (7, 30), (2, 1)].into_iter().enumerate() {
         let mut kernel = control_flow().finish();
         kernel.name = format!("control_{i}");
-        let mut case = Case::new(kernel, vec![counted(DType::I32, 8 * n)]);
+        let mut case = ClifCase::new(kernel, vec![counted(DType::I32, 8 * n)]);
         case.dims = SymValues { n, b: 1, past };
         cases.push(case);
     }
@@ -272,13 +273,13 @@ fn ramps_of_small_integers() {
     for dtype in [DType::I8, DType::U16, DType::I32, DType::I64] {
         for lanes in [3u32, 16, 64] {
             let mut kb = KernelBuilder::new(format!("ramp_{dtype}_{lanes}"));
-            let result = kb.param("out", dtype, lanes as usize, Access::Out, 1);
+            let result = kb.param("out", dtype, lanes as usize, ParamAccess::Out, 1);
             let first = if dtype.is_signed() { -5 } else { 65_500 };
             let (base, stride) = (kb.int_of(first, dtype), kb.int_of(3, dtype));
             let ramp = kb.ramp(base, stride, lanes);
             let zero = kb.int(0);
             kb.store_vec(result, zero, ramp);
-            cases.push(Case::new(kb.finish(), vec![Buffer::zeros(dtype, lanes as usize)]));
+            cases.push(ClifCase::new(kb.finish(), vec![KernelBuffer::zeros(dtype, lanes as usize)]));
         }
     }
     check(&cases);

@@ -1,32 +1,34 @@
 //! A whole toy model: steps, table, several levels in one file, linking, and the runtime on the result.
 
 use crate::toy::{self, reference};
-use crate::toy_kernels::{Place, kernels, steps, table};
+use crate::toy_kernels::{IterationPlace, kernels, steps, table};
 use mlcc_abi::{Ctx, ModelTable, status};
-use mlcc_codegen::artifact::Weights;
+use mlcc_codegen::artifact::WeightDestination;
 use mlcc_codegen::cache::ObjectCache;
 use mlcc_codegen::clif::usable_level;
-use mlcc_codegen::{Input, Jobs, LevelInput, Library, compile_with_cranelift, compile_with_cranelift_by};
+use mlcc_codegen::{
+    CodegenInput, CompileJobs, LevelInput, LinkedLibrary, compile_with_cranelift, compile_with_cranelift_by,
+};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{Access, ForKind, Kernel, UnOp};
-use mlcc_ir::step::{Step, StepItem};
+use mlcc_ir::kernel::{ForKind, Kernel, ParamAccess, UnOp};
+use mlcc_ir::step::{StepItem, StepProgram};
 use mlcc_ir::types::DType;
 use mlcc_runtime::{LoadOptions, Model};
-use mlcc_target::{Arch, Target, resolve};
+use mlcc_target::{Arch, CompileTarget, resolve};
 use std::process::Command;
 
 const TOKENS: [i32; 8] = [3, 1, 4, 1, 0, 2, 2, 4];
 
 /// The toy for two levels of this machine's architecture.
-fn build(target: &Target) -> Library {
-    build_by(target, &Jobs::default())
+fn build(target: &CompileTarget) -> LinkedLibrary {
+    build_by(target, &CompileJobs::default())
 }
 
-fn build_by(target: &Target, jobs: &Jobs) -> Library {
-    let (kernels, steps) = (kernels(Place::Workers), steps(Place::Workers));
+fn build_by(target: &CompileTarget, jobs: &CompileJobs) -> LinkedLibrary {
+    let (kernels, steps) = (kernels(IterationPlace::Workers), steps(IterationPlace::Workers));
     let one = |level| LevelInput { level, kernels: &kernels, steps: &steps };
     let name = if target.arch == Arch::X86_64 { "x86-64" } else { "aarch64" };
-    let input = Input {
+    let input = CodegenInput {
         target,
         levels: target.levels.iter().map(one).collect(),
         table: table(name),
@@ -35,7 +37,7 @@ fn build_by(target: &Target, jobs: &Jobs) -> Library {
     compile_with_cranelift_by(&input, "toy.so", jobs).unwrap()
 }
 
-fn host() -> Option<Target> {
+fn host() -> Option<CompileTarget> {
     match Arch::of_host()? {
         Arch::X86_64 => resolve("x86-64-v2,x86-64-v3").ok(),
         Arch::Aarch64 => resolve("aarch64").ok(),
@@ -48,7 +50,7 @@ fn every_level_gives_the_reference_results() {
     let Some(target) = host() else { return };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("toy.so");
-    toy::pack(build(&target).path(), &path, Weights::Inside);
+    toy::pack(build(&target).path(), &path, WeightDestination::Inside);
     let have = mlcc_target::detected_features();
     let expected = reference(&TOKENS);
     for level in target.levels.iter().filter(|l| l.features.iter().all(|f| have.contains(&f.as_str()))) {
@@ -169,9 +171,9 @@ fn the_library_has_one_symbol() {
     assert_eq!(names, ["mlcc_model"], "{symbols}");
 }
 
-fn refusal(target: &Target, kernels: &[Kernel], steps: &[Step]) -> String {
+fn refusal(target: &CompileTarget, kernels: &[Kernel], steps: &[StepProgram]) -> String {
     let levels = vec![LevelInput { level: &target.levels[0], kernels, steps }];
-    let input = Input { target, levels, table: table("x86-64"), assembler: None };
+    let input = CodegenInput { target, levels, table: table("x86-64"), assembler: None };
     compile_with_cranelift(&input, "toy.so").unwrap_err().to_string()
 }
 
@@ -181,8 +183,8 @@ fn objects_of_earlier_builds_give_the_same_bytes() {
     let Some(target) = host() else { return };
     let folder = tempfile::tempdir().unwrap();
     let cache = Some(ObjectCache::new(folder.path(), ObjectCache::LIMIT));
-    let library = |threads, cache| build_by(&target, &Jobs { threads, cache, listener: None });
-    let bytes = |library: &Library| std::fs::read(library.path()).unwrap();
+    let library = |threads, cache| build_by(&target, &CompileJobs { threads, cache, listener: None });
+    let bytes = |library: &LinkedLibrary| std::fs::read(library.path()).unwrap();
     let fresh = library(1, None);
     let (first, second) = (library(3, cache.clone()), library(2, cache));
     assert_eq!((first.objects().from_cache, second.objects().from_cache), (0, fresh.objects().objects));
@@ -192,11 +194,11 @@ fn objects_of_earlier_builds_give_the_same_bytes() {
 #[test]
 fn bad_modules_are_refused_by_name() {
     let target = resolve("x86-64-v2").unwrap();
-    let message = |kernels: &[Kernel], steps: &[Step]| refusal(&target, kernels, steps);
-    let good = kernels(Place::Workers);
-    let missing = message(&good[1..], &steps(Place::Workers));
+    let message = |kernels: &[Kernel], steps: &[StepProgram]| refusal(&target, kernels, steps);
+    let good = kernels(IterationPlace::Workers);
+    let missing = message(&good[1..], &steps(IterationPlace::Workers));
     assert!(missing.contains("kernel toy.feed is launched but not among the kernels"), "{missing}");
-    let mut wrong = steps(Place::Workers);
+    let mut wrong = steps(IterationPlace::Workers);
     if let StepItem::Launch(launch) = &mut wrong[0].items[0] {
         launch.buffers.pop();
     }
@@ -210,7 +212,7 @@ fn bad_modules_are_refused_by_name() {
     assert!(gpu.contains("`gpu` failed: block and thread loops belong to GPU kernels"), "{gpu}");
 
     let mut kb = KernelBuilder::new("tail");
-    let out = kb.param("out", DType::F32, 1usize, Access::InOut, 4);
+    let out = kb.param("out", DType::F32, 1usize, ParamAccess::InOut, 4);
     let zero = kb.int(0);
     let x = kb.load(out, zero);
     let x = kb.unary(UnOp::Exp, x);

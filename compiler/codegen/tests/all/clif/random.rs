@@ -5,17 +5,17 @@
 //! ones.
 
 use super::elementwise::{defined_operand, samples};
-use super::harness::{Case, host_levels, try_check};
-use mlcc_interp::kernel::Buffer;
+use super::harness::{ClifCase, host_levels, try_check};
+use mlcc_interp::kernel::KernelBuffer;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{Access, BinOp, BufId, ExprId, Ty, UnOp};
+use mlcc_ir::kernel::{BinOp, BufId, ExprId, ExprType, ParamAccess, UnOp};
 use mlcc_ir::types::DType;
 use proptest::prelude::*;
 
 const ROUNDS: i64 = 2;
 const OUTPUTS: usize = 4;
 
-struct Program<'a> {
+struct RandomProgram<'a> {
     kb: &'a mut KernelBuilder,
     inputs: Vec<BufId>,
     at: ExprId,
@@ -30,7 +30,7 @@ fn take(choice: &mut u64, n: usize) -> usize {
     picked
 }
 
-impl Program<'_> {
+impl RandomProgram<'_> {
     fn pick(&self, choice: &mut u64) -> ExprId {
         // Late values more often, so that programs get deep.
         let n = self.pool.len();
@@ -48,7 +48,7 @@ impl Program<'_> {
 
     fn lane_numbers(&mut self, value: ExprId, below: f64) -> ExprId {
         let as_int = self.kb.cast(value, DType::U8);
-        let mask = self.kb.constant(below - 1.0, Ty::scalar(DType::U8));
+        let mask = self.kb.constant(below - 1.0, ExprType::scalar(DType::U8));
         let small = self.kb.binary(BinOp::And, as_int, mask);
         self.kb.cast(small, DType::I64)
     }
@@ -109,7 +109,7 @@ impl Program<'_> {
             DType::Bool if !bits && !matches!(op, BinOp::Eq | BinOp::Ne) => self.kb.binary(BinOp::Xor, a, b),
             d if d.is_float() && matches!(op, BinOp::Div | BinOp::Rem) => {
                 let magnitude = self.kb.unary(UnOp::Abs, b);
-                let least = self.kb.constant(0.5, Ty::scalar(d));
+                let least = self.kb.constant(0.5, ExprType::scalar(d));
                 let divisor = self.kb.max(magnitude, least);
                 self.kb.binary(op, a, divisor)
             }
@@ -156,33 +156,33 @@ impl Program<'_> {
     }
 }
 
-fn program(name: String, lanes: u32, choices: &[u64]) -> Case {
+fn program(name: String, lanes: u32, choices: &[u64]) -> ClifCase {
     let mut kb = KernelBuilder::new(name);
     let types = [DType::F32, DType::I8, DType::I32, DType::BF16];
-    let mut buffers: Vec<Buffer> = types.iter().zip(1..).map(|(&t, seed)| samples(t, seed)).collect();
+    let mut buffers: Vec<KernelBuffer> = types.iter().zip(1..).map(|(&t, seed)| samples(t, seed)).collect();
     let inputs: Vec<BufId> = types
         .iter()
         .zip(&buffers)
-        .map(|(&t, b)| kb.param(&format!("in_{t}"), t, b.len(), Access::In, 1))
+        .map(|(&t, b)| kb.param(&format!("in_{t}"), t, b.len(), ParamAccess::In, 1))
         .collect();
     let mut outputs = Vec::new();
     let rounds = kb.int(ROUNDS);
     kb.par("round", rounds, |kb, round| {
         let at = kb.mul_int(round, i64::from(lanes));
         let pool = inputs.iter().map(|&b| kb.load_vec(b, at, lanes)).collect();
-        let mut program = Program { kb, inputs, at, lanes, pool };
+        let mut program = RandomProgram { kb, inputs, at, lanes, pool };
         choices.iter().for_each(|&c| program.step(c));
-        let Program { kb, pool, .. } = program;
+        let RandomProgram { kb, pool, .. } = program;
         for &value in pool.iter().rev().take(OUTPUTS) {
             let dtype = kb.ty(value).dtype;
             let len = ROUNDS as usize * lanes as usize;
-            let out = kb.param(&format!("out{}", outputs.len()), dtype, len, Access::Out, 1);
+            let out = kb.param(&format!("out{}", outputs.len()), dtype, len, ParamAccess::Out, 1);
             kb.store_vec(out, at, value);
-            outputs.push(Buffer::zeros(dtype, len));
+            outputs.push(KernelBuffer::zeros(dtype, len));
         }
     });
     buffers.extend(outputs);
-    Case::new(kb.finish(), buffers)
+    ClifCase::new(kb.finish(), buffers)
 }
 
 proptest! {
@@ -194,7 +194,7 @@ proptest! {
             1..8,
         )
     ) {
-        let cases: Vec<Case> = programs
+        let cases: Vec<ClifCase> = programs
             .iter()
             .enumerate()
             .map(|(i, (lanes, choices))| program(format!("random{i}"), *lanes, choices))

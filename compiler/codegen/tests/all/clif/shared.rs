@@ -1,24 +1,24 @@
 //! The cases that the LLVM back end is held against.
 
 use super::harness::host_levels;
-use crate::aarch64::{Call, Emulator};
+use crate::aarch64::{EmulatedDriver, KernelCall};
 use crate::cases::{self, arithmetic, control, instrs, memory, prepare};
 use mlcc_codegen::clif::{callers_object, kernels_object};
-use mlcc_codegen::executor::{Aligned, Executor};
-use mlcc_interp::kernel::Buffer;
+use mlcc_codegen::executor::{AlignedBytes, KernelExecutor};
+use mlcc_interp::kernel::KernelBuffer;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::testing::{KernelOptions, random_arguments, random_kernel};
 use mlcc_target::Arch;
 
-fn check(cases: Vec<cases::Case>) {
+fn check(cases: Vec<cases::KernelCase>) {
     let cases = prepare(cases);
     let kernels: Vec<Kernel> = cases.iter().map(|(c, _)| c.kernel.clone()).collect();
     for (_, level) in host_levels() {
-        let executor = Executor::with_cranelift(&kernels, &level).unwrap();
+        let executor = KernelExecutor::with_cranelift(&kernels, &level).unwrap();
         for (case, want) in &cases {
-            let mut buffers: Vec<Aligned> =
-                case.buffers.iter().map(|b| Aligned::from_bytes(&b.bytes)).collect();
+            let mut buffers: Vec<AlignedBytes> =
+                case.buffers.iter().map(|b| AlignedBytes::from_bytes(&b.bytes)).collect();
             executor.run(&case.kernel.name, &mut buffers, &case.dims, 2).unwrap();
             let got: Vec<Vec<u8>> = buffers.iter().map(|b| b.bytes().to_vec()).collect();
             case.check(&level.name, &got, want);
@@ -27,14 +27,16 @@ fn check(cases: Vec<cases::Case>) {
     check_on_aarch64(&cases, &kernels);
 }
 
-fn check_on_aarch64(cases: &[(cases::Case, Vec<Buffer>)], kernels: &[Kernel]) {
+fn check_on_aarch64(cases: &[(cases::KernelCase, Vec<KernelBuffer>)], kernels: &[Kernel]) {
     let specs = mlcc_target::specs().unwrap();
     let level = &specs.iter().find(|s| s.arch == Arch::Aarch64).unwrap().levels[0];
     let code = kernels_object(Arch::Aarch64, level, kernels).unwrap();
-    let Some(emulator) = Emulator::find() else { return };
+    let Some(emulator) = EmulatedDriver::find() else { return };
     let callers = callers_object(Arch::Aarch64, level, kernels).unwrap();
-    let calls: Vec<Call<'_>> =
-        cases.iter().map(|(c, _)| Call { kernel: &c.kernel, dims: &c.dims, buffers: &c.buffers }).collect();
+    let calls: Vec<KernelCall<'_>> = cases
+        .iter()
+        .map(|(c, _)| KernelCall { kernel: &c.kernel, dims: &c.dims, buffers: &c.buffers })
+        .collect();
     for ((case, want), got) in cases.iter().zip(emulator.run(code, callers, &calls, 3)) {
         case.check("aarch64", &got, want);
     }
@@ -73,8 +75,8 @@ fn random_kernels() {
         let dims = SymValues::tokens(1 + (seed % 5) as i64);
         let bytes = random_arguments(&kernel, &dims, seed);
         let buffers = kernel.params.iter().zip(bytes);
-        let buffers = buffers.map(|(id, bytes)| Buffer::new(kernel.bufs[*id].dtype, bytes)).collect();
-        let mut case = cases::Case::new(kernel, buffers);
+        let buffers = buffers.map(|(id, bytes)| KernelBuffer::new(kernel.bufs[*id].dtype, bytes)).collect();
+        let mut case = cases::KernelCase::new(kernel, buffers);
         case.dims = dims;
         cases.push(case);
     }

@@ -6,13 +6,13 @@ use crate::objects;
 use mlcc_codegen::LevelInput;
 use mlcc_codegen::launch::{SharedMemory, threads_of};
 use mlcc_codegen::llvm::cached_ptx;
-use mlcc_codegen::ptxas::{Assembler, Usage, assemble, find_ptxas};
-use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
+use mlcc_codegen::ptxas::{PtxAssembler, ResourceUsage, assemble, find_ptxas};
+use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::*;
 use serde_json::json;
-use softcuda::driver::streams::Call;
-use softcuda::driver::{Answer, Driver};
+use softcuda::driver::streams::QueuedLaunch;
+use softcuda::driver::{DriverResult, SoftDriver};
 use xxhash_rust::xxh3::xxh3_128;
 
 const ORDERS: [&str; 3] = ["turns", "backwards", "random:1"];
@@ -24,9 +24,9 @@ pub fn ptx(kernel: &Kernel, level: &str) -> String {
 }
 
 /// What NVIDIA's assembler says of it; `None` where there is none. Equal versions say the same of the same text, so it is asked once.
-pub fn assembled(text: &str, sm: u32) -> Option<Usage> {
-    static FOUND: OnceLock<Option<Assembler>> = OnceLock::new();
-    let found = || find_ptxas().map(|_| Assembler::find().unwrap_or_else(|e| panic!("{e}")));
+pub fn assembled(text: &str, sm: u32) -> Option<ResourceUsage> {
+    static FOUND: OnceLock<Option<PtxAssembler>> = OnceLock::new();
+    let found = || find_ptxas().map(|_| PtxAssembler::find().unwrap_or_else(|e| panic!("{e}")));
     let assembler = FOUND.get_or_init(found).as_ref()?;
     let key = xxh3_128(format!("{} {sm} {text}", assembler.version).as_bytes());
     let answer = objects::folder().join(format!("{key:032x}.usage"));
@@ -42,9 +42,9 @@ pub fn assembled(text: &str, sm: u32) -> Option<Usage> {
 }
 
 /// What was written; `None` where it is not whole.
-fn usage_of(answer: &[u8]) -> Option<Usage> {
+fn usage_of(answer: &[u8]) -> Option<ResourceUsage> {
     let (kernel, registers, spill_bytes, shared_bytes) = serde_json::from_slice(answer).ok()?;
-    Some(Usage { kernel, registers, spill_bytes, shared_bytes })
+    Some(ResourceUsage { kernel, registers, spill_bytes, shared_bytes })
 }
 
 /// What a launch does, counted: the entry of the kernel in the driver's report.
@@ -52,10 +52,10 @@ pub fn counted(
     kernel: &Kernel,
     level: &str,
     grid: [u32; 3],
-    buffers: &[Buffer],
+    buffers: &[KernelBuffer],
     dims: &SymValues,
 ) -> serde_json::Value {
-    let mut options = softcuda::options::Options::default();
+    let mut options = softcuda::options::DeviceOptions::default();
     options.set("COUNTS", "/dev/null").expect("a known switch");
     let (driver, _) = executed((kernel, &ptx(kernel, level)), grid, buffers, dims, options)
         .unwrap_or_else(|e| panic!("{}", e.what));
@@ -66,17 +66,17 @@ pub fn counted(
 fn launch(
     code: (&Kernel, &str),
     grid: [u32; 3],
-    buffers: &[Buffer],
+    buffers: &[KernelBuffer],
     dims: &SymValues,
     order: &str,
-) -> Answer<Vec<Buffer>> {
-    let mut options = softcuda::options::Options::default();
+) -> DriverResult<Vec<KernelBuffer>> {
+    let mut options = softcuda::options::DeviceOptions::default();
     options.set("ORDER", order).expect("a known switch");
     let (driver, params) = executed(code, grid, buffers, dims, options)?;
-    let read = |(buffer, at): (&Buffer, &u64)| {
+    let read = |(buffer, at): (&KernelBuffer, &u64)| {
         let mut bytes = vec![0; buffer.bytes.len()];
         driver.space.read(*at, &mut bytes)?;
-        Ok(Buffer::new(buffer.dtype, bytes))
+        Ok(KernelBuffer::new(buffer.dtype, bytes))
     };
     buffers.iter().zip(&params).map(read).collect()
 }
@@ -85,11 +85,11 @@ fn launch(
 fn executed(
     (kernel, text): (&Kernel, &str),
     grid: [u32; 3],
-    buffers: &[Buffer],
+    buffers: &[KernelBuffer],
     dims: &SymValues,
-    options: softcuda::options::Options,
-) -> Answer<(Driver, Vec<u64>)> {
-    let mut driver = Driver::new(options);
+    options: softcuda::options::DeviceOptions,
+) -> DriverResult<(SoftDriver, Vec<u64>)> {
+    let mut driver = SoftDriver::new(options);
     driver.initialised = true;
     driver.hold();
     let module = driver.load_module(text.as_bytes())?;
@@ -109,7 +109,7 @@ fn executed(
     }
     let entry = driver.functions.get(function)?.clone();
     let shared_bytes = SharedMemory::of(kernel).dynamic_bytes;
-    let call = Call {
+    let call = QueuedLaunch {
         kernel: entry.kernel,
         constants: entry.constants,
         grid,
@@ -131,15 +131,16 @@ pub fn both(
     kernel: &Kernel,
     level: &str,
     grid: [u32; 3],
-    buffers: &[Buffer],
+    buffers: &[KernelBuffer],
     dims: &SymValues,
-) -> [Result<Buffer, String>; 2] {
-    let interpreted = [Order::Forward, Order::Reverse, Order::Shuffled(1)].map(|order| {
-        let mut after = buffers.to_vec();
-        let options = Options { workers: 1, order };
-        let run = run_with(kernel, &mut after, dims, &options);
-        run.map(|()| after.pop().unwrap()).map_err(|e| e.to_string())
-    });
+) -> [Result<KernelBuffer, String>; 2] {
+    let interpreted =
+        [ExecutionOrder::Forward, ExecutionOrder::Reverse, ExecutionOrder::Shuffled(1)].map(|order| {
+            let mut after = buffers.to_vec();
+            let options = ExecutionOptions { workers: 1, order };
+            let run = run_with(kernel, &mut after, dims, &options);
+            run.map(|()| after.pop().unwrap()).map_err(|e| e.to_string())
+        });
     let text = ptx(kernel, level);
     let executed = ORDERS.map(|order| {
         let run = launch((kernel, &text), grid, buffers, dims, order);
@@ -149,7 +150,7 @@ pub fn both(
 }
 
 /// All results are equal; faults are faults in each.
-fn agreed(all: [Result<Buffer, String>; 3]) -> Result<Buffer, String> {
+fn agreed(all: [Result<KernelBuffer, String>; 3]) -> Result<KernelBuffer, String> {
     let [first, rest @ ..] = all;
     for other in rest {
         match (&first, &other) {

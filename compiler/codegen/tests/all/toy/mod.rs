@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use mlcc_abi::section;
-use mlcc_codegen::artifact::{ArtifactWriter, SplitTensor, Weights};
+use mlcc_codegen::artifact::{ArtifactWriter, SplitTensor, WeightDestination};
 
 pub const VOCAB: usize = 5;
 pub const WIDTH: usize = 8;
@@ -76,7 +76,7 @@ pub fn linked_from(file: &str, folder: &Path, flags: &[&str]) -> PathBuf {
 }
 
 /// Appends the payload to a linked toy.
-pub fn pack(linked: &Path, out: &Path, weights_to: Weights) {
+pub fn pack(linked: &Path, out: &Path, weights_to: WeightDestination) {
     let mut artifact = ArtifactWriter::create(out, linked, weights_to).unwrap();
     artifact.section(section::METADATA, b"{\"model\":\"toy\"}").unwrap();
     artifact.begin_section(section::WEIGHTS).unwrap();
@@ -89,13 +89,13 @@ pub fn pack(linked: &Path, out: &Path, weights_to: Weights) {
 /// A whole toy artifact.
 pub fn artifact(folder: &Path, flags: &[&str]) -> PathBuf {
     let out = folder.join("toy.so");
-    pack(&linked(folder, flags), &out, Weights::Inside);
+    pack(&linked(folder, flags), &out, WeightDestination::Inside);
     out
 }
 
-pub fn split(folder: &Path) -> Weights {
+pub fn split(folder: &Path) -> WeightDestination {
     let tensors = [("embedding", 0), ("odd \"name\"", 96)];
-    Weights::Split {
+    WeightDestination::Split {
         path: folder.join("toy.safetensors"),
         tensors: tensors.map(|(name, offset)| SplitTensor { name: name.into(), offset }).to_vec(),
         bytes: (VOCAB * WIDTH * 4) as u64,

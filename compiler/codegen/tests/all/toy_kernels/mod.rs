@@ -3,16 +3,18 @@
 use crate::toy::{VOCAB, WIDTH};
 use mlcc_codegen::table::{ParamDesc, PlanDesc, StateDesc, TableDesc};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::dim::{Dim, Sym};
-use mlcc_ir::kernel::{Access, BinOp, ExprId, ForKind, Kernel, Space};
-use mlcc_ir::step::{Base, BufferRef, Grid, Launch, Repeat, Shares, Step, StepItem};
+use mlcc_ir::dim::{Dim, SizeSymbol};
+use mlcc_ir::kernel::{BinOp, ExprId, ForKind, Kernel, MemorySpace, ParamAccess};
+use mlcc_ir::step::{
+    BufferRef, LaunchGrid, LaunchItem, MemoryBase, RepeatMode, StepItem, StepProgram, WorkSchedule,
+};
 use mlcc_ir::types::DType;
 
 pub const CHUNK: usize = 3;
 
 /// Where independent iterations run.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum IterationPlace {
     Workers,
     /// Blocks of this many threads; their product covers the extent.
     Threads(i64),
@@ -21,13 +23,13 @@ pub enum Place {
 /// Runs `body` for `0..extent` in parallel.
 fn parallel(
     kb: &mut KernelBuilder,
-    place: Place,
+    place: IterationPlace,
     extent: ExprId,
     body: impl FnOnce(&mut KernelBuilder, ExprId),
 ) {
     match place {
-        Place::Workers => kb.par("i", extent, body),
-        Place::Threads(threads) => {
+        IterationPlace::Workers => kb.par("i", extent, body),
+        IterationPlace::Threads(threads) => {
             let wide = kb.add_int(extent, threads - 1);
             let width = kb.int(threads);
             let blocks = kb.div(wide, width);
@@ -44,18 +46,18 @@ fn parallel(
 }
 
 /// `h = h / 2 + E[token]` for every token; keeps each h.
-fn feed(place: Place) -> Kernel {
+fn feed(place: IterationPlace) -> Kernel {
     let (width, vocab) = (WIDTH as i64, VOCAB as i64);
     let mut kb = KernelBuilder::new("toy.feed");
-    let n = Dim::sym(Sym::N);
-    let h = kb.param("h", DType::F32, width, Access::InOut, 64);
-    let e = kb.param("e", DType::F32, vocab * width, Access::In, 64);
-    let tokens = kb.param("tokens", DType::I32, n.clone(), Access::In, 4);
-    let trace = kb.param("trace", DType::F32, n.scale(width), Access::Out, 64);
-    let n = kb.sym(Sym::N);
+    let n = Dim::sym(SizeSymbol::N);
+    let h = kb.param("h", DType::F32, width, ParamAccess::InOut, 64);
+    let e = kb.param("e", DType::F32, vocab * width, ParamAccess::In, 64);
+    let tokens = kb.param("tokens", DType::I32, n.clone(), ParamAccess::In, 4);
+    let trace = kb.param("trace", DType::F32, n.scale(width), ParamAccess::Out, 64);
+    let n = kb.sym(SizeSymbol::N);
     let extent = kb.int(width);
     parallel(&mut kb, place, extent, |kb, c| {
-        let carried = kb.alloc("carried", DType::F32, 1, Space::Local);
+        let carried = kb.alloc("carried", DType::F32, 1, MemorySpace::Local);
         let zero = kb.int(0);
         let start = kb.load(h, c);
         kb.store(carried, zero, start);
@@ -82,15 +84,15 @@ fn feed(place: Place) -> Kernel {
 }
 
 /// `logits[v] = past + t + sum h * E[v]`, at every position or at the last one.
-fn logits(place: Place, all: bool) -> Kernel {
+fn logits(place: IterationPlace, all: bool) -> Kernel {
     let (width, vocab) = (WIDTH as i64, VOCAB as i64);
     let mut kb = KernelBuilder::new(if all { "toy.logits_all" } else { "toy.logits" });
-    let n = Dim::sym(Sym::N);
+    let n = Dim::sym(SizeSymbol::N);
     let rows = if all { n.clone() } else { Dim::from(1) };
-    let trace = kb.param("trace", DType::F32, n.scale(width), Access::In, 64);
-    let e = kb.param("e", DType::F32, vocab * width, Access::In, 64);
-    let out = kb.param("logits", DType::F32, rows.scale(vocab), Access::Out, 4);
-    let (n, past) = (kb.sym(Sym::N), kb.sym(Sym::Past));
+    let trace = kb.param("trace", DType::F32, n.scale(width), ParamAccess::In, 64);
+    let e = kb.param("e", DType::F32, vocab * width, ParamAccess::In, 64);
+    let out = kb.param("logits", DType::F32, rows.scale(vocab), ParamAccess::Out, 4);
+    let (n, past) = (kb.sym(SizeSymbol::N), kb.sym(SizeSymbol::Past));
     let extent = kb.dim(&rows.scale(vocab));
     parallel(&mut kb, place, extent, |kb, i| {
         let width_of_row = kb.int(vocab);
@@ -112,12 +114,12 @@ fn logits(place: Place, all: bool) -> Kernel {
 }
 
 /// The toy's stand-in for softmax: shares of the logits divided by the temperature.
-fn shares(place: Place) -> Kernel {
+fn shares(place: IterationPlace) -> Kernel {
     let vocab = VOCAB as i64;
     let mut kb = KernelBuilder::new("toy.shares");
-    let logits = kb.param("logits", DType::F32, vocab, Access::In, 4);
-    let temperature = kb.param("temperature", DType::F32, 1, Access::In, 4);
-    let probs = kb.param("probs", DType::F32, vocab, Access::Out, 4);
+    let logits = kb.param("logits", DType::F32, vocab, ParamAccess::In, 4);
+    let temperature = kb.param("temperature", DType::F32, 1, ParamAccess::In, 4);
+    let probs = kb.param("probs", DType::F32, vocab, ParamAccess::Out, 4);
     let extent = kb.int(vocab);
     parallel(&mut kb, place, extent, |kb, v| {
         let zero = kb.int(0);
@@ -137,14 +139,20 @@ fn shares(place: Place) -> Kernel {
     kb.finish()
 }
 
-pub fn kernels(place: Place) -> Vec<Kernel> {
+pub fn kernels(place: IterationPlace) -> Vec<Kernel> {
     vec![feed(place), logits(place, false), logits(place, true), shares(place)]
 }
 
-fn launch(place: Place, kernel: &str, extent: Dim, buffers: &[(Base, usize)], dims: &[Sym]) -> StepItem {
+fn launch(
+    place: IterationPlace,
+    kernel: &str,
+    extent: Dim,
+    buffers: &[(MemoryBase, usize)],
+    dims: &[SizeSymbol],
+) -> StepItem {
     let grid = match place {
-        Place::Workers => None,
-        Place::Threads(threads) => Some(Grid {
+        IterationPlace::Workers => None,
+        IterationPlace::Threads(threads) => Some(LaunchGrid {
             blocks: [extent.ceil_div(threads), Dim::from(1), Dim::from(1)],
             threads: [threads as u32, 1, 1],
         }),
@@ -152,31 +160,44 @@ fn launch(place: Place, kernel: &str, extent: Dim, buffers: &[(Base, usize)], di
     let buffers = buffers.iter().map(|&(base, bytes)| BufferRef::fixed(base, 0, bytes as u64)).collect();
     let dims = dims.iter().map(|&s| Dim::sym(s)).collect();
     // Pieces smaller than a column, so that some are empty, and more of them the longer the sequence.
-    let pieces = Dim::sym(Sym::Past).scale(3).floor_div(2).add(&12.into()).minimum(&16.into());
-    let shares = if grid.is_some() { Shares::Static } else { Shares::Dynamic { pieces } };
-    StepItem::Launch(Launch { kernel: kernel.into(), buffers, dims, grid, repeat: Repeat::Once, shares })
+    let pieces = Dim::sym(SizeSymbol::Past).scale(3).floor_div(2).add(&12.into()).minimum(&16.into());
+    let shares = if grid.is_some() { WorkSchedule::Static } else { WorkSchedule::Dynamic { pieces } };
+    StepItem::Launch(LaunchItem {
+        kernel: kernel.into(),
+        buffers,
+        dims,
+        grid,
+        repeat: RepeatMode::Once,
+        shares,
+    })
 }
 
-pub fn steps(place: Place) -> Vec<Step> {
-    let (h, e) = ((Base::State, WIDTH * 4), (Base::Weights, VOCAB * WIDTH * 4));
-    let (tokens, trace) = ((Base::Tokens, CHUNK * 4), (Base::Arena, CHUNK * WIDTH * 4));
-    let one = (Base::Logits, VOCAB * 4);
+pub fn steps(place: IterationPlace) -> Vec<StepProgram> {
+    let (h, e) = ((MemoryBase::State, WIDTH * 4), (MemoryBase::Weights, VOCAB * WIDTH * 4));
+    let (tokens, trace) = ((MemoryBase::Tokens, CHUNK * 4), (MemoryBase::Arena, CHUNK * WIDTH * 4));
+    let one = (MemoryBase::Logits, VOCAB * 4);
     let arena_bytes = (CHUNK * WIDTH * 4) as u64;
     let step = |name: &str, head: &str, rows: Dim| {
         let items = vec![
-            launch(place, "toy.feed", Dim::from(WIDTH), &[h, e, tokens, trace], &[Sym::N]),
+            launch(place, "toy.feed", Dim::from(WIDTH), &[h, e, tokens, trace], &[SizeSymbol::N]),
             StepItem::Barrier,
-            launch(place, head, rows.scale(VOCAB as i64), &[trace, e, one], &[Sym::N, Sym::Past]),
+            launch(
+                place,
+                head,
+                rows.scale(VOCAB as i64),
+                &[trace, e, one],
+                &[SizeSymbol::N, SizeSymbol::Past],
+            ),
         ];
-        Step { name: name.into(), items, arena_bytes }
+        StepProgram { name: name.into(), items, arena_bytes }
     };
-    let buffers = [one, (Base::Temperature, 4), (Base::Probs, VOCAB * 4)];
+    let buffers = [one, (MemoryBase::Temperature, 4), (MemoryBase::Probs, VOCAB * 4)];
     let softmax = launch(place, "toy.shares", Dim::from(VOCAB), &buffers, &[]);
     vec![
         step("prefill", "toy.logits", Dim::from(1)),
         step("decode", "toy.logits", Dim::from(1)),
-        step("prefill_logits", "toy.logits_all", Dim::sym(Sym::N)),
-        Step { name: "softmax_with_temperature".into(), items: vec![softmax], arena_bytes: 0 },
+        step("prefill_logits", "toy.logits_all", Dim::sym(SizeSymbol::N)),
+        StepProgram { name: "softmax_with_temperature".into(), items: vec![softmax], arena_bytes: 0 },
     ]
 }
 

@@ -1,26 +1,26 @@
 //! Operands of attention on tensor cores: matrices of 16-bit floats in shared memory, one or two of which are the numbers.
 
 use crate::attention::plan::PAD;
-use crate::halves::{Factors, Halves, split};
-use mlcc_ir::kernel::Space;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use crate::halves::{HalfSplit, SplitFragment, split};
+use mlcc_ir::kernel::MemorySpace;
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
 /// A matrix in shared memory.
 #[derive(Clone, Copy)]
-pub(super) struct Matrix<'k> {
-    pub halves: Halves,
-    parts: [Option<View<'k, 2>>; 3],
+pub(super) struct SharedMatrix<'k> {
+    pub halves: HalfSplit,
+    parts: [Option<BufferView<'k, 2>>; 3],
 }
 
-impl<'k> Matrix<'k> {
-    pub fn new(k: &'k Recorder, name: &str, halves: Halves, rows: i64, size: i64) -> Matrix<'k> {
+impl<'k> SharedMatrix<'k> {
+    pub fn new(k: &'k Recorder, name: &str, halves: HalfSplit, rows: i64, size: i64) -> SharedMatrix<'k> {
         let names = [name.to_string(), format!("{name}_low"), format!("{name}_lowest")];
-        let part = |i: usize| k.alloc(&names[i], halves.dtype, [rows, size + PAD], Space::Shared);
-        Matrix { halves, parts: [0, 1, 2].map(|i| (i < halves.parts as usize).then(|| part(i))) }
+        let part = |i: usize| k.alloc(&names[i], halves.dtype, [rows, size + PAD], MemorySpace::Shared);
+        SharedMatrix { halves, parts: [0, 1, 2].map(|i| (i < halves.parts as usize).then(|| part(i))) }
     }
 
     /// The numbers as they are stored.
-    pub fn stored(self) -> Option<View<'k, 2>> {
+    pub fn stored(self) -> Option<BufferView<'k, 2>> {
         self.parts[0]
     }
 
@@ -36,23 +36,28 @@ impl<'k> Matrix<'k> {
 
     /// Fragments of 16 x 16 numbers from a row and a column on: as first factor, or two as second factor side by side. The matrix is that
     /// factor or, of a second one that is not `transposed`, that with rows and columns exchanged.
-    pub fn load(self, [row, column]: [Val<'k>; 2], lane: Val<'k>, as_factor: Factor) -> Factors<'k> {
+    pub fn load(
+        self,
+        [row, column]: [Val<'k>; 2],
+        lane: Val<'k>,
+        as_factor: MmaOperandRole,
+    ) -> SplitFragment<'k> {
         // Of four matrices of 8 x 8, by the lanes that say where their rows begin.
         let (matrix, in_matrix) = (lane / 8, lane % 8);
         let [down, right] = match as_factor {
-            Factor::First | Factor::SecondTransposed => [matrix % 2, matrix / 2],
-            Factor::Second => [matrix / 2, matrix % 2],
+            MmaOperandRole::First | MmaOperandRole::SecondTransposed => [matrix % 2, matrix / 2],
+            MmaOperandRole::Second => [matrix / 2, matrix % 2],
         };
         let at = [row + down * 8 + in_matrix, column + right * 8];
-        let transposed = as_factor == Factor::SecondTransposed;
-        let part = |view: View<'k, 2>| view.load_matrices(at, 4, transposed).named("fragment");
-        Factors { parts: self.parts.map(|view| view.map(part)) }
+        let transposed = as_factor == MmaOperandRole::SecondTransposed;
+        let part = |view: BufferView<'k, 2>| view.load_matrices(at, 4, transposed).named("fragment");
+        SplitFragment { parts: self.parts.map(|view| view.map(part)) }
     }
 }
 
 /// What a matrix in shared memory is in a product.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Factor {
+pub(super) enum MmaOperandRole {
     /// Its rows are those of the product.
     First,
     /// Its rows are columns of the product.

@@ -8,19 +8,19 @@
 //! they have its range. Codes of 8 bits are a bf16 each and meet three; the scales of keys are multiplied with scores, those of values with
 //! weights.
 
-use super::halves::{Factor, Matrix};
+use super::halves::{MmaOperandRole, SharedMatrix};
 use super::{append, keys_seen, say_slices};
 use crate::attention::decode::NewRows;
 use crate::attention::merge::unfinished;
-use crate::attention::plan::{GpuPlan, SIDE, Warps};
-use crate::attention::problem::{CacheRows, MASKED, Problem, ScoreIndex};
-use crate::halves::{Factors, side_by_side};
-use crate::inline::Page;
+use crate::attention::plan::{GpuAttentionPlan, SIDE, WarpLayout};
+use crate::attention::problem::{AttentionProblem, CacheRows, MASKED, ScoreIndex};
+use crate::halves::{SplitFragment, side_by_side};
+use crate::inline::CachePage;
 use mlcc_ir::fragment::M16N8K16;
-use mlcc_ir::kernel::{BinOp, BufId, Ty};
+use mlcc_ir::kernel::{BinOp, BufId, ExprType};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::matrix::place;
-use mlcc_kernel_lang::{Recorder, Team, Val, View, WARP, fold_lanes};
+use mlcc_kernel_lang::{BufferView, Recorder, ThreadTeam, Val, WARP, fold_lanes};
 
 /// Bytes of a copy.
 const CHUNK: i64 = 16;
@@ -33,16 +33,16 @@ const KEPT: i64 = 2;
 
 /// A tile of keys or of values, and where its rows lie if they are stored as they are needed.
 #[derive(Clone, Copy)]
-struct Tile<'k> {
-    to: Matrix<'k>,
+struct CacheTile<'k> {
+    to: SharedMatrix<'k>,
     rows: Option<CacheRows>,
     size: i64,
     values: bool,
     /// Of the rows of codes.
-    scales: Option<View<'k, 1>>,
+    scales: Option<BufferView<'k, 1>>,
 }
 
-impl<'k> Tile<'k> {
+impl<'k> CacheTile<'k> {
     /// Elements of a fragment of sums times the scales of their rows of the tile, `first` and the next one.
     fn scaled(self, sums: Val<'k>, first: Val<'k>) -> Val<'k> {
         self.scales.map_or(sums, |scales| sums * scales.load([first], 2).shuffle([0, 1, 0, 1]))
@@ -53,21 +53,21 @@ impl<'k> Tile<'k> {
 #[derive(Clone, Copy)]
 pub(super) struct MatrixBlock<'k, 'a> {
     k: &'k Recorder,
-    a: &'k Problem<'a>,
-    plan: GpuPlan,
-    warps: Warps,
-    team: Team<'k>,
-    q: Matrix<'k>,
+    a: &'k AttentionProblem<'a>,
+    plan: GpuAttentionPlan,
+    warps: WarpLayout,
+    team: ThreadTeam<'k>,
+    q: SharedMatrix<'k>,
     /// What the products of each row have to be multiplied by, where queries are scaled.
-    scales: Option<View<'k, 1>>,
-    keys: Tile<'k>,
-    values: Tile<'k>,
+    scales: Option<BufferView<'k, 1>>,
+    keys: CacheTile<'k>,
+    values: CacheTile<'k>,
     /// In the registers of a warp: scores, then weights `[keys / 8, 4]`; sums `[columns / 8, 4]`; of each of two rows the running
     /// maximum and the lane's share of the sum of weights.
-    s: View<'k, 2>,
-    sums: View<'k, 2>,
-    max: View<'k, 1>,
-    total: View<'k, 1>,
+    s: BufferView<'k, 2>,
+    sums: BufferView<'k, 2>,
+    max: BufferView<'k, 1>,
+    total: BufferView<'k, 1>,
     /// Key head, first query head, first position among the queries.
     head: Val<'k>,
     first_head: Val<'k>,
@@ -76,13 +76,13 @@ pub(super) struct MatrixBlock<'k, 'a> {
     past: Val<'k>,
     last: Val<'k>,
     prefix: Option<Val<'k>>,
-    /// See [`Problem::border`].
+    /// See [`AttentionProblem::border`].
     border: Option<Val<'k>>,
 }
 
 /// What a thread has of a tile.
 #[derive(Clone, Copy)]
-struct Part<'k> {
+struct ThreadTile<'k> {
     lane: Val<'k>,
     /// First row of the warp, and of the lane's two.
     row: Val<'k>,
@@ -97,16 +97,16 @@ struct Part<'k> {
 impl<'k, 'a> MatrixBlock<'k, 'a> {
     pub fn new(
         k: &'k Recorder,
-        a: &'k Problem<'a>,
-        (plan, warps): (GpuPlan, Warps),
+        a: &'k AttentionProblem<'a>,
+        (plan, warps): (GpuAttentionPlan, WarpLayout),
         first: Val<'k>,
         heads: Val<'k>,
     ) -> MatrixBlock<'k, 'a> {
         let (n, t) = (k.dim(&a.n), k.dim(&a.t));
         let rows = SIDE * warps.rows;
         let [key_rows, value_rows] = a.halves();
-        let tile = |name, halves, rows, size, values| Tile {
-            to: Matrix::new(k, name, halves, plan.keys, size),
+        let tile = |name, halves, rows, size, values| CacheTile {
+            to: SharedMatrix::new(k, name, halves, plan.keys, size),
             rows,
             size,
             values,
@@ -118,8 +118,8 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
             a,
             plan,
             warps,
-            team: Team::new(k, WARP * warps.rows * warps.keys),
-            q: Matrix::new(k, "q", warps.key.other(), rows, a.size),
+            team: ThreadTeam::new(k, WARP * warps.rows * warps.keys),
+            q: SharedMatrix::new(k, "q", warps.key.other(), rows, a.size),
             scales: (warps.key.dtype == DType::F16).then(|| k.shared("scales", [rows])),
             keys: tile("key_tile", warps.key, key_rows, a.size, false),
             values: tile("value_tile", warps.value, value_rows, a.value_size, true),
@@ -154,7 +154,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         self.store(tile, out);
     }
 
-    fn part(self, thread: Val<'k>) -> Part<'k> {
+    fn part(self, thread: Val<'k>) -> ThreadTile<'k> {
         let (warp, lane) = (thread / WARP, (thread % WARP).named("lane"));
         let [group, column] = place(&M16N8K16.sums, lane, 0);
         let (along, warp) = match self.warps.keys {
@@ -163,7 +163,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         };
         let key = along * (self.plan.keys / self.warps.keys);
         let row = if self.warps.rows == 1 { self.k.int(0) } else { warp * SIDE };
-        Part { lane, row, group, key, column, along }
+        ThreadTile { lane, row, group, key, column, along }
     }
 
     /// Position among the queries and query head of a row; positions after the last query stand for it.
@@ -175,7 +175,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
     }
 
     /// Of the two rows of a lane.
-    fn rows_of(self, part: &Part<'k>) -> [(Val<'k>, Val<'k>); 2] {
+    fn rows_of(self, part: &ThreadTile<'k>) -> [(Val<'k>, Val<'k>); 2] {
         [0, APART].map(|apart| self.query_of(part.row + part.group + apart))
     }
 
@@ -256,9 +256,9 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
     }
 
     /// Begins to fill a tile with the rows from `j` on; the last row stands in for those after it.
-    fn fill(self, tile: &Tile<'k>, j: Val<'k>) {
+    fn fill(self, tile: &CacheTile<'k>, j: Val<'k>) {
         let (k, a) = (self.k, self.a);
-        let page = a.page(j).map(Page::named);
+        let page = a.page(j).map(CachePage::named);
         let row_at = |i: Val<'k>| (j + i).min(self.last);
         let (_, scale) = if tile.values { a.value } else { a.key };
         if let (Some(scales), Some(scale)) = (tile.scales, scale) {
@@ -328,9 +328,9 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         k.unrolled("i", self.keys_of_warp() / COLUMNS, |i| self.s.set((i, 0), zero));
         k.serial("c", self.a.size / SIDE, |c| {
             let c = c * SIDE;
-            let queries = self.q.load([part.row, c], part.lane, Factor::First);
+            let queries = self.q.load([part.row, c], part.lane, MmaOperandRole::First);
             k.unrolled("i", self.keys_of_warp() / SIDE, |i| {
-                let keys = self.keys.to.load([part.key + i * SIDE, c], part.lane, Factor::Second);
+                let keys = self.keys.to.load([part.key + i * SIDE, c], part.lane, MmaOperandRole::Second);
                 for second in [false, true] {
                     let at = (i * 2 + i64::from(second), 0);
                     let sums = self.s.load(at, OF_LANE as u32);
@@ -382,7 +382,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
     }
 
     /// Soft cap, bias and mask; all keys are seen without `end`.
-    fn mask(self, part: &Part<'k>, j: Val<'k>, end: Option<Val<'k>>) {
+    fn mask(self, part: &ThreadTile<'k>, j: Val<'k>, end: Option<Val<'k>>) {
         let (k, a) = (self.k, self.a);
         let queries = self.rows_of(part);
         let slopes = queries.map(|(_, head)| a.slope(head));
@@ -440,10 +440,10 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
                 let weight = self.s.load((i * 2 + half, 0), OF_LANE as u32);
                 self.values.scaled(weight, part.key + i * SIDE + half * COLUMNS + part.column)
             });
-            let weights = Factors::of(side_by_side(weights), self.warps.value.other());
+            let weights = SplitFragment::of(side_by_side(weights), self.warps.value.other());
             k.unrolled("c", self.a.value_size / SIDE, |c| {
                 let at = [part.key + i * SIDE, c * SIDE];
-                let values = self.values.to.load(at, part.lane, Factor::SecondTransposed);
+                let values = self.values.to.load(at, part.lane, MmaOperandRole::SecondTransposed);
                 for second in [false, true] {
                     let at = (c * 2 + i64::from(second), 0);
                     let sums = self.sums.load(at, OF_LANE as u32);
@@ -490,7 +490,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
     }
 
     /// Unfinished sums of a block that has one warp.
-    fn store_slice(self, part: &Part<'k>, slice: Val<'k>, out: View<'k, 3>) {
+    fn store_slice(self, part: &ThreadTile<'k>, slice: Val<'k>, out: BufferView<'k, 3>) {
         let (k, a) = (self.k, self.a);
         self.each_row(part, |i, row| {
             let head = (self.first_head + row).named("head");
@@ -505,7 +505,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
     }
 
     /// `body(which, row)` for those of a lane's two rows that are wanted.
-    fn each_row(self, part: &Part<'k>, body: impl Fn(u32, Val<'k>)) {
+    fn each_row(self, part: &ThreadTile<'k>, body: impl Fn(u32, Val<'k>)) {
         for i in 0..2 {
             let row = (part.row + part.group + i64::from(i) * APART).named("row");
             if self.plan.rows() == SIDE * self.warps.rows {
@@ -517,7 +517,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
     }
 
     /// `body(column, sums of two neighbours)` of one of a lane's rows.
-    fn each_pair(self, part: &Part<'k>, i: u32, body: impl Fn(Val<'k>, Val<'k>)) {
+    fn each_pair(self, part: &ThreadTile<'k>, i: u32, body: impl Fn(Val<'k>, Val<'k>)) {
         self.k.unrolled("c", self.a.value_size / COLUMNS, |c| {
             let sums = self.sums.load((c, 0), OF_LANE as u32);
             body(c * COLUMNS + part.column, sums.shuffle([2 * i, 2 * i + 1]));
@@ -581,8 +581,8 @@ fn of_lane<'k>(value: Val<'k>, distance: i64) -> Val<'k> {
 
 /// The power of two that brings a number that is not negative between 2^14 and 2^15, and its inverse.
 fn powers<'k>(number: Val<'k>) -> [Val<'k>; 2] {
-    let exponent = (number.bits_as(Ty::scalar(DType::I32)) >> 23).max(15).min(254).named("exponent");
-    let float = |exponent: Val<'k>| (exponent << 23).bits_as(Ty::F32).named("power");
+    let exponent = (number.bits_as(ExprType::scalar(DType::I32)) >> 23).max(15).min(254).named("exponent");
+    let float = |exponent: Val<'k>| (exponent << 23).bits_as(ExprType::F32).named("power");
     // Exponents are stored with 127 more.
     [float(-(exponent + -(2 * 127 + 14))), float(exponent + -14)]
 }

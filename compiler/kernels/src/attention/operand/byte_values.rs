@@ -6,14 +6,14 @@
 //! column, its four products are those of four keys, so rows are first turned into quads of keys, once for all heads. The
 //! sums of a block are exact; they are added to the f32 sums with the unit of the block.
 
-use super::bytes::{Bytes, joined_planes, repeated};
+use super::bytes::{ByteOperands, joined_planes, repeated};
 use crate::attention::codes::{MAGIC, MOST_SIGNED, coded, signed_codes, unit_of};
 use crate::attention::key_block::{KeyBlock, over_keys};
 use crate::attention::key_head::KeyHead;
 use crate::attention::plan::{DecodePlan, PLANES, QUAD};
-use mlcc_ir::kernel::{BinOp, Ty};
+use mlcc_ir::kernel::{BinOp, ExprType};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Val, View};
+use mlcc_kernel_lang::{BufferView, Val};
 
 /// The largest unsigned code, and the largest size of a code where [`OFFSET`] is added to all.
 const MOST_UNSIGNED: f64 = 65535.0;
@@ -39,7 +39,7 @@ fn quads<'k>(block: &KeyBlock<'k, '_>) -> Val<'k> {
     block.count.div_ceil(QUAD)
 }
 
-impl<'k> Bytes<'k> {
+impl<'k> ByteOperands<'k> {
     /// Scaled weights to codes; gives what was added to them, as f32. `largest`: the largest sizes of the lanes as bits;
     /// `signs`: negative where a weight of the lane is.
     pub fn encode_weights(&self, block: &KeyBlock<'k, '_>, largest: Val<'k>, signs: Val<'k>) -> Val<'k> {
@@ -118,7 +118,7 @@ impl<'k> Bytes<'k> {
     fn take_off(&self, block: &KeyBlock<'k, '_>, set: Val<'k>, added: Val<'k>) {
         let (at, k, plan) = (block.at, block.at.k, block.at.plan);
         let (lanes, bytes) = (i64::from(plan.lanes), i64::from(plan.byte_lanes()));
-        let ones = k.literal(1.0, Ty::vector(self.dot.dtype(), plan.byte_lanes()));
+        let ones = k.literal(1.0, ExprType::vector(self.dot.dtype(), plan.byte_lanes()));
         k.serial("vector", at.a.value_size / lanes, |i| {
             let sum = k.reg("sum", k.zeros(DType::I32, plan.lanes));
             let (group, r) = (i / QUAD, i % QUAD);
@@ -184,7 +184,7 @@ impl<'k> Bytes<'k> {
 }
 
 /// Stores sums of values, which are in the order of [`interleaved`] bytes.
-pub(super) fn store<'k>(at: &KeyHead<'k, '_>, sums: View<'k, 1>, to: View<'k, 1>) {
+pub(super) fn store<'k>(at: &KeyHead<'k, '_>, sums: BufferView<'k, 1>, to: BufferView<'k, 1>) {
     let (k, lanes) = (at.k, at.plan.lanes);
     let (to, sums) = (to.named("from"), sums.named("row"));
     k.serial("vector", at.a.value_size / i64::from(lanes), |i| {

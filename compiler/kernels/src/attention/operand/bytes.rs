@@ -11,15 +11,15 @@
 //! final sum is below 2^31 for rows of up to 512 columns.
 
 use super::key_products::{KeyProducts, joined};
-use super::{Codes, codes, keep_query};
+use super::{QuantizedCache, codes, keep_query};
 use crate::attention::codes::{MOST_SIGNED, signed_codes, unit_of};
 use crate::attention::key_block::KeyBlock;
 use crate::attention::key_head::KeyHead;
 use crate::attention::plan::{ByteDot, DecodePlan, PLANES, QUAD, lanes_of};
-use crate::attention::problem::Problem;
-use mlcc_ir::kernel::Ty;
+use crate::attention::problem::AttentionProblem;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
 /// The bits of `MAGIC + 128`.
 const MAGIC_BITS: i64 = 0x4b40_0080;
@@ -42,33 +42,38 @@ impl ByteDot {
 
 /// What the integers need on the stack, beside the buffers of a [`KeyHead`].
 #[derive(Clone, Copy)]
-pub(in super::super) struct Bytes<'k> {
+pub(in super::super) struct ByteOperands<'k> {
     pub(super) dot: ByteDot,
-    keys: Codes<'k>,
-    pub(super) values: Codes<'k>,
+    keys: QuantizedCache<'k>,
+    pub(super) values: QuantizedCache<'k>,
     /// `i8[kv, sets, (parts of a row, planes, slots, columns of a part)]`.
-    queries: View<'k, 3>,
+    queries: BufferView<'k, 3>,
     /// Units of the queries, and where their sums begin: `[kv, sets, lanes]`, for every key of a vector.
-    units: View<'k, 3>,
-    starts: View<'k, 3>,
+    units: BufferView<'k, 3>,
+    starts: BufferView<'k, 3>,
     /// Keys that are summed together, `[keys, size]`.
-    rows: View<'k, 2>,
+    rows: BufferView<'k, 2>,
     /// The weights of a block and a set, `[quads of keys, (slots, planes, 4)]`, with their units, `[lanes]`.
-    pub(super) weights: View<'k, 2>,
-    pub(super) weight_units: View<'k, 1>,
+    pub(super) weights: BufferView<'k, 2>,
+    pub(super) weight_units: BufferView<'k, 1>,
     /// The values of a block, a quad of keys in every lane: `i8[vectors of bytes, quads of keys, (4, lanes, 4)]`.
-    pub(super) mixed: View<'k, 3>,
+    pub(super) mixed: BufferView<'k, 3>,
     /// A query before it is codes.
-    query: View<'k, 1>,
+    query: BufferView<'k, 1>,
 }
 
-impl<'k> Bytes<'k> {
-    pub fn new(k: &'k Recorder, a: &Problem, plan: DecodePlan, dot: ByteDot) -> Option<Bytes<'k>> {
+impl<'k> ByteOperands<'k> {
+    pub fn new(
+        k: &'k Recorder,
+        a: &AttentionProblem,
+        plan: DecodePlan,
+        dot: ByteDot,
+    ) -> Option<ByteOperands<'k>> {
         let [keys, values] = codes(k, a)?;
         let per_lane = [a.kv, plan.sets, plan.lanes.into()];
         let of_quad = plan.slots * PLANES * QUAD;
         let bytes = i64::from(plan.byte_lanes());
-        Some(Bytes {
+        Some(ByteOperands {
             dot,
             keys,
             values,
@@ -191,5 +196,5 @@ pub(super) fn repeated(part: Val, bytes: u32) -> Val {
         _ if width == bytes => return part,
         _ => return part.shuffle((0..bytes).map(|b| b % width)).named("k"),
     };
-    part.bits_as(Ty::scalar(word)).splat(bytes / width).bits(dtype).named("k")
+    part.bits_as(ExprType::scalar(word)).splat(bytes / width).bits(dtype).named("k")
 }

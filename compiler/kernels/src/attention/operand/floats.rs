@@ -5,21 +5,23 @@ use super::{query_columns, query_row};
 use crate::attention::key_block::KeyBlock;
 use crate::attention::key_head::KeyHead;
 use crate::attention::plan::{DecodePlan, lanes_of};
-use crate::attention::problem::Problem;
+use crate::attention::problem::AttentionProblem;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Regs, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, RegisterGrid, Val};
 use std::ops::Range;
 
 #[derive(Clone, Copy)]
-pub(in super::super) struct Floats<'k> {
+pub(in super::super) struct FloatOperands<'k> {
     /// `[kv, sets, (vectors, parts of a row, heads of a vector, columns of a part)]`; what stands for no head or column is
     /// zero.
-    queries: View<'k, 3>,
+    queries: BufferView<'k, 3>,
 }
 
-impl<'k> Floats<'k> {
-    pub fn new(k: &'k Recorder, a: &Problem, plan: DecodePlan) -> Floats<'k> {
-        Floats { queries: k.stack("q", DType::F32, [a.kv, plan.sets, plan.slots * plan.padded(a.size)]) }
+impl<'k> FloatOperands<'k> {
+    pub fn new(k: &'k Recorder, a: &AttentionProblem, plan: DecodePlan) -> FloatOperands<'k> {
+        FloatOperands {
+            queries: k.stack("q", DType::F32, [a.kv, plan.sets, plan.slots * plan.padded(a.size)]),
+        }
     }
 
     pub fn clear_keys(&self, at: &KeyHead<'k, '_>) {
@@ -95,7 +97,7 @@ impl<'k> Floats<'k> {
         let at_once = plan.heads_at_once(vectors);
         let most = (plan.sums / at_once).max(1);
         let together = (1..=most.min(vectors)).rev().find(|u| vectors % u == 0).unwrap_or(1);
-        let tile = Tile { lanes, vectors: together };
+        let tile = ColumnTile { lanes, vectors: together };
         k.steps("columns", vectors / together, tile.width(), |c| {
             let c = c.named("c");
             for first in (0..plan.heads).step_by(at_once as usize) {
@@ -105,10 +107,17 @@ impl<'k> Floats<'k> {
     }
 
     /// The same for some heads of a set and the columns of a tile from `c` on.
-    fn add_columns(&self, block: &KeyBlock<'k, '_>, set: Val<'k>, heads: Range<i64>, c: Val<'k>, tile: Tile) {
+    fn add_columns(
+        &self,
+        block: &KeyBlock<'k, '_>,
+        set: Val<'k>,
+        heads: Range<i64>,
+        c: Val<'k>,
+        tile: ColumnTile,
+    ) {
         let (at, plan, k) = (block.at, block.at.plan, block.at.k);
         let (size, lanes) = (at.a.value_size, tile.lanes);
-        let rows: Vec<View<'k, 1>> =
+        let rows: Vec<BufferView<'k, 1>> =
             heads.clone().map(|head| at.sums_of(set).tail([head * size]).tail([c])).collect();
         let count = heads.end - heads.start;
         let sums = k.regs("sum", [count, tile.vectors], |head, v| {
@@ -135,12 +144,12 @@ impl<'k> Floats<'k> {
 
 /// Columns whose sums are in registers together: `vectors` vectors of `lanes` lanes.
 #[derive(Clone, Copy)]
-struct Tile {
+struct ColumnTile {
     lanes: u32,
     vectors: i64,
 }
 
-impl Tile {
+impl ColumnTile {
     fn width(self) -> i64 {
         self.vectors * i64::from(self.lanes)
     }
@@ -151,8 +160,8 @@ impl Tile {
 fn add_key<'k>(
     block: &KeyBlock<'k, '_>,
     (vector, key, whole): (Val<'k>, i64, bool),
-    (c, tile): (Val<'k>, Tile),
-    (heads, sums): (Range<i64>, &Regs<'k>),
+    (c, tile): (Val<'k>, ColumnTile),
+    (heads, sums): (Range<i64>, &RegisterGrid<'k>),
 ) {
     let (at, a, plan) = (block.at, block.at.a, block.at.plan);
     let i = vector * plan.keys() + key;

@@ -4,10 +4,10 @@
 //! from memory, meets the queries of all of them. So only the few columns of a part are left to be added up over lanes, by
 //! a short tree of exchanges that gives one vector with the scores of some keys with all heads.
 
-use crate::attention::key_block::{KeyBlock, When};
+use crate::attention::key_block::{KeyBlock, PrefetchTiming};
 use crate::attention::plan::lanes_of;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Val, View, reduce_each};
+use mlcc_kernel_lang::{BufferView, Val, reduce_each};
 
 /// A register tile of keys times vectors of queries, summed over the parts of their rows.
 pub(super) struct KeyProducts<'k> {
@@ -18,7 +18,7 @@ pub(super) struct KeyProducts<'k> {
     pub count: i64,
     pub part: i64,
     /// Queries of the set: elements from one part to the next, and the vectors of each, by place in it.
-    pub queries: View<'k, 1>,
+    pub queries: BufferView<'k, 1>,
     pub pitch: i64,
     pub vectors: Vec<i64>,
     pub lanes: u32,
@@ -38,7 +38,7 @@ impl<'k> KeyProducts<'k> {
         let zeros = k.zeros(self.dtype, plan.lanes);
         let sums = k.regs("sum", [plan.together(), self.vectors.len() as i64], |_, _| zeros);
         k.serial("part", self.parts, |part| {
-            block.prefetch_keys(offset, When::Within(part, self.count));
+            block.prefetch_keys(offset, PrefetchTiming::Within(part, self.count));
             let queries = self.queries.tail([part * self.pitch]);
             let q: Vec<Val> =
                 self.vectors.iter().map(|&v| queries.load([v], self.lanes).named("q")).collect();
@@ -63,7 +63,7 @@ pub(super) fn joined<'k>(block: &KeyBlock<'k, '_>, sums: Vec<Vec<Val<'k>>>) -> V
 /// elements. What older rows leave after the last key is masked.
 pub(super) fn unpack_keys<'k>(
     block: &KeyBlock<'k, '_>,
-    to: View<'k, 2>,
+    to: BufferView<'k, 2>,
     offset: Val<'k>,
     (size, most_lanes): (i64, u32),
     value: impl Fn(Val<'k>, Val<'k>, u32) -> Val<'k>,

@@ -1,5 +1,5 @@
 //! Products of many queries in integers, where the machine adds products of pairs of 16-bit codes twice as fast as those of
-//! floats, and the op permits it ([`mlcc_ir::ops::Attention::codes`]).
+//! floats, and the op permits it ([`mlcc_ir::ops::AttentionOp::codes`]).
 //!
 //! Scores: a query or key becomes codes as long (as a vector) as [`LENGTH`], so that no product of two rows leaves 32 bits,
 //! whatever the number of columns. A word has a column of the first half of a row and one of the second.
@@ -13,12 +13,12 @@
 use super::query_columns;
 use crate::attention::codes::{MAGIC, coded, paired, size_bits, unit_of};
 use crate::attention::plan::{PAIR, PREFILL_KEYS, PrefillPlan, lanes_of};
-use crate::attention::problem::Problem;
+use crate::attention::problem::AttentionProblem;
 use crate::attention::query_tile::QueryTile;
 use crate::params::PairDot;
 use mlcc_ir::kernel::BinOp;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
 /// How long a row of codes is as a vector: products stay below its square, and half a code of rounding per column below 16 bits.
 const LENGTH: f64 = 32_700.0;
@@ -35,26 +35,31 @@ const LEAST_SUM: f64 = 1e-30;
 
 /// The dot instruction, and what a tile needs on the stack beside its other buffers.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Pairs<'k> {
+pub(in super::super) struct PairOperands<'k> {
     pub dot: PairDot,
     /// Rows before they are codes, one or two.
-    floats: View<'k, 1>,
+    floats: BufferView<'k, 1>,
     /// Words of the queries of a set, before they are transposed: `[rows, size / 2]`.
-    pub queries: View<'k, 2>,
+    pub queries: BufferView<'k, 2>,
     /// What codes count: of every query of the tile, and of the keys and values of a block.
-    query_units: View<'k, 1>,
-    key_units: View<'k, 1>,
-    value_units: View<'k, 1>,
+    query_units: BufferView<'k, 1>,
+    key_units: BufferView<'k, 1>,
+    value_units: BufferView<'k, 1>,
     /// Weights of a set of rows: `[keys / 2, rows]`.
-    pub weights: View<'k, 2>,
+    pub weights: BufferView<'k, 2>,
     /// What they count, for every row of a set.
-    units: View<'k, 1>,
+    units: BufferView<'k, 1>,
 }
 
-impl<'k> Pairs<'k> {
-    pub fn new(k: &'k Recorder, a: &Problem, plan: &PrefillPlan, rows: i64) -> Option<Pairs<'k>> {
+impl<'k> PairOperands<'k> {
+    pub fn new(
+        k: &'k Recorder,
+        a: &AttentionProblem,
+        plan: &PrefillPlan,
+        rows: i64,
+    ) -> Option<PairOperands<'k>> {
         let floats = |name: &str, len: i64| k.stack(name, DType::F32, [len]);
-        Some(Pairs {
+        Some(PairOperands {
             dot: plan.pairs?,
             floats: floats("floats", PAIR * a.size.max(a.value_size)),
             queries: k.stack("query_words", DType::I32, [plan.set, a.size / PAIR]),
@@ -67,8 +72,8 @@ impl<'k> Pairs<'k> {
     }
 
     /// The same with the queries from row `row` on.
-    pub fn of_rows_after(self, row: Val<'k>) -> Pairs<'k> {
-        Pairs { query_units: self.query_units.tail([row]), ..self }
+    pub fn of_rows_after(self, row: Val<'k>) -> PairOperands<'k> {
+        PairOperands { query_units: self.query_units.tail([row]), ..self }
     }
 
     /// Codes of row `row` of the tile, row `r` of its set. `value(column, lanes)`: of the query.
@@ -102,7 +107,7 @@ impl<'k> Pairs<'k> {
     fn encode_row(
         &self,
         tile: &QueryTile<'k, '_>,
-        to: View<'k, 1>,
+        to: BufferView<'k, 1>,
         values: impl FnOnce(u32, &dyn Fn(Val<'k>, Val<'k>)),
     ) -> Val<'k> {
         let (k, size, half) = (tile.rec, tile.a.size, tile.a.size / PAIR);
@@ -175,7 +180,7 @@ impl<'k> Pairs<'k> {
 
 /// Words of the codes of vectors at two places of a buffer.
 pub(in super::super) fn words<'k>(
-    from: View<'k, 1>,
+    from: BufferView<'k, 1>,
     places: [Val<'k>; 2],
     inverses: [Val<'k>; 2],
     lanes: u32,

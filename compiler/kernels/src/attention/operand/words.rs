@@ -7,15 +7,15 @@
 //! become floats with the unit of their head.
 
 use super::key_products::{KeyProducts, joined, unpack_keys};
-use super::{Codes, codes, keep_query, query_row};
+use super::{QuantizedCache, codes, keep_query, query_row};
 use crate::attention::codes::{MAGIC, MOST_SIGNED, add_pairs, coded, paired, unit_of};
 use crate::attention::key_block::{KeyBlock, over_keys};
 use crate::attention::key_head::KeyHead;
 use crate::attention::plan::{DecodePlan, PAIR, lanes_of};
-use crate::attention::problem::Problem;
+use crate::attention::problem::AttentionProblem;
 use crate::params::PairDot;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 use std::ops::Range;
 
 /// Sums of values in registers together; two more hold values, one a weight and one a product.
@@ -25,30 +25,35 @@ const HEADS: i64 = 4;
 
 /// What the words need on the stack, beside the buffers of a [`KeyHead`].
 #[derive(Clone, Copy)]
-pub(in super::super) struct Words<'k> {
+pub(in super::super) struct WordOperands<'k> {
     dot: PairDot,
-    keys: Codes<'k>,
-    values: Codes<'k>,
+    keys: QuantizedCache<'k>,
+    values: QuantizedCache<'k>,
     /// As the queries of floats lie, a word for every two columns.
-    queries: View<'k, 3>,
+    queries: BufferView<'k, 3>,
     /// Keys that are summed together, `[keys, padded size]`.
-    rows: View<'k, 2>,
+    rows: BufferView<'k, 2>,
     /// Units of the queries, for every key of a vector: `[kv, sets, lanes]`.
-    units: View<'k, 3>,
+    units: BufferView<'k, 3>,
     /// The weights of a block and a set: a pair of keys in the lane of the first, `[vectors, lanes]`; and their units, `[lanes]`.
-    weights: View<'k, 2>,
-    weight_units: View<'k, 1>,
+    weights: BufferView<'k, 2>,
+    weight_units: BufferView<'k, 1>,
     /// The values of a block: `[pairs of keys, value_size]`.
-    mixed: View<'k, 2>,
+    mixed: BufferView<'k, 2>,
     /// A query before it is codes.
-    query: View<'k, 1>,
+    query: BufferView<'k, 1>,
 }
 
-impl<'k> Words<'k> {
-    pub fn new(k: &'k Recorder, a: &Problem, plan: DecodePlan, dot: PairDot) -> Option<Words<'k>> {
+impl<'k> WordOperands<'k> {
+    pub fn new(
+        k: &'k Recorder,
+        a: &AttentionProblem,
+        plan: DecodePlan,
+        dot: PairDot,
+    ) -> Option<WordOperands<'k>> {
         let [keys, values] = codes(k, a)?;
         let (lanes, padded) = (i64::from(plan.lanes), plan.padded(a.size));
-        Some(Words {
+        Some(WordOperands {
             dot,
             keys,
             values,

@@ -1,14 +1,14 @@
 //! Plans in words, for `--explain-passes`.
 
-use super::{DecodePlan, GpuPlan, Plan, PrefillPlan, Products, SLICES, Warps};
+use super::{AttentionDot, AttentionPlan, DecodePlan, GpuAttentionPlan, PrefillPlan, SLICES, WarpLayout};
 use std::fmt;
 
-impl fmt::Display for Plan {
+impl fmt::Display for AttentionPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Plan::Decode(plan) => write!(f, "{plan}"),
-            Plan::Prefill(plan) => write!(f, "{plan}"),
-            Plan::Gpu(plan) => write!(f, "{plan}"),
+            AttentionPlan::Decode(plan) => write!(f, "{plan}"),
+            AttentionPlan::Prefill(plan) => write!(f, "{plan}"),
+            AttentionPlan::Gpu(plan) => write!(f, "{plan}"),
         }
     }
 }
@@ -35,12 +35,12 @@ impl fmt::Display for DecodePlan {
     }
 }
 
-impl fmt::Display for Products {
+impl fmt::Display for AttentionDot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Products::Floats => write!(f, "products of floats"),
-            Products::Bytes(dot) => write!(f, "products of bytes by {}", dot.instr.def().name),
-            Products::Words(dot) => write!(f, "products of 16-bit codes by {}", dot.instr().def().name),
+            AttentionDot::Floats => write!(f, "products of floats"),
+            AttentionDot::Bytes(dot) => write!(f, "products of bytes by {}", dot.instr.def().name),
+            AttentionDot::Words(dot) => write!(f, "products of 16-bit codes by {}", dot.instr().def().name),
         }
     }
 }
@@ -64,11 +64,11 @@ impl fmt::Display for PrefillPlan {
     }
 }
 
-impl fmt::Display for GpuPlan {
+impl fmt::Display for GpuAttentionPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let GpuPlan { positions, heads, keys, slices, .. } = self;
+        let GpuAttentionPlan { positions, heads, keys, slices, .. } = self;
         write!(f, "blocks of {positions} positions x {heads} heads, tiles of {keys} keys in shared memory")?;
-        if let Some(Warps { rows, keys, key, value, codes }) = &self.matrix {
+        if let Some(WarpLayout { rows, keys, key, value, codes }) = &self.matrix {
             write!(f, "; tensor cores, {rows} x {keys} warps, keys of {key}, values of {value}")?;
             if *codes {
                 write!(f, " times the scale of the row")?;

@@ -1,8 +1,8 @@
 //! Attention on a GPU.
 
 use super::SLICES;
-use crate::attention::problem::{CacheRows, Problem};
-use crate::halves::Halves;
+use crate::attention::problem::{AttentionProblem, CacheRows};
+use crate::halves::HalfSplit;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 use mlcc_kernel_lang::math::exp2_below_zero;
@@ -24,7 +24,7 @@ pub(in super::super) const PAD: i64 = 8;
 
 /// Attention on a GPU, see [`crate::attention::gpu`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GpuPlan {
+pub struct GpuAttentionPlan {
     /// Positions and heads of a group that a block takes.
     pub positions: i64,
     pub heads: i64,
@@ -35,53 +35,53 @@ pub struct GpuPlan {
     /// Every block has one position and a slice of the cache.
     pub single: bool,
     /// How warps share a tile on tensor cores.
-    pub matrix: Option<Warps>,
+    pub matrix: Option<WarpLayout>,
 }
 
 /// Warps of a block, and what the operands are in shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Warps {
+pub struct WarpLayout {
     /// Along the rows, of which each has 16.
     pub rows: i64,
     /// Along the keys of a tile; their sums are joined in the end.
     pub keys: i64,
-    pub key: Halves,
-    pub value: Halves,
+    pub key: HalfSplit,
+    pub value: HalfSplit,
     /// Both are codes with a scale for each row.
     pub codes: bool,
 }
 
 /// Codes of 8 bits are a bf16 each; the scale of a row is multiplied with f32.
-const CODES: Halves = Halves { dtype: DType::BF16, parts: 1, others: 3 };
+const CODES: HalfSplit = HalfSplit { dtype: DType::BF16, parts: 1, others: 3 };
 
 /// Of keys or values: what is stored in 16 bits is one, f32 and what is computed are three.
-fn halves_of(rows: Option<CacheRows>) -> Halves {
+fn halves_of(rows: Option<CacheRows>) -> HalfSplit {
     match rows {
-        Some(rows) => Halves { dtype: rows.dtype, parts: 1, others: 2 },
-        None => Halves { dtype: DType::BF16, parts: 3, others: 3 },
+        Some(rows) => HalfSplit { dtype: rows.dtype, parts: 1, others: 2 },
+        None => HalfSplit { dtype: DType::BF16, parts: 3, others: 3 },
     }
 }
 
-impl GpuPlan {
-    pub(super) fn choose(a: &Problem, tile: Option<AttentionTile>) -> GpuPlan {
+impl GpuAttentionPlan {
+    pub(super) fn choose(a: &AttentionProblem, tile: Option<AttentionTile>) -> GpuAttentionPlan {
         let single = a.n.as_const() == Some(1);
-        match tile.and_then(|tile| GpuPlan::on_tensor_cores(a, tile, single)) {
+        match tile.and_then(|tile| GpuAttentionPlan::on_tensor_cores(a, tile, single)) {
             Some(plan) => plan,
-            None => GpuPlan::scalar(a, single),
+            None => GpuAttentionPlan::scalar(a, single),
         }
     }
 
-    fn scalar(a: &Problem, single: bool) -> GpuPlan {
+    fn scalar(a: &AttentionProblem, single: bool) -> GpuAttentionPlan {
         let longest = a.size.max(a.value_size);
         let (mut rows, mut keys) = (ROWS, if longest > 128 { 16 } else { 32 });
         while shared_floats(a, rows, keys).iter().sum::<i64>() * 4 > SHARED_BYTES && (rows, keys) != (1, 1) {
             if keys >= rows { keys /= 2 } else { rows /= 2 }
         }
-        GpuPlan::of(a, single, (rows, keys), None)
+        GpuAttentionPlan::of(a, single, (rows, keys), None)
     }
 
     /// Rows are whole fragments; a block has as many warps and keys as the shared memory has room for, more than 32 keys last.
-    fn on_tensor_cores(a: &Problem, tile: AttentionTile, single: bool) -> Option<GpuPlan> {
+    fn on_tensor_cores(a: &AttentionProblem, tile: AttentionTile, single: bool) -> Option<GpuAttentionPlan> {
         let fits = |size: i64| size % SIDE == 0 && size <= LONGEST;
         if !fits(a.size) || !fits(a.value_size) {
             return None;
@@ -91,10 +91,11 @@ impl GpuPlan {
         let (mut warps, mut keys) = (i64::from(tile.warps), i64::from(tile.keys));
         loop {
             let along_keys = if single { warps.min(keys / SIDE) } else { 1 };
-            let plan = Warps { rows: if single { 1 } else { warps }, keys: along_keys, key, value, codes };
+            let plan =
+                WarpLayout { rows: if single { 1 } else { warps }, keys: along_keys, key, value, codes };
             if plan.shared_bytes(a, keys) <= i64::from(tile.shared_bytes) {
                 let rows = SIDE * plan.rows;
-                return Some(GpuPlan::of(a, single, (rows, keys), Some(plan)));
+                return Some(GpuAttentionPlan::of(a, single, (rows, keys), Some(plan)));
             }
             match (keys, warps) {
                 (33.., _) => keys /= 2,
@@ -105,9 +106,14 @@ impl GpuPlan {
         }
     }
 
-    fn of(a: &Problem, single: bool, (rows, keys): (i64, i64), matrix: Option<Warps>) -> GpuPlan {
+    fn of(
+        a: &AttentionProblem,
+        single: bool,
+        (rows, keys): (i64, i64),
+        matrix: Option<WarpLayout>,
+    ) -> GpuAttentionPlan {
         let heads = (1..=a.group.min(rows)).rev().find(|h| a.group % h == 0).unwrap_or(1);
-        GpuPlan {
+        GpuAttentionPlan {
             positions: if single { 1 } else { rows / heads },
             heads,
             keys,
@@ -131,15 +137,15 @@ impl GpuPlan {
         if self.in_powers_of_two() { exp2_below_zero(below) } else { below.exp() }
     }
 
-    /// Weights are powers of two ([`Problem::in_powers_of_two`]).
+    /// Weights are powers of two ([`AttentionProblem::in_powers_of_two`]).
     pub fn in_powers_of_two(&self) -> bool {
         self.matrix.is_some()
     }
 }
 
-impl Warps {
+impl WarpLayout {
     /// Bytes of queries with their scales, of tiles of keys and values with theirs, and of sums to join.
-    fn shared_bytes(&self, a: &Problem, keys: i64) -> i64 {
+    fn shared_bytes(&self, a: &AttentionProblem, keys: i64) -> i64 {
         let rows = SIDE * self.rows;
         let queries = rows * ((a.size + PAD) * self.key.other().bytes() + 4);
         let tiles = (a.size + PAD) * self.key.bytes() + (a.value_size + PAD) * self.value.bytes();
@@ -150,6 +156,6 @@ impl Warps {
 }
 
 /// Sizes of the shared buffers of a GPU block without tensor cores: queries, a tile of keys or values, scores, and three numbers per row.
-pub(in super::super) fn shared_floats(a: &Problem, rows: i64, keys: i64) -> [i64; 6] {
+pub(in super::super) fn shared_floats(a: &AttentionProblem, rows: i64, keys: i64) -> [i64; 6] {
     [rows * a.size, keys * (a.size.max(a.value_size) + 1), rows * keys, rows, rows, rows]
 }

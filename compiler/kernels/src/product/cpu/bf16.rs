@@ -2,10 +2,10 @@
 
 use super::microtile::Microtile;
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
-use mlcc_quant::plain::Plain;
+use mlcc_quant::plain::PlainType;
 
 impl<'k> Microtile<'k, '_> {
     /// Adds `count` columns from `first` on to `acc`, in turn to each chain. After an odd k is a zero.
@@ -15,7 +15,7 @@ impl<'k> Microtile<'k, '_> {
             let col = first + c as i64;
             let weights = |part| {
                 let rows = self.part(part);
-                self.cpu.plain(Plain::BF16).pair(rows.tile, col, rows.row, lanes).named("w")
+                self.cpu.plain(PlainType::BF16).pair(rows.tile, col, rows.row, lanes).named("w")
             };
             let weights: Vec<Val> = (0..self.parts()).map(weights).collect();
             for row in 0..self.rows {
@@ -26,7 +26,7 @@ impl<'k> Microtile<'k, '_> {
                 } else {
                     self.x_last(row, col)
                 };
-                let x = x.bits_as(Ty::vector(DType::BF16, 2 * lanes)).named("x");
+                let x = x.bits_as(ExprType::vector(DType::BF16, 2 * lanes)).named("x");
                 for (part, &w) in (0..).zip(&weights) {
                     let sum = &mut acc[number % self.chains as usize][self.index(row, part)];
                     *sum = sum.instr(instr, &[w, x]).named("a");

@@ -5,18 +5,18 @@
 //! Each register tile unpacks the weights in registers again; a panel (see [`super::panels`]) costs as much to fill as
 //! three register tiles save. The next piece is prefetched a few lines at a time, in the order in which it will be read.
 
-use super::integers::Scales;
-use super::microtile::{Microtile, Source, TileRows};
-use super::prefetch::{Passes, Prefetch};
-use super::slice::{Cpu, Integers, RowRange, Slice};
-use crate::product::problem::Epilogue;
-use mlcc_ir::kernel::Space;
+use super::integers::ScaleRange;
+use super::microtile::{Microtile, TileRows, TileWeights};
+use super::prefetch::{SharedPrefetch, TilePrefetch};
+use super::slice::{CpuMatmul, IntegerMatmul, RowRange, WeightSlice};
+use crate::product::problem::MatmulEpilogue;
+use mlcc_ir::kernel::MemorySpace;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
 /// A run of register tiles that have equally many rows.
 #[derive(Clone, Copy)]
-pub(super) struct Run<'k> {
+pub(super) struct TileRun<'k> {
     /// Rows of a register tile.
     pub rows: u32,
     /// Row of the result of the first one.
@@ -25,7 +25,7 @@ pub(super) struct Run<'k> {
     pub tiles: Val<'k>,
 }
 
-impl<'k> Run<'k> {
+impl<'k> TileRun<'k> {
     /// The rows of register tile `number`.
     pub fn tile(self, number: Val<'k>, interleaved: bool) -> TileRows<'k> {
         let first = (self.first + number * i64::from(self.rows)).named("row");
@@ -39,13 +39,13 @@ pub(super) fn runs<'k>(
     sizes: &[u32],
     range: RowRange<'k>,
     mut extra: Option<Val<'k>>,
-) -> Vec<Run<'k>> {
+) -> Vec<TileRun<'k>> {
     let mut done = k.int(0);
     let cut = |&rows: &u32| {
         let left = range.count - done;
         let extra = extra.take();
         let tiles = (extra.map_or(left, |extra| left + extra) / i64::from(rows)).named("tiles");
-        let run = Run { rows, first: (range.first + done).named("run"), tiles };
+        let run = TileRun { rows, first: (range.first + done).named("run"), tiles };
         done = done + tiles * i64::from(rows);
         if extra.is_some() {
             done = done.min(range.count);
@@ -56,33 +56,33 @@ pub(super) fn runs<'k>(
 }
 
 /// Register tiles of all runs.
-pub(super) fn total<'k>(k: &'k Recorder, runs: &[Run<'k>]) -> Val<'k> {
+pub(super) fn total<'k>(k: &'k Recorder, runs: &[TileRun<'k>]) -> Val<'k> {
     runs.iter().fold(k.int(0), |sum, run| sum + run.tiles).named("passes")
 }
 
 /// One slice of the weights against at most `plan.few` activation rows.
-pub(super) struct FewRows<'k, 'a> {
-    pub cpu: Cpu<'k, 'a>,
-    pub slice: Slice<'k>,
-    pub integers: Integers,
-    pub runs: &'a [Run<'k>],
+pub(super) struct SkinnyGemm<'k, 'a> {
+    pub cpu: CpuMatmul<'k, 'a>,
+    pub slice: WeightSlice<'k>,
+    pub integers: IntegerMatmul,
+    pub runs: &'a [TileRun<'k>],
 }
 
-impl<'k> FewRows<'k, '_> {
-    pub fn emit(&self, epilogue: &mut Epilogue) {
+impl<'k> SkinnyGemm<'k, '_> {
+    pub fn emit(&self, epilogue: &mut MatmulEpilogue) {
         let (k, integers) = (self.cpu.k, self.integers);
         let sums = self.waiting();
         let scales = integers.codes.row_scales(self.cpu.problem.k);
         let per_piece = self.scales_per_piece(scales);
-        let passes = Passes::new(self.cpu, integers, (per_piece, per_piece), total(k, self.runs));
+        let passes = SharedPrefetch::new(self.cpu, integers, (per_piece, per_piece), total(k, self.runs));
         self.each(|tile, (run, number), _| tile.save(sums[run], number));
         k.serial("piece", (scales / per_piece) as i64, |piece| {
             let first = (piece * per_piece as i64).named("first_scale");
-            let scales = Scales { first, count: k.int(per_piece as i64) };
+            let scales = ScaleRange { first, count: k.int(per_piece as i64) };
             self.each(|tile, (run, number), before| {
                 tile.restore(sums[run], number);
                 let passes = passes.map(|passes| passes.of_tile(before + number));
-                tile.add_scales(integers, scales, passes.map_or(Prefetch::None, Prefetch::Passes));
+                tile.add_scales(integers, scales, passes.map_or(TilePrefetch::None, TilePrefetch::Passes));
                 tile.save(sums[run], number);
             });
         });
@@ -94,13 +94,14 @@ impl<'k> FewRows<'k, '_> {
     }
 
     /// Where the sums of each run wait.
-    fn waiting(&self) -> Vec<View<'k, 1>> {
+    fn waiting(&self) -> Vec<BufferView<'k, 1>> {
         let plan = self.cpu.plan;
         let row = i64::from(self.slice.parts(plan.lanes) * plan.lanes);
         // Listed rows fill up a last register tile; after whole ones of one size fewer rows are left than such a one has.
         let first = plan.few.next_multiple_of(plan.rows[0]);
         let most = std::iter::once(first).chain(self.runs.iter().map(|run| run.rows - 1));
-        let alloc = |(most, _)| self.cpu.k.alloc("sums", DType::F32, [i64::from(most) * row], Space::Stack);
+        let alloc =
+            |(most, _)| self.cpu.k.alloc("sums", DType::F32, [i64::from(most) * row], MemorySpace::Stack);
         most.zip(self.runs).map(alloc).collect()
     }
 
@@ -117,7 +118,7 @@ impl<'k> FewRows<'k, '_> {
         for (i, run) in self.runs.iter().enumerate() {
             self.cpu.k.serial("tile", run.tiles, |number| {
                 let rows = run.tile(number, i == 0);
-                let tile = Microtile::new(self.cpu, self.slice, rows, Source::Memory);
+                let tile = Microtile::new(self.cpu, self.slice, rows, TileWeights::Memory);
                 body(&tile, (i, number), before);
             });
             before = before + run.tiles;

@@ -3,18 +3,18 @@
 //! panel in the order in which a register tile reads them; dots of bf16 take them as they are. Each register tile prefetches
 //! an equal part of the next piece, a few lines every [`VISIT`] columns.
 
-use super::floats::{Columns, VISIT};
-use super::microtile::{Microtile, Source, TileRows};
-use super::prefetch::{EpiloguePrefetch, Hints, Next, Piece};
-use super::slice::{Cpu, Slice};
+use super::floats::{ColumnSpan, VISIT};
+use super::microtile::{Microtile, TileRows, TileWeights};
+use super::prefetch::{DepthBlock, EpiloguePrefetch, NextWeights, VisitPrefetch};
+use super::slice::{CpuMatmul, WeightSlice};
 use crate::product::plan::CpuPlan;
-use crate::product::problem::{Activation, Epilogue, Weight};
+use crate::product::problem::{MatmulActivation, MatmulEpilogue, MatmulWeight};
 use crate::product::weight::float_panel::FloatPanel;
-use mlcc_ir::kernel::Space;
+use mlcc_ir::kernel::MemorySpace;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 use mlcc_quant::TILE;
-use mlcc_quant::plain::Plain;
+use mlcc_quant::plain::PlainType;
 
 /// Most register tiles that read the weights as they are: for them a copy would not pay. Without a copy, a single one uses
 /// the weights as fast as they come, and prefetches would only add to that.
@@ -23,20 +23,20 @@ pub(super) fn few_tiles(plan: &CpuPlan) -> i64 {
 }
 
 /// The type of the weights, if register tiles of many rows take them in pieces.
-pub(super) fn in_pieces(cpu: Cpu) -> Option<Plain> {
-    let (Weight::Plain(plain), plan) = (cpu.problem.weight, cpu.plan) else { return None };
+pub(super) fn in_pieces(cpu: CpuMatmul) -> Option<PlainType> {
+    let (MatmulWeight::Plain(plain), plan) = (cpu.problem.weight, cpu.plan) else { return None };
     plan.chunk?;
     // Sums that wait are those of one chain, also in a last slice of one tile.
     let one_chain = plan.in_flight / (plan.rows[0] * cpu.parts_of_tile()) <= 1;
-    let floats = !matches!(cpu.problem.activation, Activation::Codes(_));
+    let floats = !matches!(cpu.problem.activation, MatmulActivation::Codes(_));
     (floats && one_chain && plan.rows[0] > 1).then_some(plain)
 }
 
 /// The register tiles of one slice.
 pub(super) struct FloatPanels<'k, 'a> {
-    pub cpu: Cpu<'k, 'a>,
-    pub slice: Slice<'k>,
-    pub plain: Plain,
+    pub cpu: CpuMatmul<'k, 'a>,
+    pub slice: WeightSlice<'k>,
+    pub plain: PlainType,
     /// First row.
     pub first: Val<'k>,
     /// Number of register tiles of `plan.rows[0]` rows, at most `plan.chunk` rows in all.
@@ -45,12 +45,12 @@ pub(super) struct FloatPanels<'k, 'a> {
 
 impl<'k> FloatPanels<'k, '_> {
     /// Emits all register tiles, piece by piece of k.
-    pub fn emit(&self, epilogue: &mut Epilogue) {
+    pub fn emit(&self, epilogue: &mut MatmulEpilogue) {
         let (k, plan, all) = (self.cpu.k, self.cpu.plan, self.cpu.problem.k);
         let depth = self.depth();
         let row = i64::from(self.slice.parts(plan.lanes) * plan.lanes);
         let columns = depth.min(all).next_multiple_of(self.plain.pair()) as i64;
-        let stack = |name, rows| k.alloc(name, DType::F32, [rows, row], Space::Stack);
+        let stack = |name, rows| k.alloc(name, DType::F32, [rows, row], MemorySpace::Stack);
         let panel = plan.bf16_dot.is_none().then(|| stack("panel", columns));
         let pieces = all.div_ceil(depth) as i64;
         let rows = plan.chunk.unwrap_or(plan.rows[0]);
@@ -67,13 +67,13 @@ impl<'k> FloatPanels<'k, '_> {
             k.serial("tile", self.count, |number| {
                 let first_row = (self.first + number * i64::from(plan.rows[0])).named("row");
                 let rows = TileRows { first: first_row, count: plan.rows[0], interleaved: false };
-                let source = panel.map_or(Source::Memory, Source::Floats);
+                let source = panel.map_or(TileWeights::Memory, TileWeights::Floats);
                 let tile = Microtile::new(self.cpu, self.slice, rows, source);
                 if let Some(waiting) = waiting {
                     k.when(later, || tile.restore(waiting, number));
                 }
-                let columns = Columns { first, count, rest: all % depth };
-                tile.add_piece(self.plain, columns, Hints { number, ..hints });
+                let columns = ColumnSpan { first, count, rest: all % depth };
+                tile.add_piece(self.plain, columns, VisitPrefetch { number, ..hints });
                 match waiting {
                     None => tile.finish(epilogue),
                     Some(waiting) => {
@@ -90,15 +90,19 @@ impl<'k> FloatPanels<'k, '_> {
     }
 
     /// What register tiles prefetch while they pass by piece `number` of `pieces`.
-    fn hints(&self, (number, pieces): (Val<'k>, i64), columns: Val<'k>) -> Hints<'k> {
+    fn hints(&self, (number, pieces): (Val<'k>, i64), columns: Val<'k>) -> VisitPrefetch<'k> {
         let here = (columns / VISIT as i64).named("visits");
         let visits = (self.count * here).max(1);
-        let next =
-            Next::new(self.cpu, self.slice, Piece { number, pieces, run: self.depth() * TILE }, visits);
+        let next = NextWeights::new(
+            self.cpu,
+            self.slice,
+            DepthBlock { number, pieces, run: self.depth() * TILE },
+            visits,
+        );
         let last = (pieces > 1).then(|| number.equals(pieces - 1));
         let at_last = self.cpu.problem.k - (pieces as usize - 1) * self.depth();
         let epilogue = EpiloguePrefetch::new(last, (at_last / VISIT).max(1), self.cpu.plan.rows[0]);
-        Hints { next, number, visits: here, epilogue }
+        VisitPrefetch { next, number, visits: here, epilogue }
     }
 
     /// Copies `columns` columns of the slice.
@@ -107,7 +111,7 @@ impl<'k> FloatPanels<'k, '_> {
         let plain = self.cpu.plain(self.plain);
         // Nothing uses this register tile. Without it LLVM orders the code for listed rows differently, which nobody has measured.
         let unused = TileRows { first: k.int(0), count: 1, interleaved: false };
-        Microtile::new(self.cpu, self.slice, unused, Source::Memory);
+        Microtile::new(self.cpu, self.slice, unused, TileWeights::Memory);
         k.serial("u", columns.div_ceil(pair as i64), |u| {
             let here = u * pair as i64;
             for part in 0..self.slice.parts(lanes) {

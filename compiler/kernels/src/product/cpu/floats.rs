@@ -1,13 +1,13 @@
 //! Float products of a register tile: plain and packed weights against f32 or bf16 activations.
 
-use super::microtile::{Microtile, Source};
-use super::prefetch::Hints;
-use crate::product::problem::Activation;
-use mlcc_ir::kernel::Ty;
-use mlcc_ir::types::{DType, Format};
+use super::microtile::{Microtile, TileWeights};
+use super::prefetch::VisitPrefetch;
+use crate::product::problem::MatmulActivation;
+use mlcc_ir::kernel::ExprType;
+use mlcc_ir::types::{DType, QuantFormat};
 use mlcc_kernel_lang::Val;
 use mlcc_quant::TILE;
-use mlcc_quant::plain::Plain;
+use mlcc_quant::plain::PlainType;
 use mlcc_quant::tile::{piece_floats, pieces, words};
 
 /// Columns that register tiles pass by before they prefetch more of what comes next.
@@ -15,7 +15,7 @@ pub(super) const VISIT: usize = 32;
 
 /// A range of columns. The last one of its kind ends with `rest` columns after whole pieces, or is whole where that is zero.
 #[derive(Clone, Copy)]
-pub(super) struct Columns<'k> {
+pub(super) struct ColumnSpan<'k> {
     pub first: Val<'k>,
     pub count: Val<'k>,
     pub rest: usize,
@@ -30,7 +30,7 @@ impl<'k> Microtile<'k, '_> {
     }
 
     /// Adds all columns.
-    pub(super) fn add_plain(&self, plain: Plain) {
+    pub(super) fn add_plain(&self, plain: PlainType) {
         let (k, problem, step) = (self.cpu.k, self.cpu.problem, self.step());
         k.serial("k", (problem.k / step) as i64, |i| {
             let first = i * step as i64;
@@ -54,22 +54,22 @@ impl<'k> Microtile<'k, '_> {
     }
 
     /// Adds the columns of a piece to the accumulators, which have one chain.
-    pub(super) fn add_piece(&self, plain: Plain, piece: Columns<'k>, hints: Hints<'k>) {
+    pub(super) fn add_piece(&self, plain: PlainType, piece: ColumnSpan<'k>, hints: VisitPrefetch<'k>) {
         let (k, by) = (self.cpu.k, VISIT as i64);
         k.serial("visit", hints.visits, |visit| {
             hints.at(self, visit);
             let first = piece.first + visit * by;
-            self.add_run(plain, Columns { first, count: k.int(by), rest: 0 });
+            self.add_run(plain, ColumnSpan { first, count: k.int(by), rest: 0 });
         });
         if !piece.rest.is_multiple_of(VISIT) {
             let done = hints.visits * by;
             let (first, count) = (piece.first + done, piece.count - done);
-            self.add_run(plain, Columns { first, count, rest: piece.rest % VISIT });
+            self.add_run(plain, ColumnSpan { first, count, rest: piece.rest % VISIT });
         }
     }
 
     /// The same without prefetches.
-    fn add_run(&self, plain: Plain, run: Columns<'k>) {
+    fn add_run(&self, plain: PlainType, run: ColumnSpan<'k>) {
         let (k, step) = (self.cpu.k, self.step());
         let full = run.count / step as i64;
         k.serial("k", full, |i| self.add_columns(plain, run.first + i * step as i64, step));
@@ -80,7 +80,7 @@ impl<'k> Microtile<'k, '_> {
     }
 
     /// Adds `count` columns from `first`, which is even.
-    fn add_columns(&self, plain: Plain, first: Val<'k>, count: usize) {
+    fn add_columns(&self, plain: PlainType, first: Val<'k>, count: usize) {
         let mut acc: Vec<Vec<Val>> = (0..self.chains).map(|chain| self.load_acc(chain)).collect();
         match self.cpu.plan.bf16_dot {
             Some(instr) => self.bf16_dots(instr, first, count, &mut acc),
@@ -92,16 +92,16 @@ impl<'k> Microtile<'k, '_> {
     }
 
     /// `acc += w * x` for each column, in turn to each chain.
-    fn products(&self, plain: Plain, first: Val<'k>, count: usize, acc: &mut [Vec<Val<'k>>]) {
+    fn products(&self, plain: PlainType, first: Val<'k>, count: usize, acc: &mut [Vec<Val<'k>>]) {
         for c in (0..count).step_by(plain.pair()) {
             let pair = first + c as i64;
             let both = self.plain_pairs(plain, pair);
             for j in 0..plain.pair().min(count - c) {
                 let weights: Vec<Val> = match self.source {
-                    Source::Floats(panel) => {
+                    TileWeights::Floats(panel) => {
                         (0..self.parts()).map(|part| panel.column(pair + j as i64, part)).collect()
                     }
-                    Source::Memory | Source::Panel(_) => both.iter().map(|w| w[j]).collect(),
+                    TileWeights::Memory | TileWeights::Panel(_) => both.iter().map(|w| w[j]).collect(),
                 };
                 for row in 0..self.rows {
                     let x = self.x_of_pair(row, pair, j, c + 1 < count);
@@ -115,34 +115,34 @@ impl<'k> Microtile<'k, '_> {
     }
 
     /// The weights of a pair of columns for every part, where they are read as they are stored.
-    fn plain_pairs(&self, plain: Plain, col: Val<'k>) -> Vec<[Val<'k>; 2]> {
+    fn plain_pairs(&self, plain: PlainType, col: Val<'k>) -> Vec<[Val<'k>; 2]> {
         let columns = |part| {
             let rows = self.part(part);
             self.cpu.plain(plain).columns(rows.tile, col, rows.row, self.lanes())
         };
         match self.source {
-            Source::Floats(_) => vec![],
-            Source::Memory | Source::Panel(_) => (0..self.parts()).map(columns).collect(),
+            TileWeights::Floats(_) => vec![],
+            TileWeights::Memory | TileWeights::Panel(_) => (0..self.parts()).map(columns).collect(),
         }
     }
 
     /// The activation of column `pair + j` in all lanes, f32, pinned, where a pair of columns begins at `pair`; the row has
     /// the second column too if `whole`.
     fn x_of_pair(&self, row: u32, pair: Val<'k>, j: usize, whole: bool) -> Val<'k> {
-        if self.cpu.problem.activation != Activation::BF16 || !whole {
+        if self.cpu.problem.activation != MatmulActivation::BF16 || !whole {
             return self.x_float(row, pair + j as i64);
         }
         // The upper half of an f32 is a bf16: both columns at once into all lanes, and the other one away.
         let both = self.x_pair(row, pair);
         let bits = if j == 0 { both << 16 } else { both & 0xffff_0000 };
-        bits.bits_as(Ty::vector(DType::F32, self.lanes())).named("x")
+        bits.bits_as(ExprType::vector(DType::F32, self.lanes())).named("x")
     }
 
     // ---- packed weights
 
     /// Sums integer weights times activations within a block, then scales: one multiplication per block and row. Where groups
     /// have offsets the weights themselves are scaled.
-    pub(super) fn add_grouped(&self, format: Format) {
+    pub(super) fn add_grouped(&self, format: QuantFormat) {
         let (k, problem, block) = (self.cpu.k, self.cpu.problem, format.block());
         let full = (problem.k / block) as i64;
         k.serial("g", full, |g| {
@@ -156,7 +156,7 @@ impl<'k> Microtile<'k, '_> {
     }
 
     /// The first `columns` columns of block `g`.
-    fn add_float_block(&self, format: Format, g: Val<'k>, columns: usize) {
+    fn add_float_block(&self, format: QuantFormat, g: Val<'k>, columns: usize) {
         let first = g * format.block() as i64;
         let grids: Vec<_> = (0..self.parts()).map(|part| self.float_grid(format, g, part)).collect();
         let mut sums: Vec<Vec<Option<Val>>> = vec![vec![None; self.sums()]; self.chains as usize];
@@ -187,7 +187,7 @@ impl<'k> Microtile<'k, '_> {
     }
 
     /// Scales and what is added to the scaled codes of the rows of a part, where groups have offsets.
-    fn float_grid(&self, format: Format, g: Val<'k>, part: u32) -> Option<[Val<'k>; 2]> {
+    fn float_grid(&self, format: QuantFormat, g: Val<'k>, part: u32) -> Option<[Val<'k>; 2]> {
         let offsets = self.block(format, g, part).offsets(self.part(part).row, self.lanes(), true)?;
         Some([self.group_scales(format, g, part).named("scales"), (-offsets).named("added")])
     }
@@ -195,7 +195,7 @@ impl<'k> Microtile<'k, '_> {
     /// The weights of the piece of a block from column `at` on, for every part: integers where there is no grid.
     fn piece_weights(
         &self,
-        format: Format,
+        format: QuantFormat,
         bits: &[Val<'k>],
         at: usize,
         grids: &[Option<[Val<'k>; 2]>],

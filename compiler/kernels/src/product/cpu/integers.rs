@@ -5,10 +5,10 @@
 //! weight scales; per group of activation scales a multiplication. Where all of these share the vector units (Intel), the
 //! share of the dot peak is at most 8 / (8 + 2 + 32 / group): 78 % with groups of 128, 73 % with groups of 32.
 
-use super::microtile::{Microtile, Source};
-use super::prefetch::Prefetch;
-use super::slice::Integers;
-use crate::product::dot::{DotOperands, Operand, QUADS, dot_operand, group_totals, mmla};
+use super::microtile::{Microtile, TileWeights};
+use super::prefetch::TilePrefetch;
+use super::slice::IntegerMatmul;
+use crate::product::dot::{DotOperands, QUADS, WeightQuad, dot_operand, group_totals, mmla};
 use crate::product::plan::CodeDot;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
@@ -16,14 +16,19 @@ use mlcc_quant::tile::{quads, words};
 
 /// Activation scales from `first` on.
 #[derive(Clone, Copy)]
-pub(super) struct Scales<'k> {
+pub(super) struct ScaleRange<'k> {
     pub first: Val<'k>,
     pub count: Val<'k>,
 }
 
 impl<'k> Microtile<'k, '_> {
     /// Adds the groups of some activation scales to the accumulators.
-    pub(super) fn add_scales(&self, integers: Integers, scales: Scales<'k>, prefetch: Prefetch<'k>) {
+    pub(super) fn add_scales(
+        &self,
+        integers: IntegerMatmul,
+        scales: ScaleRange<'k>,
+        prefetch: TilePrefetch<'k>,
+    ) {
         let (k, groups) = (self.cpu.k, self.cpu.problem.groups());
         let per_scale = integers.codes.groups_per_scale();
         k.serial("s", scales.count, |s| {
@@ -49,7 +54,7 @@ impl<'k> Microtile<'k, '_> {
     /// makes four copies of its body, and a processor that tells streams by the places of their loads finds fewer of them
     /// (one Zen 5 core, 8-bit weights: 39 GB/s with four copies, 42 with one; one Zen 4 core, 4864 columns: 93 and 100 % of a
     /// reading loop).
-    pub(super) fn add_streamed(&self, integers: Integers) {
+    pub(super) fn add_streamed(&self, integers: IntegerMatmul) {
         let (k, per_scale) = (self.cpu.k, integers.codes.groups_per_scale() as i64);
         k.serial("g", self.cpu.problem.groups() as i64, |g| {
             k.when((g % per_scale).lt(1), || self.rescale(integers, g / per_scale));
@@ -58,7 +63,7 @@ impl<'k> Microtile<'k, '_> {
     }
 
     /// Puts the sums so far in units of activation scale `scale`; before the first one they are zero.
-    fn rescale(&self, integers: Integers, scale: Val<'k>) {
+    fn rescale(&self, integers: IntegerMatmul, scale: Val<'k>) {
         for row in 0..self.rows {
             let ratio = self.of_row(row, |row| self.x_scale(integers.codes, row, scale)).named("ratio");
             for part in 0..self.parts() {
@@ -68,7 +73,7 @@ impl<'k> Microtile<'k, '_> {
     }
 
     /// Turns the sums into f32: they are in units of the last scale of their row, which has the place of the first ratio.
-    pub(super) fn scale_sums(&self, integers: Integers) {
+    pub(super) fn scale_sums(&self, integers: IntegerMatmul) {
         self.rescale(integers, self.cpu.k.int(0));
         if !self.is_mmla() {
             return;
@@ -93,11 +98,11 @@ impl<'k> Microtile<'k, '_> {
 
     /// Whether its sums are those of two rows by two.
     fn is_mmla(&self) -> bool {
-        matches!(self.source, Source::Panel(panel) if matches!(panel.dot, CodeDot::Mmla { .. }))
+        matches!(self.source, TileWeights::Panel(panel) if matches!(panel.dot, CodeDot::Mmla { .. }))
     }
 
     /// Adds one group, with its weight scales and offsets, to the accumulators.
-    fn add_group(&self, integers: Integers, g: Val<'k>) {
+    fn add_group(&self, integers: IntegerMatmul, g: Val<'k>) {
         let g = g.named("group");
         self.prefetch_block(integers.format, g);
         let dot = self.dot(integers);
@@ -116,7 +121,7 @@ impl<'k> Microtile<'k, '_> {
     }
 
     /// Subtracts the offsets of a group times the sums of the activations, where it has offsets.
-    fn add_offsets(&self, integers: Integers, g: Val<'k>) {
+    fn add_offsets(&self, integers: IntegerMatmul, g: Val<'k>) {
         let offsets: Option<Vec<Vec<Val>>> =
             (0..self.parts()).map(|part| self.weight_offsets(integers, g, part)).collect();
         let Some(offsets) = offsets else { return };
@@ -132,25 +137,25 @@ impl<'k> Microtile<'k, '_> {
     }
 
     /// For every accumulator, `-zero point * sum of the activations`.
-    fn starts(&self, integers: Integers, g: Val<'k>) -> Vec<Val<'k>> {
+    fn starts(&self, integers: IntegerMatmul, g: Val<'k>) -> Vec<Val<'k>> {
         let start = |row| self.x_start(integers.codes, row, g).splat(self.lanes()).named("start");
         (0..self.rows).flat_map(|row| vec![start(row); self.parts() as usize]).collect()
     }
 
     /// The scales of the rows of one part, f32, pinned: of one vector of sums, or of both that two rows of activations have.
-    fn weight_scales(&self, integers: Integers, g: Val<'k>, part: u32) -> Vec<Val<'k>> {
+    fn weight_scales(&self, integers: IntegerMatmul, g: Val<'k>, part: u32) -> Vec<Val<'k>> {
         let scales = match self.source {
-            Source::Panel(panel) => panel.scales(g, part),
-            Source::Memory | Source::Floats(_) => vec![self.group_scales(integers.format, g, part)],
+            TileWeights::Panel(panel) => panel.scales(g, part),
+            TileWeights::Memory | TileWeights::Floats(_) => vec![self.group_scales(integers.format, g, part)],
         };
         scales.into_iter().map(|scales| scales.named("scales")).collect()
     }
 
     /// The same of the offsets.
-    fn weight_offsets(&self, integers: Integers, g: Val<'k>, part: u32) -> Option<Vec<Val<'k>>> {
+    fn weight_offsets(&self, integers: IntegerMatmul, g: Val<'k>, part: u32) -> Option<Vec<Val<'k>>> {
         let offsets = match self.source {
-            Source::Panel(panel) => panel.offsets(g, part)?,
-            Source::Memory | Source::Floats(_) => {
+            TileWeights::Panel(panel) => panel.offsets(g, part)?,
+            TileWeights::Memory | TileWeights::Floats(_) => {
                 let (block, row) = (self.block(integers.format, g, part), self.part(part).row);
                 vec![block.offsets(row, self.lanes(), integers.dot.is_centred())?]
             }
@@ -162,7 +167,7 @@ impl<'k> Microtile<'k, '_> {
 /// The operands of a group for all rows and parts.
 struct GroupOperands<'k, 't> {
     tile: &'t Microtile<'k, 't>,
-    integers: Integers,
+    integers: IntegerMatmul,
     g: Val<'k>,
 }
 
@@ -174,27 +179,27 @@ impl<'k> DotOperands<'k> for GroupOperands<'k, '_> {
     /// Words of packed weights, or single quads of unpacked ones. Two quads at a time would need more than 32 vector
     /// registers, and the loads of a panel wait for stores to the stack.
     fn steps(&self) -> usize {
-        if let Source::Panel(_) = self.tile.source { QUADS } else { words(self.integers.format) }
+        if let TileWeights::Panel(_) = self.tile.source { QUADS } else { words(self.integers.format) }
     }
 
-    fn weights(&self, step: usize) -> Vec<(usize, Vec<Operand<'k>>)> {
+    fn weights(&self, step: usize) -> Vec<(usize, Vec<WeightQuad<'k>>)> {
         let (tile, format) = (self.tile, self.integers.format);
-        if let Source::Panel(panel) = tile.source {
+        if let TileWeights::Panel(panel) = tile.source {
             return vec![(step, (0..tile.parts()).map(|part| panel.operand(self.g, step, part)).collect())];
         }
         let (dot, lookup) = (self.integers.dot, tile.cpu.plan.byte_lookup);
         let words = tile.words(format, self.g, step);
         let operand = |word: Val<'k>, quad| {
-            Operand::new(dot, dot_operand(dot, format, (word, quad), lookup).named("q"))
+            WeightQuad::new(dot, dot_operand(dot, format, (word, quad), lookup).named("q"))
         };
         let quad = |quad| (quad, words.iter().map(|&word| operand(word, quad)).collect());
         quads(format, step).into_iter().map(quad).collect()
     }
 
-    fn unpacked(&self, quad: usize, part: u32) -> Operand<'k> {
+    fn unpacked(&self, quad: usize, part: u32) -> WeightQuad<'k> {
         match self.tile.source {
-            Source::Panel(panel) => panel.operand(self.g, quad, part),
-            Source::Memory | Source::Floats(_) => panic!("squares are made of a panel"),
+            TileWeights::Panel(panel) => panel.operand(self.g, quad, part),
+            TileWeights::Memory | TileWeights::Floats(_) => panic!("squares are made of a panel"),
         }
     }
 

@@ -1,20 +1,20 @@
 //! The register tile of the product on a CPU: one slice of the weights against a few activation rows, unrolled over both.
 
-use super::slice::{Chosen, Cpu, Edge, Integers, Part, Slice};
+use super::slice::{CpuMatmul, ExpertMatrix, IntegerMatmul, PartialTile, RowVector, WeightSlice};
 use crate::product::plan::CodeDot;
-use crate::product::problem::{Epilogue, Sums, Weight};
+use crate::product::problem::{FinishedSums, MatmulEpilogue, MatmulWeight};
 use crate::product::weight::float_panel::FloatPanel;
-use crate::product::weight::panel::Panel;
-use mlcc_ir::kernel::Ty;
-use mlcc_ir::types::{DType, Format};
-use mlcc_kernel_lang::{Val, View};
+use crate::product::weight::panel::WeightPanel;
+use mlcc_ir::kernel::ExprType;
+use mlcc_ir::types::{DType, QuantFormat};
+use mlcc_kernel_lang::{BufferView, Val};
 use mlcc_quant::TILE;
 use mlcc_quant::tile::TileBlock;
 
 /// A slice of the weights against `count` activation rows, with its sums in registers.
 pub(in crate::product) struct Microtile<'k, 'a> {
-    pub cpu: Cpu<'k, 'a>,
-    pub slice: Slice<'k>,
+    pub cpu: CpuMatmul<'k, 'a>,
+    pub slice: WeightSlice<'k>,
     /// First row of the result, or the first place in the list of rows.
     pub row: Val<'k>,
     pub rows: u32,
@@ -22,20 +22,20 @@ pub(in crate::product) struct Microtile<'k, 'a> {
     pub listed: Option<Vec<[Val<'k>; 2]>>,
     /// Whether these rows are a whole block of interleaved codes (see [`Codes::block`](crate::product::Codes::block)).
     pub interleaved: bool,
-    pub source: Source<'k>,
+    pub source: TileWeights<'k>,
     /// Partial sums per accumulator.
     pub chains: u32,
     /// `[chains][rows][parts]` vectors, f32.
-    acc: View<'k, 2>,
+    acc: BufferView<'k, 2>,
 }
 
 /// Where a register tile reads its weights.
 #[derive(Clone, Copy)]
-pub(in crate::product) enum Source<'k> {
+pub(in crate::product) enum TileWeights<'k> {
     /// As they are stored.
     Memory,
     /// Unpacked codes.
-    Panel(Panel<'k>),
+    Panel(WeightPanel<'k>),
     /// Converted floats.
     Floats(FloatPanel<'k>),
 }
@@ -52,16 +52,16 @@ pub(in crate::product) struct TileRows<'k> {
 impl<'k, 'a> Microtile<'k, 'a> {
     /// A register tile with its accumulators set to zero.
     pub fn new(
-        cpu: Cpu<'k, 'a>,
-        slice: Slice<'k>,
+        cpu: CpuMatmul<'k, 'a>,
+        slice: WeightSlice<'k>,
         rows: TileRows<'k>,
-        source: Source<'k>,
+        source: TileWeights<'k>,
     ) -> Microtile<'k, 'a> {
         let lanes = cpu.plan.lanes;
         let vectors = rows.count * slice.parts(lanes);
         let chains = (cpu.plan.in_flight / vectors).clamp(1, 4);
         // Only plain weights keep their partial sums across iterations; groups fold them into one accumulator.
-        let kept = if matches!(cpu.problem.weight, Weight::Packed(_)) { 1 } else { chains };
+        let kept = if matches!(cpu.problem.weight, MatmulWeight::Packed(_)) { 1 } else { chains };
         let acc = cpu.k.registers("acc", [i64::from(kept * vectors), lanes.into()]);
         let TileRows { first: row, count, interleaved } = rows;
         let listed = cpu.chosen.map(|chosen| chosen.rows(row, count));
@@ -81,13 +81,13 @@ impl<'k, 'a> Microtile<'k, 'a> {
     }
     /// A vector of zeros.
     pub fn zeros(&self, dtype: DType) -> Val<'k> {
-        self.cpu.k.literal(0.0, Ty::vector(dtype, self.lanes()))
+        self.cpu.k.literal(0.0, ExprType::vector(dtype, self.lanes()))
     }
     /// Vectors over all rows of the tiles.
     pub fn parts(&self) -> u32 {
         self.slice.parts(self.lanes())
     }
-    pub fn part(&self, part: u32) -> Part<'k> {
+    pub fn part(&self, part: u32) -> RowVector<'k> {
         self.slice.part(self.lanes(), part)
     }
     /// Accumulators of a chain.
@@ -127,12 +127,12 @@ impl<'k, 'a> Microtile<'k, 'a> {
     }
 
     /// Stores the sums where those of register tile `number` wait.
-    pub fn save(&self, waiting: View<'k, 1>, number: Val<'k>) {
+    pub fn save(&self, waiting: BufferView<'k, 1>, number: Val<'k>) {
         for (row, part) in self.each() {
             waiting.rows(self.waiting()).set((number, self.waiting_at(row, part)), self.acc(row, part));
         }
     }
-    pub fn restore(&self, waiting: View<'k, 1>, number: Val<'k>) {
+    pub fn restore(&self, waiting: BufferView<'k, 1>, number: Val<'k>) {
         for (row, part) in self.each() {
             let at = (number, self.waiting_at(row, part));
             self.set_acc(row, part, waiting.rows(self.waiting()).load(at, self.lanes()));
@@ -157,20 +157,20 @@ impl<'k, 'a> Microtile<'k, 'a> {
     }
 
     /// How integer operands meet here: a panel may have them in an order of its own.
-    pub fn dot(&self, integers: Integers) -> CodeDot {
+    pub fn dot(&self, integers: IntegerMatmul) -> CodeDot {
         match self.source {
-            Source::Panel(panel) => panel.dot,
-            Source::Memory | Source::Floats(_) => integers.dot,
+            TileWeights::Panel(panel) => panel.dot,
+            TileWeights::Memory | TileWeights::Floats(_) => integers.dot,
         }
     }
 
     /// A block of weights of one part.
-    pub fn block(&self, format: Format, g: Val<'k>, part: u32) -> TileBlock<'k> {
+    pub fn block(&self, format: QuantFormat, g: Val<'k>, part: u32) -> TileBlock<'k> {
         self.cpu.packed(format).block(self.part(part).tile, g)
     }
 
     /// Word `word` of a block, for every part, pinned.
-    pub fn words(&self, format: Format, g: Val<'k>, word: usize) -> Vec<Val<'k>> {
+    pub fn words(&self, format: QuantFormat, g: Val<'k>, word: usize) -> Vec<Val<'k>> {
         let read = |part| {
             let row = self.part(part).row;
             self.block(format, g, part).word(word, row, self.lanes()).named("word")
@@ -179,7 +179,7 @@ impl<'k, 'a> Microtile<'k, 'a> {
     }
 
     /// The scales of a block for one part, as they are stored.
-    pub fn group_scales(&self, format: Format, g: Val<'k>, part: u32) -> Val<'k> {
+    pub fn group_scales(&self, format: QuantFormat, g: Val<'k>, part: u32) -> Val<'k> {
         self.block(format, g, part).scales(self.part(part).row, self.lanes())
     }
 
@@ -191,7 +191,7 @@ impl<'k, 'a> Microtile<'k, 'a> {
     }
 
     /// The same for a block of packed weights.
-    pub fn prefetch_block(&self, format: Format, g: Val<'k>) {
+    pub fn prefetch_block(&self, format: QuantFormat, g: Val<'k>) {
         let problem = self.cpu.problem;
         let block = self.block(format, g, 0);
         self.prefetch(block.words, block.sizes.blocks_bytes(1), problem.tiles() * problem.tile_len());
@@ -200,7 +200,7 @@ impl<'k, 'a> Microtile<'k, 'a> {
     // ---- results
 
     /// Hands the sums to the epilogue, masked only where the last tile has fewer than 16 rows.
-    pub fn finish(&self, epilogue: &mut Epilogue) {
+    pub fn finish(&self, epilogue: &mut MatmulEpilogue) {
         let k = self.cpu.k;
         let sums: Vec<_> =
             self.each().map(|(row, part)| (row, part, self.acc(row, part).named("sum"))).collect();
@@ -213,19 +213,19 @@ impl<'k, 'a> Microtile<'k, 'a> {
     }
 
     /// What the epilogue is told of the sums of a row and part.
-    fn finished(&self, row: u32, part: u32, sum: Val<'k>, masked: bool) -> Sums<'k> {
+    fn finished(&self, row: u32, part: u32, sum: Val<'k>, masked: bool) -> FinishedSums<'k> {
         let lanes = self.lanes();
         let col = self.slice.first * TILE as i64 + i64::from(part * lanes);
         let mask = masked.then(|| col.ramp(1, lanes).lt(self.cpu.problem.n as i64));
-        Sums { row: self.result_row(row), col, lanes, acc: sum, mask }
+        FinishedSums { row: self.result_row(row), col, lanes, acc: sum, mask }
     }
 
     /// `body` once or twice: told whether columns may be missing.
     fn by_edge(&self, mut body: impl FnMut(bool)) {
         match self.slice.edge {
-            Edge::Never => body(false),
-            Edge::Always => body(true),
-            Edge::Last => {
+            PartialTile::Never => body(false),
+            PartialTile::Always => body(true),
+            PartialTile::Last => {
                 let last = self.slice.first + (i64::from(self.slice.tiles) - 1);
                 let whole = last.lt((self.cpu.problem.n / TILE) as i64);
                 self.cpu.k.branch(whole, |whole| body(!whole));
@@ -234,7 +234,7 @@ impl<'k, 'a> Microtile<'k, 'a> {
     }
 }
 
-impl<'k> Chosen<'k> {
+impl<'k> ExpertMatrix<'k> {
     /// Rows of x and of the result from place `first` on.
     fn rows(self, first: Val<'k>, count: u32) -> Vec<[Val<'k>; 2]> {
         let row = |r: u32| {

@@ -2,24 +2,24 @@
 //! going to touch. A few lines at a time, because many at once would keep the loads waiting.
 
 use super::microtile::Microtile;
-use super::slice::{Cpu, Edge, Integers, Slice};
+use super::slice::{CpuMatmul, IntegerMatmul, PartialTile, WeightSlice};
 use mlcc_ir::instr::InstrId;
-use mlcc_kernel_lang::{CACHE_LINE, Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, CACHE_LINE, Recorder, Val};
 use mlcc_quant::TILE;
 use mlcc_quant::packed::TileSizes;
 
 /// What a register tile prefetches while it passes by some columns.
 #[derive(Clone, Copy)]
-pub(super) enum Prefetch<'k> {
+pub(super) enum TilePrefetch<'k> {
     None,
-    Passes(Passes<'k>),
-    Hints(Hints<'k>),
+    Passes(SharedPrefetch<'k>),
+    Hints(VisitPrefetch<'k>),
 }
 
-impl<'k> Prefetch<'k> {
+impl<'k> TilePrefetch<'k> {
     /// At the start of activation scale number `s` of those at hand.
     pub fn at_scale(self, tile: &Microtile<'k, '_>, s: Val<'k>) {
-        if let Prefetch::Hints(hints) = self {
+        if let TilePrefetch::Hints(hints) = self {
             hints.at(tile, s);
         }
     }
@@ -28,21 +28,21 @@ impl<'k> Prefetch<'k> {
     pub fn of_scale(
         self,
         tile: &Microtile<'k, '_>,
-        integers: Integers,
+        integers: IntegerMatmul,
         scale: Val<'k>,
-    ) -> Option<Following<'k>> {
+    ) -> Option<FollowingWeights<'k>> {
         match self {
-            Prefetch::Passes(passes) => Some(passes.following(tile, integers, scale)),
-            Prefetch::None | Prefetch::Hints(_) => None,
+            TilePrefetch::Passes(passes) => Some(passes.following(tile, integers, scale)),
+            TilePrefetch::None | TilePrefetch::Hints(_) => None,
         }
     }
 }
 
 /// Runs of whole cache lines in the weights, one in every tile of a slice.
 #[derive(Clone, Copy)]
-struct Runs<'k> {
+struct CacheLineRuns<'k> {
     prefetch: InstrId,
-    w: View<'k, 1>,
+    w: BufferView<'k, 1>,
     /// Where that of the first tile begins.
     start: Val<'k>,
     /// Elements from tile to tile, and of a cache line.
@@ -51,7 +51,7 @@ struct Runs<'k> {
     tiles: u32,
 }
 
-impl<'k> Runs<'k> {
+impl<'k> CacheLineRuns<'k> {
     /// Prefetches `count` lines of each run from line `first` on, in the order in which they will be read.
     fn lines(self, k: &'k Recorder, first: Val<'k>, count: Val<'k>) {
         let from = (self.start + first * self.line).named("ahead");
@@ -68,7 +68,7 @@ impl<'k> Runs<'k> {
 
 /// The place of a register tile among those that pass by the same columns; each prefetches its part of what comes next.
 #[derive(Clone, Copy)]
-pub(super) struct Passes<'k> {
+pub(super) struct SharedPrefetch<'k> {
     prefetch: InstrId,
     /// Number of this register tile.
     number: Val<'k>,
@@ -81,15 +81,15 @@ pub(super) struct Passes<'k> {
     distance: i64,
 }
 
-impl<'k> Passes<'k> {
+impl<'k> SharedPrefetch<'k> {
     /// For `tiles` register tiles that pass by a piece of `scales` activation scales, and prefetch what they will use
     /// `distance` scales later; `None` where nothing is prefetched.
     pub fn new(
-        cpu: Cpu<'k, '_>,
-        integers: Integers,
+        cpu: CpuMatmul<'k, '_>,
+        integers: IntegerMatmul,
         (scales, distance): (usize, usize),
         tiles: Val<'k>,
-    ) -> Option<Passes<'k>> {
+    ) -> Option<SharedPrefetch<'k>> {
         let prefetch = cpu.plan.spread?.prefetch;
         let per_scale = integers.codes.groups_per_scale();
         let groups = (scales * per_scale).min(cpu.problem.groups());
@@ -98,16 +98,21 @@ impl<'k> Passes<'k> {
         let visits = (tiles * groups as i64).max(1);
         let share = ((visits + (lines - 1)) / visits).named("share");
         let distance = (distance * per_scale) as i64;
-        Some(Passes { prefetch, number: cpu.k.int(0), share, scales: scales as i64, lines, distance })
+        Some(SharedPrefetch { prefetch, number: cpu.k.int(0), share, scales: scales as i64, lines, distance })
     }
 
     /// For register tile number `number`.
     pub fn of_tile(self, number: Val<'k>) -> Self {
-        Passes { number, ..self }
+        SharedPrefetch { number, ..self }
     }
 
     /// What follows for the groups of scale `s`: after the end of a tile the one that takes its place in the next slice.
-    fn following(self, tile: &Microtile<'k, '_>, integers: Integers, s: Val<'k>) -> Following<'k> {
+    fn following(
+        self,
+        tile: &Microtile<'k, '_>,
+        integers: IntegerMatmul,
+        s: Val<'k>,
+    ) -> FollowingWeights<'k> {
         let Microtile { cpu, slice, .. } = *tile;
         let per_scale = integers.codes.groups_per_scale() as i64;
         let (tile, tiles) = (cpu.problem.tile_len() as i64, i64::from(slice.tiles));
@@ -122,24 +127,30 @@ impl<'k> Passes<'k> {
         let start = start.min(cpu.in_w(cpu.k.int(last))).named("ahead");
         let visit = ((self.number * self.scales + within) * per_scale).named("visit");
         let w = cpu.view(cpu.problem.w);
-        let runs =
-            Runs { prefetch: self.prefetch, w, start, tile, line: CACHE_LINE as i64, tiles: slice.tiles };
-        Following { k: cpu.k, runs, lines: self.lines, share: self.share, visit }
+        let runs = CacheLineRuns {
+            prefetch: self.prefetch,
+            w,
+            start,
+            tile,
+            line: CACHE_LINE as i64,
+            tiles: slice.tiles,
+        };
+        FollowingWeights { k: cpu.k, runs, lines: self.lines, share: self.share, visit }
     }
 }
 
 /// The weights that follow a piece of the columns: some lines of every tile with each group.
 #[derive(Clone, Copy)]
-pub(super) struct Following<'k> {
+pub(super) struct FollowingWeights<'k> {
     k: &'k Recorder,
-    runs: Runs<'k>,
+    runs: CacheLineRuns<'k>,
     /// Lines of each tile, those to prefetch with one group, and the number of the first group.
     lines: i64,
     share: Val<'k>,
     visit: Val<'k>,
 }
 
-impl<'k> Following<'k> {
+impl<'k> FollowingWeights<'k> {
     /// Prefetches the part that belongs to group number `g` of the scale.
     pub fn at_group(self, g: Val<'k>) {
         let before = (self.visit + g) * self.share;
@@ -151,7 +162,7 @@ impl<'k> Following<'k> {
 
 /// A piece of k: elements of each tile that a panel is made of.
 #[derive(Clone, Copy)]
-pub(super) struct Piece<'k> {
+pub(super) struct DepthBlock<'k> {
     /// Its number, and how many there are.
     pub number: Val<'k>,
     pub pieces: i64,
@@ -161,16 +172,21 @@ pub(super) struct Piece<'k> {
 
 /// The weights of the next piece of k, or of the first piece of the next slice; each register tile prefetches an equal part.
 #[derive(Clone, Copy)]
-pub(super) struct Next<'k> {
-    runs: Runs<'k>,
+pub(super) struct NextWeights<'k> {
+    runs: CacheLineRuns<'k>,
     /// Cache lines of a run, and those that every visit prefetches.
     lines: i64,
     share: Val<'k>,
 }
 
-impl<'k> Next<'k> {
+impl<'k> NextWeights<'k> {
     /// What is prefetched in `visits` visits while register tiles pass by `piece`; `None` where nothing is.
-    pub fn new(cpu: Cpu<'k, '_>, slice: Slice<'k>, piece: Piece<'k>, visits: Val<'k>) -> Option<Next<'k>> {
+    pub fn new(
+        cpu: CpuMatmul<'k, '_>,
+        slice: WeightSlice<'k>,
+        piece: DepthBlock<'k>,
+        visits: Val<'k>,
+    ) -> Option<NextWeights<'k>> {
         let prefetch = cpu.plan.spread?.prefetch;
         let (tile, tiles) = (cpu.problem.tile_len() as i64, i64::from(slice.tiles));
         let run = (piece.run as i64).min(tile);
@@ -186,12 +202,12 @@ impl<'k> Next<'k> {
         let lines = run / line;
         let start = start.named("next");
         let share = ((visits + (lines - 1)) / visits).named("share");
-        let runs = Runs { prefetch, w, start, tile, line, tiles: slice.tiles };
-        Some(Next { runs, lines, share })
+        let runs = CacheLineRuns { prefetch, w, start, tile, line, tiles: slice.tiles };
+        Some(NextWeights { runs, lines, share })
     }
 
     /// Prefetches the part of visit number `visit`.
-    fn at(self, cpu: Cpu<'k, '_>, visit: Val<'k>) {
+    fn at(self, cpu: CpuMatmul<'k, '_>, visit: Val<'k>) {
         let first = visit * self.share;
         let useful = (first + self.share).lt(self.lines + 1);
         cpu.k.when(useful, || self.runs.lines(cpu.k, first, self.share));
@@ -201,8 +217,8 @@ impl<'k> Next<'k> {
 /// What a register tile prefetches while it passes by a piece, a little with every visit (of integers with each activation
 /// scale).
 #[derive(Clone, Copy)]
-pub(super) struct Hints<'k> {
-    pub next: Option<Next<'k>>,
+pub(super) struct VisitPrefetch<'k> {
+    pub next: Option<NextWeights<'k>>,
     /// Number of the register tile.
     pub number: Val<'k>,
     /// Visits of a register tile to the piece.
@@ -210,7 +226,7 @@ pub(super) struct Hints<'k> {
     pub epilogue: EpiloguePrefetch<'k>,
 }
 
-impl<'k> Hints<'k> {
+impl<'k> VisitPrefetch<'k> {
     /// With visit `visit` of a register tile.
     pub fn at(self, tile: &Microtile<'k, '_>, visit: Val<'k>) {
         if let Some(next) = self.next {
@@ -254,7 +270,8 @@ impl<'k> Microtile<'k, '_> {
                 let start = self.some_result_row(first + i64::from(row)) * n;
                 for tile in 0..i64::from(self.slice.tiles) {
                     let column = (self.slice.first + tile) * TILE as i64;
-                    let column = if self.slice.edge == Edge::Never { column } else { column.min(n - 1) };
+                    let column =
+                        if self.slice.edge == PartialTile::Never { column } else { column.min(n - 1) };
                     self.cpu.view(buf).prefetch(prefetch, [start + column]);
                 }
             }

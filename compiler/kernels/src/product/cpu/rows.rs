@@ -1,20 +1,20 @@
 //! All activation rows of a range against one slice of the weights: which of the ways to a product each of them goes.
 
-use super::few_rows::{FewRows, Run, runs, total};
+use super::few_rows::{SkinnyGemm, TileRun, runs, total};
 use super::float_panels::{FloatPanels, few_tiles, in_pieces};
-use super::integers::Scales;
-use super::microtile::{Microtile, Source};
-use super::panels::{Panels, is_whole};
-use super::prefetch::{Passes, Prefetch};
-use super::slice::{Cpu, RowRange, Slice};
+use super::integers::ScaleRange;
+use super::microtile::{Microtile, TileWeights};
+use super::panels::{SliceTiles, is_whole};
+use super::prefetch::{SharedPrefetch, TilePrefetch};
+use super::slice::{CpuMatmul, RowRange, WeightSlice};
 use crate::product::plan::TallTile;
-use crate::product::problem::{Activation, DOT_COLUMNS, Epilogue, Weight};
+use crate::product::problem::{DOT_COLUMNS, MatmulActivation, MatmulEpilogue, MatmulWeight};
 use mlcc_kernel_lang::Val;
 
-impl<'k> Cpu<'k, '_> {
+impl<'k> CpuMatmul<'k, '_> {
     /// All tiles of weights against some activation rows, some rows after the other: each chunk of x stays in cache while
     /// the weights stream by.
-    pub fn all_rows(self, range: RowRange<'k>, epilogue: &mut Epilogue) {
+    pub fn all_rows(self, range: RowRange<'k>, epilogue: &mut MatmulEpilogue) {
         let whole = self.integers().is_some_and(|integers| is_whole(self, integers));
         let chunk = self.plan.chunk.filter(|_| !whole).map(i64::from);
         let fewer = |&size: &i64| self.k.as_int(range.count).is_none_or(|count| count > size);
@@ -32,7 +32,7 @@ impl<'k> Cpu<'k, '_> {
     }
 
     /// All tiles of weights against some activation rows.
-    pub fn chunk_of_rows(self, range: RowRange<'k>, epilogue: &mut Epilogue) {
+    pub fn chunk_of_rows(self, range: RowRange<'k>, epilogue: &mut MatmulEpilogue) {
         let (k, plan) = (self.k, self.plan);
         let Some(tall) = self.tall() else {
             return k.par("slice", self.slices(plan.tiles), |number| {
@@ -57,14 +57,14 @@ impl<'k> Cpu<'k, '_> {
     }
 
     /// Integer products of rows that pass by the weights together.
-    fn few_rows(self, slice: Slice<'k>, runs: &[Run<'k>], epilogue: &mut Epilogue) {
+    fn few_rows(self, slice: WeightSlice<'k>, runs: &[TileRun<'k>], epilogue: &mut MatmulEpilogue) {
         if let Some(integers) = self.integers() {
-            FewRows { cpu: self, slice, integers, runs }.emit(epilogue);
+            SkinnyGemm { cpu: self, slice, integers, runs }.emit(epilogue);
         }
     }
 
     /// Some activation rows, for one slice of the weights.
-    pub fn rows_of_slice(self, slice: Slice<'k>, range: RowRange<'k>, epilogue: &mut Epilogue) {
+    pub fn rows_of_slice(self, slice: WeightSlice<'k>, range: RowRange<'k>, epilogue: &mut MatmulEpilogue) {
         let (k, plan) = (self.k, self.plan);
         let integers = self.integers().filter(|_| plan.rows.len() > 1);
         let many = integers.map(|_| k.int(plan.few.into()).lt(range.count).named("many"));
@@ -74,7 +74,7 @@ impl<'k> Cpu<'k, '_> {
             let fits = self.chosen.is_some() || integers.codes.block == plan.code_block();
             assert!(fits, "codes come in blocks of other sizes than the product takes");
             let passes = total(k, &runs);
-            let panels = Panels { cpu: self, slice, integers, first: range.first, count: runs[0].tiles };
+            let panels = SliceTiles { cpu: self, slice, integers, first: range.first, count: runs[0].tiles };
             k.when(many, || panels.emit(epilogue));
             let few = k.int(1).lt(many.select(0, passes)).named("few");
             k.when(few, || self.few_rows(slice, &runs, epilogue));
@@ -103,12 +103,18 @@ impl<'k> Cpu<'k, '_> {
     }
 
     /// Register tiles that pass by all columns by themselves, `tiles` of each run.
-    fn one_by_one(self, slice: Slice<'k>, runs: &[Run<'k>], tiles: &[Val<'k>], epilogue: &mut Epilogue) {
+    fn one_by_one(
+        self,
+        slice: WeightSlice<'k>,
+        runs: &[TileRun<'k>],
+        tiles: &[Val<'k>],
+        epilogue: &mut MatmulEpilogue,
+    ) {
         let prefetch = self.alone();
         for (i, (run, &tiles)) in runs.iter().zip(tiles).enumerate() {
             self.k.serial("tile", tiles, |number| {
                 let rows = run.tile(number, self.integers().is_some() && i == 0);
-                let tile = Microtile::new(self, slice, rows, Source::Memory);
+                let tile = Microtile::new(self, slice, rows, TileWeights::Memory);
                 self.add_all(&tile, prefetch);
                 tile.finish(epilogue);
             });
@@ -116,36 +122,38 @@ impl<'k> Cpu<'k, '_> {
     }
 
     /// What a register tile prefetches by itself.
-    fn alone(self) -> Prefetch<'k> {
+    fn alone(self) -> TilePrefetch<'k> {
         let (Some(integers), Some(spread)) = (self.integers(), self.plan.spread) else {
-            return Prefetch::None;
+            return TilePrefetch::None;
         };
         let scales = (spread.groups as usize * DOT_COLUMNS).div_ceil(integers.codes.group);
-        let passes = Passes::new(self, integers, (1, scales), self.k.int(1));
-        passes.map_or(Prefetch::None, Prefetch::Passes)
+        let passes = SharedPrefetch::new(self, integers, (1, scales), self.k.int(1));
+        passes.map_or(TilePrefetch::None, TilePrefetch::Passes)
     }
 
     /// Adds all columns to the sums of a register tile.
-    fn add_all(self, tile: &Microtile<'k, '_>, prefetch: Prefetch<'k>) {
+    fn add_all(self, tile: &Microtile<'k, '_>, prefetch: TilePrefetch<'k>) {
         let k = self.k;
         match (self.problem.weight, self.problem.activation) {
-            (Weight::Plain(plain), Activation::F32 | Activation::F16 | Activation::BF16) => {
-                tile.add_plain(plain)
-            }
-            (Weight::Packed(format), Activation::F32 | Activation::F16 | Activation::BF16) => {
-                tile.add_grouped(format)
-            }
-            (Weight::Packed(_), Activation::Codes(codes)) => {
+            (
+                MatmulWeight::Plain(plain),
+                MatmulActivation::F32 | MatmulActivation::F16 | MatmulActivation::BF16,
+            ) => tile.add_plain(plain),
+            (
+                MatmulWeight::Packed(format),
+                MatmulActivation::F32 | MatmulActivation::F16 | MatmulActivation::BF16,
+            ) => tile.add_grouped(format),
+            (MatmulWeight::Packed(_), MatmulActivation::Codes(codes)) => {
                 let Some(integers) = self.integers() else { return };
                 if self.plan.rows.len() == 1 {
                     tile.add_streamed(integers);
                 } else {
                     let count = k.int(codes.row_scales(self.problem.k) as i64);
-                    tile.add_scales(integers, Scales { first: k.int(0), count }, prefetch);
+                    tile.add_scales(integers, ScaleRange { first: k.int(0), count }, prefetch);
                 }
                 tile.scale_sums(integers);
             }
-            (Weight::Plain(plain), Activation::Codes(_)) => {
+            (MatmulWeight::Plain(plain), MatmulActivation::Codes(_)) => {
                 panic!("integer activations need packed weights, found {}", plain.dtype())
             }
         }

@@ -2,34 +2,34 @@
 //! rows.
 
 use crate::product::plan::{CodeDot, CpuPlan};
-use crate::product::problem::{Activation, Codes, Product, Weight};
-use crate::product::weight::{Origin, PackedTiles, PlainTiles};
+use crate::product::problem::{MatmulActivation, MatmulProblem, MatmulWeight, QuantizedActivations};
+use crate::product::weight::{MatrixOrigin, PackedTiles, PlainTiles};
 use mlcc_ir::kernel::BufId;
-use mlcc_ir::types::Format;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_ir::types::QuantFormat;
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 use mlcc_quant::TILE;
 use mlcc_quant::packed::TileSizes;
-use mlcc_quant::plain::Plain;
-use mlcc_quant::tile::{self, Lookup};
+use mlcc_quant::plain::PlainType;
+use mlcc_quant::tile::{self, CodeLookup};
 
 /// A product that is being recorded.
 #[derive(Clone, Copy)]
-pub(in crate::product) struct Cpu<'k, 'a> {
+pub(in crate::product) struct CpuMatmul<'k, 'a> {
     pub k: &'k Recorder,
-    pub problem: &'a Product,
+    pub problem: &'a MatmulProblem,
     pub plan: &'a CpuPlan,
-    pub lookup: Lookup<'k>,
+    pub lookup: CodeLookup<'k>,
     /// Which matrix of several is meant, and which rows meet it; `None` where there is one.
-    pub chosen: Option<Chosen<'k>>,
+    pub chosen: Option<ExpertMatrix<'k>>,
 }
 
 /// A matrix among several, with the rows that chose it.
 #[derive(Clone, Copy)]
-pub(in crate::product) struct Chosen<'k> {
+pub(in crate::product) struct ExpertMatrix<'k> {
     /// Elements of the tensor before the matrix.
     pub first: Val<'k>,
     /// Rows of the result, i32; `None`: rows in their order. Row numbers of a product then are places in the list.
-    pub list: Option<View<'k, 1>>,
+    pub list: Option<BufferView<'k, 1>>,
     /// The last place in the list that counts: register tiles beyond it take it again.
     pub last: Val<'k>,
     /// Rows of the result one after the other that share a row of x.
@@ -42,23 +42,23 @@ pub(in crate::product) struct Chosen<'k> {
 
 /// Packed weights against integer activations.
 #[derive(Clone, Copy)]
-pub(in crate::product) struct Integers {
-    pub format: Format,
-    pub codes: Codes,
+pub(in crate::product) struct IntegerMatmul {
+    pub format: QuantFormat,
+    pub codes: QuantizedActivations,
     /// How they meet where weights are read as they are stored.
     pub dot: CodeDot,
 }
 
-impl<'k, 'a> Cpu<'k, 'a> {
-    pub fn new(k: &'k Recorder, problem: &'a Product, plan: &'a CpuPlan) -> Cpu<'k, 'a> {
+impl<'k, 'a> CpuMatmul<'k, 'a> {
+    pub fn new(k: &'k Recorder, problem: &'a MatmulProblem, plan: &'a CpuPlan) -> CpuMatmul<'k, 'a> {
         // The table of the lookup instruction stays in a register.
         let floats = plan.lookup.map(|instr| (instr, problem.weight));
         let floats = floats.and_then(|(instr, weight)| match weight {
-            Weight::Packed(format) => Some((instr, tile::code_table(k, format).named("codes"))),
-            Weight::Plain(_) => None,
+            MatmulWeight::Packed(format) => Some((instr, tile::code_table(k, format).named("codes"))),
+            MatmulWeight::Plain(_) => None,
         });
-        let lookup = Lookup { floats, bytes: plan.byte_lookup };
-        Cpu { k, problem, plan, lookup, chosen: None }
+        let lookup = CodeLookup { floats, bytes: plan.byte_lookup };
+        CpuMatmul { k, problem, plan, lookup, chosen: None }
     }
 
     /// Rows of the result.
@@ -66,12 +66,12 @@ impl<'k, 'a> Cpu<'k, 'a> {
         self.k.val(self.problem.m)
     }
 
-    pub fn view(self, buf: BufId) -> View<'k, 1> {
+    pub fn view(self, buf: BufId) -> BufferView<'k, 1> {
         self.k.flat(buf)
     }
 
-    fn origin(self) -> Origin<'k> {
-        Origin { matrix: self.chosen.map(|chosen| chosen.first), offset: self.problem.w_offset as i64 }
+    fn origin(self) -> MatrixOrigin<'k> {
+        MatrixOrigin { matrix: self.chosen.map(|chosen| chosen.first), offset: self.problem.w_offset as i64 }
     }
 
     /// Where element `at` of the tensor (or the chosen matrix) lies in `w`.
@@ -79,22 +79,22 @@ impl<'k, 'a> Cpu<'k, 'a> {
         self.origin().place(at)
     }
 
-    pub fn packed(self, format: Format) -> PackedTiles<'k> {
+    pub fn packed(self, format: QuantFormat) -> PackedTiles<'k> {
         let bytes = self.view(self.problem.w);
         PackedTiles { bytes, sizes: TileSizes::new(format, self.problem.k), origin: self.origin() }
     }
 
-    pub fn plain(self, plain: Plain) -> PlainTiles<'k> {
+    pub fn plain(self, plain: PlainType) -> PlainTiles<'k> {
         let elements = self.view(self.problem.w);
         PlainTiles { elements, plain, tile: self.problem.tile_len() as i64, origin: self.origin() }
     }
 
     /// The operands, if they are integers.
-    pub fn integers(self) -> Option<Integers> {
+    pub fn integers(self) -> Option<IntegerMatmul> {
         match (self.problem.activation, self.problem.weight) {
-            (Activation::Codes(codes), Weight::Packed(format)) => {
+            (MatmulActivation::Codes(codes), MatmulWeight::Packed(format)) => {
                 let dot = CodeDot::of(self.plan.dot, format, codes.planes);
-                Some(Integers { format, codes, dot })
+                Some(IntegerMatmul { format, codes, dot })
             }
             _ => None,
         }
@@ -111,18 +111,19 @@ impl<'k, 'a> Cpu<'k, 'a> {
     }
 
     /// Slice number `number` of `wide` tiles; the last one has fewer where their number does not divide.
-    pub fn each_slice(self, wide: u32, number: Val<'k>, mut body: impl FnMut(Slice<'k>)) {
+    pub fn each_slice(self, wide: u32, number: Val<'k>, mut body: impl FnMut(WeightSlice<'k>)) {
         let (full, rest) = (self.problem.tiles() as u32 / wide, self.problem.tiles() as u32 % wide);
         let short = !self.problem.n.is_multiple_of(TILE);
         let first = number * i64::from(wide);
-        let slice = |tiles, edge| Slice { first, tiles, edge: if short { edge } else { Edge::Never } };
+        let slice =
+            |tiles, edge| WeightSlice { first, tiles, edge: if short { edge } else { PartialTile::Never } };
         match (full, rest) {
-            (1, 0) => body(slice(wide, Edge::Always)),
-            (_, 0) => body(slice(wide, Edge::Last)),
-            (0, rest) => body(slice(rest, Edge::Always)),
+            (1, 0) => body(slice(wide, PartialTile::Always)),
+            (_, 0) => body(slice(wide, PartialTile::Last)),
+            (0, rest) => body(slice(rest, PartialTile::Always)),
             (full, rest) => self.k.branch(number.lt(i64::from(full)), |inside| match inside {
-                true => body(slice(wide, Edge::Never)),
-                false => body(slice(rest, Edge::Always)),
+                true => body(slice(wide, PartialTile::Never)),
+                false => body(slice(rest, PartialTile::Always)),
             }),
         }
     }
@@ -130,15 +131,15 @@ impl<'k, 'a> Cpu<'k, 'a> {
 
 /// Tiles of weights side by side that are worked on together.
 #[derive(Clone, Copy)]
-pub(in crate::product) struct Slice<'k> {
+pub(in crate::product) struct WeightSlice<'k> {
     pub first: Val<'k>,
     pub tiles: u32,
-    pub edge: Edge,
+    pub edge: PartialTile,
 }
 
 /// When the last tile of a slice has fewer than 16 rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::product) enum Edge {
+pub(in crate::product) enum PartialTile {
     Never,
     Always,
     /// In the last slice.
@@ -147,20 +148,20 @@ pub(in crate::product) enum Edge {
 
 /// A vector of rows of a slice: `lanes` rows from `row` of a tile on.
 #[derive(Clone, Copy)]
-pub(in crate::product) struct Part<'k> {
+pub(in crate::product) struct RowVector<'k> {
     pub tile: Val<'k>,
     pub row: u32,
 }
 
-impl<'k> Slice<'k> {
+impl<'k> WeightSlice<'k> {
     /// Vectors over all rows of the tiles.
     pub fn parts(self, lanes: u32) -> u32 {
         self.tiles * TILE as u32 / lanes
     }
 
-    pub fn part(self, lanes: u32, part: u32) -> Part<'k> {
+    pub fn part(self, lanes: u32, part: u32) -> RowVector<'k> {
         let per_tile = TILE as u32 / lanes;
-        Part { tile: self.first + i64::from(part / per_tile), row: part % per_tile * lanes }
+        RowVector { tile: self.first + i64::from(part / per_tile), row: part % per_tile * lanes }
     }
 }
 

@@ -2,21 +2,21 @@
 //! as fit, then in pairs.
 
 use super::DotOperands;
-use crate::params::Long;
+use crate::params::WideningDot;
 use mlcc_kernel_lang::Val;
 
 /// Sums in words, of the first and of the last two rows of a part, four columns each.
-type Words<'k> = Option<[Val<'k>; 2]>;
+type WideSums<'k> = Option<[Val<'k>; 2]>;
 
 pub(super) fn add<'k>(
     group: &impl DotOperands<'k>,
-    long: Long,
+    long: WideningDot,
     quads: usize,
     first: usize,
     totals: &mut [Vec<Val<'k>>],
 ) {
     let (rows, ..) = group.shape();
-    let mut words: Vec<Vec<Words>> = vec![vec![None; group.sums()]; totals.len()];
+    let mut words: Vec<Vec<WideSums>> = vec![vec![None; group.sums()]; totals.len()];
     let mut met = 0;
     for step in 0..group.steps() {
         for (quad, weights) in group.weights(step) {
@@ -48,7 +48,7 @@ fn halves(bytes: Val<'_>) -> [Val<'_>; 2] {
 }
 
 /// Adds the sums in words to the totals and forgets them.
-fn flush<'k>(long: Long, words: &mut [Vec<Words<'k>>], totals: &mut [Vec<Val<'k>>]) {
+fn flush<'k>(long: WideningDot, words: &mut [Vec<WideSums<'k>>], totals: &mut [Vec<Val<'k>>]) {
     for (words, total) in words.iter_mut().flatten().zip(totals.iter_mut().flatten()) {
         let Some(sums) = words.take() else { continue };
         let [first, last] = sums.map(|sums| sums.instr(long.pairs, &[]));

@@ -8,7 +8,7 @@
 
 use super::{DotOperands, QUADS};
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 
@@ -47,7 +47,7 @@ pub(super) fn add<'k>(
 pub(in crate::product) fn squares<'k>(quads: &[Val<'k>]) -> Vec<Val<'k>> {
     let square = |pair: &[Val<'k>], rows| {
         let codes = pair[0].shuffle_with(pair[1], rows);
-        codes.bits_as(Ty::vector(DType::I8, 4 * codes.lanes()))
+        codes.bits_as(ExprType::vector(DType::I8, 4 * codes.lanes()))
     };
     quads.chunks(2).flat_map(|pair| NEIGHBOURS.map(|rows| square(pair, rows))).collect()
 }

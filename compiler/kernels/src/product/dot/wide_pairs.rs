@@ -2,7 +2,7 @@
 
 use super::DotOperands;
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 
@@ -33,13 +33,13 @@ pub(super) fn add<'k>(
 /// Even and odd bytes of unsigned codes.
 fn code_words(codes: Val<'_>) -> [Val<'_>; 2] {
     let lanes = codes.lanes() / 2;
-    let codes = codes.bits_as(Ty::vector(DType::U16, lanes));
-    [codes & 0xff, codes >> 8].map(|words| words.bits_as(Ty::vector(DType::I16, lanes)).named("w"))
+    let codes = codes.bits_as(ExprType::vector(DType::U16, lanes));
+    [codes & 0xff, codes >> 8].map(|words| words.bits_as(ExprType::vector(DType::I16, lanes)).named("w"))
 }
 
 /// `256 high + low` of even and of odd bytes.
 fn activation_words<'k>(high: Val<'k>, low: Val<'k>) -> [Val<'k>; 2] {
-    let words = Ty::vector(DType::I16, high.lanes() / 2);
+    let words = ExprType::vector(DType::I16, high.lanes() / 2);
     let (high, low) = (high.bits_as(words), low.bits_as(words));
     [(high << 8) + ((low << 8) >> 8), (high & -256) + (low >> 8)].map(|words| words.named("x"))
 }

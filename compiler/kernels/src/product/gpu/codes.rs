@@ -1,34 +1,34 @@
 //! Codes of packed weights as floats.
 
-use crate::product::problem::Weight;
-use mlcc_ir::format::{CodeValues, Format, Zero};
-use mlcc_ir::kernel::Ty;
+use crate::product::problem::MatmulWeight;
+use mlcc_ir::format::{CodeValues, QuantFormat, ZeroPoint};
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Val, joined};
 use mlcc_quant::tile;
 
 /// The format of 4-bit whole numbers whose groups all have the same zero point; `None` for other weights.
-pub(super) fn nibbles(weight: Weight) -> Option<Format> {
+pub(super) fn nibbles(weight: MatmulWeight) -> Option<QuantFormat> {
     match weight {
-        Weight::Packed(format) if format.bits == 4 && format.values == CodeValues::Whole => {
-            matches!(format.zero, Zero::Constant(_)).then_some(format)
+        MatmulWeight::Packed(format) if format.bits == 4 && format.values == CodeValues::Whole => {
+            matches!(format.zero, ZeroPoint::Constant(_)).then_some(format)
         }
-        Weight::Packed(_) | Weight::Plain(_) => None,
+        MatmulWeight::Packed(_) | MatmulWeight::Plain(_) => None,
     }
 }
 
 /// Eight codes of less than 8 bits, the lowest bits first, as u32.
 pub(super) fn small_codes<'k>(k: &'k Recorder, bytes: Val<'k>, bits: i64) -> Val<'k> {
-    let word = Ty::scalar(DType::U32);
+    let word = ExprType::scalar(DType::U32);
     let packed = match bytes.lanes() {
         4 => bytes.bits_as(word),
-        _ => bytes.bits_as(Ty::scalar(DType::U16)).cast(DType::U32),
+        _ => bytes.bits_as(ExprType::scalar(DType::U16)).cast(DType::U32),
     };
     (packed.splat(8) >> k.literal(0.0, word).ramp(bits, 8)) & ((1 << bits) - 1)
 }
 
 /// What codes of 32 bits stand for where all groups have the same zero point.
-pub(super) fn code_floats<'k>(format: Format, codes: Val<'k>) -> Val<'k> {
+pub(super) fn code_floats<'k>(format: QuantFormat, codes: Val<'k>) -> Val<'k> {
     match format.values {
         CodeValues::E4M3 => tile::small_floats(codes),
         CodeValues::Whole | CodeValues::E2M1 => {
@@ -38,7 +38,7 @@ pub(super) fn code_floats<'k>(format: Format, codes: Val<'k>) -> Val<'k> {
 }
 
 /// Columns of a lane's eight codes, in the order in which [`half_codes`] has them.
-pub(super) fn half_order(format: Format, dtype: DType) -> [u32; 8] {
+pub(super) fn half_order(format: QuantFormat, dtype: DType) -> [u32; 8] {
     match (in_pairs(format, dtype), format.bits) {
         (true, 4) => [0, 4, 1, 5, 2, 6, 3, 7],
         (true, _) => [0, 2, 1, 3, 4, 6, 5, 7],
@@ -47,13 +47,13 @@ pub(super) fn half_order(format: Format, dtype: DType) -> [u32; 8] {
 }
 
 /// Whether codes become f16 or bf16 two at a time, at their places in a word: those that the mantissa has room for.
-fn in_pairs(format: Format, dtype: DType) -> bool {
+fn in_pairs(format: QuantFormat, dtype: DType) -> bool {
     let fits = if dtype == DType::BF16 { format.bits == 4 } else { matches!(format.bits, 4 | 8) };
     format.values == CodeValues::Whole && fits
 }
 
 /// What eight codes, in bytes as they lie in memory, stand for as f16 or bf16: exactly, since none has more than 8 bits.
-pub(super) fn half_codes<'k>(k: &'k Recorder, format: Format, bytes: Val<'k>, dtype: DType) -> Val<'k> {
+pub(super) fn half_codes<'k>(k: &'k Recorder, format: QuantFormat, bytes: Val<'k>, dtype: DType) -> Val<'k> {
     if !in_pairs(format, dtype) {
         let codes = match format.bits {
             8 => bytes.cast(DType::U32),
@@ -66,14 +66,14 @@ pub(super) fn half_codes<'k>(k: &'k Recorder, format: Format, bytes: Val<'k>, dt
     let base = if dtype == DType::BF16 { 0x4300 } else { 0x6400 };
     let both = |half: i64| half << 16 | half;
     let pair_of = |half: i64, name| {
-        let word = k.literal(both(half) as f64, Ty::scalar(DType::U32));
-        word.bits_as(Ty::vector(dtype, 2)).named(name)
+        let word = k.literal(both(half) as f64, ExprType::scalar(DType::U32));
+        word.bits_as(ExprType::vector(dtype, 2)).named(name)
     };
     let bits = format.bits as i64;
     let mask = both((1 << bits) - 1);
     let centre = tile::centre(format);
     let less = pair_of(0x8000 | base | centre, "less");
-    let words = bytes.bits_as(Ty::vector(DType::U32, bytes.lanes() / 4));
+    let words = bytes.bits_as(ExprType::vector(DType::U32, bytes.lanes() / 4));
     let pairs: Vec<Val> = (0..words.lanes())
         .flat_map(|w| {
             let word = words.shuffle([w]);
@@ -82,7 +82,7 @@ pub(super) fn half_codes<'k>(k: &'k Recorder, format: Format, bytes: Val<'k>, dt
                 let up = dtype == DType::F16 && bits == 4 && i % 2 == 1;
                 let (shift, mask) = if up { (i - 1, mask << 4) } else { (i, mask) };
                 let pair = if shift == 0 { word } else { word >> (shift * bits) };
-                let pair = ((pair & mask) | both(base)).bits_as(Ty::vector(dtype, 2));
+                let pair = ((pair & mask) | both(base)).bits_as(ExprType::vector(dtype, 2));
                 match dtype {
                     DType::BF16 => pair.instr("fma_bf16x2", &[pair_of(0x3f80, "one"), less]),
                     // A sixteenth of it, less 64 and the centre.
@@ -101,7 +101,7 @@ pub(super) fn half_codes<'k>(k: &'k Recorder, format: Format, bytes: Val<'k>, dt
 /// The upper halves of floats: bf16, cut off.
 pub(super) fn upper_halves(floats: Val) -> Val {
     let lanes = floats.lanes();
-    let halves = floats.bits_as(Ty::vector(DType::BF16, 2 * lanes));
+    let halves = floats.bits_as(ExprType::vector(DType::BF16, 2 * lanes));
     halves.shuffle((0..lanes).map(|i| 2 * i + 1))
 }
 
@@ -109,5 +109,5 @@ pub(super) fn upper_halves(floats: Val) -> Val {
 pub(super) fn small_floats(codes: Val, zero_point: i64) -> Val {
     const BASE: f32 = 8_388_608.0;
     let bits = codes | i64::from(BASE.to_bits());
-    bits.bits_as(Ty::vector(DType::F32, codes.lanes())) - (f64::from(BASE) + zero_point as f64)
+    bits.bits_as(ExprType::vector(DType::F32, codes.lanes())) - (f64::from(BASE) + zero_point as f64)
 }

@@ -16,20 +16,20 @@ mod fragments;
 mod row_major;
 mod work;
 
-use super::Gpu;
-use super::operand::{OF_LANE, Operand, order};
-use crate::product::problem::{Activation, Epilogue, Product, Weight};
-use mlcc_ir::format::Zero;
+use super::GpuMatmul;
+use super::operand::{OF_LANE, SplitOperand, order};
+use crate::product::problem::{MatmulActivation, MatmulEpilogue, MatmulProblem, MatmulWeight};
+use mlcc_ir::format::ZeroPoint;
 use mlcc_ir::fragment::M16N8K16;
-use mlcc_ir::kernel::{BufId, Space};
+use mlcc_ir::kernel::{BufId, MemorySpace};
 use mlcc_ir::types::{DType, Packing};
 use mlcc_kernel_lang::matrix::place;
-use mlcc_kernel_lang::{Team, Val, View, WARP, joined};
-use mlcc_quant::layout::Region;
-use mlcc_quant::plain::Plain;
-use mlcc_quant::{Layout, TILE};
+use mlcc_kernel_lang::{BufferView, ThreadTeam, Val, WARP, joined};
+use mlcc_quant::layout::LayoutRegion;
+use mlcc_quant::plain::PlainType;
+use mlcc_quant::{TILE, TensorLayout};
 use mlcc_target::MatrixTile;
-use work::Work;
+use work::BlockTiling;
 
 /// Columns of a slice of row-major weights.
 const SLICE: i64 = 32;
@@ -41,24 +41,24 @@ const SCALE_BYTES: i64 = 4;
 const PAD: i64 = 8;
 
 /// Whether the rows of weights and activations can be copied in pieces of 16 bytes, and weights are one or two bf16 each.
-pub(super) fn fits(problem: &Product, layout: &Layout, tile: &MatrixTile) -> bool {
-    let Product { k, n, activation, packing, .. } = *problem;
+pub(super) fn fits(problem: &MatmulProblem, layout: &TensorLayout, tile: &MatrixTile) -> bool {
+    let MatmulProblem { k, n, activation, packing, .. } = *problem;
     let whole = |bytes: usize, by: i64| (bytes as i64) % by == 0;
     // Two fragments of results meet the pieces that a lane loads together.
     let pairs = packing != Packing::Fragments || (tile.columns / tile.warps[1]).is_multiple_of(TILE as u32);
-    if !pairs || !whole(k, SLICE) || matches!(activation, Activation::Codes(_)) {
+    if !pairs || !whole(k, SLICE) || matches!(activation, MatmulActivation::Codes(_)) {
         return false;
     }
     match &layout.region {
-        Region::Plain { plain: Plain::F32, .. } => false,
+        LayoutRegion::Plain { plain: PlainType::F32, .. } => false,
         // Their products are exact in f32 loops, and held to that: two bf16 are too few bits of an activation.
-        Region::Plain { plain: Plain::BF16, .. } if activation != Activation::BF16 => false,
-        Region::Plain { place, plain } => whole(place.offset * plain.bytes(), CHUNK),
-        Region::Group { spec, codes, scales, .. } => {
+        LayoutRegion::Plain { plain: PlainType::BF16, .. } if activation != MatmulActivation::BF16 => false,
+        LayoutRegion::Plain { place, plain } => whole(place.offset * plain.bytes(), CHUNK),
+        LayoutRegion::Group { spec, codes, scales, .. } => {
             let format = spec.format;
             let stored = n * k.div_ceil(spec.group) * format.scale.bytes();
             matches!(format.bits, 4 | 8)
-                && matches!(format.zero, Zero::Constant(_))
+                && matches!(format.zero, ZeroPoint::Constant(_))
                 && whole(spec.group, SLICE)
                 && whole(codes.offset, CHUNK)
                 && whole(scales.offset, SCALE_BYTES)
@@ -79,7 +79,7 @@ fn swizzled<'k>(dtype: DType, slice: i64, row: Val<'k>, part: Val<'k>) -> Val<'k
 }
 
 /// Shared memory of slices that are multiplied or on their way.
-struct Ring {
+struct StageBuffers {
     xs: BufId,
     ws: BufId,
     scales: Option<BufId>,
@@ -88,24 +88,24 @@ struct Ring {
 }
 
 /// The tile in shared memory and registers. A place of the ring is a slice: of a stage there are as many as warps along the depth.
-struct Tile<'k> {
-    team: Team<'k>,
+struct BlockTile<'k> {
+    team: ThreadTeam<'k>,
     /// Activations, `[places, rows, columns of a slice]`.
-    xs: View<'k, 3>,
+    xs: BufferView<'k, 3>,
     /// Weights likewise, `[places, rows, elements]`, packed ones in bytes; in fragments `[places, tiles of 16 rows, elements]`.
-    ws: View<'k, 3>,
+    ws: BufferView<'k, 3>,
     /// `[places, rows of weights, bytes]`, of packed weights that have them elsewhere.
-    scales: Option<View<'k, 3>>,
+    scales: Option<BufferView<'k, 3>>,
     /// Sums, `[columns / 8, rows / 16, 4]` of a warp.
-    acc: View<'k, 3>,
+    acc: BufferView<'k, 3>,
     /// Finished ones, of a column of warps.
-    results: View<'k, 2>,
+    results: BufferView<'k, 2>,
     /// First row and first column of the results.
     origin: [Val<'k>; 2],
 }
 
 /// What one warp multiplies: where its part begins, and where a lane begins in it.
-struct Part<'k> {
+struct WarpTile<'k> {
     row: Val<'k>,
     column: Val<'k>,
     /// Row of the first elements of a lane in `a`, and column in `b`.
@@ -117,13 +117,13 @@ struct Part<'k> {
     along: Val<'k>,
 }
 
-impl<'k> Gpu<'k, '_> {
-    pub(super) fn matrix(self, tile: &MatrixTile, epilogue: &mut Epilogue) {
+impl<'k> GpuMatmul<'k, '_> {
+    pub(super) fn matrix(self, tile: &MatrixTile, epilogue: &mut MatmulEpilogue) {
         let k = self.k;
         let (m, n) = (k.val(self.problem.m), self.problem.n as i64);
-        let many = Work::of(tile, self.slice());
+        let many = BlockTiling::of(tile, self.slice());
         let few = work::few(&many, self.bytes());
-        let team = Team::new(k, many.threads());
+        let team = ThreadTeam::new(k, many.threads());
         let any = if few.is_empty() { Vec::new() } else { work::any(&many, self.bytes()) };
         let ring = self.ring(any.iter().chain([&many]));
         // Blocks side by side share weights, which stay in the second-level cache for all rows.
@@ -157,17 +157,17 @@ impl<'k> Gpu<'k, '_> {
     }
 
     /// Shared memory for the largest ring of those that a kernel may have.
-    fn ring<'w>(self, works: impl Iterator<Item = &'w Work> + Clone) -> Ring {
+    fn ring<'w>(self, works: impl Iterator<Item = &'w BlockTiling> + Clone) -> StageBuffers {
         let k = self.k;
         let [x_dtype, w_dtype] = [self.problem.x, self.problem.w].map(|buf| k.flat(buf).dtype());
-        let most = |size: &dyn Fn(&Work) -> i64| works.clone().map(size).max().unwrap_or(0);
-        let shared = |name, dtype, elements| k.alloc(name, dtype, [elements], Space::Shared).buf();
-        let scaled = self.fragments().is_none() && matches!(self.problem.weight, Weight::Packed(_));
+        let most = |size: &dyn Fn(&BlockTiling) -> i64| works.clone().map(size).max().unwrap_or(0);
+        let shared = |name, dtype, elements| k.alloc(name, dtype, [elements], MemorySpace::Shared).buf();
+        let scaled = self.fragments().is_none() && matches!(self.problem.weight, MatmulWeight::Packed(_));
         let slice = self.slice();
-        let results = |w: &Work| w.rows * (w.warp_tile()[1] + PAD);
+        let results = |w: &BlockTiling| w.rows * (w.warp_tile()[1] + PAD);
         let enough =
             x_dtype == DType::F32 && works.clone().all(|w| w.places() * w.rows * slice >= results(w));
-        Ring {
+        StageBuffers {
             xs: shared("xs", x_dtype, most(&|w| w.places() * w.rows * slice)),
             ws: shared("ws", w_dtype, most(&|w| w.places() * self.weights_of(w))),
             scales: scaled
@@ -177,7 +177,7 @@ impl<'k> Gpu<'k, '_> {
     }
 
     /// Elements of weights in a place of the ring.
-    fn weights_of(self, work: &Work) -> i64 {
+    fn weights_of(self, work: &BlockTiling) -> i64 {
         match self.fragments() {
             Some(sizes) if work.direct => {
                 let bytes = self.direct_bytes(self.slice_of(sizes), work.columns);
@@ -202,17 +202,17 @@ impl<'k> Gpu<'k, '_> {
     /// A tile of results.
     fn block(
         self,
-        work: &Work,
-        team: Team<'k>,
-        ring: &Ring,
+        work: &BlockTiling,
+        team: ThreadTeam<'k>,
+        ring: &StageBuffers,
         [bm, bn]: [Val<'k>; 2],
-        epilogue: &mut Epilogue,
+        epilogue: &mut MatmulEpilogue,
     ) {
         let k = self.k;
         let places = work.places();
         let [mt, nt] = work.fragments();
         let [rows, width] = self.stored();
-        let at = Tile {
+        let at = BlockTile {
             team,
             xs: k.view(ring.xs, [places, work.rows, self.slice()]),
             ws: k.view(ring.ws, [places, work.columns / rows, width]),
@@ -233,7 +233,7 @@ impl<'k> Gpu<'k, '_> {
         let [x, w] =
             [self.problem.x, self.problem.w].map(|buf| self.k.flat(buf).dtype().bytes().unwrap_or(1) as i64);
         let [rows, width] = self.stored();
-        let scaled = self.fragments().is_none() && matches!(self.problem.weight, Weight::Packed(_));
+        let scaled = self.fragments().is_none() && matches!(self.problem.weight, MatmulWeight::Packed(_));
         let scale = if scaled { SCALE_BYTES } else { 0 };
         work::SliceBytes {
             x: self.slice() * x,
@@ -252,7 +252,7 @@ impl<'k> Gpu<'k, '_> {
 
     // ---- the ring
 
-    fn sum_up(self, work: &Work, at: &Tile<'k>) {
+    fn sum_up(self, work: &BlockTiling, at: &BlockTile<'k>) {
         let (k, stages) = (self.k, work.stages);
         // Of as many slices as there are warps along the depth.
         let steps = self.problem.k as i64 / (self.slice() * work.depth);
@@ -275,13 +275,13 @@ impl<'k> Gpu<'k, '_> {
         k.wait(0);
     }
 
-    fn clear(self, work: &Work, at: &Tile<'k>) {
+    fn clear(self, work: &BlockTiling, at: &BlockTile<'k>) {
         let zero = self.k.zeros(DType::F32, 4);
         self.k.unrolled("i", work.sums_of_lane() / 4, |i| at.acc.flat().set([i * 4], zero));
     }
 
     /// Begins to copy the slices of a step.
-    fn fill(self, work: &Work, at: &Tile<'k>, step: Val<'k>) {
+    fn fill(self, work: &BlockTiling, at: &BlockTile<'k>, step: Val<'k>) {
         let first = [step % work.stages * work.depth, step * work.depth];
         self.copy_x(work, at, first);
         match self.fragments() {
@@ -291,12 +291,12 @@ impl<'k> Gpu<'k, '_> {
     }
 
     /// Which slice of a step an item belongs to, of which each has so many, and its number there.
-    fn in_slice(self, work: &Work, i: Val<'k>, each: i64) -> (Val<'k>, Val<'k>) {
+    fn in_slice(self, work: &BlockTiling, i: Val<'k>, each: i64) -> (Val<'k>, Val<'k>) {
         if work.depth == 1 { (self.k.int(0), i) } else { (i / each, i % each) }
     }
 
     /// Rows beyond the last one repeat it. `place` and `slice`: the first ones of the step.
-    fn copy_x(self, work: &Work, at: &Tile<'k>, [place, slice]: [Val<'k>; 2]) {
+    fn copy_x(self, work: &BlockTiling, at: &BlockTile<'k>, [place, slice]: [Val<'k>; 2]) {
         let (dtype, last) = (at.xs.dtype(), self.k.val(self.problem.m) + -1);
         let elements = CHUNK / dtype.bytes().unwrap_or(1) as i64;
         let width = self.slice();
@@ -313,7 +313,7 @@ impl<'k> Gpu<'k, '_> {
 
     // ---- the products
 
-    fn part(self, work: &Work, thread: Val<'k>) -> Part<'k> {
+    fn part(self, work: &BlockTiling, thread: Val<'k>) -> WarpTile<'k> {
         let [down, across] = work.warps;
         let [rows, columns] = work.warp_tile();
         let (warp, lane) = (thread / WARP, (thread % WARP).named("lane"));
@@ -324,10 +324,10 @@ impl<'k> Gpu<'k, '_> {
             1 => (self.k.int(0), warp),
             _ => (warp / (down * across), warp % (down * across)),
         };
-        Part { row: warp / across * rows, column: warp % across * columns, group, first, lane, along }
+        WarpTile { row: warp / across * rows, column: warp % across * columns, group, first, lane, along }
     }
 
-    fn multiply_slice(self, work: &Work, at: &Tile<'k>, step: Val<'k>, thread: Val<'k>) {
+    fn multiply_slice(self, work: &BlockTiling, at: &BlockTile<'k>, step: Val<'k>, thread: Val<'k>) {
         let part = self.part(work, thread);
         let slice = step * work.depth + part.along;
         let stage = (step % work.stages * work.depth + part.along).named("stage");
@@ -340,10 +340,10 @@ impl<'k> Gpu<'k, '_> {
     /// Adds the products with a fragment `j` of weights, given for each half of 32 columns.
     fn add(
         self,
-        at: &Tile<'k>,
-        a: &[Vec<Operand<'k>>],
+        at: &BlockTile<'k>,
+        a: &[Vec<SplitOperand<'k>>],
         j: Val<'k>,
-        b: &[Operand<'k>],
+        b: &[SplitOperand<'k>],
         scale: Option<Val<'k>>,
     ) {
         for (i, a) in a.iter().enumerate() {
@@ -365,7 +365,7 @@ impl<'k> Gpu<'k, '_> {
     }
 
     /// Fragments of 16 rows of activations, one for each half of the `s`-th 32 columns of a slice.
-    fn activations(self, x: View<'k, 2>, part: &Part<'k>, i: i64, s: i64) -> Vec<Operand<'k>> {
+    fn activations(self, x: BufferView<'k, 2>, part: &WarpTile<'k>, i: i64, s: i64) -> Vec<SplitOperand<'k>> {
         let dtype = x.dtype();
         let elements = CHUNK / dtype.bytes().unwrap_or(1) as i64;
         let row = |r: i64| {
@@ -383,23 +383,27 @@ impl<'k> Gpu<'k, '_> {
     }
 
     /// The same of eight activations of each of two rows.
-    fn factors_of_rows(self, rows: [Val<'k>; 2]) -> Vec<Operand<'k>> {
+    fn factors_of_rows(self, rows: [Val<'k>; 2]) -> Vec<SplitOperand<'k>> {
         let [upper, lower] = rows.map(|x| self.activation(x));
         let columns = self.columns();
         let of_half = |half| order(&M16N8K16.a, half, true, &columns);
         (0..2).map(|half| upper.with(lower, |u, l| u.shuffle_with(l, of_half(half)))).collect()
     }
 
-    fn activation(self, x: Val<'k>) -> Operand<'k> {
+    fn activation(self, x: Val<'k>) -> SplitOperand<'k> {
         // With an f16 factor the other one is f16, too.
-        if self.problem.activation == Activation::F16 { Operand::exact(x) } else { Operand::of(x) }
+        if self.problem.activation == MatmulActivation::F16 {
+            SplitOperand::exact(x)
+        } else {
+            SplitOperand::of(x)
+        }
     }
 
     // ---- the results
 
     /// Sums go through shared memory, so that neighbouring threads finish neighbouring columns: those of one column of warps after the
     /// other. Warps along the depth add theirs in their order.
-    fn finish_tile(self, work: &Work, at: &Tile<'k>, epilogue: &mut Epilogue) {
+    fn finish_tile(self, work: &BlockTiling, at: &BlockTile<'k>, epilogue: &mut MatmulEpilogue) {
         let k = self.k;
         let rows = work.rows;
         let [_, columns] = work.warp_tile();
@@ -432,7 +436,7 @@ impl<'k> Gpu<'k, '_> {
     }
 
     /// Stores the sums of a warp, or adds them to those that are there.
-    fn put(self, work: &Work, at: &Tile<'k>, part: &Part<'k>, adds: bool) {
+    fn put(self, work: &BlockTiling, at: &BlockTile<'k>, part: &WarpTile<'k>, adds: bool) {
         let results = at.results;
         let sums = &M16N8K16.sums;
         let [mt, nt] = work.fragments();

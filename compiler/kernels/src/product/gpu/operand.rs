@@ -2,7 +2,7 @@
 
 use super::codes::upper_halves;
 use mlcc_ir::fragment::Fragment;
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 
@@ -26,24 +26,24 @@ pub(super) fn order(of: &Fragment, half: u32, rows: bool, columns: &[u32; OF_LAN
 
 /// Values as sums of one or two bf16, or as f16.
 #[derive(Clone, Copy)]
-pub(super) struct Operand<'k> {
+pub(super) struct SplitOperand<'k> {
     high: Val<'k>,
     /// What `high` leaves; small beside it.
     low: Option<Val<'k>>,
 }
 
-impl<'k> Operand<'k> {
-    pub fn exact(high: Val<'k>) -> Operand<'k> {
-        Operand { high, low: None }
+impl<'k> SplitOperand<'k> {
+    pub fn exact(high: Val<'k>) -> SplitOperand<'k> {
+        SplitOperand { high, low: None }
     }
 
     /// Of f32, f16 (exactly) or bf16.
-    pub fn of(values: Val<'k>) -> Operand<'k> {
+    pub fn of(values: Val<'k>) -> SplitOperand<'k> {
         match values.ty().dtype {
-            DType::BF16 => Operand::exact(values),
+            DType::BF16 => SplitOperand::exact(values),
             dtype => {
                 let floats = values.cast(DType::F32).named("floats");
-                let ty = Ty::vector(DType::U32, floats.lanes());
+                let ty = ExprType::vector(DType::U32, floats.lanes());
                 let kept = (floats.bits_as(ty) & 0xffff_0000).bits_as(floats.ty());
                 let rest = floats - kept;
                 // Of an f16, 3 bits are left, else up to 16: half a unit of the last one that stays is added before the others are cut off.
@@ -51,22 +51,22 @@ impl<'k> Operand<'k> {
                     DType::F16 => rest,
                     _ => (rest.bits_as(ty) + 0x8000).bits_as(floats.ty()),
                 };
-                Operand { high: upper_halves(floats), low: Some(upper_halves(rest)) }
+                SplitOperand { high: upper_halves(floats), low: Some(upper_halves(rest)) }
             }
         }
     }
 
-    pub fn map(self, f: impl Fn(Val<'k>) -> Val<'k>) -> Operand<'k> {
-        Operand { high: f(self.high).named("high"), low: self.low.map(|low| f(low).named("low")) }
+    pub fn map(self, f: impl Fn(Val<'k>) -> Val<'k>) -> SplitOperand<'k> {
+        SplitOperand { high: f(self.high).named("high"), low: self.low.map(|low| f(low).named("low")) }
     }
 
-    pub fn with(self, other: Operand<'k>, f: impl Fn(Val<'k>, Val<'k>) -> Val<'k>) -> Operand<'k> {
+    pub fn with(self, other: SplitOperand<'k>, f: impl Fn(Val<'k>, Val<'k>) -> Val<'k>) -> SplitOperand<'k> {
         let low = self.low.zip(other.low).map(|(a, b)| f(a, b).named("low"));
-        Operand { high: f(self.high, other.high).named("high"), low }
+        SplitOperand { high: f(self.high, other.high).named("high"), low }
     }
 
     /// Products whose sum is that of both, small ones first; that of what both leave is beyond the last bit.
-    pub fn terms(&self, other: &Operand<'k>) -> Vec<(Val<'k>, Val<'k>)> {
+    pub fn terms(&self, other: &SplitOperand<'k>) -> Vec<(Val<'k>, Val<'k>)> {
         let low = other.low.map(|low| (self.high, low));
         let terms = low.into_iter().chain(self.low.map(|low| (low, other.high)));
         terms.chain([(self.high, other.high)]).collect()

@@ -5,15 +5,15 @@
 //! a kernel for it.
 
 use super::codes::{code_floats, nibbles, small_codes, small_floats};
-use super::{Gpu, layout};
-use crate::product::problem::{Activation, Product, Weight};
+use super::{GpuMatmul, layout};
+use crate::product::problem::{MatmulActivation, MatmulProblem, MatmulWeight};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::format::Zero;
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::format::ZeroPoint;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::{DType, Packing};
-use mlcc_kernel_lang::{Recorder, Reg, Val, View, WARP, warp_sum};
-use mlcc_quant::layout::{Place, Region};
-use mlcc_quant::plain::Plain;
+use mlcc_kernel_lang::{BufferView, Recorder, RegisterVar, Val, WARP, warp_sum};
+use mlcc_quant::layout::{AddressExpr, LayoutRegion};
+use mlcc_quant::plain::PlainType;
 use mlcc_quant::{GroupSpec, QuantError, tile};
 use std::fmt;
 
@@ -28,7 +28,7 @@ const COMPUTING: u64 = 1024;
 
 /// How a product of one row is computed on a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RowPlan {
+pub struct GemvPlan {
     /// Warps per block.
     pub warps: u32,
     /// Rows of weights that a warp takes at once.
@@ -43,23 +43,23 @@ pub struct RowPlan {
     pub computed: bool,
 }
 
-impl RowPlan {
-    pub fn new(n: usize, parts: u32, computed: bool) -> RowPlan {
+impl GemvPlan {
+    pub fn new(n: usize, parts: u32, computed: bool) -> GemvPlan {
         let rows = match parts {
             1 if n.is_multiple_of(2) => 2,
             parts => parts,
         };
         let warps = if computed { 8 } else { 4 };
-        let plan = RowPlan { warps, rows, turns: 1, unroll: 4, parts, computed };
+        let plan = GemvPlan { warps, rows, turns: 1, unroll: 4, parts, computed };
         let turns = if computed { plan.blocks(n as u64).div_ceil(COMPUTING) } else { 1 };
-        RowPlan { turns: turns as u32, ..plan }
+        GemvPlan { turns: turns as u32, ..plan }
     }
 
     /// The plan for a problem: assemblers load 16-bit activations ahead with the weights, and had too few registers for four plain pieces.
-    pub fn of(self, problem: &Product) -> RowPlan {
-        let halves = matches!(problem.activation, Activation::F16 | Activation::BF16);
-        let plain = matches!(problem.weight, Weight::Plain(_));
-        RowPlan { unroll: if halves && plain { 3 } else { self.unroll }, ..self }
+    pub fn of(self, problem: &MatmulProblem) -> GemvPlan {
+        let halves = matches!(problem.activation, MatmulActivation::F16 | MatmulActivation::BF16);
+        let plain = matches!(problem.weight, MatmulWeight::Plain(_));
+        GemvPlan { unroll: if halves && plain { 3 } else { self.unroll }, ..self }
     }
 
     /// Whether activations of a row that are this long can be computed by each block.
@@ -78,9 +78,9 @@ impl RowPlan {
     }
 }
 
-impl fmt::Display for RowPlan {
+impl fmt::Display for GemvPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RowPlan { warps, rows, turns, unroll, parts, computed } = self;
+        let GemvPlan { warps, rows, turns, unroll, parts, computed } = self;
         match rows {
             1 => write!(f, "a warp per row of weights")?,
             rows => write!(f, "a warp per {rows} rows of weights")?,
@@ -100,22 +100,22 @@ impl fmt::Display for RowPlan {
 }
 
 /// Hands the activations, vector by vector with its first column, to the function that stores them; for blocks of so many threads.
-pub type Prologue<'a> = dyn for<'k> Fn(&'k Recorder, i64, &dyn Fn(Val<'k>, Val<'k>)) + 'a;
+pub type ActivationPrologue<'a> = dyn for<'k> Fn(&'k Recorder, i64, &dyn Fn(Val<'k>, Val<'k>)) + 'a;
 
 /// Takes a column and its sum in each of the parts, in the one thread that has them.
-pub type RowEpilogue<'a> = dyn for<'k> FnMut(&'k Recorder, Val<'k>, &[Val<'k>]) + 'a;
+pub type GemvEpilogue<'a> = dyn for<'k> FnMut(&'k Recorder, Val<'k>, &[Val<'k>]) + 'a;
 
 /// Emits the product as one nest of block and thread loops. With `prologue` the activations of the problem are an array in shared memory.
 pub fn emit_gpu_row(
     kb: &mut KernelBuilder,
-    problem: &Product,
-    plan: RowPlan,
-    prologue: Option<&Prologue>,
-    epilogue: &mut RowEpilogue,
+    problem: &MatmulProblem,
+    plan: GemvPlan,
+    prologue: Option<&ActivationPrologue>,
+    epilogue: &mut GemvEpilogue,
 ) -> Result<(), QuantError> {
     let layout = layout(problem)?;
     Recorder::within(kb, |k| {
-        let row = Row { gpu: Gpu { k, problem, layout: &layout }, plan };
+        let row = GpuGemv { gpu: GpuMatmul { k, problem, layout: &layout }, plan };
         k.blocks("block", 0, plan.blocks(problem.n as u64) as i64, |block| {
             if let Some(prologue) = prologue {
                 prologue(k, plan.threads(), &|column, value| row.keep(column, value));
@@ -128,21 +128,21 @@ pub fn emit_gpu_row(
 }
 
 #[derive(Clone, Copy)]
-struct Row<'k, 'a> {
-    gpu: Gpu<'k, 'a>,
-    plan: RowPlan,
+struct GpuGemv<'k, 'a> {
+    gpu: GpuMatmul<'k, 'a>,
+    plan: GemvPlan,
 }
 
 /// A piece of a row: its number is 32 times `round` and that of the lane.
 #[derive(Clone, Copy)]
-struct Piece<'k> {
+struct RowPiece<'k> {
     round: Val<'k>,
     lane: Val<'k>,
 }
 
-impl<'k> Row<'k, '_> {
-    fn run(self, block: Val<'k>, thread: Val<'k>, epilogue: &mut RowEpilogue) {
-        let (k, RowPlan { warps, rows, turns, parts, .. }) = (self.gpu.k, self.plan);
+impl<'k> GpuGemv<'k, '_> {
+    fn run(self, block: Val<'k>, thread: Val<'k>, epilogue: &mut GemvEpilogue) {
+        let (k, GemvPlan { warps, rows, turns, parts, .. }) = (self.gpu.k, self.plan);
         let [warps, rows, turns, parts] = [warps, rows, turns, parts].map(i64::from);
         let (n, lane) = (self.gpu.problem.n as i64, (thread % WARP).named("lane"));
         // In fragments a row lies between the pieces of the one eight further on.
@@ -186,10 +186,10 @@ impl<'k> Row<'k, '_> {
         let (piece, unroll) = (piece(problem.weight), i64::from(self.plan.unroll));
         let pieces = problem.k as i64 / piece;
         let lanes = if self.zero_of_nibbles().is_some() { 1 } else { piece as u32 };
-        let zero = k.literal(0.0, Ty::vector(DType::F32, lanes));
-        let accs: Vec<Reg> = rows.iter().map(|_| k.reg("acc", zero)).collect();
+        let zero = k.literal(0.0, ExprType::vector(DType::F32, lanes));
+        let accs: Vec<RegisterVar> = rows.iter().map(|_| k.reg("acc", zero)).collect();
         let add = |first: Val<'k>, count: i64| {
-            let pieces: Vec<Piece> = (0..count).map(|u| Piece { round: first + u, lane }).collect();
+            let pieces: Vec<RowPiece> = (0..count).map(|u| RowPiece { round: first + u, lane }).collect();
             self.add_pieces(&accs, rows, &pieces);
         };
         // Rounds of `unroll` pieces per lane, then what is left of whole ones, then pieces for some lanes only.
@@ -201,7 +201,7 @@ impl<'k> Row<'k, '_> {
         if pieces % WARP > 0 {
             k.when(lane.lt(pieces % WARP), || add(k.int(whole), 1));
         }
-        let total = |(acc, &row): (&Reg<'k>, &Val<'k>)| {
+        let total = |(acc, &row): (&RegisterVar<'k>, &Val<'k>)| {
             let sum = if lanes > 1 { acc.get().sum_lanes() } else { acc.get() };
             warp_sum(self.rest(row, lane, pieces * piece, sum))
         };
@@ -226,14 +226,14 @@ impl<'k> Row<'k, '_> {
     }
 
     /// `acc += weights * activations` for pieces of each row of weights; all weights are loaded first.
-    fn add_pieces(self, accs: &[Reg<'k>], rows: &[Val<'k>], pieces: &[Piece<'k>]) {
+    fn add_pieces(self, accs: &[RegisterVar<'k>], rows: &[Val<'k>], pieces: &[RowPiece<'k>]) {
         let lanes = piece(self.gpu.problem.weight) as u32;
-        let column = |piece: &Piece<'k>| (piece.round * WARP + piece.lane) * i64::from(lanes);
+        let column = |piece: &RowPiece<'k>| (piece.round * WARP + piece.lane) * i64::from(lanes);
         if let Some(zero) = self.zero_of_nibbles() {
             let of_rows = |piece| rows.iter().filter_map(|&row| self.nibbles(row, column(piece))).collect();
-            let weights: Vec<Vec<Nibbles>> = pieces.iter().map(of_rows).collect();
+            let weights: Vec<Vec<NibbleWords>> = pieces.iter().map(of_rows).collect();
             for (piece, weights) in pieces.iter().zip(weights) {
-                let x = Nibbles::activations(self.piece_activations(piece, lanes).named("x"));
+                let x = NibbleWords::activations(self.piece_activations(piece, lanes).named("x"));
                 for (acc, weights) in accs.iter().zip(weights) {
                     acc.set(weights.times(&x, zero).fma(weights.scale, acc.get()));
                 }
@@ -254,9 +254,9 @@ impl<'k> Row<'k, '_> {
 
     /// Whether pieces of computed activations lie in two halves, those of all lanes together: so lanes read 16 bytes side by side.
     fn in_halves(self) -> bool {
-        let Product { activation, weight, k, .. } = *self.gpu.problem;
+        let MatmulProblem { activation, weight, k, .. } = *self.gpu.problem;
         let whole = (k as i64) % (WARP * 2 * HALF) == 0;
-        self.plan.computed && activation == Activation::F32 && piece(weight) == 2 * HALF && whole
+        self.plan.computed && activation == MatmulActivation::F32 && piece(weight) == 2 * HALF && whole
     }
 
     /// Stores computed activations from a column on; as many as a divisor of [`HALF`].
@@ -270,7 +270,7 @@ impl<'k> Row<'k, '_> {
         to.set([round * (WARP * 2 * HALF) + half * (WARP * HALF) + lane * HALF + within % HALF], value);
     }
 
-    fn piece_activations(self, piece: &Piece<'k>, lanes: u32) -> Val<'k> {
+    fn piece_activations(self, piece: &RowPiece<'k>, lanes: u32) -> Val<'k> {
         let gpu = self.gpu;
         let number = piece.round * WARP + piece.lane;
         if !self.in_halves() {
@@ -287,15 +287,15 @@ impl<'k> Row<'k, '_> {
     /// The weights of one piece, f32; what is read from memory is pinned.
     fn piece_weights(self, row: Val<'k>, col: Val<'k>, lanes: u32) -> Val<'k> {
         let w = self.weights();
-        let place = |at: &Place| self.place(at, row, col);
+        let place = |at: &AddressExpr| self.place(at, row, col);
         match &self.gpu.layout.region {
-            Region::Plain { place: elements, .. } => {
+            LayoutRegion::Plain { place: elements, .. } => {
                 w.load([place(elements)], lanes).named("w").cast(DType::F32)
             }
-            Region::Group { .. } if lanes == 1 => self.gpu.weight(row, col),
-            Region::Group { spec, codes, scales, zeros, .. } => {
+            LayoutRegion::Group { .. } if lanes == 1 => self.gpu.weight(row, col),
+            LayoutRegion::Group { spec, codes, scales, zeros, .. } => {
                 let codes = w.load([place(codes)], lanes * spec.format.bits as u32 / 8).named("q");
-                let number = |at: &Place, name| self.number(spec, place(at), name);
+                let number = |at: &AddressExpr, name| self.number(spec, place(at), name);
                 let scale = number(scales, "scale");
                 let codes = match spec.format.bits {
                     8 => codes.cast(DType::U32),
@@ -303,20 +303,20 @@ impl<'k> Row<'k, '_> {
                 };
                 let zero = zeros.as_ref().map(|zeros| number(zeros, "zero"));
                 match (spec.format.zero, zero) {
-                    (Zero::Minimum, Some(minimum)) => small_floats(codes, 0).fma(scale, minimum),
-                    (Zero::PerGroup, Some(zero)) => (small_floats(codes, 0) - zero) * scale,
+                    (ZeroPoint::Minimum, Some(minimum)) => small_floats(codes, 0).fma(scale, minimum),
+                    (ZeroPoint::PerGroup, Some(zero)) => (small_floats(codes, 0) - zero) * scale,
                     _ => code_floats(spec.format, codes) * scale,
                 }
             }
         }
     }
 
-    fn weights(self) -> View<'k, 1> {
+    fn weights(self) -> BufferView<'k, 1> {
         self.gpu.k.view(self.gpu.problem.w, [self.gpu.layout.len as i64])
     }
 
     /// Where something of a weight lies.
-    fn place(self, at: &Place, row: Val<'k>, col: Val<'k>) -> Val<'k> {
+    fn place(self, at: &AddressExpr, row: Val<'k>, col: Val<'k>) -> Val<'k> {
         self.gpu.k.val(self.gpu.k.builder(|kb| at.emit(kb, row.id(), col.id())))
     }
 
@@ -324,7 +324,7 @@ impl<'k> Row<'k, '_> {
     fn number(self, spec: &GroupSpec, at: Val<'k>, name: &str) -> Val<'k> {
         let number = spec.number();
         let bytes = self.weights().load([at], number.bytes() as u32);
-        bytes.bits_as(Ty::scalar(number.dtype())).named(name).cast(DType::F32)
+        bytes.bits_as(ExprType::scalar(number.dtype())).named(name).cast(DType::F32)
     }
 
     /// The zero point of 4-bit codes that all groups share; `None` for other weights.
@@ -333,22 +333,22 @@ impl<'k> Row<'k, '_> {
     }
 
     /// A piece of such weights.
-    fn nibbles(self, row: Val<'k>, col: Val<'k>) -> Option<Nibbles<'k>> {
-        let Region::Group { spec, codes, scales, .. } = &self.gpu.layout.region else { return None };
+    fn nibbles(self, row: Val<'k>, col: Val<'k>) -> Option<NibbleWords<'k>> {
+        let LayoutRegion::Group { spec, codes, scales, .. } = &self.gpu.layout.region else { return None };
         let codes = self.weights().load([self.place(codes, row, col)], 4).named("q");
-        let word = codes.bits_as(Ty::scalar(DType::U32));
+        let word = codes.bits_as(ExprType::scalar(DType::U32));
         let scale = self.number(spec, self.place(scales, row, col), "scale");
-        Some(Nibbles { words: [word, word >> 16], scale })
+        Some(NibbleWords { words: [word, word >> 16], scale })
     }
 }
 
 /// Eight 4-bit codes of one group, the first four in the lower half of the first word.
-struct Nibbles<'k> {
+struct NibbleWords<'k> {
     words: [Val<'k>; 2],
     scale: Val<'k>,
 }
 
-impl<'k> Nibbles<'k> {
+impl<'k> NibbleWords<'k> {
     /// Activations for [`Self::times`]: a code that stays at its place in a word is so many times as large.
     fn activations(x: Val<'k>) -> Vec<Val<'k>> {
         let part = |i: u32| match i % 4 {
@@ -364,19 +364,19 @@ impl<'k> Nibbles<'k> {
         let code = |i: usize| {
             let place = 4 * (i % 4);
             let bits = (self.words[i / 4] & (0xf << place)) | i64::from(BASE.to_bits());
-            bits.bits_as(Ty::F32) - (f64::from(BASE) + (zero << place) as f64)
+            bits.bits_as(ExprType::F32) - (f64::from(BASE) + (zero << place) as f64)
         };
         (1..x.len()).fold(code(0) * x[0], |sum, i| code(i).fma(x[i], sum))
     }
 }
 
 /// Columns that a lane reads at a time: 4 to 16 bytes of weights.
-fn piece(weight: Weight) -> i64 {
+fn piece(weight: MatmulWeight) -> i64 {
     match weight {
-        Weight::Plain(Plain::F32) => 4,
-        Weight::Plain(Plain::F16 | Plain::BF16) => 8,
-        Weight::Packed(format) if format.fills_bytes() => 8,
+        MatmulWeight::Plain(PlainType::F32) => 4,
+        MatmulWeight::Plain(PlainType::F16 | PlainType::BF16) => 8,
+        MatmulWeight::Packed(format) if format.fills_bytes() => 8,
         // One code after the other.
-        Weight::Packed(_) => 1,
+        MatmulWeight::Packed(_) => 1,
     }
 }

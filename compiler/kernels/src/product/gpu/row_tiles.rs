@@ -7,17 +7,17 @@
 //! Activations are f16 or bf16, codes without their zero point are exact in both. `row` takes such codes apart and multiplies them one by one, which
 //! was slower on hardware (docs/design/0044-tensor-cores.md).
 
-use super::operand::{IN_ORDER, OF_LANE, Operand, order};
-use super::row::{Prologue, RowEpilogue};
-use super::{Gpu, layout};
-use crate::product::problem::{Activation, Product};
+use super::operand::{IN_ORDER, OF_LANE, SplitOperand, order};
+use super::row::{ActivationPrologue, GemvEpilogue};
+use super::{GpuMatmul, layout};
+use crate::product::problem::{MatmulActivation, MatmulProblem};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::fragment::M16N8K16;
-use mlcc_ir::kernel::{Space, Ty};
+use mlcc_ir::kernel::{ExprType, MemorySpace};
 use mlcc_ir::types::{DType, Packing};
-use mlcc_kernel_lang::{Recorder, Reg, Team, Val, View, WARP};
+use mlcc_kernel_lang::{BufferView, Recorder, RegisterVar, ThreadTeam, Val, WARP};
 use mlcc_quant::QuantError;
-use mlcc_quant::fragments::{self, Fragments};
+use mlcc_quant::fragments::{self, FragmentSizes};
 use std::fmt;
 
 /// Rows of a tile, and how far apart the two of a lane are.
@@ -41,7 +41,7 @@ const ACTIVATION_BYTES: i64 = 40 << 10;
 
 /// How a product of one row is computed on tensor cores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RowTiles {
+pub struct TensorCoreGemvPlan {
     /// Tiles of rows of each part of a block.
     across: u32,
     /// Warps that share the columns of a tile out.
@@ -52,12 +52,12 @@ pub struct RowTiles {
     computed: bool,
 }
 
-impl RowTiles {
+impl TensorCoreGemvPlan {
     /// The plan for a problem, where it fits.
-    pub fn of(problem: &Product, parts: u32, computed: bool) -> Option<RowTiles> {
+    pub fn of(problem: &MatmulProblem, parts: u32, computed: bool) -> Option<TensorCoreGemvPlan> {
         let (n, k, parts_of) = (problem.n as i64, problem.k as i64, i64::from(parts));
         let even = WARPS % parts_of == 0 && n % (ROWS * parts_of) == 0;
-        let halves = matches!(problem.activation, Activation::F16 | Activation::BF16);
+        let halves = matches!(problem.activation, MatmulActivation::F16 | MatmulActivation::BF16);
         let aligned = (problem.w_offset * problem.weight.buffer_bytes()).is_multiple_of(fragments::VECTOR);
         if !(even && halves && aligned && k * 2 <= ACTIVATION_BYTES) || problem.packing != Packing::Fragments
         {
@@ -67,13 +67,13 @@ impl RowTiles {
         let across = [8, 4, 2].into_iter().find(|all| tiles / all >= BLOCKS).unwrap_or(1);
         let across = (across / parts_of).max(1);
         let depth = WARPS / (across * parts_of);
-        Some(RowTiles { across: across as u32, depth: depth as u32, parts, computed })
+        Some(TensorCoreGemvPlan { across: across as u32, depth: depth as u32, parts, computed })
     }
 }
 
-impl fmt::Display for RowTiles {
+impl fmt::Display for TensorCoreGemvPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RowTiles { across, depth, parts, computed } = self;
+        let TensorCoreGemvPlan { across, depth, parts, computed } = self;
         let tiles = across * parts;
         write!(
             f,
@@ -92,21 +92,21 @@ impl fmt::Display for RowTiles {
 /// Emits the product as one nest of block and thread loops. With `prologue` the activations are what it hands over.
 pub fn emit_row_tiles(
     kb: &mut KernelBuilder,
-    problem: &Product,
-    plan: RowTiles,
-    prologue: Option<&Prologue>,
-    epilogue: &mut RowEpilogue,
+    problem: &MatmulProblem,
+    plan: TensorCoreGemvPlan,
+    prologue: Option<&ActivationPrologue>,
+    epilogue: &mut GemvEpilogue,
 ) -> Result<(), QuantError> {
     let layout = layout(problem)?;
-    let sizes = Fragments::new(problem.weight.dtype(), problem.n, problem.k)?;
+    let sizes = FragmentSizes::new(problem.weight.dtype(), problem.n, problem.k)?;
     Recorder::within(kb, |k| {
         let (across, parts) = (i64::from(plan.across), i64::from(plan.parts));
-        let team = Team::new(k, WARPS * WARP);
+        let team = ThreadTeam::new(k, WARPS * WARP);
         let tiles = problem.n as i64 / ROWS / parts;
         k.blocks("block", 0, (tiles + across - 1) / across, |block| {
-            let gpu = Gpu { k, problem, layout: &layout };
-            let x = k.alloc("terms", gpu.factor(), [problem.k as i64], Space::Shared);
-            let at = Tiles {
+            let gpu = GpuMatmul { k, problem, layout: &layout };
+            let x = k.alloc("terms", gpu.factor(), [problem.k as i64], MemorySpace::Shared);
+            let at = TensorCoreGemv {
                 gpu,
                 plan,
                 sizes,
@@ -129,27 +129,27 @@ pub fn emit_row_tiles(
 }
 
 #[derive(Clone, Copy)]
-struct Tiles<'k, 'a> {
-    gpu: Gpu<'k, 'a>,
-    plan: RowTiles,
-    sizes: Fragments,
-    weights: View<'k, 1>,
+struct TensorCoreGemv<'k, 'a> {
+    gpu: GpuMatmul<'k, 'a>,
+    plan: TensorCoreGemvPlan,
+    sizes: FragmentSizes,
+    weights: BufferView<'k, 1>,
     /// Activations, those of eight columns in the order of the codes that they meet.
-    x: View<'k, 1>,
+    x: BufferView<'k, 1>,
     /// Sums, `[warps, rows of a tile]`.
-    partial: View<'k, 2>,
+    partial: BufferView<'k, 2>,
     block: Val<'k>,
 }
 
 /// What a lane has loaded of some times 64 columns: vectors, and scales `[groups][rows]`.
-struct Loaded<'k> {
+struct LoadedWeights<'k> {
     vectors: Vec<Vec<Val<'k>>>,
     scales: Vec<Val<'k>>,
 }
 
 /// A lane of a warp: its number, the first row that it has of a tile, and its place among the lanes of that row.
 #[derive(Clone, Copy)]
-struct Lane<'k> {
+struct TileLane<'k> {
     number: Val<'k>,
     row: Val<'k>,
     quarter: Val<'k>,
@@ -157,7 +157,7 @@ struct Lane<'k> {
     tile: Val<'k>,
 }
 
-impl<'k> Tiles<'k, '_> {
+impl<'k> TensorCoreGemv<'k, '_> {
     // ---- activations
 
     /// Stores computed activations from a column on.
@@ -189,7 +189,7 @@ impl<'k> Tiles<'k, '_> {
         (bytes / self.gpu.problem.weight.buffer_bytes()) as i64
     }
 
-    fn lane(self, warp: Val<'k>, number: Val<'k>) -> Lane<'k> {
+    fn lane(self, warp: Val<'k>, number: Val<'k>) -> TileLane<'k> {
         let parts = i64::from(self.plan.parts);
         let of_block = warp / i64::from(self.plan.depth);
         let (across, part) = (of_block / parts, of_block % parts);
@@ -197,7 +197,7 @@ impl<'k> Tiles<'k, '_> {
         let tile = if self.is_even() { tile } else { tile.min(self.tiles() - 1) };
         let start = (part * self.tiles() + tile) * self.elements(self.sizes.tile());
         let start = start + self.gpu.problem.w_offset as i64;
-        Lane {
+        TileLane {
             number,
             row: (number / LANES).named("row"),
             quarter: (number % LANES).named("quarter"),
@@ -231,7 +231,7 @@ impl<'k> Tiles<'k, '_> {
         let (each, more) = (pieces / depth, pieces % depth);
         let add = |first: Val<'k>, counts: &[i64]| {
             let firsts: Vec<Val> = (0..counts.len() as i64).map(|i| first + i * TOGETHER).collect();
-            let loaded: Vec<Loaded> =
+            let loaded: Vec<LoadedWeights> =
                 firsts.iter().zip(counts).map(|(&first, &count)| self.load(&lane, first, count)).collect();
             for (first, loaded) in firsts.into_iter().zip(&loaded) {
                 self.add_pieces(&lane, loaded, first, &acc);
@@ -275,7 +275,7 @@ impl<'k> Tiles<'k, '_> {
     }
 
     /// Loads `count` times 64 columns.
-    fn load(self, lane: &Lane<'k>, first: Val<'k>, count: i64) -> Loaded<'k> {
+    fn load(self, lane: &TileLane<'k>, first: Val<'k>, count: i64) -> LoadedWeights<'k> {
         let sizes = self.sizes;
         let (vector, warp) = (self.elements(fragments::VECTOR), self.elements(fragments::WARP_VECTOR));
         let each = sizes.columns() as i64 / COLUMNS;
@@ -294,12 +294,21 @@ impl<'k> Tiles<'k, '_> {
             let count = 2 * sizes.groups() as u32;
             let bytes = count * number.bytes().unwrap_or(1) as u32;
             let loaded = self.weights.load([block(first + i) + lane.row * i64::from(bytes)], bytes);
-            Some(loaded.bits_as(Ty::vector(number, count)).named("scales"))
+            Some(loaded.bits_as(ExprType::vector(number, count)).named("scales"))
         };
-        Loaded { scales: (0..count).filter_map(scales).collect(), vectors: (0..count).map(of).collect() }
+        LoadedWeights {
+            scales: (0..count).filter_map(scales).collect(),
+            vectors: (0..count).map(of).collect(),
+        }
     }
 
-    fn add_pieces(self, lane: &Lane<'k>, loaded: &Loaded<'k>, first: Val<'k>, acc: &Reg<'k>) {
+    fn add_pieces(
+        self,
+        lane: &TileLane<'k>,
+        loaded: &LoadedWeights<'k>,
+        first: Val<'k>,
+        acc: &RegisterVar<'k>,
+    ) {
         let column = first * COLUMNS + lane.quarter * OF_LANE;
         let zeros = self.gpu.k.zeros(DType::F32, M16N8K16.sums.elements());
         let slices = 2 * loaded.vectors.len() as i64;
@@ -316,13 +325,13 @@ impl<'k> Tiles<'k, '_> {
     }
 
     /// Adds a slice of weights times activations.
-    fn multiply_slice(self, loaded: &Loaded<'k>, slice: i64, x: Val<'k>, sums: Val<'k>) -> Val<'k> {
+    fn multiply_slice(self, loaded: &LoadedWeights<'k>, slice: i64, x: Val<'k>, sums: Val<'k>) -> Val<'k> {
         let vectors = &loaded.vectors[slice as usize / 2];
         let piece = |half: i64| self.gpu.piece(self.sizes, vectors, (slice % 2 * 2 + half) as usize);
         let (upper, lower) = (piece(0), piece(1));
         (0..2).fold(sums, |sums, half| {
             let a = upper.with(lower, |u, l| u.shuffle_with(l, order(&M16N8K16.a, half, true, &IN_ORDER)));
-            let b = Operand::exact(x.shuffle(order(&M16N8K16.b, half, false, &IN_ORDER)).named("b"));
+            let b = SplitOperand::exact(x.shuffle(order(&M16N8K16.b, half, false, &IN_ORDER)).named("b"));
             a.terms(&b).into_iter().fold(sums, |sums, (a, b)| sums.mma(a, b).named("sums"))
         })
     }
@@ -330,7 +339,7 @@ impl<'k> Tiles<'k, '_> {
     // ---- results
 
     /// A thread per column of the block: adds what the warps have, in their order.
-    fn finish(self, thread: Val<'k>, epilogue: &mut RowEpilogue) {
+    fn finish(self, thread: Val<'k>, epilogue: &mut GemvEpilogue) {
         let (k, depth, parts) = (self.gpu.k, i64::from(self.plan.depth), i64::from(self.plan.parts));
         let (of_block, column) = (thread / ROWS, thread % ROWS);
         let tile = self.tile_of(of_block);

@@ -1,12 +1,12 @@
 //! Panels of float weights.
 
-use mlcc_kernel_lang::{Val, View};
+use mlcc_kernel_lang::{BufferView, Val};
 
 /// The weights of a piece of a slice on the worker's stack, f32.
 #[derive(Clone, Copy)]
 pub(in crate::product) struct FloatPanel<'k> {
     /// `[columns][rows of the slice]`.
-    pub weights: View<'k, 2>,
+    pub weights: BufferView<'k, 2>,
     /// First column of the piece.
     pub first: Val<'k>,
     pub lanes: u32,

@@ -1,16 +1,16 @@
 //! Weights of group formats in memory, in tiles of 16 rows.
 
-use super::Origin;
-use mlcc_kernel_lang::{Val, View};
+use super::MatrixOrigin;
+use mlcc_kernel_lang::{BufferView, Val};
 use mlcc_quant::packed::TileSizes;
 use mlcc_quant::tile::TileBlock;
 
 /// A matrix as `[tiles][groups]`, each group with its scales and its blocks of codes.
 #[derive(Clone, Copy)]
 pub(in crate::product) struct PackedTiles<'k> {
-    pub bytes: View<'k, 1>,
+    pub bytes: BufferView<'k, 1>,
     pub sizes: TileSizes,
-    pub origin: Origin<'k>,
+    pub origin: MatrixOrigin<'k>,
 }
 
 impl<'k> PackedTiles<'k> {

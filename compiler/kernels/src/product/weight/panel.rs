@@ -1,31 +1,31 @@
 //! Panels of integer weights.
 
-use crate::product::dot::{Operand, QUADS};
+use crate::product::dot::{QUADS, WeightQuad};
 use crate::product::plan::CodeDot;
-use mlcc_ir::kernel::Space;
+use mlcc_ir::kernel::MemorySpace;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 use mlcc_quant::TILE;
 
 /// Dot operands and f32 scales of a piece of a slice, in the order in which register tiles read them, on the worker's stack.
 #[derive(Clone, Copy)]
-pub(in crate::product) struct Panel<'k> {
+pub(in crate::product) struct WeightPanel<'k> {
     pub dot: CodeDot,
     /// First group of the piece.
     first: Val<'k>,
     /// `[groups][quads][parts]` vectors.
-    codes: View<'k, 3>,
+    codes: BufferView<'k, 3>,
     /// The codes without their signs, where the product wants those too.
-    magnitudes: Option<View<'k, 3>>,
+    magnitudes: Option<BufferView<'k, 3>>,
     /// `[groups][parts]` vectors, or pairs of them; then the same of what groups subtract, if `offsets`.
-    scales: View<'k, 3>,
+    scales: BufferView<'k, 3>,
     /// Whether what groups subtract is not the same for all.
     offsets: bool,
     lanes: u32,
     parts: i64,
 }
 
-impl<'k> Panel<'k> {
+impl<'k> WeightPanel<'k> {
     /// For at most `groups` groups of `tiles` tiles, of which the slice at hand has `parts` vectors; with `offsets` if groups
     /// have them.
     pub fn new(
@@ -33,11 +33,11 @@ impl<'k> Panel<'k> {
         (dot, offsets): (CodeDot, bool),
         (groups, tiles): (usize, u32),
         (parts, lanes): (u32, u32),
-    ) -> Panel<'k> {
+    ) -> WeightPanel<'k> {
         let rows = (groups * tiles as usize * TILE) as i64;
         let (parts, width) = (i64::from(parts), i64::from(lanes));
         let of_codes = |name, dtype| {
-            let buf = k.alloc(name, dtype, [rows * 4 * QUADS as i64], Space::Stack).buf();
+            let buf = k.alloc(name, dtype, [rows * 4 * QUADS as i64], MemorySpace::Stack).buf();
             k.view(buf, [1, QUADS as i64 * parts, 4 * width])
         };
         let codes = of_codes("panel", dot.codes_type());
@@ -45,14 +45,14 @@ impl<'k> Panel<'k> {
             matches!(dot, CodeDot::SignedPairs { .. }).then(|| of_codes("magnitudes", DType::U8));
         let sums = dot.sums_per_vector() as i64;
         let numbers = if offsets { 2 } else { 1 };
-        let scales = k.alloc("panel_scales", DType::F32, [numbers * rows * sums], Space::Stack).buf();
+        let scales = k.alloc("panel_scales", DType::F32, [numbers * rows * sums], MemorySpace::Stack).buf();
         let scales = k.view(scales, [1, numbers * parts, sums * width]);
-        Panel { dot, first: k.int(0), codes, magnitudes, scales, offsets, lanes, parts }
+        WeightPanel { dot, first: k.int(0), codes, magnitudes, scales, offsets, lanes, parts }
     }
 
     /// The same panel for a piece from group `first` on.
-    pub fn piece(self, first: Val<'k>) -> Panel<'k> {
-        Panel { first, ..self }
+    pub fn piece(self, first: Val<'k>) -> WeightPanel<'k> {
+        WeightPanel { first, ..self }
     }
 
     /// Group `u` of the piece, counted from the start of the row.
@@ -66,11 +66,11 @@ impl<'k> Panel<'k> {
     }
 
     /// The operand of one quad and part of group `g`, pinned.
-    pub fn operand(&self, g: Val<'k>, quad: usize, part: u32) -> Operand<'k> {
+    pub fn operand(&self, g: Val<'k>, quad: usize, part: u32) -> WeightQuad<'k> {
         let at = (g - self.first, self.vector(quad, part), 0);
-        let load = |view: View<'k, 3>| view.load(at, 4 * self.lanes).named("q");
+        let load = |view: BufferView<'k, 3>| view.load(at, 4 * self.lanes).named("q");
         let codes = load(self.codes);
-        Operand { codes, magnitudes: self.magnitudes.map_or(codes, load) }
+        WeightQuad { codes, magnitudes: self.magnitudes.map_or(codes, load) }
     }
 
     /// The weight scales of a part, f32, of each of its vectors of sums.
@@ -92,7 +92,7 @@ impl<'k> Panel<'k> {
     }
 
     /// Stores the operand of a quad and part of group `u` of the piece.
-    pub fn set_operand(&self, u: Val<'k>, quad: usize, part: u32, operand: Operand<'k>) {
+    pub fn set_operand(&self, u: Val<'k>, quad: usize, part: u32, operand: WeightQuad<'k>) {
         let at = (u, self.vector(quad, part), 0);
         self.codes.set(at, operand.codes);
         if let Some(magnitudes) = self.magnitudes {

@@ -1,20 +1,20 @@
 //! Plain weights in memory, in tiles of 16 rows.
 
-use super::Origin;
-use mlcc_ir::kernel::Ty;
+use super::MatrixOrigin;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Val, View};
+use mlcc_kernel_lang::{BufferView, Val};
 use mlcc_quant::TILE;
-use mlcc_quant::plain::Plain;
+use mlcc_quant::plain::PlainType;
 
 /// A matrix as `[tiles][columns][16 rows]`, of bf16 `[tiles][pairs of columns][16 rows][2]`.
 #[derive(Clone, Copy)]
 pub(in crate::product) struct PlainTiles<'k> {
-    pub elements: View<'k, 1>,
-    pub plain: Plain,
+    pub elements: BufferView<'k, 1>,
+    pub plain: PlainType,
     /// Elements of a tile.
     pub tile: i64,
-    pub origin: Origin<'k>,
+    pub origin: MatrixOrigin<'k>,
 }
 
 impl<'k> PlainTiles<'k> {
@@ -32,15 +32,16 @@ impl<'k> PlainTiles<'k> {
     /// f32, pinned.
     pub fn columns(self, tile: Val<'k>, col: Val<'k>, row: u32, lanes: u32) -> [Val<'k>; 2] {
         match self.plain {
-            Plain::F32 | Plain::F16 => {
+            PlainType::F32 | PlainType::F16 => {
                 let weights = self.elements.load([self.place(tile, col, row)], lanes);
                 [weights.cast(DType::F32).named("w"); 2]
             }
-            Plain::BF16 => {
+            PlainType::BF16 => {
                 // Two columns per 32-bit lane; the upper half of an f32 is a bf16.
                 let both =
-                    self.pair(tile, col, row, lanes).bits_as(Ty::vector(DType::U32, lanes)).named("w2");
-                [both << 16, both & 0xffff_0000].map(|w| w.bits_as(Ty::vector(DType::F32, lanes)).named("w"))
+                    self.pair(tile, col, row, lanes).bits_as(ExprType::vector(DType::U32, lanes)).named("w2");
+                [both << 16, both & 0xffff_0000]
+                    .map(|w| w.bits_as(ExprType::vector(DType::F32, lanes)).named("w"))
             }
         }
     }

@@ -9,25 +9,25 @@
 //! too, so carries before them join it as they join a step, faded by all of them.
 
 use super::ChannelScan;
-use crate::inline::{Binding, Index, Inliner};
+use crate::inline::{Binding, Inliner, LaneIndex};
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::ops::Op;
 use mlcc_kernel_lang::Val;
 use std::collections::HashMap;
 
 /// Where such a body has what.
-pub(super) struct Associative {
+pub(super) struct AssociativeBody {
     /// The carry that is the maximum, and what it becomes.
     top: (usize, ValueId),
     fade: ValueId,
     level: ValueId,
-    sums: Vec<Sum>,
+    sums: Vec<WeightedCarry>,
 }
 
 /// One of the other carries, with the weights of what it was and of what a step adds.
-struct Sum {
+struct WeightedCarry {
     carry: usize,
     old: ValueId,
     new: ValueId,
@@ -35,27 +35,28 @@ struct Sum {
 
 /// What a value depends on, each also on those before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Of {
+enum ValueDependence {
     Channel,
     Step,
     Carries,
 }
 
-impl Associative {
+impl AssociativeBody {
     /// What is known of a body with so many carries and sequences, if it is one.
-    pub fn of(body: &Function, carries: usize, seqs: usize) -> Option<Associative> {
-        let b = Body { body, of: dependence(body, carries, seqs) };
+    pub fn of(body: &Function, carries: usize, seqs: usize) -> Option<AssociativeBody> {
+        let b = BodyDependences { body, of: dependence(body, carries, seqs) };
         (0..carries).find_map(|top| {
             let new_top = body.outputs[top];
             b.pairs(new_top, BinOp::Max).find_map(|(faded, level)| {
                 let (_, fade) = b.pairs(faded, BinOp::Add).find(|(old, _)| *old == body.inputs[top])?;
                 // Both are replaced when steps are joined, and nothing else may be with them.
                 let apart = fade != level && !b.is_one(fade) && !b.is_one(level);
-                let fits = apart && b.of(fade) == Of::Channel && b.of(level) <= Of::Step;
-                let pair = Pair { b: &b, top: new_top, faded, level };
+                let fits =
+                    apart && b.of(fade) == ValueDependence::Channel && b.of(level) <= ValueDependence::Step;
+                let pair = DecayedMaximum { b: &b, top: new_top, faded, level };
                 let others = (0..carries).filter(|carry| *carry != top);
                 let sums = others.map(|carry| pair.sum(carry)).collect::<Option<_>>()?;
-                fits.then_some(Associative { top: (top, new_top), fade, level, sums })
+                fits.then_some(AssociativeBody { top: (top, new_top), fade, level, sums })
             })
         })
     }
@@ -75,7 +76,7 @@ impl Associative {
     ) -> Val<'k> {
         let names = scan.body.inputs[scan.carries + scan.seqs..].iter().copied();
         let bindings = names.zip(constants.map(Binding::Value)).collect();
-        let index = [Index::from(c, 1)];
+        let index = [LaneIndex::from(c, 1)];
         Inliner::new(scan.body, bindings).value(scan.k, self.fade, &index[..scan.body.ty(self.fade).rank()])
     }
 
@@ -94,10 +95,10 @@ impl Associative {
         let bindings: HashMap<_, _> =
             known.into_iter().map(|(v, value)| (v, Binding::Value(value))).collect();
         let inliner = Inliner::new(scan.body, bindings);
-        let value = |v| inliner.value(scan.k, v, &[Index::from(c, 1)]).named("joined");
+        let value = |v| inliner.value(scan.k, v, &[LaneIndex::from(c, 1)]).named("joined");
         let mut after = before.to_vec();
         after[top] = value(new_top);
-        for &Sum { carry, old, new } in &self.sums {
+        for &WeightedCarry { carry, old, new } in &self.sums {
             after[carry] = (before[carry] * value(old) + made[carry] * value(new)).named("sum");
         }
         after
@@ -105,40 +106,42 @@ impl Associative {
 }
 
 /// By value.
-fn dependence(body: &Function, carries: usize, seqs: usize) -> Vec<Of> {
-    let mut of = vec![Of::Channel; body.values.len()];
+fn dependence(body: &Function, carries: usize, seqs: usize) -> Vec<ValueDependence> {
+    let mut of = vec![ValueDependence::Channel; body.values.len()];
     for (i, v) in body.inputs.iter().enumerate() {
         of[v.index()] = match i {
-            _ if i < carries => Of::Carries,
-            _ if i < carries + seqs => Of::Step,
-            _ => Of::Channel,
+            _ if i < carries => ValueDependence::Carries,
+            _ if i < carries + seqs => ValueDependence::Step,
+            _ => ValueDependence::Channel,
         };
     }
     for (_, node) in body.live() {
-        let most = node.inputs.iter().map(|v| of[v.index()]).max().unwrap_or(Of::Channel);
+        let most = node.inputs.iter().map(|v| of[v.index()]).max().unwrap_or(ValueDependence::Channel);
         node.outputs.iter().for_each(|v| of[v.index()] = most);
     }
     of
 }
 
-struct Body<'a> {
+struct BodyDependences<'a> {
     body: &'a Function,
-    of: Vec<Of>,
+    of: Vec<ValueDependence>,
 }
 
-impl<'a> Body<'a> {
-    fn of(&self, v: ValueId) -> Of {
+impl<'a> BodyDependences<'a> {
+    fn of(&self, v: ValueId) -> ValueDependence {
         self.of[v.index()]
     }
 
-    fn node(&self, v: ValueId) -> Option<&'a Node> {
+    fn node(&self, v: ValueId) -> Option<&'a GraphNode> {
         self.body.def(v)
     }
 
     /// The operands of a value that this operation makes, which commutes, in both orders.
     fn pairs(&self, v: ValueId, op: BinOp) -> impl Iterator<Item = (ValueId, ValueId)> + use<> {
         let operands = match self.node(v) {
-            Some(Node { op: Op::Binary(found), inputs, .. }) if *found == op => Some((inputs[0], inputs[1])),
+            Some(GraphNode { op: Op::Binary(found), inputs, .. }) if *found == op => {
+                Some((inputs[0], inputs[1]))
+            }
             _ => None,
         };
         operands.into_iter().flat_map(|(a, b)| [(a, b), (b, a)])
@@ -147,20 +150,20 @@ impl<'a> Body<'a> {
     /// The operand of a value that this function makes.
     fn unary(&self, v: ValueId, op: UnOp) -> Option<ValueId> {
         match self.node(v)? {
-            Node { op: Op::Unary(found), inputs, .. } if *found == op => Some(inputs[0]),
+            GraphNode { op: Op::Unary(found), inputs, .. } if *found == op => Some(inputs[0]),
             _ => None,
         }
     }
 
     fn difference(&self, v: ValueId) -> Option<(ValueId, ValueId)> {
         match self.node(v)? {
-            Node { op: Op::Binary(BinOp::Sub), inputs, .. } => Some((inputs[0], inputs[1])),
+            GraphNode { op: Op::Binary(BinOp::Sub), inputs, .. } => Some((inputs[0], inputs[1])),
             _ => None,
         }
     }
 
     fn is_one(&self, v: ValueId) -> bool {
-        matches!(self.node(v), Some(Node { op: Op::Constant { value, .. }, .. }) if *value == 1.0)
+        matches!(self.node(v), Some(GraphNode { op: Op::Constant { value, .. }, .. }) if *value == 1.0)
     }
 
     /// True for `exp(-|a - b|)`.
@@ -172,21 +175,22 @@ impl<'a> Body<'a> {
 }
 
 /// The maximum of a body and what it is of.
-struct Pair<'a> {
-    b: &'a Body<'a>,
+struct DecayedMaximum<'a> {
+    b: &'a BodyDependences<'a>,
     top: ValueId,
     faded: ValueId,
     level: ValueId,
 }
 
-impl Pair<'_> {
+impl DecayedMaximum<'_> {
     /// What a carry is if it is a weighted sum.
-    fn sum(&self, carry: usize) -> Option<Sum> {
-        let Body { body, .. } = self.b;
+    fn sum(&self, carry: usize) -> Option<WeightedCarry> {
+        let BodyDependences { body, .. } = self.b;
         let level = |v| self.is_weight(v, self.level, self.faded);
         let added = |v| {
-            let product =
-                || self.b.pairs(v, BinOp::Mul).find(|(w, x)| level(*w) && self.b.of(*x) <= Of::Step);
+            let product = || {
+                self.b.pairs(v, BinOp::Mul).find(|(w, x)| level(*w) && self.b.of(*x) <= ValueDependence::Step)
+            };
             if level(v) { Some(v) } else { product().map(|(weight, _)| weight) }
         };
         self.b.pairs(body.outputs[carry], BinOp::Add).find_map(|(kept, new)| {
@@ -195,7 +199,7 @@ impl Pair<'_> {
                 *was == body.inputs[carry] && self.is_weight(*old, self.faded, self.level)
             };
             let (old, _) = products.find(is_old)?;
-            Some(Sum { carry, old, new: added(new)? })
+            Some(WeightedCarry { carry, old, new: added(new)? })
         })
     }
 
@@ -204,7 +208,7 @@ impl Pair<'_> {
         if let Some(x) = self.b.unary(v, UnOp::Exp) {
             return self.b.difference(x) == Some((side, self.top));
         }
-        let Some(Node { op: Op::SelectGe, inputs, .. }) = self.b.node(v) else { return false };
+        let Some(GraphNode { op: Op::SelectGe, inputs, .. }) = self.b.node(v) else { return false };
         let &[a, b, at_least, below] = &inputs[..] else { return false };
         let (larger, smaller) = match (a, b) {
             _ if (a, b) == (side, other) => (at_least, below),

@@ -2,42 +2,42 @@
 //! carries of all: their divisions have branches, behind which `ptxas` moves nothing.
 
 use super::ChannelScan;
-use crate::scan::ring::Steps;
+use crate::scan::ring::RingSteps;
 use mlcc_ir::kernel::BufId;
-use mlcc_kernel_lang::{Val, View};
+use mlcc_kernel_lang::{BufferView, Val};
 use std::ops::Range;
 
 /// Channels of a block of threads. Threads beyond the last channel compute that one once more and store nothing.
-pub(super) struct Block<'a, 'k> {
+pub(super) struct ChannelBlock<'a, 'k> {
     pub scan: &'a ChannelScan<'a, 'k>,
     pub first: Val<'k>,
     pub width: i64,
-    pub carries: View<'k, 1>,
-    constants: View<'k, 1>,
+    pub carries: BufferView<'k, 1>,
+    constants: BufferView<'k, 1>,
     /// The carries before each of the steps that are computed in one go.
-    before: View<'k, 2>,
+    before: BufferView<'k, 2>,
 }
 
 /// A step of some that are computed in one go: which of them, when, and what sequences and rows of the epilogue have then.
-pub(super) struct Step<'r, 'k> {
+pub(super) struct ChannelStep<'r, 'k> {
     pub i: Val<'k>,
     pub time: Val<'k>,
     pub read: &'r dyn Fn(usize) -> Val<'k>,
 }
 
 /// Does something for each of some steps.
-pub(super) type Each<'r, 'k> = &'r dyn Fn(&dyn Fn(Step<'_, 'k>));
+pub(super) type StepVisitor<'r, 'k> = &'r dyn Fn(&dyn Fn(ChannelStep<'_, 'k>));
 
-impl<'a, 'k> Block<'a, 'k> {
-    pub fn new(scan: &'a ChannelScan<'a, 'k>, first: Val<'k>, width: i64) -> Block<'a, 'k> {
+impl<'a, 'k> ChannelBlock<'a, 'k> {
+    pub fn new(scan: &'a ChannelScan<'a, 'k>, first: Val<'k>, width: i64) -> ChannelBlock<'a, 'k> {
         let (k, carries) = (scan.k, scan.carries as i64);
-        Block {
+        ChannelBlock {
             scan,
             first,
             width,
             carries: k.registers("carry", [carries]),
             constants: k.registers("constant", [(scan.constants().len() as i64).max(1)]),
-            before: k.registers("before", [Steps::MOST, carries]),
+            before: k.registers("before", [RingSteps::MOST, carries]),
         }
     }
 
@@ -54,11 +54,11 @@ impl<'a, 'k> Block<'a, 'k> {
         self.load(t, self.constants, self.scan.constants());
     }
 
-    pub fn load_carries(&self, to: View<'k, 1>, t: Val<'k>) {
+    pub fn load_carries(&self, to: BufferView<'k, 1>, t: Val<'k>) {
         self.load(t, to, &self.scan.inputs[..self.scan.carries]);
     }
 
-    fn load(&self, t: Val<'k>, to: View<'k, 1>, bufs: &[BufId]) {
+    fn load(&self, t: Val<'k>, to: BufferView<'k, 1>, bufs: &[BufId]) {
         let c = self.channel(t);
         bufs.iter().zip(0..).for_each(|(&buf, i)| to.set([i], self.scan.k.flat(buf).at([c])));
     }
@@ -69,7 +69,7 @@ impl<'a, 'k> Block<'a, 'k> {
         self.scan.outputs.iter().zip(0..).for_each(store);
     }
 
-    fn store(&self, t: Val<'k>, to: View<'k, 1>, value: Val<'k>) {
+    fn store(&self, t: Val<'k>, to: BufferView<'k, 1>, value: Val<'k>) {
         let (k, channels) = (self.scan.k, self.scan.channels);
         match channels % self.width {
             0 => to.set([0], value),
@@ -85,7 +85,7 @@ impl<'a, 'k> Block<'a, 'k> {
         &self,
         t: Val<'k>,
         carried: impl Iterator<Item = Val<'k>>,
-        step: &Step<'_, 'k>,
+        step: &ChannelStep<'_, 'k>,
         outputs: Range<usize>,
     ) -> Vec<Val<'k>> {
         let stepped = (0..self.scan.seqs).map(step.read);
@@ -93,7 +93,7 @@ impl<'a, 'k> Block<'a, 'k> {
     }
 
     /// The carries through some steps; those before each are kept if results are to follow.
-    pub fn carry(&self, t: Val<'k>, each: Each<'_, 'k>, keep: bool) {
+    pub fn carry(&self, t: Val<'k>, each: StepVisitor<'_, 'k>, keep: bool) {
         let carries = 0..self.scan.carries as i64;
         each(&|step| {
             let carried: Vec<_> =
@@ -110,7 +110,7 @@ impl<'a, 'k> Block<'a, 'k> {
     }
 
     /// The results of these steps.
-    pub fn results(&self, t: Val<'k>, each: Each<'_, 'k>) {
+    pub fn results(&self, t: Val<'k>, each: StepVisitor<'_, 'k>) {
         let (scan, k, c) = (self.scan, self.scan.k, self.channel(t));
         each(&|step| {
             let carried = (0..scan.carries as i64).map(|carry| self.before.at([step.i, k.int(carry)]));

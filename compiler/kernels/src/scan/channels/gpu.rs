@@ -1,12 +1,12 @@
 //! The scan on a GPU: a thread per channel, or for each part of the steps where steps can be joined.
 
 use super::ChannelScan;
-use super::associative::Associative;
-use super::block::{Block, Each, Step};
-use super::parts::{self, Parts};
-use crate::scan::ring::{Ring, Sequence};
+use super::associative::AssociativeBody;
+use super::block::{ChannelBlock, ChannelStep, StepVisitor};
+use super::parts::{self, SequenceParts};
+use crate::scan::ring::{SequenceRead, SequenceRing};
 use mlcc_ir::kernel::BufId;
-use mlcc_kernel_lang::{Team, Val};
+use mlcc_kernel_lang::{ThreadTeam, Val};
 
 /// Threads of a block.
 const THREADS: i64 = 64;
@@ -28,34 +28,34 @@ impl<'k> ChannelScan<'_, 'k> {
                 });
             });
         }
-        match Associative::of(self.body, self.carries, self.seqs) {
+        match AssociativeBody::of(self.body, self.carries, self.seqs) {
             Some(joining) => blocks(parts::WIDTH, &|first| {
-                Parts::new(Block::new(self, first, parts::WIDTH), &joining).run();
+                SequenceParts::new(ChannelBlock::new(self, first, parts::WIDTH), &joining).run();
             }),
-            None => blocks(THREADS, &|first| in_turn(&Block::new(self, first, THREADS), asynchronous)),
+            None => blocks(THREADS, &|first| in_turn(&ChannelBlock::new(self, first, THREADS), asynchronous)),
         }
     }
 }
 
 /// The channels of a block through one step after the other.
-fn in_turn<'k>(block: &Block<'_, 'k>, asynchronous: bool) {
-    let (scan, team) = (block.scan, Team::new(block.scan.k, block.width));
-    let sequence = |buf: BufId| Sequence {
+fn in_turn<'k>(block: &ChannelBlock<'_, 'k>, asynchronous: bool) {
+    let (scan, team) = (block.scan, ThreadTeam::new(block.scan.k, block.width));
+    let sequence = |buf: BufId| SequenceRead {
         from: scan.k.flat(buf),
         of_step: scan.channels,
         first: block.first,
         elements: block.width,
         multiple: block.width,
     };
-    let ring = Ring::new(scan.k, team, asynchronous, block.read().map(sequence).collect());
+    let ring = SequenceRing::new(scan.k, team, asynchronous, block.read().map(sequence).collect());
     team.run(|t| {
         block.load_constants(t);
         block.load_carries(block.carries, t);
     });
     ring.run(&scan.length, |t, steps| {
-        let each: Each<'_, 'k> = &|body| {
+        let each: StepVisitor<'_, 'k> = &|body| {
             steps.each(|i, time, place| {
-                body(Step { i, time, read: &|which| ring.at(which, place).at([t]) });
+                body(ChannelStep { i, time, read: &|which| ring.at(which, place).at([t]) });
             });
         };
         block.carry(t, each, true);

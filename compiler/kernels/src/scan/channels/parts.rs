@@ -1,10 +1,10 @@
 //! The scan on a GPU by parts of the steps, of a body whose steps can be joined: every part makes carries of nothing, all at the same time,
 //! those before it join them, and then it goes through its steps again from the carries that it really begins with.
 
-use super::associative::Associative;
-use super::block::{Block, Each, Step};
+use super::associative::AssociativeBody;
+use super::block::{ChannelBlock, ChannelStep, StepVisitor};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Team, Val, View};
+use mlcc_kernel_lang::{BufferView, ThreadTeam, Val};
 
 /// Channels of a block: neighbouring threads have neighbouring channels.
 pub(super) const WIDTH: i64 = 32;
@@ -14,36 +14,36 @@ const PARTS: i64 = 16;
 const STEPS: i64 = 4;
 
 /// The channels of a block, in parts of their steps.
-pub(super) struct Parts<'a, 'k> {
-    block: Block<'a, 'k>,
-    joining: &'a Associative,
+pub(super) struct SequenceParts<'a, 'k> {
+    block: ChannelBlock<'a, 'k>,
+    joining: &'a AssociativeBody,
     /// The carries before all steps.
-    first: View<'k, 1>,
+    first: BufferView<'k, 1>,
     /// What was read of some steps.
-    stepped: View<'k, 2>,
+    stepped: BufferView<'k, 2>,
     /// `[rounds, parts, carries, channels]`, the first two as one: what the steps of parts make of nothing.
-    made: View<'k, 3>,
+    made: BufferView<'k, 3>,
 }
 
 /// Some steps, by their first and their number.
 #[derive(Clone, Copy)]
-struct Range<'k> {
+struct StepRange<'k> {
     first: Val<'k>,
     count: Val<'k>,
 }
 
-impl<'a, 'k> Parts<'a, 'k> {
-    pub fn new(block: Block<'a, 'k>, joining: &'a Associative) -> Parts<'a, 'k> {
+impl<'a, 'k> SequenceParts<'a, 'k> {
+    pub fn new(block: ChannelBlock<'a, 'k>, joining: &'a AssociativeBody) -> SequenceParts<'a, 'k> {
         let (k, read, carries) = (block.scan.k, block.read().count() as i64, block.scan.carries as i64);
         let (stepped, made) =
             (k.registers("stepped", [STEPS, read]), k.shared("made", [2 * PARTS, carries, WIDTH]));
-        Parts { block, joining, first: k.registers("first", [carries]), stepped, made }
+        SequenceParts { block, joining, first: k.registers("first", [carries]), stepped, made }
     }
 
     /// The channels through all steps.
     pub fn run(&self) {
         let (block, k) = (&self.block, self.block.scan.k);
-        let team = Team::new(k, WIDTH * PARTS);
+        let team = ThreadTeam::new(k, WIDTH * PARTS);
         let length = k.dim(&block.scan.length).named("length");
         // Only the last one has steps beside those that are computed in one go.
         let of_part = (length.div_ceil(PARTS * STEPS).max(1) * STEPS).named("of_part");
@@ -57,7 +57,7 @@ impl<'a, 'k> Parts<'a, 'k> {
             block.load_constants(lane);
             block.load_carries(self.first, lane);
             k.when(part.lt(last), || {
-                self.make(lane, Range { first: from(part), count: of_part });
+                self.make(lane, StepRange { first: from(part), count: of_part });
                 self.put(k.int(0), lane, part);
             });
         });
@@ -89,14 +89,14 @@ impl<'a, 'k> Parts<'a, 'k> {
                     self.join(lane, &first, &made, of_part * part);
                 });
                 let first = from(part);
-                self.go(lane, Range { first, count: (length - first).min(of_part) });
+                self.go(lane, StepRange { first, count: (length - first).min(of_part) });
                 k.when(part.equals(last), || block.store_carries(lane));
             });
         });
     }
 
     /// What steps make of nothing.
-    fn make(&self, lane: Val<'k>, steps: Range<'k>) {
+    fn make(&self, lane: Val<'k>, steps: StepRange<'k>) {
         let (block, k) = (&self.block, self.block.scan.k);
         for carry in 0..block.scan.carries {
             block.carries.set([carry as i64], k.float(self.joining.nothing(carry)));
@@ -116,7 +116,7 @@ impl<'a, 'k> Parts<'a, 'k> {
     }
 
     /// Where others find the carries of a part in a round.
-    fn place(&self, round: Val<'k>, part: Val<'k>) -> View<'k, 2> {
+    fn place(&self, round: Val<'k>, part: Val<'k>) -> BufferView<'k, 2> {
         self.made.row(part + round % 2 * PARTS)
     }
 
@@ -140,9 +140,9 @@ impl<'a, 'k> Parts<'a, 'k> {
     }
 
     /// Carries and results of a part's steps.
-    fn go(&self, lane: Val<'k>, steps: Range<'k>) {
+    fn go(&self, lane: Val<'k>, steps: StepRange<'k>) {
         let (block, k, read) = (&self.block, self.block.scan.k, self.block.read().count());
-        let some = |each: Each<'_, 'k>| {
+        let some = |each: StepVisitor<'_, 'k>| {
             block.carry(lane, each, true);
             block.results(lane, each);
         };
@@ -158,7 +158,7 @@ impl<'a, 'k> Parts<'a, 'k> {
     }
 
     /// `body(time)` for as many steps at a time as are computed in one go, of each of which `read` values are there.
-    fn groups(&self, lane: Val<'k>, steps: Range<'k>, read: usize, body: impl Fn(Val<'k>)) {
+    fn groups(&self, lane: Val<'k>, steps: StepRange<'k>, read: usize, body: impl Fn(Val<'k>)) {
         self.block.scan.k.serial("group", steps.count / STEPS, |group| {
             let time = (steps.first + group * STEPS).named("time");
             self.read(lane, read, |i| time + i);
@@ -176,13 +176,13 @@ impl<'a, 'k> Parts<'a, 'k> {
         });
     }
 
-    fn each(&self, time: Val<'k>, body: &dyn Fn(Step<'_, 'k>)) {
+    fn each(&self, time: Val<'k>, body: &dyn Fn(ChannelStep<'_, 'k>)) {
         self.block.scan.k.unrolled("i", STEPS, |i| self.step(i, time, body));
     }
 
-    fn step(&self, i: Val<'k>, time: Val<'k>, body: &dyn Fn(Step<'_, 'k>)) {
+    fn step(&self, i: Val<'k>, time: Val<'k>, body: &dyn Fn(ChannelStep<'_, 'k>)) {
         let k = self.block.scan.k;
         let read = |which: usize| self.stepped.at([i, k.int(which as i64)]);
-        body(Step { i, time: time + i, read: &read });
+        body(ChannelStep { i, time: time + i, read: &read });
     }
 }

@@ -1,14 +1,14 @@
 //! The arithmetic of a scan body on values that are at hand, one piece (a vector or a number) at a time. Products that are
 //! only added to something become part of a fused multiply-add.
 
-use crate::inline::{Binding, Index, Inliner};
+use crate::inline::{Binding, Inliner, LaneIndex};
 use mlcc_ir::compute::RedOp;
-use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
 use mlcc_ir::kernel::BinOp;
 use mlcc_ir::ops::Op;
 use mlcc_kernel_lang::{Recorder, Val};
 
-pub(super) struct Arithmetic<'a, 'k> {
+pub(super) struct BodyArithmetic<'a, 'k> {
     k: &'k Recorder,
     body: &'a Function,
     /// Products that are not computed alone: their one user adds them to something.
@@ -16,11 +16,11 @@ pub(super) struct Arithmetic<'a, 'k> {
 }
 
 /// What a value of the body is where it is wanted; numbers stand for vectors of equal lanes.
-pub(super) type At<'a, 'k> = &'a dyn Fn(ValueId) -> Val<'k>;
+pub(super) type ValueLookup<'a, 'k> = &'a dyn Fn(ValueId) -> Val<'k>;
 
-impl<'a, 'k> Arithmetic<'a, 'k> {
-    pub fn new(k: &'k Recorder, body: &'a Function) -> Arithmetic<'a, 'k> {
-        Arithmetic { k, body, products: fused_products(body) }
+impl<'a, 'k> BodyArithmetic<'a, 'k> {
+    pub fn new(k: &'k Recorder, body: &'a Function) -> BodyArithmetic<'a, 'k> {
+        BodyArithmetic { k, body, products: fused_products(body) }
     }
 
     /// True for a product that its user computes.
@@ -29,7 +29,7 @@ impl<'a, 'k> Arithmetic<'a, 'k> {
     }
 
     /// What an elementwise node computes, `lanes` elements of it.
-    pub fn elementwise(&self, node: &Node, lanes: u32, at: At<'_, 'k>) -> Val<'k> {
+    pub fn elementwise(&self, node: &GraphNode, lanes: u32, at: ValueLookup<'_, 'k>) -> Val<'k> {
         if let (Op::Binary(BinOp::Add), &[a, b]) = (&node.op, node.inputs.as_slice()) {
             for (product, other) in [(a, b), (b, a)] {
                 if self.is_fused(product) {
@@ -40,7 +40,7 @@ impl<'a, 'k> Arithmetic<'a, 'k> {
         let bindings = node.inputs.iter().map(|&v| (v, Binding::Value(at(v)))).collect();
         let inliner = Inliner { lanes, ..Inliner::new(self.body, bindings) };
         // Bound values do not look at their index.
-        let index = vec![Index::scalar(self.k.int(0)); self.body.ty(node.outputs[0]).rank()];
+        let index = vec![LaneIndex::scalar(self.k.int(0)); self.body.ty(node.outputs[0]).rank()];
         inliner.value(self.k, node.outputs[0], &index).to_lanes(lanes)
     }
 
@@ -50,7 +50,7 @@ impl<'a, 'k> Arithmetic<'a, 'k> {
         (op, input): (RedOp, ValueId),
         lanes: u32,
         so_far: Option<Val<'k>>,
-        at: At<'_, 'k>,
+        at: ValueLookup<'_, 'k>,
     ) -> Val<'k> {
         match so_far {
             Some(sum) if op == RedOp::Sum && self.is_fused(input) => self.add_product(input, sum, at),
@@ -60,7 +60,7 @@ impl<'a, 'k> Arithmetic<'a, 'k> {
     }
 
     /// A value that may be a product which is not computed alone.
-    fn operand(&self, v: ValueId, lanes: u32, at: At<'_, 'k>) -> Val<'k> {
+    fn operand(&self, v: ValueId, lanes: u32, at: ValueLookup<'_, 'k>) -> Val<'k> {
         let value = match self.is_fused(v) {
             true => {
                 let [a, b] = self.factors(v).map(at);
@@ -76,7 +76,7 @@ impl<'a, 'k> Arithmetic<'a, 'k> {
         [node.inputs[0], node.inputs[1]]
     }
 
-    fn add_product(&self, product: ValueId, sum: Val<'k>, at: At<'_, 'k>) -> Val<'k> {
+    fn add_product(&self, product: ValueId, sum: Val<'k>, at: ValueLookup<'_, 'k>) -> Val<'k> {
         let [a, b] = self.factors(product).map(|v| at(v).to_lanes(sum.lanes()));
         a.fma(b, sum)
     }
@@ -87,7 +87,7 @@ fn fused_products(body: &Function) -> Vec<ValueId> {
     let uses = body.use_counts();
     let is_product =
         |v: &ValueId| uses[v.0 as usize] == 1 && body.def(*v).is_some_and(|n| n.op == Op::Binary(BinOp::Mul));
-    let adds = |n: &&Node| matches!(n.op, Op::Binary(BinOp::Add) | Op::Reduce { op: RedOp::Sum, .. });
+    let adds = |n: &&GraphNode| matches!(n.op, Op::Binary(BinOp::Add) | Op::Reduce { op: RedOp::Sum, .. });
     let users = body.live().map(|(_, n)| n).filter(adds);
     users.flat_map(|n| &n.inputs).copied().filter(is_product).collect()
 }

@@ -14,17 +14,17 @@
 mod prepare;
 mod walk;
 
-use super::linear::{Known, Linear};
+use super::linear::{LinearRecurrence, StateFreeExpr};
 use super::step::HeadRows;
-use super::{MatrixScan, Shape, arithmetic::Arithmetic};
-use crate::halves::{Factors, Halves, split};
+use super::{MatrixScan, StateShape, arithmetic::BodyArithmetic};
+use crate::halves::{HalfSplit, SplitFragment, split};
 use crate::params::KernelTarget;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::fragment::M16N8K16;
 use mlcc_ir::graph::{Function, ValueId};
 use mlcc_ir::kernel::BufId;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Val, View, WARP};
+use mlcc_kernel_lang::{BufferView, Val, WARP};
 use std::fmt;
 
 /// Steps of a chunk, rows of a fragment, and columns of the state that a warp has.
@@ -39,23 +39,23 @@ const TOGETHER: i64 = 8;
 const LONGEST: i64 = 128;
 
 /// f32 in a product.
-const HALVES: Halves = Halves { dtype: DType::BF16, parts: 2, others: 2 };
+const HALVES: HalfSplit = HalfSplit { dtype: DType::BF16, parts: 2, others: 2 };
 
 /// A scan in chunks.
-pub struct Chunks {
-    linear: Linear,
-    pub shape: Shape,
+pub struct ChunkScan {
+    linear: LinearRecurrence,
+    pub shape: StateShape,
 }
 
 /// Where what is prepared of a chunk and a head lies, in units of eight elements.
 #[derive(Clone, Copy)]
-struct Layout {
-    shape: Shape,
+struct PreparedLayout {
+    shape: StateShape,
     /// `P` and `B` are there, too.
     corrects: bool,
 }
 
-impl Layout {
+impl PreparedLayout {
     /// Of 16 columns of the state.
     fn fragments(self) -> i64 {
         self.shape.columns / SIDE
@@ -71,18 +71,18 @@ impl Layout {
 
     /// The first of fragment `kind` of `P` or `Q` from row `16 row` on; the last rows are those of `V`.
     fn of_steps(self, kind: i64, row: Val<'_>) -> Val<'_> {
-        (row * self.kinds() + kind) * Layout::FRAGMENT
+        (row * self.kinds() + kind) * PreparedLayout::FRAGMENT
     }
 
     /// The first of fragment `kind` of `B` or `K` from column `16 column` on.
     fn of_keys(self, kind: i64, column: Val<'_>) -> Val<'_> {
-        (column * self.kinds() + kind) * Layout::FRAGMENT
-            + (self.fragments() + 1) * self.kinds() * Layout::FRAGMENT
+        (column * self.kinds() + kind) * PreparedLayout::FRAGMENT
+            + (self.fragments() + 1) * self.kinds() * PreparedLayout::FRAGMENT
     }
 
     /// The first of `D`.
     fn decay(self) -> i64 {
-        (2 * self.fragments() + 1) * self.kinds() * Layout::FRAGMENT
+        (2 * self.fragments() + 1) * self.kinds() * PreparedLayout::FRAGMENT
     }
 
     /// What all rows need.
@@ -95,7 +95,7 @@ impl Layout {
 
     /// Units of a chunk of a head.
     fn units(self) -> i64 {
-        self.shared() + self.shape.rows / SIDE * Layout::VALUES
+        self.shared() + self.shape.rows / SIDE * PreparedLayout::VALUES
     }
 
     /// `[chunks * heads, units, 8]` as elements, by which a sequence of `n` steps has at least as many as its chunks take.
@@ -105,15 +105,15 @@ impl Layout {
     }
 }
 
-impl Chunks {
+impl ChunkScan {
     /// Of a scan whose state is of that shape; `None` where it is not linear, the machine has no tensor cores, or the state is not made
     /// of whole fragments. A single step has no use for them.
     pub fn of(
         body: &Function,
         (carries, length): (usize, &Dim),
-        shape: Shape,
+        shape: StateShape,
         target: &KernelTarget,
-    ) -> Option<Chunks> {
+    ) -> Option<ChunkScan> {
         let fits = shape.rows % SIDE == 0
             && shape.columns.count_ones() == 1
             && (SIDE..=LONGEST).contains(&shape.columns)
@@ -121,12 +121,12 @@ impl Chunks {
             && length.as_const() != Some(1)
             && !target.batch_invariant
             && target.multiplies_bf16();
-        let linear = if fits { Linear::of(body)? } else { return None };
-        Some(Chunks { linear, shape })
+        let linear = if fits { LinearRecurrence::of(body)? } else { return None };
+        Some(ChunkScan { linear, shape })
     }
 
-    fn layout(&self) -> Layout {
-        Layout { shape: self.shape, corrects: self.linear.correction.is_some() }
+    fn layout(&self) -> PreparedLayout {
+        PreparedLayout { shape: self.shape, corrects: self.linear.correction.is_some() }
     }
 
     /// Elements of what is prepared, bf16.
@@ -135,22 +135,22 @@ impl Chunks {
     }
 }
 
-impl fmt::Display for Chunks {
+impl fmt::Display for ChunkScan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shape { rows, columns, .. } = self.shape;
+        let StateShape { rows, columns, .. } = self.shape;
         write!(f, "{STEPS} steps of states of {rows} rows and {columns} columns as products, {HALVES}")
     }
 }
 
 /// What is prepared, as `[chunks * heads, units, 8]`.
-fn units<'k>(scan: &MatrixScan<'_, 'k>, layout: Layout, buf: BufId) -> View<'k, 3> {
+fn units<'k>(scan: &MatrixScan<'_, 'k>, layout: PreparedLayout, buf: BufId) -> BufferView<'k, 3> {
     scan.k.view(buf, [1, layout.units(), TOGETHER])
 }
 
 /// Values of the body that need nothing of the state, at a step.
-struct At<'a, 'k> {
+struct StateFreeValues<'a, 'k> {
     scan: &'a MatrixScan<'a, 'k>,
-    arithmetic: Arithmetic<'a, 'k>,
+    arithmetic: BodyArithmetic<'a, 'k>,
     /// Head and row.
     at: HeadRows<'k>,
     /// The first of some columns.
@@ -159,13 +159,15 @@ struct At<'a, 'k> {
     time: Val<'k>,
 }
 
-impl<'k> At<'_, 'k> {
-    fn get(&self, known: &Known) -> Val<'k> {
+impl<'k> StateFreeValues<'_, 'k> {
+    fn get(&self, known: &StateFreeExpr) -> Val<'k> {
         let value = match known {
-            Known::One => self.scan.k.float(1.0),
-            Known::Value(v) => self.value(*v),
-            Known::Product(a, b) => self.get(a).to_lanes(self.lanes) * self.get(b).to_lanes(self.lanes),
-            Known::Negative(known) => -self.get(known),
+            StateFreeExpr::One => self.scan.k.float(1.0),
+            StateFreeExpr::Value(v) => self.value(*v),
+            StateFreeExpr::Product(a, b) => {
+                self.get(a).to_lanes(self.lanes) * self.get(b).to_lanes(self.lanes)
+            }
+            StateFreeExpr::Negative(known) => -self.get(known),
         };
         value.to_lanes(self.lanes)
     }
@@ -185,10 +187,15 @@ impl<'k> At<'_, 'k> {
 }
 
 /// One of two fragments of 16 x 8 of a second factor that was prepared, from unit `first` on.
-fn second_factor<'k>(prepared: View<'k, 2>, first: Val<'k>, half: i64, lane: Val<'k>) -> Factors<'k> {
+fn second_factor<'k>(
+    prepared: BufferView<'k, 2>,
+    first: Val<'k>,
+    half: i64,
+    lane: Val<'k>,
+) -> SplitFragment<'k> {
     let unit = prepared.load((first + half * WARP + lane, 0), TOGETHER as u32).named("factor");
     let of = M16N8K16.b.elements();
-    Factors { parts: [Some(unit.shuffle(0..of)), Some(unit.shuffle(of..2 * of)), None] }
+    SplitFragment { parts: [Some(unit.shuffle(0..of)), Some(unit.shuffle(of..2 * of)), None] }
 }
 
 /// Four numbers of a second factor as a unit.

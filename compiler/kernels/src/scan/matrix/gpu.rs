@@ -1,10 +1,10 @@
 //! The scan on a GPU: neighbouring lanes of a warp share the columns of a row, a block has some rows of a head. What a step needs beside the
 //! state is the same for all rows of a head, or a number for each of them; it comes through a ring in shared memory.
 
-use super::step::{HeadRows, Sharers, Staged, Step};
-use super::{Extent, MatrixScan, Shape};
-use crate::scan::ring::{Ring, Sequence};
-use mlcc_kernel_lang::{Team, Val, WARP};
+use super::step::{HeadRows, RowScan, RowSharers, StagedSequences};
+use super::{MatrixScan, StateExtent, StateShape};
+use crate::scan::ring::{SequenceRead, SequenceRing};
+use mlcc_kernel_lang::{ThreadTeam, Val, WARP};
 
 /// Lanes of the vectors of a thread: 16 bytes.
 const LANES: u32 = 4;
@@ -16,18 +16,18 @@ const COLUMNS: i64 = 16;
 
 /// How many threads share a row, and how many rows a block has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Split {
+pub struct ThreadSplit {
     pub sharers: i64,
     pub rows: i64,
 }
 
-impl Split {
-    pub(super) fn of(shape: Shape) -> Split {
+impl ThreadSplit {
+    pub(super) fn of(shape: StateShape) -> ThreadSplit {
         let whole = |sharers: &i64| shape.columns % (sharers * i64::from(LANES)) == 0;
         let wanted = |sharers: &i64| sharers * COLUMNS <= shape.columns;
         let powers = (1..=WARP.ilog2()).rev().map(|bits| 1 << bits);
         let sharers = powers.filter(wanted).find(whole).unwrap_or(1);
-        Split { sharers, rows: THREADS / sharers }
+        ThreadSplit { sharers, rows: THREADS / sharers }
     }
 
     fn threads(self) -> i64 {
@@ -37,15 +37,15 @@ impl Split {
 
 impl<'k> MatrixScan<'_, 'k> {
     /// GPU kernel body.
-    pub(super) fn emit_threads(&self, split: Split, asynchronous: bool) {
-        let (k, Shape { heads, rows, .. }) = (self.k, self.shape);
+    pub(super) fn emit_threads(&self, split: ThreadSplit, asynchronous: bool) {
+        let (k, StateShape { heads, rows, .. }) = (self.k, self.shape);
         let per_head = (rows + split.rows - 1) / split.rows;
         k.blocks("block", 0, heads * per_head, |block| {
             let (head, part) = (block / per_head, block % per_head);
             let first = (part * split.rows).named("first");
-            let block = Block { scan: self, split, head, first };
+            let block = StateRows { scan: self, split, head, first };
             match self.length.as_const() {
-                Some(1) => Team::new(k, split.threads()).run(|t| block.step(t).run()),
+                Some(1) => ThreadTeam::new(k, split.threads()).run(|t| block.step(t).run()),
                 _ => block.run(asynchronous),
             }
         });
@@ -54,35 +54,35 @@ impl<'k> MatrixScan<'_, 'k> {
 
 /// Rows of a head.
 #[derive(Clone, Copy)]
-struct Block<'a, 'k> {
+struct StateRows<'a, 'k> {
     scan: &'a MatrixScan<'a, 'k>,
-    split: Split,
+    split: ThreadSplit,
     head: Val<'k>,
     /// The first.
     first: Val<'k>,
 }
 
-impl<'a, 'k> Block<'a, 'k> {
+impl<'a, 'k> StateRows<'a, 'k> {
     /// The row of a thread.
-    fn step(self, t: Val<'k>) -> Step<'a, 'k> {
-        let Split { sharers: count, rows } = self.split;
+    fn step(self, t: Val<'k>) -> RowScan<'a, 'k> {
+        let ThreadSplit { sharers: count, rows } = self.split;
         let (all, row) = (self.scan.shape.rows, (self.first + t / count).named("row"));
         let inside = (all % rows != 0).then(|| row.lt(all).named("inside"));
         let row = if inside.is_some() { row.min(all - 1) } else { row };
-        self.of_row(row, Sharers { count, lane: (t % count).named("lane"), inside })
+        self.of_row(row, RowSharers { count, lane: (t % count).named("lane"), inside })
     }
 
-    fn of_row(self, row: Val<'k>, sharers: Sharers<'k>) -> Step<'a, 'k> {
-        Step::new(self.scan, LANES, HeadRows { head: self.head, row, rows: 1 }).shared(sharers)
+    fn of_row(self, row: Val<'k>, sharers: RowSharers<'k>) -> RowScan<'a, 'k> {
+        RowScan::new(self.scan, LANES, HeadRows { head: self.head, row, rows: 1 }).shared(sharers)
     }
 
     /// The rows through all steps.
     fn run(self, asynchronous: bool) {
-        let (scan, team) = (self.scan, Team::new(self.scan.k, self.split.threads()));
+        let (scan, team) = (self.scan, ThreadTeam::new(self.scan.k, self.split.threads()));
         let staged: Vec<usize> = scan.sequences().filter(|&i| !scan.input_extent(i).is_matrix()).collect();
         let sequences = staged.iter().map(|&i| self.sequence(i)).collect();
-        let ring = Ring::new(scan.k, team, asynchronous, sequences);
-        let sharers = Sharers { count: self.split.sharers, lane: scan.k.int(0), inside: None };
+        let ring = SequenceRing::new(scan.k, team, asynchronous, sequences);
+        let sharers = RowSharers { count: self.split.sharers, lane: scan.k.int(0), inside: None };
         let any = self.of_row(self.first, sharers);
         let (states, constants) = (any.alloc_states(), any.alloc_constants());
         team.run(|t| {
@@ -98,7 +98,7 @@ impl<'a, 'k> Block<'a, 'k> {
                     let per_row = scan.input_extent(i).rows;
                     (i, if per_row { part.further(step.row() - self.first) } else { part })
                 };
-                let staged: Staged = staged.iter().enumerate().map(view).collect();
+                let staged: StagedSequences = staged.iter().enumerate().map(view).collect();
                 step.one(time, &states, step.constants(&constants), &staged);
             });
         });
@@ -106,19 +106,19 @@ impl<'a, 'k> Block<'a, 'k> {
     }
 
     /// What the rows read of a sequence.
-    fn sequence(self, i: usize) -> Sequence<'k> {
+    fn sequence(self, i: usize) -> SequenceRead<'k> {
         let (scan, extent) = (self.scan, self.scan.input_extent(i));
-        let Shape { rows, columns, .. } = scan.shape;
+        let StateShape { rows, columns, .. } = scan.shape;
         let (elements, multiple) = match extent {
-            Extent { columns: true, .. } => (columns, columns),
+            StateExtent { columns: true, .. } => (columns, columns),
             // The first row is that of a head and a multiple of a block's, which is a power of two.
-            Extent { rows: true, .. } => {
+            StateExtent { rows: true, .. } => {
                 (self.split.rows.min(rows), 1 << (rows | self.split.rows).trailing_zeros())
             }
             _ => (1, 1),
         };
         let at = HeadRows { head: self.head, row: self.first, rows: 1 };
         let (from, first) = (scan.k.flat(scan.inputs[i]), scan.offset(extent, at, 0));
-        Sequence { from, of_step: extent.elements(scan.shape), first, elements, multiple }
+        SequenceRead { from, of_step: extent.elements(scan.shape), first, elements, multiple }
     }
 }

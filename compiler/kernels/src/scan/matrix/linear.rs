@@ -2,30 +2,30 @@
 
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::graph::{Function, GraphNode, ValueId};
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::ops::Op;
 use std::collections::BTreeMap;
 
 /// What needs nothing of the state.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Known {
+pub(super) enum StateFreeExpr {
     One,
     Value(ValueId),
-    Product(Box<Known>, Box<Known>),
-    Negative(Box<Known>),
+    Product(Box<StateFreeExpr>, Box<StateFreeExpr>),
+    Negative(Box<StateFreeExpr>),
 }
 
-impl Known {
-    fn times(self, other: Known) -> Known {
+impl StateFreeExpr {
+    fn times(self, other: StateFreeExpr) -> StateFreeExpr {
         match (self, other) {
-            (Known::One, other) | (other, Known::One) => other,
-            (a, b) => Known::Product(Box::new(a), Box::new(b)),
+            (StateFreeExpr::One, other) | (other, StateFreeExpr::One) => other,
+            (a, b) => StateFreeExpr::Product(Box::new(a), Box::new(b)),
         }
     }
 
-    fn negative(self) -> Known {
-        Known::Negative(Box::new(self))
+    fn negative(self) -> StateFreeExpr {
+        StateFreeExpr::Negative(Box::new(self))
     }
 }
 
@@ -33,55 +33,55 @@ impl Known {
 /// `found = S probe`, and `y = S query + found (direction . read) + value (own . read)`. `value` is a number per row, everything else
 /// one per column.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Linear {
-    pub decay: Known,
-    pub value: Known,
-    pub key: Known,
-    pub query: Known,
+pub(super) struct LinearRecurrence {
+    pub decay: StateFreeExpr,
+    pub value: StateFreeExpr,
+    pub key: StateFreeExpr,
+    pub query: StateFreeExpr,
     /// `own` and `read`, as one product that is summed over the columns; none if `y` has nothing of the step's own value.
-    pub own: Option<Known>,
-    pub correction: Option<Correction>,
+    pub own: Option<StateFreeExpr>,
+    pub correction: Option<DeltaRule>,
 }
 
 /// What is changed by what the state says before.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Correction {
-    pub probe: Known,
-    pub direction: Known,
-    /// `direction` and `read`, as `own` of [`Linear`].
-    pub read: Option<Known>,
+pub(super) struct DeltaRule {
+    pub probe: StateFreeExpr,
+    pub direction: StateFreeExpr,
+    /// `direction` and `read`, as `own` of [`LinearRecurrence`].
+    pub read: Option<StateFreeExpr>,
 }
 
 /// `S diag(decay) + found direction^T + row column^T`, each if it is there.
 #[derive(Clone, Default)]
-struct Matrix {
-    decay: Option<Known>,
-    direction: Option<Known>,
-    added: Option<(Known, Known)>,
+struct MatrixForm {
+    decay: Option<StateFreeExpr>,
+    direction: Option<StateFreeExpr>,
+    added: Option<(StateFreeExpr, StateFreeExpr)>,
 }
 
 /// A number per row: `found times + known`.
 #[derive(Clone, Default)]
-struct Row {
-    times: Option<Known>,
-    known: Option<Known>,
+struct RowForm {
+    times: Option<StateFreeExpr>,
+    known: Option<StateFreeExpr>,
 }
 
 #[derive(Clone)]
-enum Form {
+enum BodyForm {
     Known,
-    Row(Row),
-    Matrix(Matrix),
+    Row(RowForm),
+    Matrix(MatrixForm),
 }
 
-impl Linear {
+impl LinearRecurrence {
     /// Of a body with one state and one result, see [`super::shape_of`]; `None` if it is not of this form.
-    pub fn of(body: &Function) -> Option<Linear> {
+    pub fn of(body: &Function) -> Option<LinearRecurrence> {
         let &[state, y] = body.outputs.as_slice() else { return None };
-        let mut analysis = Analysis { body, forms: BTreeMap::new(), probe: None };
-        let first = Matrix { decay: Some(Known::One), ..Matrix::default() };
+        let mut analysis = LinearAnalysis { body, forms: BTreeMap::new(), probe: None };
+        let first = MatrixForm { decay: Some(StateFreeExpr::One), ..MatrixForm::default() };
         for (i, &v) in body.inputs.iter().enumerate() {
-            let form = if i == 0 { Form::Matrix(first.clone()) } else { Form::Known };
+            let form = if i == 0 { BodyForm::Matrix(first.clone()) } else { BodyForm::Known };
             analysis.forms.insert(v, form);
         }
         let mut read = None;
@@ -93,42 +93,42 @@ impl Linear {
                 analysis.forms.insert(node.outputs[0], form);
             }
         }
-        let Some(Form::Matrix(Matrix { decay: Some(decay), direction, added: Some((value, key)) })) =
+        let Some(BodyForm::Matrix(MatrixForm { decay: Some(decay), direction, added: Some((value, key)) })) =
             analysis.forms.remove(&state)
         else {
             return None;
         };
-        let Matrix { decay: Some(query), direction: of_found, added: own } = read? else { return None };
+        let MatrixForm { decay: Some(query), direction: of_found, added: own } = read? else { return None };
         if own.as_ref().is_some_and(|(row, _)| *row != value) {
             return None;
         }
         let correction = match (analysis.probe, direction) {
-            (Some(probe), Some(direction)) => Some(Correction { probe, direction, read: of_found }),
+            (Some(probe), Some(direction)) => Some(DeltaRule { probe, direction, read: of_found }),
             (None, None) => None,
             _ => return None,
         };
-        Some(Linear { decay, value, key, query, own: own.map(|(_, column)| column), correction })
+        Some(LinearRecurrence { decay, value, key, query, own: own.map(|(_, column)| column), correction })
     }
 }
 
-struct Analysis<'a> {
+struct LinearAnalysis<'a> {
     body: &'a Function,
-    forms: BTreeMap<ValueId, Form>,
+    forms: BTreeMap<ValueId, BodyForm>,
     /// What `found` is: one sum of products with the state.
-    probe: Option<Known>,
+    probe: Option<StateFreeExpr>,
 }
 
-impl Analysis<'_> {
+impl LinearAnalysis<'_> {
     /// What a node computes; `None` if that is no form.
-    fn form(&mut self, node: &Node) -> Option<Form> {
-        let forms: Vec<Form> =
+    fn form(&mut self, node: &GraphNode) -> Option<BodyForm> {
+        let forms: Vec<BodyForm> =
             node.inputs.iter().map(|v| self.forms.get(v).cloned()).collect::<Option<_>>()?;
-        if forms.iter().all(|form| matches!(form, Form::Known)) {
-            return node.op.is_elementwise().then_some(Form::Known);
+        if forms.iter().all(|form| matches!(form, BodyForm::Known)) {
+            return node.op.is_elementwise().then_some(BodyForm::Known);
         }
         match (&node.op, forms.as_slice()) {
-            (Op::Binary(BinOp::Mul), [form, Form::Known]) => self.scaled(form.clone(), node.inputs[1]),
-            (Op::Binary(BinOp::Mul), [Form::Known, form]) => self.scaled(form.clone(), node.inputs[0]),
+            (Op::Binary(BinOp::Mul), [form, BodyForm::Known]) => self.scaled(form.clone(), node.inputs[1]),
+            (Op::Binary(BinOp::Mul), [BodyForm::Known, form]) => self.scaled(form.clone(), node.inputs[0]),
             (Op::Binary(BinOp::Add), [a, b]) => self.sum([a.clone(), b.clone()], node),
             (Op::Binary(BinOp::Sub), [a, b]) => {
                 let b = self.lifted(b.clone(), a, node.inputs[1])?;
@@ -136,9 +136,9 @@ impl Analysis<'_> {
             }
             (Op::Unary(UnOp::Neg), [form]) => Some(negative(form.clone())),
             (Op::Reduce { .. }, _) => match self.summed(node)? {
-                Matrix { decay: Some(probe), direction: None, added: None } if self.probe.is_none() => {
+                MatrixForm { decay: Some(probe), direction: None, added: None } if self.probe.is_none() => {
                     self.probe = Some(probe);
-                    Some(Form::Row(Row { times: Some(Known::One), known: None }))
+                    Some(BodyForm::Row(RowForm { times: Some(StateFreeExpr::One), known: None }))
                 }
                 _ => None,
             },
@@ -147,21 +147,21 @@ impl Analysis<'_> {
     }
 
     /// The matrix whose columns a node adds up.
-    fn summed(&self, node: &Node) -> Option<Matrix> {
+    fn summed(&self, node: &GraphNode) -> Option<MatrixForm> {
         match (&node.op, self.forms.get(node.inputs.first()?)?) {
-            (Op::Reduce { op: RedOp::Sum, .. }, Form::Matrix(matrix)) => Some(matrix.clone()),
+            (Op::Reduce { op: RedOp::Sum, .. }, BodyForm::Matrix(matrix)) => Some(matrix.clone()),
             _ => None,
         }
     }
 
     /// Rows and columns of a known value: the factor of each, which is one where it is broadcast.
-    fn factors(&self, v: ValueId) -> Option<(Known, Known)> {
+    fn factors(&self, v: ValueId) -> Option<(StateFreeExpr, StateFreeExpr)> {
         let ty = self.body.ty(v);
         let long =
             |from_last: usize| ty.rank() > from_last && ty.dims[ty.rank() - 1 - from_last] != Dim::from(1);
         match (long(1), long(0)) {
-            (true, false) => Some((Known::Value(v), Known::One)),
-            (false, _) => Some((Known::One, Known::Value(v))),
+            (true, false) => Some((StateFreeExpr::Value(v), StateFreeExpr::One)),
+            (false, _) => Some((StateFreeExpr::One, StateFreeExpr::Value(v))),
             (true, true) => {
                 let node = self.body.def(v).filter(|node| node.op == Op::Binary(BinOp::Mul))?;
                 let [(row, column), (other_row, other_column)] =
@@ -172,53 +172,60 @@ impl Analysis<'_> {
     }
 
     /// A form times a known value.
-    fn scaled(&self, form: Form, by: ValueId) -> Option<Form> {
+    fn scaled(&self, form: BodyForm, by: ValueId) -> Option<BodyForm> {
         let (row, column) = self.factors(by)?;
         let wide = *self.body.ty(by).dims.last().unwrap_or(&Dim::from(1)) != Dim::from(1);
-        let times = |known: Option<Known>, by: &Known| known.map(|known| known.times(by.clone()));
+        let times =
+            |known: Option<StateFreeExpr>, by: &StateFreeExpr| known.map(|known| known.times(by.clone()));
         match form {
-            Form::Known => None,
+            BodyForm::Known => None,
             // A number per head may stand on both sides.
-            Form::Row(Row { times: found, known }) if !wide => match (found, row == Known::One) {
-                (found, true) => {
-                    Some(Form::Row(Row { times: times(found, &column), known: times(known, &column) }))
+            BodyForm::Row(RowForm { times: found, known }) if !wide => {
+                match (found, row == StateFreeExpr::One) {
+                    (found, true) => Some(BodyForm::Row(RowForm {
+                        times: times(found, &column),
+                        known: times(known, &column),
+                    })),
+                    (None, false) => Some(BodyForm::Row(RowForm { times: None, known: times(known, &row) })),
+                    (Some(_), false) => None,
                 }
-                (None, false) => Some(Form::Row(Row { times: None, known: times(known, &row) })),
-                (Some(_), false) => None,
-            },
-            Form::Row(Row { times: found, known }) if row == Known::One => Some(Form::Matrix(Matrix {
-                decay: None,
-                direction: times(found, &column),
-                added: known.map(|known| (known, column)),
-            })),
-            Form::Row(_) => None,
-            Form::Matrix(Matrix { decay, direction, added }) if row == Known::One => {
-                Some(Form::Matrix(Matrix {
+            }
+            BodyForm::Row(RowForm { times: found, known }) if row == StateFreeExpr::One => {
+                Some(BodyForm::Matrix(MatrixForm {
+                    decay: None,
+                    direction: times(found, &column),
+                    added: known.map(|known| (known, column)),
+                }))
+            }
+            BodyForm::Row(_) => None,
+            BodyForm::Matrix(MatrixForm { decay, direction, added }) if row == StateFreeExpr::One => {
+                Some(BodyForm::Matrix(MatrixForm {
                     decay: times(decay, &column),
                     direction: times(direction, &column),
                     added: added.map(|(row, key)| (row, key.times(column))),
                 }))
             }
-            Form::Matrix(_) => None,
+            BodyForm::Matrix(_) => None,
         }
     }
 
     /// A known value in the form of what it is added to.
-    fn lifted(&self, form: Form, other: &Form, v: ValueId) -> Option<Form> {
+    fn lifted(&self, form: BodyForm, other: &BodyForm, v: ValueId) -> Option<BodyForm> {
         match (&form, other) {
-            (Form::Known, Form::Row(_)) => {
+            (BodyForm::Known, BodyForm::Row(_)) => {
                 let (row, column) = self.factors(v)?;
-                (column == Known::One).then_some(Form::Row(Row { times: None, known: Some(row) }))
+                (column == StateFreeExpr::One)
+                    .then_some(BodyForm::Row(RowForm { times: None, known: Some(row) }))
             }
-            (Form::Known, Form::Matrix(_)) => {
+            (BodyForm::Known, BodyForm::Matrix(_)) => {
                 let added = Some(self.factors(v)?);
-                Some(Form::Matrix(Matrix { added, ..Matrix::default() }))
+                Some(BodyForm::Matrix(MatrixForm { added, ..MatrixForm::default() }))
             }
             _ => Some(form),
         }
     }
 
-    fn sum(&self, [a, b]: [Form; 2], node: &Node) -> Option<Form> {
+    fn sum(&self, [a, b]: [BodyForm; 2], node: &GraphNode) -> Option<BodyForm> {
         fn either<T>(a: Option<T>, b: Option<T>) -> Option<Option<T>> {
             match (a, b) {
                 (Some(_), Some(_)) => None,
@@ -228,10 +235,11 @@ impl Analysis<'_> {
         let (first, second) =
             (self.lifted(a.clone(), &b, node.inputs[0])?, self.lifted(b, &a, node.inputs[1])?);
         match (first, second) {
-            (Form::Row(a), Form::Row(b)) => {
-                Some(Form::Row(Row { times: either(a.times, b.times)?, known: either(a.known, b.known)? }))
-            }
-            (Form::Matrix(a), Form::Matrix(b)) => Some(Form::Matrix(Matrix {
+            (BodyForm::Row(a), BodyForm::Row(b)) => Some(BodyForm::Row(RowForm {
+                times: either(a.times, b.times)?,
+                known: either(a.known, b.known)?,
+            })),
+            (BodyForm::Matrix(a), BodyForm::Matrix(b)) => Some(BodyForm::Matrix(MatrixForm {
                 decay: either(a.decay, b.decay)?,
                 direction: either(a.direction, b.direction)?,
                 added: either(a.added, b.added)?,
@@ -241,12 +249,14 @@ impl Analysis<'_> {
     }
 }
 
-fn negative(form: Form) -> Form {
-    let of = |known: Option<Known>| known.map(Known::negative);
+fn negative(form: BodyForm) -> BodyForm {
+    let of = |known: Option<StateFreeExpr>| known.map(StateFreeExpr::negative);
     match form {
-        Form::Known => Form::Known,
-        Form::Row(Row { times, known }) => Form::Row(Row { times: of(times), known: of(known) }),
-        Form::Matrix(Matrix { decay, direction, added }) => Form::Matrix(Matrix {
+        BodyForm::Known => BodyForm::Known,
+        BodyForm::Row(RowForm { times, known }) => {
+            BodyForm::Row(RowForm { times: of(times), known: of(known) })
+        }
+        BodyForm::Matrix(MatrixForm { decay, direction, added }) => BodyForm::Matrix(MatrixForm {
             decay: of(decay),
             direction: of(direction),
             added: added.map(|(row, column)| (row, column.negative())),

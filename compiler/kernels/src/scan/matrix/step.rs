@@ -1,12 +1,12 @@
 //! One step of the body for a few rows of a state: values in registers, columns in vectors. On a GPU neighbouring lanes of a warp share the
 //! columns of a row.
 
-use super::arithmetic::Arithmetic;
-use super::{Extent, MatrixScan};
+use super::arithmetic::BodyArithmetic;
+use super::{MatrixScan, StateExtent};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::ops::Op;
-use mlcc_kernel_lang::{Recorder, Val, View, fold_lanes};
+use mlcc_kernel_lang::{BufferView, Recorder, Val, fold_lanes};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
@@ -20,17 +20,17 @@ pub(super) struct HeadRows<'k> {
 }
 
 /// The columns of one row, piece by piece; one entry for a value without columns.
-type Row<'k> = Vec<Val<'k>>;
+type RowVectors<'k> = Vec<Val<'k>>;
 
 /// Values of the body: for each row that runs, or one for all.
-pub(super) type Values<'k> = HashMap<ValueId, Vec<Row<'k>>>;
+pub(super) type RowValues<'k> = HashMap<ValueId, Vec<RowVectors<'k>>>;
 
 /// By sequence, counted among all inputs: what has been brought to shared memory of it, from the first column or the row that runs.
-pub(super) type Staged<'k> = BTreeMap<usize, View<'k, 1>>;
+pub(super) type StagedSequences<'k> = BTreeMap<usize, BufferView<'k, 1>>;
 
 /// Lanes of a warp that share a row: each has every `count`-th vector of the columns.
 #[derive(Clone, Copy)]
-pub(super) struct Sharers<'k> {
+pub(super) struct RowSharers<'k> {
     pub count: i64,
     /// Number of the lane among them.
     pub lane: Val<'k>,
@@ -40,7 +40,7 @@ pub(super) struct Sharers<'k> {
 
 /// A vector of a row, or a single column.
 #[derive(Clone, Copy)]
-struct Piece {
+struct ColumnVector {
     /// In a row in memory, from the first column of the lane.
     column: i64,
     /// In registers.
@@ -48,37 +48,38 @@ struct Piece {
     lanes: u32,
 }
 
-pub(super) struct Step<'a, 'k> {
+pub(super) struct RowScan<'a, 'k> {
     scan: &'a MatrixScan<'a, 'k>,
     lanes: u32,
     at: HeadRows<'k>,
     /// Whole vectors, then single columns.
-    pieces: Vec<Piece>,
-    arithmetic: Arithmetic<'a, 'k>,
-    sharers: Option<Sharers<'k>>,
+    pieces: Vec<ColumnVector>,
+    arithmetic: BodyArithmetic<'a, 'k>,
+    sharers: Option<RowSharers<'k>>,
 }
 
-impl<'a, 'k> Step<'a, 'k> {
-    pub fn new(scan: &'a MatrixScan<'a, 'k>, lanes: u32, at: HeadRows<'k>) -> Step<'a, 'k> {
+impl<'a, 'k> RowScan<'a, 'k> {
+    pub fn new(scan: &'a MatrixScan<'a, 'k>, lanes: u32, at: HeadRows<'k>) -> RowScan<'a, 'k> {
         let (columns, width) = (scan.shape.columns, i64::from(lanes));
         let end = columns / width * width;
         let vectors = (0..end).step_by(lanes as usize).map(|c| (c, lanes));
-        let piece = |(column, lanes)| Piece { column, place: column, lanes };
+        let piece = |(column, lanes)| ColumnVector { column, place: column, lanes };
         let pieces = vectors.chain((end..columns).map(|c| (c, 1))).map(piece).collect();
-        let arithmetic = Arithmetic::new(scan.k, scan.body);
-        Step { scan, lanes, at, pieces, arithmetic, sharers: None }
+        let arithmetic = BodyArithmetic::new(scan.k, scan.body);
+        RowScan { scan, lanes, at, pieces, arithmetic, sharers: None }
     }
 
     /// The same where lanes share the columns, which are whole vectors for each.
-    pub fn shared(self, sharers: Sharers<'k>) -> Step<'a, 'k> {
-        let step = Step { sharers: Some(sharers), ..self };
+    pub fn shared(self, sharers: RowSharers<'k>) -> RowScan<'a, 'k> {
+        let step = RowScan { sharers: Some(sharers), ..self };
         if sharers.count == 1 {
             return step;
         }
         let width = i64::from(step.lanes);
         let of_lane = step.scan.shape.columns / (width * sharers.count);
-        let piece = |i| Piece { column: i * width * sharers.count, place: i * width, lanes: step.lanes };
-        Step { pieces: (0..of_lane).map(piece).collect(), ..step }
+        let piece =
+            |i| ColumnVector { column: i * width * sharers.count, place: i * width, lanes: step.lanes };
+        RowScan { pieces: (0..of_lane).map(piece).collect(), ..step }
     }
 
     fn k(&self) -> &'k Recorder {
@@ -94,9 +95,9 @@ impl<'a, 'k> Step<'a, 'k> {
     pub fn run(&self) {
         let states = self.alloc_states();
         self.fill_states(&states);
-        let mut constants = Values::new();
+        let mut constants = RowValues::new();
         self.load_constants(&mut constants);
-        let nothing = Staged::new();
+        let nothing = StagedSequences::new();
         self.k()
             .serial("step", &self.scan.length, |time| self.one(time, &states, constants.clone(), &nothing));
         self.close_states(&states);
@@ -105,7 +106,7 @@ impl<'a, 'k> Step<'a, 'k> {
     // ---- rows in memory and in registers
 
     /// Elements of local memory that a row of a state takes: whole vectors, so that they can be kept in registers.
-    fn stride(&self, extent: Extent) -> i64 {
+    fn stride(&self, extent: StateExtent) -> i64 {
         let of_lane = self.scan.shape.columns / self.sharers.map_or(1, |sharers| sharers.count);
         match extent.columns {
             true => (of_lane as usize).next_multiple_of(self.lanes as usize) as i64,
@@ -113,13 +114,13 @@ impl<'a, 'k> Step<'a, 'k> {
         }
     }
 
-    fn pieces(&self, extent: Extent) -> &[Piece] {
-        const NUMBER: [Piece; 1] = [Piece { column: 0, place: 0, lanes: 1 }];
+    fn pieces(&self, extent: StateExtent) -> &[ColumnVector] {
+        const NUMBER: [ColumnVector; 1] = [ColumnVector { column: 0, place: 0, lanes: 1 }];
         if extent.columns { &self.pieces } else { &NUMBER }
     }
 
     /// The first column of the lane, for a value with columns.
-    fn of_lane(&self, first: Val<'k>, extent: Extent) -> Val<'k> {
+    fn of_lane(&self, first: Val<'k>, extent: StateExtent) -> Val<'k> {
         match self.sharers {
             Some(sharers) if extent.columns && sharers.count > 1 => {
                 first + sharers.lane * i64::from(self.lanes)
@@ -129,21 +130,21 @@ impl<'a, 'k> Step<'a, 'k> {
     }
 
     /// A row of consecutive elements from `first`.
-    fn load(&self, (buf, first): (View<'k, 1>, Val<'k>), extent: Extent) -> Row<'k> {
+    fn load(&self, (buf, first): (BufferView<'k, 1>, Val<'k>), extent: StateExtent) -> RowVectors<'k> {
         let first = self.of_lane(first, extent);
-        let load = |piece: &Piece| buf.load([first + piece.column], piece.lanes).named("x");
+        let load = |piece: &ColumnVector| buf.load([first + piece.column], piece.lanes).named("x");
         self.pieces(extent).iter().map(load).collect()
     }
 
     /// Lanes that share a row store a number of it once.
-    fn store(&self, (buf, first): (View<'k, 1>, Val<'k>), row: &Row<'k>, extent: Extent) {
+    fn store(&self, (buf, first): (BufferView<'k, 1>, Val<'k>), row: &RowVectors<'k>, extent: StateExtent) {
         let at = self.of_lane(first, extent);
         let store = || {
             for (piece, &value) in self.pieces(extent).iter().zip(row) {
                 buf.set([at + piece.column], value);
             }
         };
-        let one_lane = |s: Sharers<'k>| (s.count > 1 && !extent.columns).then(|| s.lane.equals(0));
+        let one_lane = |s: RowSharers<'k>| (s.count > 1 && !extent.columns).then(|| s.lane.equals(0));
         let condition = self.sharers.and_then(|s| match (s.inside, one_lane(s)) {
             (Some(inside), Some(one)) => Some(inside & one),
             (inside, one) => inside.or(one),
@@ -155,43 +156,43 @@ impl<'a, 'k> Step<'a, 'k> {
     }
 
     /// Registers of the carries.
-    pub fn alloc_states(&self) -> Vec<View<'k, 1>> {
+    pub fn alloc_states(&self) -> Vec<BufferView<'k, 1>> {
         self.alloc("state", 0..self.scan.carries)
     }
 
     /// Registers of the constants.
-    pub fn alloc_constants(&self) -> Vec<View<'k, 1>> {
+    pub fn alloc_constants(&self) -> Vec<BufferView<'k, 1>> {
         self.alloc("constant", self.scan.constants())
     }
 
-    fn alloc(&self, name: &str, inputs: Range<usize>) -> Vec<View<'k, 1>> {
+    fn alloc(&self, name: &str, inputs: Range<usize>) -> Vec<BufferView<'k, 1>> {
         let len = |i| self.stride(self.scan.input_extent(i)) * self.at.rows as i64;
         inputs.map(|i| self.k().registers(name, [len(i)])).collect()
     }
 
     /// Row `r` of a state.
-    fn state(&self, state: View<'k, 1>, extent: Extent, r: usize) -> Row<'k> {
+    fn state(&self, state: BufferView<'k, 1>, extent: StateExtent, r: usize) -> RowVectors<'k> {
         let first = r as i64 * self.stride(extent);
-        let load = |piece: &Piece| state.load([first + piece.place], piece.lanes).named("x");
+        let load = |piece: &ColumnVector| state.load([first + piece.place], piece.lanes).named("x");
         self.pieces(extent).iter().map(load).collect()
     }
 
-    fn set_state(&self, state: View<'k, 1>, extent: Extent, r: usize, row: &Row<'k>) {
+    fn set_state(&self, state: BufferView<'k, 1>, extent: StateExtent, r: usize, row: &RowVectors<'k>) {
         let first = r as i64 * self.stride(extent);
         for (piece, &value) in self.pieces(extent).iter().zip(row) {
             state.set([first + piece.place], value);
         }
     }
 
-    pub fn fill_states(&self, states: &[View<'k, 1>]) {
+    pub fn fill_states(&self, states: &[BufferView<'k, 1>]) {
         self.fill(0..self.scan.carries, states);
     }
 
-    pub fn fill_constants(&self, constants: &[View<'k, 1>]) {
+    pub fn fill_constants(&self, constants: &[BufferView<'k, 1>]) {
         self.fill(self.scan.constants(), constants);
     }
 
-    fn fill(&self, inputs: Range<usize>, registers: &[View<'k, 1>]) {
+    fn fill(&self, inputs: Range<usize>, registers: &[BufferView<'k, 1>]) {
         for (i, &to) in inputs.zip(registers) {
             let extent = self.scan.input_extent(i);
             for r in 0..self.at.rows {
@@ -201,7 +202,7 @@ impl<'a, 'k> Step<'a, 'k> {
         }
     }
 
-    pub fn close_states(&self, states: &[View<'k, 1>]) {
+    pub fn close_states(&self, states: &[BufferView<'k, 1>]) {
         for (i, &state) in states.iter().enumerate() {
             let extent = self.scan.input_extent(i);
             let out = self.k().flat(self.scan.outputs[i]);
@@ -212,15 +213,15 @@ impl<'a, 'k> Step<'a, 'k> {
         }
     }
 
-    pub fn load_constants(&self, values: &mut Values<'k>) {
+    pub fn load_constants(&self, values: &mut RowValues<'k>) {
         for i in self.scan.constants() {
-            self.load_input(i, self.k().int(0), values, &Staged::new());
+            self.load_input(i, self.k().int(0), values, &StagedSequences::new());
         }
     }
 
     /// The constants from registers.
-    pub fn constants(&self, registers: &[View<'k, 1>]) -> Values<'k> {
-        let value = |(i, &constant): (usize, &View<'k, 1>)| {
+    pub fn constants(&self, registers: &[BufferView<'k, 1>]) -> RowValues<'k> {
+        let value = |(i, &constant): (usize, &BufferView<'k, 1>)| {
             let extent = self.scan.input_extent(i);
             let rows = (0..self.at.rows).map(|r| self.state(constant, extent, r)).collect();
             (self.scan.body.inputs[i], rows)
@@ -228,7 +229,7 @@ impl<'a, 'k> Step<'a, 'k> {
         self.scan.constants().zip(registers).map(value).collect()
     }
 
-    fn load_input(&self, i: usize, time: Val<'k>, values: &mut Values<'k>, staged: &Staged<'k>) {
+    fn load_input(&self, i: usize, time: Val<'k>, values: &mut RowValues<'k>, staged: &StagedSequences<'k>) {
         let extent = self.scan.input_extent(i);
         let row = |r: usize| match staged.get(&i) {
             Some(&shared) => {
@@ -243,7 +244,13 @@ impl<'a, 'k> Step<'a, 'k> {
     // ---- the body
 
     /// Evaluates the body; `values` holds the constants.
-    pub fn one(&self, time: Val<'k>, states: &[View<'k, 1>], mut values: Values<'k>, staged: &Staged<'k>) {
+    pub fn one(
+        &self,
+        time: Val<'k>,
+        states: &[BufferView<'k, 1>],
+        mut values: RowValues<'k>,
+        staged: &StagedSequences<'k>,
+    ) {
         let scan = self.scan;
         for (i, &state) in states.iter().enumerate() {
             let extent = scan.input_extent(i);
@@ -269,7 +276,7 @@ impl<'a, 'k> Step<'a, 'k> {
     }
 
     /// Adds the values of all nodes to those of the inputs.
-    fn evaluate(&self, values: &mut Values<'k>) {
+    fn evaluate(&self, values: &mut RowValues<'k>) {
         for (_, node) in self.scan.body.live() {
             let out = node.outputs[0];
             if self.arithmetic.is_fused(out) {
@@ -278,10 +285,10 @@ impl<'a, 'k> Step<'a, 'k> {
             let extent = self.scan.extent(out);
             let mut all = Vec::new();
             for r in 0..if extent.rows { self.at.rows } else { 1 } {
-                let piece = |(p, piece): (usize, &Piece)| {
+                let piece = |(p, piece): (usize, &ColumnVector)| {
                     self.arithmetic.elementwise(node, piece.lanes, &|v| at(values, v, r, p))
                 };
-                let row: Row = match node.op {
+                let row: RowVectors = match node.op {
                     Op::Reduce { op, .. } => vec![self.reduce(op, node.inputs[0], r, values)],
                     _ => self.pieces(extent).iter().enumerate().map(piece).collect(),
                 };
@@ -292,7 +299,7 @@ impl<'a, 'k> Step<'a, 'k> {
     }
 
     /// Over the columns of row `r`: vectors first, then their lanes, then single columns, then the lanes of a warp.
-    fn reduce(&self, op: RedOp, input: ValueId, r: usize, values: &Values<'k>) -> Val<'k> {
+    fn reduce(&self, op: RedOp, input: ValueId, r: usize, values: &RowValues<'k>) -> Val<'k> {
         let extent = self.scan.extent(input);
         let own = self.reduce_own(op, input, r, values);
         match self.sharers {
@@ -301,11 +308,11 @@ impl<'a, 'k> Step<'a, 'k> {
         }
     }
 
-    fn reduce_own(&self, op: RedOp, input: ValueId, r: usize, values: &Values<'k>) -> Val<'k> {
+    fn reduce_own(&self, op: RedOp, input: ValueId, r: usize, values: &RowValues<'k>) -> Val<'k> {
         let pieces = self.pieces(self.scan.extent(input));
         let mut wide: Option<Val> = None;
         let mut single: Option<Val> = None;
-        for (p, &Piece { lanes, .. }) in pieces.iter().enumerate() {
+        for (p, &ColumnVector { lanes, .. }) in pieces.iter().enumerate() {
             let so_far = if lanes > 1 { &mut wide } else { &mut single };
             let sum = self.arithmetic.reduce((op, input), lanes, *so_far, &|v| at(values, v, r, p));
             *so_far = Some(sum.named("sum"));
@@ -319,7 +326,7 @@ impl<'a, 'k> Step<'a, 'k> {
 }
 
 /// Piece `p` of row `r` of a value, which may be broadcast there.
-fn at<'k>(values: &Values<'k>, v: ValueId, r: usize, p: usize) -> Val<'k> {
+fn at<'k>(values: &RowValues<'k>, v: ValueId, r: usize, p: usize) -> Val<'k> {
     let rows = &values[&v];
     let row = &rows[if rows.len() > 1 { r } else { 0 }];
     row[if row.len() > 1 { p } else { 0 }]

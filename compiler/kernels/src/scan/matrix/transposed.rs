@@ -9,23 +9,23 @@
 mod copy;
 mod pass;
 
-use super::arithmetic::Arithmetic;
+use super::arithmetic::BodyArithmetic;
 use super::step::HeadRows;
-use super::{MatrixScan, Shape};
-use copy::Direction;
-use mlcc_ir::graph::{Node, ValueId};
+use super::{MatrixScan, StateShape};
+use copy::CopyDirection;
+use mlcc_ir::graph::{GraphNode, ValueId};
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::Space;
+use mlcc_ir::kernel::MemorySpace;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_kernel_lang::{BufferView, Recorder, Val};
 use std::collections::HashMap;
 use std::ops::Range;
 
-pub(super) struct Transposed<'a, 'k> {
+pub(super) struct TransposedScan<'a, 'k> {
     k: &'k Recorder,
     scan: &'a MatrixScan<'a, 'k>,
-    arithmetic: Arithmetic<'a, 'k>,
+    arithmetic: BodyArithmetic<'a, 'k>,
     /// Reductions over the columns that come before a value, by value.
     depth: Vec<usize>,
     /// The pass that writes the states.
@@ -39,34 +39,43 @@ pub(super) struct Transposed<'a, 'k> {
 }
 
 /// Vectors of rows, or one number for all rows.
-type Pieces<'k> = Vec<Val<'k>>;
-type Values<'k> = HashMap<ValueId, Pieces<'k>>;
+type LaneVectors<'k> = Vec<Val<'k>>;
+type LaneValues<'k> = HashMap<ValueId, LaneVectors<'k>>;
 
 /// Rows that run together, and their states: `[columns, rows]`.
 struct StateBlock<'k> {
     at: HeadRows<'k>,
-    states: Vec<View<'k, 2>>,
+    states: Vec<BufferView<'k, 2>>,
 }
 
 /// A step and its values that have no columns.
-struct Token<'k> {
+struct ScanStep<'k> {
     time: Val<'k>,
-    values: Values<'k>,
+    values: LaneValues<'k>,
 }
 
 /// What a pass has summed up of each reduction.
-type Sums<'a, 'k> = Vec<(&'a Node, View<'k, 1>)>;
+type ReductionSums<'a, 'k> = Vec<(&'a GraphNode, BufferView<'k, 1>)>;
 
-impl<'a, 'k> Transposed<'a, 'k> {
+impl<'a, 'k> TransposedScan<'a, 'k> {
     pub fn new(
         scan: &'a MatrixScan<'a, 'k>,
         lanes: u32,
         vectors: i64,
         (prefetch, steps_ahead): (Option<InstrId>, i64),
-    ) -> Transposed<'a, 'k> {
-        let (k, arithmetic) = (scan.k, Arithmetic::new(scan.k, scan.body));
-        let mut all =
-            Transposed { k, scan, arithmetic, depth: vec![], last: 0, lanes, vectors, prefetch, steps_ahead };
+    ) -> TransposedScan<'a, 'k> {
+        let (k, arithmetic) = (scan.k, BodyArithmetic::new(scan.k, scan.body));
+        let mut all = TransposedScan {
+            k,
+            scan,
+            arithmetic,
+            depth: vec![],
+            last: 0,
+            lanes,
+            vectors,
+            prefetch,
+            steps_ahead,
+        };
         all.count_reductions();
         all
     }
@@ -98,7 +107,7 @@ impl<'a, 'k> Transposed<'a, 'k> {
     }
 
     /// True for a reduction over more than one element.
-    fn sums_columns(&self, node: &Node) -> bool {
+    fn sums_columns(&self, node: &GraphNode) -> bool {
         matches!(node.op, Op::Reduce { .. }) && self.has_columns(node.inputs[0])
     }
 
@@ -110,7 +119,12 @@ impl<'a, 'k> Transposed<'a, 'k> {
         (0..count).map(move |p| (p * i64::from(lanes), lanes))
     }
 
-    fn load_pieces(&self, v: ValueId, (buf, first): (View<'k, 1>, Val<'k>), name: &str) -> Pieces<'k> {
+    fn load_pieces(
+        &self,
+        v: ValueId,
+        (buf, first): (BufferView<'k, 1>, Val<'k>),
+        name: &str,
+    ) -> LaneVectors<'k> {
         self.pieces(v).map(|(row, lanes)| buf.load([first + row], lanes).named(name)).collect()
     }
 
@@ -118,28 +132,28 @@ impl<'a, 'k> Transposed<'a, 'k> {
 
     /// Kernel body.
     pub fn emit(&self) {
-        let Shape { heads, rows, columns } = self.scan.shape;
+        let StateShape { heads, rows, columns } = self.scan.shape;
         let (k, block_rows) = (self.k, self.block_rows());
         let per_head = rows / block_rows;
         k.par("block", heads * per_head, |block| {
             let (head, part) = (block / per_head, block % per_head);
             let row = (part * block_rows).named("row");
             let at = HeadRows { head, row, rows: block_rows as usize };
-            let state = |_| k.alloc("state", DType::F32, [columns, block_rows], Space::Stack);
+            let state = |_| k.alloc("state", DType::F32, [columns, block_rows], MemorySpace::Stack);
             let block = StateBlock { at, states: (0..self.scan.carries).map(state).collect() };
-            self.copy_states(&block, Direction::In);
+            self.copy_states(&block, CopyDirection::In);
             self.steps(&block);
-            self.copy_states(&block, Direction::Out);
+            self.copy_states(&block, CopyDirection::Out);
         });
     }
 
     fn steps(&self, block: &StateBlock<'k>) {
         let (k, steps, zero) = (self.k, self.k.dim(&self.scan.length), self.k.int(0));
-        let mut constants = Values::new();
+        let mut constants = LaneValues::new();
         self.load_rows(block, zero, self.scan.constants(), &mut constants);
         // The first pass of a step: made before the first one, then by the last pass of the step before.
         let early = self.last > 0;
-        let [first, next] = [(); 2].map(|()| if early { self.alloc_sums(0) } else { Sums::new() });
+        let [first, next] = [(); 2].map(|()| if early { self.alloc_sums(0) } else { ReductionSums::new() });
         if early {
             let token = self.token(block, zero, &constants);
             self.clear(&first);
@@ -174,11 +188,11 @@ impl<'a, 'k> Transposed<'a, 'k> {
     }
 
     /// What a step knows before its first pass.
-    fn token(&self, block: &StateBlock<'k>, time: Val<'k>, constants: &Values<'k>) -> Token<'k> {
+    fn token(&self, block: &StateBlock<'k>, time: Val<'k>, constants: &LaneValues<'k>) -> ScanStep<'k> {
         let mut values = constants.clone();
         self.load_rows(block, time, self.scan.sequences(), &mut values);
         self.add_rows(0, &mut values);
-        Token { time, values }
+        ScanStep { time, values }
     }
 
     /// Adds the inputs that have no columns.
@@ -187,7 +201,7 @@ impl<'a, 'k> Transposed<'a, 'k> {
         block: &StateBlock<'k>,
         time: Val<'k>,
         inputs: Range<usize>,
-        values: &mut Values<'k>,
+        values: &mut LaneValues<'k>,
     ) {
         for i in inputs {
             let v = self.scan.body.inputs[i];
@@ -198,7 +212,7 @@ impl<'a, 'k> Transposed<'a, 'k> {
     }
 
     /// Adds what has no columns and becomes known after `passes` passes.
-    fn add_rows(&self, passes: usize, values: &mut Values<'k>) {
+    fn add_rows(&self, passes: usize, values: &mut LaneValues<'k>) {
         for (_, node) in self.scan.body.live() {
             let out = node.outputs[0];
             if self.depth_of(out) != passes || self.has_columns(out) || self.sums_columns(node) {
@@ -212,7 +226,7 @@ impl<'a, 'k> Transposed<'a, 'k> {
     }
 
     /// A node from what is known; a reduction of one element is that element.
-    fn compute(&self, node: &Node, values: &Values<'k>) -> Pieces<'k> {
+    fn compute(&self, node: &GraphNode, values: &LaneValues<'k>) -> LaneVectors<'k> {
         let piece = |(p, (_, lanes)): (usize, (i64, u32))| {
             let at = |v| piece_of(values, v, p);
             let value = match node.op {
@@ -225,7 +239,7 @@ impl<'a, 'k> Transposed<'a, 'k> {
     }
 
     /// Stores what a step gives beside its states.
-    fn store_results(&self, block: &StateBlock<'k>, token: &Token<'k>) {
+    fn store_results(&self, block: &StateBlock<'k>, token: &ScanStep<'k>) {
         for (i, v) in self.scan.body.outputs.iter().enumerate().skip(self.scan.carries) {
             let extent = self.scan.extent(*v);
             let offset = self.scan.offset(extent, block.at, 0);
@@ -239,7 +253,7 @@ impl<'a, 'k> Transposed<'a, 'k> {
 }
 
 /// Piece `p` of a value, which may be one number for all.
-fn piece_of<'k>(values: &Values<'k>, v: ValueId, p: usize) -> Val<'k> {
+fn piece_of<'k>(values: &LaneValues<'k>, v: ValueId, p: usize) -> Val<'k> {
     let pieces = &values[&v];
     pieces[if pieces.len() > 1 { p } else { 0 }]
 }

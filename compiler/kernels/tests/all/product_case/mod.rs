@@ -1,18 +1,19 @@
 //! One contraction with its inputs and the exact result.
 
-use mlcc_interp::kernel::{Buffer, Options, run_with};
+use mlcc_interp::kernel::{ExecutionOptions, KernelBuffer, run_with};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::dim::{Dim, Sym, SymValues};
-use mlcc_ir::kernel::{Access, BufId, Kernel};
+use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
+use mlcc_ir::kernel::{BufId, Kernel, ParamAccess};
 use mlcc_ir::types::{DType, Packing};
 use mlcc_kernels::product::{
-    Activation, Codes, CpuPlan, DOT_COLUMNS, Epilogue, Product, Weight, emit_product,
+    CpuPlan, DOT_COLUMNS, MatmulActivation, MatmulEpilogue, MatmulProblem, MatmulWeight,
+    QuantizedActivations, emit_product,
 };
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::{PackOptions, dequantize, pack};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum X {
+pub enum CaseActivation {
     F32,
     F16,
     BF16,
@@ -22,20 +23,20 @@ pub enum X {
     I16,
 }
 
-impl X {
+impl CaseActivation {
     /// Planes and columns per scale of integer activations.
     pub fn codes(self) -> Option<(usize, usize)> {
         match self {
-            X::F32 | X::F16 | X::BF16 => None,
-            X::I8 => Some((1, 64)),
-            X::I16 => Some((2, 128)),
+            CaseActivation::F32 | CaseActivation::F16 | CaseActivation::BF16 => None,
+            CaseActivation::I8 => Some((1, 64)),
+            CaseActivation::I16 => Some((2, 128)),
         }
     }
 }
 
 /// Deterministic values in -1..1.
-pub struct Noise(pub u64);
-impl Noise {
+pub struct NoiseStream(pub u64);
+impl NoiseStream {
     pub fn next(&mut self) -> f32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 40) as f32 / 8_388_608.0) - 1.0
@@ -46,10 +47,10 @@ impl Noise {
 }
 
 /// One problem with its inputs and the exact result.
-pub struct Case {
+pub struct MatmulTestCase {
     pub weight: DType,
     pub packing: Packing,
-    pub x_type: X,
+    pub x_type: CaseActivation,
     pub m: usize,
     pub n: usize,
     pub k: usize,
@@ -57,7 +58,7 @@ pub struct Case {
     pub w_offset: usize,
     pub w_bytes: Vec<u8>,
     /// Float activations.
-    pub x: Buffer,
+    pub x: KernelBuffer,
     /// Integer activations, row-major, with their scales and starts.
     pub codes: Vec<i32>,
     pub scales: Vec<f32>,
@@ -67,27 +68,32 @@ pub struct Case {
     pub size: Vec<f64>,
 }
 
-impl Case {
-    pub fn new(weight: DType, packing: Packing, x_type: X, (m, n, k): (usize, usize, usize)) -> Case {
-        let mut noise = Noise((m * 1009 + n * 31 + k) as u64);
+impl MatmulTestCase {
+    pub fn new(
+        weight: DType,
+        packing: Packing,
+        x_type: CaseActivation,
+        (m, n, k): (usize, usize, usize),
+    ) -> MatmulTestCase {
+        let mut noise = NoiseStream((m * 1009 + n * 31 + k) as u64);
         let w = noise.vec(n * k);
-        Case::of(weight, packing, x_type, (m, n, k), (w, noise.vec(m * k)))
+        MatmulTestCase::of(weight, packing, x_type, (m, n, k), (w, noise.vec(m * k)))
     }
 
     pub fn of(
         weight: DType,
         packing: Packing,
-        x_type: X,
+        x_type: CaseActivation,
         (m, n, k): (usize, usize, usize),
         (w, raw): (Vec<f32>, Vec<f32>),
-    ) -> Case {
+    ) -> MatmulTestCase {
         let w_offset = 64;
         let bytes = pack(weight, packing, n, k, &w, PackOptions::default()).unwrap();
         let w = dequantize(weight, packing, n, k, &bytes).unwrap();
         let element = weight.bytes().unwrap_or(1);
         let mut w_bytes = vec![0xff; w_offset * element];
         w_bytes.extend(bytes);
-        let mut case = Case {
+        let mut case = MatmulTestCase {
             weight,
             packing,
             x_type,
@@ -96,7 +102,7 @@ impl Case {
             k,
             w_offset,
             w_bytes,
-            x: Buffer::zeros(DType::F32, 0),
+            x: KernelBuffer::zeros(DType::F32, 0),
             codes: Vec::new(),
             scales: Vec::new(),
             starts: Vec::new(),
@@ -127,12 +133,12 @@ impl Case {
             .flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(0.0, stride - k)))
             .collect();
         let Some((planes, group)) = self.x_type.codes() else {
-            if self.x_type == X::F32 {
-                self.x = Buffer::from_f32(raw);
+            if self.x_type == CaseActivation::F32 {
+                self.x = KernelBuffer::from_f32(raw);
                 return raw.to_vec();
             }
-            let dtype = if self.x_type == X::F16 { DType::F16 } else { DType::BF16 };
-            self.x = Buffer::from_floats(dtype, raw);
+            let dtype = if self.x_type == CaseActivation::F16 { DType::F16 } else { DType::BF16 };
+            self.x = KernelBuffer::from_floats(dtype, raw);
             return self.x.to_f32();
         };
         let largest_code = if planes == 1 { 127.0 } else { 32512.0 };
@@ -158,7 +164,7 @@ impl Case {
     }
 
     /// The codes in the order of [`Codes`].
-    pub fn ordered(&self, planes: usize, block: CodeBlock) -> Buffer {
+    pub fn ordered(&self, planes: usize, block: CodeBlock) -> KernelBuffer {
         let stride = self.k.next_multiple_of(DOT_COLUMNS);
         let byte = |code: i32, plane: usize| match (planes, plane) {
             (1, _) => code as i8,
@@ -182,10 +188,10 @@ impl Case {
             }
             row += rows;
         }
-        Buffer::new(if planes == 1 { DType::I8 } else { DType::I16 }, bytes)
+        KernelBuffer::new(if planes == 1 { DType::I8 } else { DType::I16 }, bytes)
     }
 
-    pub fn x(&self, block: CodeBlock) -> Buffer {
+    pub fn x(&self, block: CodeBlock) -> KernelBuffer {
         match self.x_type.codes() {
             Some((planes, _)) => self.ordered(planes, block),
             None => self.x.clone(),
@@ -196,32 +202,33 @@ impl Case {
     pub fn kernel(
         &self,
         block: CodeBlock,
-        emit: impl FnOnce(&mut KernelBuilder, Product, &mut Epilogue),
+        emit: impl FnOnce(&mut KernelBuilder, MatmulProblem, &mut MatmulEpilogue),
     ) -> Kernel {
         let mut kb = KernelBuilder::new("contraction");
         let x = self.x(block);
-        let x = kb.param("x", x.dtype, x.len(), Access::In, 64);
+        let x = kb.param("x", x.dtype, x.len(), ParamAccess::In, 64);
         let (scales, starts) = (
-            kb.param("scales", DType::F32, self.scales.len(), Access::In, 64),
-            kb.param("starts", DType::I32, self.starts.len(), Access::In, 64),
+            kb.param("scales", DType::F32, self.scales.len(), ParamAccess::In, 64),
+            kb.param("starts", DType::I32, self.starts.len(), ParamAccess::In, 64),
         );
         let w_dtype = if self.weight.is_packed() { DType::U8 } else { self.weight };
         let w_len = self.w_bytes.len() / w_dtype.bytes().unwrap();
-        let w = kb.param("w", w_dtype, w_len, Access::In, 64);
-        let y_len = Dim::sym(Sym::N).scale(self.n as i64);
-        let y = kb.param("y", DType::F32, y_len, Access::Out, 64);
+        let w = kb.param("w", w_dtype, w_len, ParamAccess::In, 64);
+        let y_len = Dim::sym(SizeSymbol::N).scale(self.n as i64);
+        let y = kb.param("y", DType::F32, y_len, ParamAccess::Out, 64);
         let activation = activation(self.x_type, block, scales, starts);
-        let m = if self.m == 1 { kb.int(1) } else { kb.sym(Sym::N) };
-        let weight = Weight::of(self.weight).unwrap();
+        let m = if self.m == 1 { kb.int(1) } else { kb.sym(SizeSymbol::N) };
+        let weight = MatmulWeight::of(self.weight).unwrap();
         let (n, k, w_offset) = (self.n, self.k, self.w_offset);
         let epilogue_operands = [Some(y), None, None, None];
         let packing = self.packing;
-        let problem = Product { x, activation, w, w_offset, weight, packing, m, n, k, epilogue_operands };
+        let problem =
+            MatmulProblem { x, activation, w, w_offset, weight, packing, m, n, k, epilogue_operands };
         emit(&mut kb, problem, &mut |k, sums| sums.store(k.view(y, [1, n as i64])));
         kb.finish()
     }
 
-    pub fn check(&self, what: &str, kernel: &Kernel, block: CodeBlock, options: &Options) {
+    pub fn check(&self, what: &str, kernel: &Kernel, block: CodeBlock, options: &ExecutionOptions) {
         let what =
             format!("{what}: {} x {:?}, m {} n {} k {}", self.weight, self.x_type, self.m, self.n, self.k);
         // Each of about k roundings costs half a unit of the running sum, at most; integer groups cost one per group.
@@ -235,14 +242,14 @@ impl Case {
         }
     }
 
-    pub fn run(&self, what: &str, kernel: &Kernel, block: CodeBlock, options: &Options) -> Vec<f32> {
+    pub fn run(&self, what: &str, kernel: &Kernel, block: CodeBlock, options: &ExecutionOptions) -> Vec<f32> {
         let w_dtype = if self.weight.is_packed() { DType::U8 } else { self.weight };
         let mut buffers = [
             self.x(block),
-            Buffer::from_f32(&self.scales),
-            Buffer::from_i32(&self.starts),
-            Buffer::new(w_dtype, self.w_bytes.clone()),
-            Buffer::zeros(DType::F32, self.m * self.n),
+            KernelBuffer::from_f32(&self.scales),
+            KernelBuffer::from_i32(&self.starts),
+            KernelBuffer::new(w_dtype, self.w_bytes.clone()),
+            KernelBuffer::zeros(DType::F32, self.m * self.n),
         ];
         if let Err(e) = run_with(kernel, &mut buffers, &SymValues::tokens(self.m as i64), options) {
             panic!("{what}: {e}");
@@ -250,7 +257,7 @@ impl Case {
         buffers[4].to_f32()
     }
 
-    pub fn check_cpu(&self, what: &str, plan: &CpuPlan, options: &Options) {
+    pub fn check_cpu(&self, what: &str, plan: &CpuPlan, options: &ExecutionOptions) {
         let block = plan.code_block();
         let kernel = self.kernel(block, |kb, problem, epilogue| {
             emit_product(kb, &problem, plan, epilogue);
@@ -260,11 +267,13 @@ impl Case {
 }
 
 /// The activation type as the generators know it.
-pub fn activation(x: X, block: CodeBlock, scales: BufId, starts: BufId) -> Activation {
+pub fn activation(x: CaseActivation, block: CodeBlock, scales: BufId, starts: BufId) -> MatmulActivation {
     match (x, x.codes()) {
-        (X::F32, _) => Activation::F32,
-        (X::F16, _) => Activation::F16,
-        (_, Some((planes, group))) => Activation::Codes(Codes { planes, group, block, scales, starts }),
-        _ => Activation::BF16,
+        (CaseActivation::F32, _) => MatmulActivation::F32,
+        (CaseActivation::F16, _) => MatmulActivation::F16,
+        (_, Some((planes, group))) => {
+            MatmulActivation::Codes(QuantizedActivations { planes, group, block, scales, starts })
+        }
+        _ => MatmulActivation::BF16,
     }
 }

@@ -1,9 +1,9 @@
 //! Names of encoders, and of T5, which has a decoder too.
 
-use super::Change::*;
-use super::{Entry, Family};
+use super::TensorConversion::*;
+use super::{NameMapping, TensorNameMap};
 
-const BERT_TOP: &[Entry] = &[
+const BERT_TOP: &[NameMapping] = &[
     ("token_embd.weight", "embeddings.word_embeddings.weight", Same),
     ("position_embd.weight", "embeddings.position_embeddings.weight", Same),
     ("token_types.weight", "embeddings.token_type_embeddings.weight", Same),
@@ -15,7 +15,7 @@ const BERT_TOP: &[Entry] = &[
     ("cls.output.bias", "classifier.out_proj.bias", Same),
 ];
 
-const BERT_BLOCK: &[Entry] = &[
+const BERT_BLOCK: &[NameMapping] = &[
     ("attn_q", "attention.self.query", Same),
     ("attn_k", "attention.self.key", Same),
     ("attn_v", "attention.self.value", Same),
@@ -26,7 +26,7 @@ const BERT_BLOCK: &[Entry] = &[
     ("layer_output_norm", "output.LayerNorm", Same),
 ];
 
-const MODERN_BERT_TOP: &[Entry] = &[
+const MODERN_BERT_TOP: &[NameMapping] = &[
     ("token_embd.weight", "embeddings.tok_embeddings.weight", Same),
     ("token_embd_norm.weight", "embeddings.norm.weight", Same),
     ("token_embd_norm.bias", "embeddings.norm.bias", Same),
@@ -40,7 +40,7 @@ const MODERN_BERT_TOP: &[Entry] = &[
     ("cls.output.bias", "classifier.bias", Same),
 ];
 
-const MODERN_BERT_BLOCK: &[Entry] = &[
+const MODERN_BERT_BLOCK: &[NameMapping] = &[
     ("attn_norm", "attn_norm", Same),
     ("attn_qkv", "attn.Wqkv", Same),
     ("attn_output", "attn.Wo", Same),
@@ -49,14 +49,14 @@ const MODERN_BERT_BLOCK: &[Entry] = &[
     ("ffn_down", "mlp.Wo", Same),
 ];
 
-const NOMIC_BERT_TOP: &[Entry] = &[
+const NOMIC_BERT_TOP: &[NameMapping] = &[
     ("token_embd.weight", "embeddings.word_embeddings.weight", Same),
     ("token_types.weight", "embeddings.token_type_embeddings.weight", Same),
     ("token_embd_norm.weight", "emb_ln.weight", Same),
     ("token_embd_norm.bias", "emb_ln.bias", Same),
 ];
 
-const NOMIC_BERT_BLOCK: &[Entry] = &[
+const NOMIC_BERT_BLOCK: &[NameMapping] = &[
     ("attn_qkv", "attn.Wqkv", Same),
     ("attn_output", "attn.out_proj", Same),
     ("attn_output_norm", "norm1", Same),
@@ -66,16 +66,20 @@ const NOMIC_BERT_BLOCK: &[Entry] = &[
     ("layer_output_norm", "norm2", Same),
 ];
 
-pub(super) const BERT: Family =
-    Family { top: BERT_TOP, layers: "encoder.layer", block: BERT_BLOCK, llama_block: false };
+pub(super) const BERT: TensorNameMap =
+    TensorNameMap { top: BERT_TOP, layers: "encoder.layer", block: BERT_BLOCK, llama_block: false };
 
-pub(super) const MODERN_BERT: Family =
-    Family { top: MODERN_BERT_TOP, layers: "layers", block: MODERN_BERT_BLOCK, llama_block: false };
+pub(super) const MODERN_BERT: TensorNameMap =
+    TensorNameMap { top: MODERN_BERT_TOP, layers: "layers", block: MODERN_BERT_BLOCK, llama_block: false };
 
-pub(super) const NOMIC_BERT: Family =
-    Family { top: NOMIC_BERT_TOP, layers: "encoder.layers", block: NOMIC_BERT_BLOCK, llama_block: false };
+pub(super) const NOMIC_BERT: TensorNameMap = TensorNameMap {
+    top: NOMIC_BERT_TOP,
+    layers: "encoder.layers",
+    block: NOMIC_BERT_BLOCK,
+    llama_block: false,
+};
 
-const T5_TOP: &[Entry] = &[
+const T5_TOP: &[NameMapping] = &[
     ("token_embd.weight", "shared.weight", Same),
     ("output.weight", "lm_head.weight", Same),
     ("enc.output_norm.weight", "encoder.final_layer_norm.weight", Same),
@@ -83,7 +87,7 @@ const T5_TOP: &[Entry] = &[
 ];
 
 /// With the stack that a layer is in. What is called `ffn_up` is `wi` without a gate, which the definition knows.
-const T5_BLOCK: &[Entry] = &[
+const T5_BLOCK: &[NameMapping] = &[
     ("enc.attn_norm", "layer.0.layer_norm", Same),
     ("enc.attn_q", "layer.0.SelfAttention.q", Same),
     ("enc.attn_k", "layer.0.SelfAttention.k", Same),
@@ -112,4 +116,5 @@ const T5_BLOCK: &[Entry] = &[
     ("dec.ffn_down", "layer.2.DenseReluDense.wo", Same),
 ];
 
-pub(super) const T5: Family = Family { top: T5_TOP, layers: "block", block: T5_BLOCK, llama_block: false };
+pub(super) const T5: TensorNameMap =
+    TensorNameMap { top: T5_TOP, layers: "block", block: T5_BLOCK, llama_block: false };

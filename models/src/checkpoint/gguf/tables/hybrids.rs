@@ -1,21 +1,21 @@
 //! Names of models with recurrent layers, latent attention or embeddings of each layer.
 
-use super::Change::*;
-use super::{Entry, Family, GEMMA_TOP, Kind, LLAMA_TOP};
+use super::TensorConversion::*;
+use super::{ArchitectureVariant, GEMMA_TOP, LLAMA_TOP, NameMapping, TensorNameMap};
 
-pub(super) const BACKBONE_TOP: &[Entry] = &[
+pub(super) const BACKBONE_TOP: &[NameMapping] = &[
     ("token_embd.weight", "backbone.embeddings.weight", Same),
     ("output_norm.weight", "backbone.norm_f.weight", Same),
     ("output.weight", "lm_head.weight", Same),
 ];
 
-const FALCON_H1_TOP: &[Entry] = &[
+const FALCON_H1_TOP: &[NameMapping] = &[
     ("token_embd.weight", "model.embed_tokens.weight", Same),
     ("output_norm.weight", "model.final_layernorm.weight", Same),
     ("output.weight", "lm_head.weight", Same),
 ];
 
-const GEMMA4_TOP: &[Entry] = &[
+const GEMMA4_TOP: &[NameMapping] = &[
     ("token_embd.weight", "model.embed_tokens.weight", Same),
     ("output_norm.weight", "model.norm.weight", Same),
     ("output.weight", "lm_head.weight", Same),
@@ -24,7 +24,7 @@ const GEMMA4_TOP: &[Entry] = &[
     ("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight", Same),
 ];
 
-const MAMBA_BLOCK: &[Entry] = &[
+const MAMBA_BLOCK: &[NameMapping] = &[
     ("attn_norm", "norm", Same),
     ("ssm_in", "mixer.in_proj", Same),
     ("ssm_conv1d", "mixer.conv1d", Same),
@@ -35,7 +35,7 @@ const MAMBA_BLOCK: &[Entry] = &[
     ("ssm_out", "mixer.out_proj", Same),
 ];
 
-pub(super) const MAMBA2_BLOCK: &[Entry] = &[
+pub(super) const MAMBA2_BLOCK: &[NameMapping] = &[
     ("attn_norm", "norm", Same),
     ("ssm_in", "mixer.in_proj", Same),
     ("ssm_conv1d", "mixer.conv1d", Same),
@@ -46,7 +46,7 @@ pub(super) const MAMBA2_BLOCK: &[Entry] = &[
     ("ssm_out", "mixer.out_proj", Same),
 ];
 
-const NEMOTRON_H_BLOCK: &[Entry] = &[
+const NEMOTRON_H_BLOCK: &[NameMapping] = &[
     ("attn_norm", "norm", Same),
     ("ssm_in", "mixer.in_proj", Same),
     ("ssm_conv1d", "mixer.conv1d", Same),
@@ -70,7 +70,7 @@ const NEMOTRON_H_BLOCK: &[Entry] = &[
 ];
 
 /// Mamba 2 inside of a layer that has more.
-const MAMBA_PART: &[Entry] = &[
+const MAMBA_PART: &[NameMapping] = &[
     ("ssm_in", "mamba.in_proj", Same),
     ("ssm_conv1d", "mamba.conv1d", Same),
     ("ssm_dt.bias", "mamba.dt_bias", Same),
@@ -86,7 +86,7 @@ const MAMBA_PART: &[Entry] = &[
     ("ffn_down", "feed_forward.down_proj", Same),
 ];
 
-const GRANITE_BLOCK: &[Entry] = &[
+const GRANITE_BLOCK: &[NameMapping] = &[
     ("ssm_in", "mamba.in_proj", Same),
     ("ssm_conv1d", "mamba.conv1d", Same),
     ("ssm_dt.bias", "mamba.dt_bias", Same),
@@ -132,19 +132,19 @@ macro_rules! qwen_block {
 }
 
 /// Value heads stand in another order than that of the key heads.
-const QWEN35_BLOCK: &[Entry] = qwen_block![
-    ("attn_qkv", "linear_attn.in_proj_qkv", ValueHeads(Axis::RowsAfterKeys)),
-    ("attn_gate", "linear_attn.in_proj_z", ValueHeads(Axis::Rows)),
-    ("ssm_beta", "linear_attn.in_proj_b", ValueHeads(Axis::Rows)),
-    ("ssm_alpha", "linear_attn.in_proj_a", ValueHeads(Axis::Rows)),
-    ("ssm_conv1d", "linear_attn.conv1d", ValueHeads(Axis::RowsAfterKeys)),
-    ("ssm_dt.bias", "linear_attn.dt_bias", ValueHeads(Axis::Rows)),
-    ("ssm_a", "linear_attn.A_log", ValueHeads(Axis::Decays)),
-    ("ssm_out", "linear_attn.out_proj", ValueHeads(Axis::Columns)),
+const QWEN35_BLOCK: &[NameMapping] = qwen_block![
+    ("attn_qkv", "linear_attn.in_proj_qkv", ValueHeads(ValueHeadAxis::RowsAfterKeys)),
+    ("attn_gate", "linear_attn.in_proj_z", ValueHeads(ValueHeadAxis::Rows)),
+    ("ssm_beta", "linear_attn.in_proj_b", ValueHeads(ValueHeadAxis::Rows)),
+    ("ssm_alpha", "linear_attn.in_proj_a", ValueHeads(ValueHeadAxis::Rows)),
+    ("ssm_conv1d", "linear_attn.conv1d", ValueHeads(ValueHeadAxis::RowsAfterKeys)),
+    ("ssm_dt.bias", "linear_attn.dt_bias", ValueHeads(ValueHeadAxis::Rows)),
+    ("ssm_a", "linear_attn.A_log", ValueHeads(ValueHeadAxis::Decays)),
+    ("ssm_out", "linear_attn.out_proj", ValueHeads(ValueHeadAxis::Columns)),
 ];
 
 /// As converted since the fused projection is taken apart; what decides on beta and decay stands by key head.
-const QWEN3_NEXT_BLOCK: &[Entry] = qwen_block![
+const QWEN3_NEXT_BLOCK: &[NameMapping] = qwen_block![
     ("attn_qkv", "linear_attn.in_proj_qkv", Same),
     ("attn_gate", "linear_attn.in_proj_z", Same),
     ("ssm_ba.weight", "linear_attn.in_proj_{e}.weight", HalvesByKeyHead(["b", "a"])),
@@ -155,7 +155,7 @@ const QWEN3_NEXT_BLOCK: &[Entry] = qwen_block![
 ];
 
 /// As the first converter left it.
-const QWEN3_NEXT_FUSED_BLOCK: &[Entry] = qwen_block![
+const QWEN3_NEXT_FUSED_BLOCK: &[NameMapping] = qwen_block![
     ("ssm_in", "linear_attn.in_proj_qkvz", Same),
     ("ssm_ba", "linear_attn.in_proj_ba", Same),
     ("ssm_conv1d", "linear_attn.conv1d", Same),
@@ -186,20 +186,20 @@ macro_rules! latent_block {
     };
 }
 
-const LATENT_BLOCK: &[Entry] = latent_block![
+const LATENT_BLOCK: &[NameMapping] = latent_block![
     ("ffn_gate_exps", "mlp.experts.{e}.gate_proj", Experts),
     ("ffn_up_exps", "mlp.experts.{e}.up_proj", Experts),
     ("ffn_down_exps", "mlp.experts.{e}.down_proj", Experts),
 ];
 
 /// The same with the experts' gates and inner projections in one tensor.
-const LATENT_PACKED_BLOCK: &[Entry] = latent_block![
+const LATENT_PACKED_BLOCK: &[NameMapping] = latent_block![
     ("ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj", Same),
     ("ffn_down_exps.weight", "mlp.experts.down_proj", Same),
 ];
 
 /// Layers with a delta rule and layers with latent attention.
-const KIMI_LINEAR_BLOCK: &[Entry] = &[
+const KIMI_LINEAR_BLOCK: &[NameMapping] = &[
     ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", Same),
     ("attn_kv_a_norm", "self_attn.kv_a_layernorm", Same),
     ("attn_kv_b", "self_attn.kv_b_proj", Same),
@@ -229,7 +229,7 @@ const KIMI_LINEAR_BLOCK: &[Entry] = &[
     ("ffn_down_shexp", "block_sparse_moe.shared_experts.down_proj", Same),
 ];
 
-const GEMMA4_BLOCK: &[Entry] = &[
+const GEMMA4_BLOCK: &[NameMapping] = &[
     ("post_attention_norm", "post_attention_layernorm", Same),
     ("ffn_norm", "pre_feedforward_layernorm", Same),
     ("post_ffw_norm", "post_feedforward_layernorm", Same),
@@ -247,8 +247,8 @@ const GEMMA4_BLOCK: &[Entry] = &[
     ("ffn_down_exps.weight", "experts.down_proj", Same),
 ];
 
-pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
-    let of = |top, layers, block, llama_block| Some(Family { top, layers, block, llama_block });
+pub(super) fn family(arch: &str, kind: ArchitectureVariant) -> Option<TensorNameMap> {
+    let of = |top, layers, block, llama_block| Some(TensorNameMap { top, layers, block, llama_block });
     match arch {
         "mamba" => of(BACKBONE_TOP, "backbone.layers", MAMBA_BLOCK, false),
         "mamba2" => of(BACKBONE_TOP, "backbone.layers", MAMBA2_BLOCK, false),
@@ -270,7 +270,7 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
 
 /// Where the value heads stand in a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Axis {
+pub(in super::super) enum ValueHeadAxis {
     Rows,
     /// Rows behind those of queries and keys.
     RowsAfterKeys,

@@ -1,25 +1,29 @@
 //! bitsandbytes: 4 bits by a table of 16 values, with scales that may be quantized themselves; 8 bits by row.
 
 use super::{
-    Axis, CheckpointError, Codes, Finder, Global, Groups, Packed, PackedKind, Part, Scales, StoredType,
-    TensorInfo, Weight, bytes, number, numbers,
+    CheckpointError, ColumnGroups, ComponentTensor, GlobalScale, GroupScales, MatrixAxis, PackedKind,
+    PackedWeight, PackedWeightFinder, QuantizedValues, StoredType, TensorInfo, WeightDescription, bytes,
+    number, numbers,
 };
-use crate::checkpoint::packed::scales::Nested;
+use crate::checkpoint::packed::scales::NestedScales;
 use serde_json::Value;
 
 /// The upper half of a byte comes first.
 const HALVES: &[u8] = &[1, 0];
 
 /// What `quant_state` says.
-struct State {
+struct QuantState {
     block: usize,
     shape: [usize; 2],
     nested_block: Option<usize>,
     offset: f32,
 }
 
-impl<'a> Finder<'a> {
-    pub(super) fn bits_and_bytes(&mut self, info: &'a TensorInfo) -> Result<Option<Weight>, CheckpointError> {
+impl<'a> PackedWeightFinder<'a> {
+    pub(super) fn bits_and_bytes(
+        &mut self,
+        info: &'a TensorInfo,
+    ) -> Result<Option<WeightDescription>, CheckpointError> {
         let name = info.stored_name.as_str();
         match (name.strip_suffix(".weight"), info.dtype) {
             (Some(module), StoredType::I8) => {
@@ -36,29 +40,33 @@ impl<'a> Finder<'a> {
     }
 
     /// `code * SCB[row] / 127`.
-    fn eight_bits_by_row(&self, codes: Part, scales: Part) -> Result<Weight, CheckpointError> {
+    fn eight_bits_by_row(
+        &self,
+        codes: ComponentTensor,
+        scales: ComponentTensor,
+    ) -> Result<WeightDescription, CheckpointError> {
         let &[rows, columns] = codes.shape.as_slice() else {
             return Err(codes.wrong(self.files, format!("has shape {:?}, expected a matrix", codes.shape)));
         };
         self.require(&scales, &[StoredType::F32], &[rows])?;
         let (name, shape) = (codes.name.clone(), codes.shape.clone());
-        let packed = Packed {
+        let packed = PackedWeight {
             codes: bytes(codes, columns, numbers::table(numbers::signed)),
             zeros: None,
-            scales: Scales { part: scales, rows: 1, steps: [0, 1, 0], nested: None },
-            global: Some(Global { value: 127.0, divides: true }),
-            groups: Groups::Runs(columns),
+            scales: GroupScales { part: scales, rows: 1, steps: [0, 1, 0], nested: None },
+            global: Some(GlobalScale { value: 127.0, divides: true }),
+            groups: ColumnGroups::Runs(columns),
             rows,
             columns,
             transposed: false,
         };
-        Ok(Weight { kind: PackedKind::Int8, name, shape, packed })
+        Ok(WeightDescription { kind: PackedKind::Int8, name, shape, packed })
     }
 
     /// A list of codes of all elements, row-major; `quant_map` has their values, `absmax` the scale of each block.
-    fn four_bit_table(&mut self, codes: Part) -> Result<Weight, CheckpointError> {
+    fn four_bit_table(&mut self, codes: ComponentTensor) -> Result<WeightDescription, CheckpointError> {
         let name = codes.name.clone();
-        let State { block, shape, nested_block, offset } = self.state(&codes)?;
+        let QuantState { block, shape, nested_block, offset } = self.state(&codes)?;
         let elements = shape[0] * shape[1];
         let (blocks, half) = (elements.div_ceil(block), elements.div_ceil(2));
         if codes.elements() != half {
@@ -74,7 +82,7 @@ impl<'a> Finder<'a> {
                 let map = self.required(&codes, &format!("{name}.nested_quant_map"))?;
                 let inner = self.required(&codes, &format!("{name}.nested_absmax"))?;
                 self.require(&inner, &[StoredType::F32], &[blocks.div_ceil(run)])?;
-                Some(Nested { values: self.values(&map, 256)?, scales: inner, run, offset })
+                Some(NestedScales { values: self.values(&map, 256)?, scales: inner, run, offset })
             }
             (StoredType::U8, None) => {
                 let detail = "is quantized, but `quant_state` has no `nested_blocksize`".into();
@@ -85,22 +93,22 @@ impl<'a> Finder<'a> {
         // Rows of whole blocks, or one row where blocks go from one to the next.
         let whole = shape[1].is_multiple_of(block) && block.is_multiple_of(2);
         let (rows, columns) = if whole { (shape[0], shape[1]) } else { (1, elements) };
-        let (along, steps) = (Axis::Columns, [1, columns / 2]);
-        let packed = Packed {
-            codes: Codes { part: codes, bits_log2: 2, places: HALVES, along, steps, values },
+        let (along, steps) = (MatrixAxis::Columns, [1, columns / 2]);
+        let packed = PackedWeight {
+            codes: QuantizedValues { part: codes, bits_log2: 2, places: HALVES, along, steps, values },
             zeros: None,
-            scales: Scales { part: scales, rows: 1, steps: [0, columns / block, 1], nested },
+            scales: GroupScales { part: scales, rows: 1, steps: [0, columns / block, 1], nested },
             global: None,
-            groups: Groups::Runs(block),
+            groups: ColumnGroups::Runs(block),
             rows,
             columns,
             transposed: false,
         };
-        Ok(Weight { kind: PackedKind::Nf4, name, shape: shape.to_vec(), packed })
+        Ok(WeightDescription { kind: PackedKind::Nf4, name, shape: shape.to_vec(), packed })
     }
 
     /// The JSON text beside a weight.
-    fn state(&mut self, codes: &Part) -> Result<State, CheckpointError> {
+    fn state(&mut self, codes: &ComponentTensor) -> Result<QuantState, CheckpointError> {
         let names = ["nf4", "fp4"].map(|kind| format!("{}.quant_state.bitsandbytes__{kind}", codes.name));
         let mut found = None;
         for name in &names {
@@ -124,11 +132,11 @@ impl<'a> Finder<'a> {
             return Err(wrong("it needs `blocksize` and the `shape` of a matrix"));
         };
         let offset = described.get("nested_offset").and_then(Value::as_f64).unwrap_or(0.0) as f32;
-        Ok(State { block, shape, nested_block: size("nested_blocksize"), offset })
+        Ok(QuantState { block, shape, nested_block: size("nested_blocksize"), offset })
     }
 
     /// A table of values of codes.
-    fn values(&self, map: &Part, count: usize) -> Result<Vec<f32>, CheckpointError> {
+    fn values(&self, map: &ComponentTensor, count: usize) -> Result<Vec<f32>, CheckpointError> {
         self.require(map, &[StoredType::F32], &[count])?;
         Ok((0..count).filter_map(|code| number(map, self.files, code)).collect())
     }

@@ -1,27 +1,35 @@
 //! Floats of 8 and 4 bits, and integers of 8, under the weight's own name or packed.
 
 use super::{
-    Axis, CheckpointError, Codes, Finder, Groups, Method, Packed, PackedKind, Part, Scales, StoredType,
-    TensorInfo, Weight, bytes, numbers,
+    CheckpointError, ColumnGroups, ComponentTensor, GroupScales, MatrixAxis, PackedKind, PackedWeight,
+    PackedWeightFinder, QuantMethod, QuantizedValues, StoredType, TensorInfo, WeightDescription, bytes,
+    numbers,
 };
 
 /// Weights that share an exponent (OCP microscaling).
 const MX_GROUP: usize = 32;
 
 /// Codes of 4-bit floats, two to a byte, the lower half first.
-fn fp4(part: Part, columns: usize) -> Codes {
+fn fp4(part: ComponentTensor, columns: usize) -> QuantizedValues {
     let values = numbers::E2M1.to_vec();
-    Codes { part, bits_log2: 2, places: &[], along: Axis::Columns, steps: [1, columns / 2], values }
+    QuantizedValues {
+        part,
+        bits_log2: 2,
+        places: &[],
+        along: MatrixAxis::Columns,
+        steps: [1, columns / 2],
+        values,
+    }
 }
 
-impl<'a> Finder<'a> {
+impl<'a> PackedWeightFinder<'a> {
     /// gpt-oss: `blocks [experts, rows, groups, 16]` and `scales [experts, rows, groups]`; the weight is
     /// `[experts, columns, rows]`.
     pub(super) fn mxfp4_experts(
         &mut self,
         info: &'a TensorInfo,
         base: &str,
-    ) -> Result<Weight, CheckpointError> {
+    ) -> Result<WeightDescription, CheckpointError> {
         let codes = self.part(info)?;
         let scales = self.required(&codes, &format!("{base}_scales"))?;
         let &[experts, rows, groups, _] = codes.shape.as_slice() else {
@@ -33,18 +41,18 @@ impl<'a> Finder<'a> {
         self.require(&scales, &[StoredType::U8, StoredType::F8E8M0], &[experts, rows, groups])?;
         let columns = groups * MX_GROUP;
         let steps = [rows * groups, groups, 1];
-        let packed = Packed {
+        let packed = PackedWeight {
             codes: fp4(codes, columns),
             zeros: None,
-            scales: Scales { part: exponents(scales), rows: 1, steps, nested: None },
+            scales: GroupScales { part: exponents(scales), rows: 1, steps, nested: None },
             global: None,
-            groups: Groups::Runs(MX_GROUP),
+            groups: ColumnGroups::Runs(MX_GROUP),
             rows,
             columns,
             transposed: true,
         };
         let shape = vec![experts, columns, rows];
-        Ok(Weight { kind: PackedKind::Mxfp4, name: base.to_string(), shape, packed })
+        Ok(WeightDescription { kind: PackedKind::Mxfp4, name: base.to_string(), shape, packed })
     }
 
     /// `weight_packed` of 4-bit floats: NVFP4 with a global scale, MXFP4 with exponents.
@@ -52,7 +60,7 @@ impl<'a> Finder<'a> {
         &mut self,
         info: &'a TensorInfo,
         module: &str,
-    ) -> Result<Weight, CheckpointError> {
+    ) -> Result<WeightDescription, CheckpointError> {
         let codes = self.part(info)?;
         let scales = self.required(&codes, &format!("{module}.weight_scale"))?;
         let global = match scales.dtype {
@@ -66,7 +74,7 @@ impl<'a> Finder<'a> {
     pub(super) fn floats_or_bytes(
         &mut self,
         info: &'a TensorInfo,
-    ) -> Result<Option<Weight>, CheckpointError> {
+    ) -> Result<Option<WeightDescription>, CheckpointError> {
         let name = info.stored_name.as_str();
         let float = matches!(info.dtype, StoredType::F8E4M3 | StoredType::F8E5M2);
         let is_part =
@@ -78,7 +86,7 @@ impl<'a> Finder<'a> {
         let scales = match self.optional(&format!("{name}_scale_inv"))? {
             Some(scales) => scales,
             None => {
-                let end = if self.quantization.method == Method::Fp8 { "_scale_inv" } else { "_scale" };
+                let end = if self.quantization.method == QuantMethod::Fp8 { "_scale_inv" } else { "_scale" };
                 match self.optional(&format!("{name}_scale"))? {
                     Some(scales) => scales,
                     None => return Err(self.missing(&codes, &format!("{name}{end}"))),
@@ -95,10 +103,10 @@ impl<'a> Finder<'a> {
 
     fn eight_bits(
         &mut self,
-        codes: Part,
-        scales: Part,
-        zeros: Option<Part>,
-    ) -> Result<Weight, CheckpointError> {
+        codes: ComponentTensor,
+        scales: ComponentTensor,
+        zeros: Option<ComponentTensor>,
+    ) -> Result<WeightDescription, CheckpointError> {
         let (name, shape) = (codes.name.clone(), codes.shape.clone());
         let (matrices, rows, columns) = self.matrices(&codes)?;
         let (scales, groups) = self.grid(exponents(scales), matrices, rows, columns)?;
@@ -111,7 +119,7 @@ impl<'a> Finder<'a> {
                 self.require(&zeros, &[StoredType::I8], &expected)?;
                 // One for all, or for each scale of rows of their own.
                 let step = if zeros.elements() == 1 { 0 } else { scales.steps[1] };
-                Some(Codes {
+                Some(QuantizedValues {
                     steps: [usize::from(step > 0), step],
                     ..bytes(zeros, step, numbers::table(numbers::signed))
                 })
@@ -123,18 +131,19 @@ impl<'a> Finder<'a> {
             _ => (numbers::table(numbers::signed), PackedKind::Int8),
         };
         let codes = bytes(codes, columns, values);
-        let packed = Packed { codes, zeros, scales, global: None, groups, rows, columns, transposed: false };
-        Ok(Weight { kind, name, shape, packed })
+        let packed =
+            PackedWeight { codes, zeros, scales, global: None, groups, rows, columns, transposed: false };
+        Ok(WeightDescription { kind, name, shape, packed })
     }
 
     /// `global` is a factor of all scales, and whether it divides them.
     fn four_bits(
         &mut self,
-        codes: Part,
-        scales: Part,
-        global: Option<(Part, bool)>,
+        codes: ComponentTensor,
+        scales: ComponentTensor,
+        global: Option<(ComponentTensor, bool)>,
         name: String,
-    ) -> Result<Weight, CheckpointError> {
+    ) -> Result<WeightDescription, CheckpointError> {
         let kind = if global.is_some() { PackedKind::Nvfp4 } else { PackedKind::Mxfp4 };
         let (matrices, rows, half) = self.matrices(&codes)?;
         let columns = 2 * half;
@@ -145,12 +154,13 @@ impl<'a> Finder<'a> {
         }
         let (scales, groups) = self.grid(exponents(scales), matrices, rows, columns)?;
         let codes = fp4(codes, columns);
-        let packed = Packed { codes, zeros: None, scales, global, groups, rows, columns, transposed: false };
-        Ok(Weight { kind, name, shape, packed })
+        let packed =
+            PackedWeight { codes, zeros: None, scales, global, groups, rows, columns, transposed: false };
+        Ok(WeightDescription { kind, name, shape, packed })
     }
 
     /// Matrices, rows and columns of a part of two axes, or of three.
-    fn matrices(&self, part: &Part) -> Result<(usize, usize, usize), CheckpointError> {
+    fn matrices(&self, part: &ComponentTensor) -> Result<(usize, usize, usize), CheckpointError> {
         match part.shape.as_slice() {
             &[rows, columns] => Ok((1, rows, columns)),
             &[matrices, rows, columns] => Ok((matrices, rows, columns)),
@@ -163,9 +173,9 @@ impl<'a> Finder<'a> {
 }
 
 /// Scales of 8 unsigned bits are exponents.
-fn exponents(part: Part) -> Part {
+fn exponents(part: ComponentTensor) -> ComponentTensor {
     match part.dtype {
-        StoredType::U8 => Part { dtype: StoredType::F8E8M0, ..part },
+        StoredType::U8 => ComponentTensor { dtype: StoredType::F8E8M0, ..part },
         _ => part,
     }
 }

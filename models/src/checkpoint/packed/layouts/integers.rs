@@ -1,8 +1,8 @@
 //! Integers of 2, 4 and 8 bits in words of 32: AWQ, GPTQ, and the `pack-quantized` of compressed-tensors.
 
 use super::{
-    Axis, CheckpointError, Codes, Finder, Groups, Method, Packed, PackedKind, Part, Scales, StoredType,
-    TensorInfo, Weight, numbers,
+    CheckpointError, ColumnGroups, ComponentTensor, GroupScales, MatrixAxis, PackedKind, PackedWeight,
+    PackedWeightFinder, QuantMethod, QuantizedValues, StoredType, TensorInfo, WeightDescription, numbers,
 };
 
 /// Where AWQ has the eight columns of a word.
@@ -14,10 +14,14 @@ const WORD: usize = 32;
 const WORDS: &[StoredType] = &[StoredType::I32, StoredType::U32];
 const LISTS: &[StoredType] = &[StoredType::I32, StoredType::I64];
 
-impl<'a> Finder<'a> {
+impl<'a> PackedWeightFinder<'a> {
     /// `qweight`, `qzeros`, `scales`, and `g_idx` of GPTQ. The matrix `[inputs, outputs]` is stored: our columns are its
     /// rows.
-    pub(super) fn integers(&mut self, info: &'a TensorInfo, module: &str) -> Result<Weight, CheckpointError> {
+    pub(super) fn integers(
+        &mut self,
+        info: &'a TensorInfo,
+        module: &str,
+    ) -> Result<WeightDescription, CheckpointError> {
         let codes = self.part(info)?;
         let zeros = self.required(&codes, &format!("{module}.qzeros"))?;
         let scales = self.required(&codes, &format!("{module}.scales"))?;
@@ -28,7 +32,7 @@ impl<'a> Finder<'a> {
                 format!("has shape {found:?} and `{}` {beside:?}, expected two matrices", scales.name);
             return Err(codes.wrong(self.files, detail));
         };
-        let awq = self.quantization.method == Method::Awq;
+        let awq = self.quantization.method == QuantMethod::Awq;
         let Some(bits) = (if awq { Some(4) } else { self.bits(&zeros, rows) }) else {
             let detail =
                 format!("has shape {:?}, which are no codes of 2, 4 or 8 bits for {rows} rows", zeros.shape);
@@ -44,36 +48,36 @@ impl<'a> Finder<'a> {
         self.require(&scales, &[StoredType::F16, StoredType::BF16, StoredType::F32], &[groups, rows])?;
         let size = self.group_size(&scales, groups, columns)?;
         let groups = match list.filter(|_| !awq) {
-            None => Groups::Runs(size),
+            None => ColumnGroups::Runs(size),
             Some(part) => {
                 self.require(&part, LISTS, &[columns])?;
-                Groups::Listed { part, count: groups }
+                ColumnGroups::Listed { part, count: groups }
             }
         };
         let (places, along, steps) = match awq {
-            true => (AWQ_PLACES, Axis::Rows, [1, words]),
-            false => (&[][..], Axis::Columns, [words, 1]),
+            true => (AWQ_PLACES, MatrixAxis::Rows, [1, words]),
+            false => (&[][..], MatrixAxis::Columns, [words, 1]),
         };
         let bits_log2 = bits.trailing_zeros();
         let values = numbers::unsigned(bits_log2, 0);
-        let zeros = Codes {
+        let zeros = QuantizedValues {
             part: zeros,
             bits_log2,
             places,
-            along: Axis::Rows,
+            along: MatrixAxis::Rows,
             steps: [1, rows.div_ceil(per_word)],
             values: match self.quantization.method {
                 // The largest one stands for 0: it became -1.
-                Method::Gptq { stored_minus_one: true } => {
+                QuantMethod::Gptq { stored_minus_one: true } => {
                     (0..values.len()).map(|stored| ((stored + 1) % values.len()) as f32).collect()
                 }
                 _ => values.clone(),
             },
         };
-        let packed = Packed {
-            codes: Codes { part: codes, bits_log2, places, along, steps, values },
+        let packed = PackedWeight {
+            codes: QuantizedValues { part: codes, bits_log2, places, along, steps, values },
             zeros: Some(zeros),
-            scales: Scales { part: scales, rows: 1, steps: [0, 1, rows], nested: None },
+            scales: GroupScales { part: scales, rows: 1, steps: [0, 1, rows], nested: None },
             global: None,
             groups,
             rows,
@@ -81,18 +85,23 @@ impl<'a> Finder<'a> {
             transposed: false,
         };
         let kind = if awq { PackedKind::Awq } else { PackedKind::Gptq };
-        Ok(Weight { kind, name: format!("{module}.weight"), shape: vec![rows, columns], packed })
+        Ok(WeightDescription { kind, name: format!("{module}.weight"), shape: vec![rows, columns], packed })
     }
 
     /// Bits of a code, by the words that hold the zero points of so many rows: as stated if that fits.
-    fn bits(&self, zeros: &Part, rows: usize) -> Option<usize> {
+    fn bits(&self, zeros: &ComponentTensor, rows: usize) -> Option<usize> {
         let words = *zeros.shape.get(1)?;
         let stated = self.quantization.bits.filter(|bits| [2, 4, 8].contains(bits));
         stated.into_iter().chain([2, 4, 8]).find(|bits| rows.div_ceil(WORD / bits) == words)
     }
 
     /// Columns that share a scale: as stated, if that many groups are there, else equal parts.
-    fn group_size(&self, scales: &Part, groups: usize, columns: usize) -> Result<usize, CheckpointError> {
+    fn group_size(
+        &self,
+        scales: &ComponentTensor,
+        groups: usize,
+        columns: usize,
+    ) -> Result<usize, CheckpointError> {
         let stated = self.quantization.blocks.iter().map(|block| block[1]);
         let mut fitting = stated.filter(|&size| groups > 0 && columns.div_ceil(size) == groups);
         let equal = || columns.checked_div(groups).filter(|&size| size > 0 && size * groups == columns);
@@ -109,7 +118,7 @@ impl<'a> Finder<'a> {
         &mut self,
         info: &'a TensorInfo,
         module: &str,
-    ) -> Result<Weight, CheckpointError> {
+    ) -> Result<WeightDescription, CheckpointError> {
         let codes = self.part(info)?;
         let scales = self.required(&codes, &format!("{module}.weight_scale"))?;
         let stated = self.required(&codes, &format!("{module}.weight_shape"))?;
@@ -142,11 +151,11 @@ impl<'a> Finder<'a> {
         };
         if let Some(part) = list {
             self.require(&part, LISTS, &[columns])?;
-            groups = Groups::Listed { part, count: scales.steps[1] };
+            groups = ColumnGroups::Listed { part, count: scales.steps[1] };
         }
-        let along = Axis::Columns;
-        let packed = Packed {
-            codes: Codes { part: codes, bits_log2, places: &[], along, steps: [1, words], values },
+        let along = MatrixAxis::Columns;
+        let packed = PackedWeight {
+            codes: QuantizedValues { part: codes, bits_log2, places: &[], along, steps: [1, words], values },
             zeros,
             scales,
             global: None,
@@ -157,17 +166,17 @@ impl<'a> Finder<'a> {
         };
         let kind = if bits == 8 { PackedKind::Int8 } else { PackedKind::Int4 };
         let shape = if matrices == 1 { vec![rows, columns] } else { vec![matrices, rows, columns] };
-        Ok(Weight { kind, name: format!("{module}.weight"), shape, packed })
+        Ok(WeightDescription { kind, name: format!("{module}.weight"), shape, packed })
     }
 
     /// Zero points of each scale, packed along the rows; or one to a byte.
     fn packed_zeros(
         &self,
-        part: Part,
-        scales: &Scales,
+        part: ComponentTensor,
+        scales: &GroupScales,
         (matrices, rows): (usize, usize),
         (bits_log2, values): (u32, &[f32]),
-    ) -> Result<Codes, CheckpointError> {
+    ) -> Result<QuantizedValues, CheckpointError> {
         let groups = scales.steps[1];
         if matrices != 1 || scales.rows != 1 {
             let detail = "zero points are read only of matrices that have scales for each row".into();
@@ -179,12 +188,12 @@ impl<'a> Finder<'a> {
         }
         let per_word = WORD >> bits_log2;
         self.require(&part, WORDS, &[rows.div_ceil(per_word), groups])?;
-        let (along, values) = (Axis::Rows, values.to_vec());
-        Ok(Codes { part, bits_log2, places: &[], along, steps: [groups, 1], values })
+        let (along, values) = (MatrixAxis::Rows, values.to_vec());
+        Ok(QuantizedValues { part, bits_log2, places: &[], along, steps: [groups, 1], values })
     }
 
     /// The numbers in `weight_shape`.
-    fn stated_shape(&self, part: &Part) -> Result<(usize, usize, usize), CheckpointError> {
+    fn stated_shape(&self, part: &ComponentTensor) -> Result<(usize, usize, usize), CheckpointError> {
         let numbers = super::super::scales::integers(part, self.files);
         // Larger than any, and small enough that no product of them is out of range.
         let size = |number: &i64| usize::try_from(*number).ok().filter(|size| (1..1 << 20).contains(size));

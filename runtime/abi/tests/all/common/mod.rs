@@ -1,7 +1,7 @@
 //! Reads everything that the ELF reader offers; shared with the fuzz target `artifact`.
 
 pub fn read_all(file: &[u8]) {
-    let Ok(elf) = mlcc_abi::elf::Elf::parse(file) else { return };
+    let Ok(elf) = mlcc_abi::elf::ElfFile::parse(file) else { return };
     let mut bytes = 0;
     elf.code_bytes(|b| bytes += b.len());
     for s in elf.sections() {

@@ -27,17 +27,17 @@ const FIELDS: &str = "{% for m in messages %}{% if m.content is string or m.cont
     {{ raise_exception('one part') }}{% endif %}{% set part = m.content[0] %}{% if not part.get('source_lang_code') %}\
     {{ raise_exception('no language') }}{% endif %}{{ part['source_lang_code'] }}: {{ part['text'] }}\n{% endfor %}";
 
-fn talk(messages: &[(&str, &str)]) -> Vec<Message> {
-    messages.iter().map(|&(role, text)| Message::new(role, text)).collect()
+fn talk(messages: &[(&str, &str)]) -> Vec<ChatMessage> {
+    messages.iter().map(|&(role, text)| ChatMessage::new(role, text)).collect()
 }
 
-fn parts(role: &str, parts: Json) -> Message {
+fn parts(role: &str, parts: Json) -> ChatMessage {
     serde_json::from_value(json!({"role": role, "content": parts})).unwrap()
 }
 
-fn rendered(template: &str, messages: &[Message]) -> String {
+fn rendered(template: &str, messages: &[ChatMessage]) -> String {
     let template = ChatTemplate::from_jinja(template).unwrap();
-    template.render_adapted(messages, false, &Extra::default()).unwrap()
+    template.render_adapted(messages, false, &TemplateInputs::default()).unwrap()
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn instructions_become_one_message_at_the_begin() {
 fn formats_without_a_role_for_instructions_have_them_in_the_users_text() {
     let template = ChatTemplate::builtin(super::super::BuiltinFormat::ChatGlm2);
     let messages = talk(&[("system", "Be brief."), ("user", "Hi")]);
-    let text = template.render_adapted(&messages, true, &Extra::default()).unwrap();
+    let text = template.render_adapted(&messages, true, &TemplateInputs::default()).unwrap();
     assert_eq!(text, "[Round 1]\n\n问：Be brief.\n\nHi\n\n答：");
 }
 
@@ -94,7 +94,7 @@ fn contents_are_texts_or_parts_as_the_template_reads_them() {
     let two = [
         parts("system", json!([{"type": "text", "text": "S"}])),
         parts("user", json!([{"type": "text", "text": "one "}, {"type": "text", "text": "two"}])),
-        Message::new("developer", "D"),
+        ChatMessage::new("developer", "D"),
     ];
     for template in [STRICT, PARTS, MIXED] {
         assert_eq!(rendered(template, &two), "<system>S\n\nD\n<user>one two\n");
@@ -105,7 +105,7 @@ fn contents_are_texts_or_parts_as_the_template_reads_them() {
 fn parts_keep_the_fields_that_the_template_reads() {
     let part = json!({"type": "text", "source_lang_code": "cs", "text": "Ahoj"});
     assert_eq!(rendered(FIELDS, &[parts("user", json!([part]))]), "cs: Ahoj\n");
-    let told = [Message::new("system", "Be polite."), parts("user", json!([part]))];
+    let told = [ChatMessage::new("system", "Be polite."), parts("user", json!([part]))];
     assert_eq!(rendered(FIELDS, &told), "cs: Be polite.\n\nAhoj\n");
     // Those that no template knows of make no list of a text.
     let cached = json!([{"type": "text", "text": "Ahoj", "cache_control": {"type": "ephemeral"}}]);
@@ -118,13 +118,13 @@ fn messages_that_a_template_drops_are_refused() {
     let mut messages = talk(&[("user", "Hi"), ("tool", "5")]);
     for role in ["tool", "critic"] {
         messages[1].role = role.into();
-        let error = template.adapted(&messages, &Extra::default()).unwrap_err().to_string();
+        let error = template.adapted(&messages, &TemplateInputs::default()).unwrap_err().to_string();
         assert!(error.contains(&format!("role `{role}`, as message 1 is")), "{error}");
     }
-    messages[1].content = Content::None;
-    assert!(template.adapted(&messages, &Extra::default()).is_ok());
+    messages[1].content = MessageContent::None;
+    assert!(template.adapted(&messages, &TemplateInputs::default()).is_ok());
     let tool = ChatTemplate::from_jinja(STRICT).unwrap();
-    assert!(tool.adapted(&talk(&[("user", "Hi"), ("tool", "5")]), &Extra::default()).is_ok());
+    assert!(tool.adapted(&talk(&[("user", "Hi"), ("tool", "5")]), &TemplateInputs::default()).is_ok());
 }
 
 #[test]
@@ -134,9 +134,10 @@ fn a_template_without_an_end_is_tried_once() {
     let template = ChatTemplate::from_jinja(text).unwrap();
     // The sample has used up the time: the messages are not waited for as well.
     let said = talk(&[("user", "Hi")]);
-    for result in
-        [AcceptedMessages::of(&template, false).err(), template.adapted(&said, &Extra::default()).err()]
-    {
+    for result in [
+        AcceptedMessages::of(&template, false).err(),
+        template.adapted(&said, &TemplateInputs::default()).err(),
+    ] {
         assert!(
             matches!(result, Some(ChatError::TooSlow { .. } | ChatError::TooManySteps { .. })),
             "{result:?}"

@@ -2,7 +2,7 @@
 
 use super::AnswerPart;
 use super::form::CallForm;
-use super::marked::{MarkedParser, State};
+use super::marked::{MarkedAnswerState, MarkedParser};
 use super::marker::{Match, matches};
 use super::object::{CallObject, JsonValue, ObjectProgress};
 
@@ -31,7 +31,7 @@ impl MarkedParser {
         let Some(calls) = self.calls.clone() else { return self.no_call(begin, inside, parts) };
         if let Some(keys) = calls.keys {
             let object = Box::new(CallObject::new(keys, begin));
-            return self.go(State::Object { end: begin, inside, object });
+            return self.go(MarkedAnswerState::Object { end: begin, inside, object });
         }
         let rest = &self.held[begin..];
         let blanks = rest.len() - rest.trim_start().len();
@@ -57,10 +57,10 @@ impl MarkedParser {
         self.held.drain(..begin + blanks + end + length);
         self.tell(name, inside, parts);
         if self.tags.is_none() {
-            return self.go(State::Arguments(Box::default()));
+            return self.go(MarkedAnswerState::Arguments(Box::default()));
         }
         self.argue(parts, "{");
-        self.go(State::Tag { first: true })
+        self.go(MarkedAnswerState::Tag { first: true })
     }
 
     /// Behind a name no arguments begin: the call has none, if it ends there.
@@ -80,7 +80,7 @@ impl MarkedParser {
                 self.held.drain(..begin + name_end);
                 self.tell(name, inside, parts);
                 self.argue(parts, "{}");
-                self.go(State::Close(0))
+                self.go(MarkedAnswerState::Close(0))
             }
             _ => self.no_call(begin, inside, parts),
         }
@@ -112,12 +112,12 @@ impl MarkedParser {
         }
         match progress {
             ObjectProgress::More => {
-                self.state = State::Object { end, inside, object };
+                self.state = MarkedAnswerState::Object { end, inside, object };
                 false
             }
             // A later one of a list that is none ends the list.
             ObjectProgress::Broken | ObjectProgress::End if !object.told && object.follows => {
-                self.go(State::Close(0))
+                self.go(MarkedAnswerState::Close(0))
             }
             ObjectProgress::Broken | ObjectProgress::End if !object.told => self.no_call(end, inside, parts),
             ObjectProgress::Broken | ObjectProgress::End => {
@@ -125,7 +125,7 @@ impl MarkedParser {
                     self.argue(parts, "{}");
                 }
                 let listed = object.listed && progress == ObjectProgress::End;
-                self.go(if listed { State::Listed } else { State::Close(0) })
+                self.go(if listed { MarkedAnswerState::Listed } else { MarkedAnswerState::Close(0) })
             }
         }
     }
@@ -138,16 +138,16 @@ impl MarkedParser {
             Some(',') => {
                 self.held.drain(..1);
                 let Some(keys) = self.calls.as_ref().and_then(|calls| calls.keys.clone()) else {
-                    return self.go(State::Close(0));
+                    return self.go(MarkedAnswerState::Close(0));
                 };
                 let object = Box::new(CallObject::following(keys));
-                self.go(State::Object { end: 0, inside: false, object })
+                self.go(MarkedAnswerState::Object { end: 0, inside: false, object })
             }
             Some(']') => {
                 self.held.drain(..1);
-                self.go(State::Close(0))
+                self.go(MarkedAnswerState::Close(0))
             }
-            Some(_) => self.go(State::Close(0)),
+            Some(_) => self.go(MarkedAnswerState::Close(0)),
         }
     }
 
@@ -172,20 +172,20 @@ impl MarkedParser {
         self.held.drain(..read);
         self.argue(parts, value.take_arguments());
         if value.has_ended() {
-            return self.go(State::Close(0));
+            return self.go(MarkedAnswerState::Close(0));
         }
-        self.state = State::Arguments(value);
+        self.state = MarkedAnswerState::Arguments(value);
         false
     }
 
     pub(super) fn close(&mut self, next: usize) -> bool {
-        let Some(calls) = &self.calls else { return self.go(State::Blank) };
+        let Some(calls) = &self.calls else { return self.go(MarkedAnswerState::Blank) };
         for (at, piece) in calls.closes.iter().enumerate().skip(next) {
             match matches(piece, &self.held) {
                 Match::Partial => return false,
                 Match::Full(end) => {
                     self.held.drain(..end);
-                    return self.go(State::Close(at + 1));
+                    return self.go(MarkedAnswerState::Close(at + 1));
                 }
                 Match::No => {}
             }
@@ -197,6 +197,6 @@ impl MarkedParser {
                 Match::No => {}
             }
         }
-        self.go(State::Blank)
+        self.go(MarkedAnswerState::Blank)
     }
 }

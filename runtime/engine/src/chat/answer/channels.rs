@@ -7,7 +7,7 @@ use crate::chat::channels::{ChannelSyntax, MessageKind};
 const LONGEST_HEAD: usize = 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum ChannelPosition {
     /// In a head; whether nothing marks its begin, so that a text without one is possible.
     Head {
         first: bool,
@@ -23,7 +23,7 @@ pub(super) struct ChannelParser {
     syntax: ChannelSyntax,
     names: Vec<String>,
     held: String,
-    place: Place,
+    place: ChannelPosition,
     /// Whether the message has given out anything.
     begun: bool,
     /// Kinds of messages of which something was given out.
@@ -39,7 +39,7 @@ impl ChannelParser {
             syntax: syntax.clone(),
             names,
             held: String::new(),
-            place: Place::Head { first: true },
+            place: ChannelPosition::Head { first: true },
             begun: false,
             told: Vec::new(),
             calls: 0,
@@ -50,8 +50,8 @@ impl ChannelParser {
         parser.held.clear();
         parser.calls = 0;
         parser.told.clear();
-        if parser.place == Place::Body(MessageKind::Call) {
-            parser.place = Place::Body(MessageKind::Text);
+        if parser.place == ChannelPosition::Body(MessageKind::Call) {
+            parser.place = ChannelPosition::Body(MessageKind::Text);
         }
         parser
     }
@@ -67,27 +67,27 @@ impl ChannelParser {
     pub fn finish(&mut self, cut: bool) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
         let rest = std::mem::take(&mut self.held);
-        let in_head = matches!(self.place, Place::Head { .. });
+        let in_head = matches!(self.place, ChannelPosition::Head { .. });
         self.cut_call = cut && in_head && !self.names.is_empty() && rest.contains(&self.syntax.recipient);
         match self.place {
-            Place::Body(kind) => {
+            ChannelPosition::Body(kind) => {
                 let open = if cut { self.syntax.open_marker(&rest) } else { 0 };
                 self.give(kind, rest[..rest.len() - open].trim_end(), &mut parts);
                 self.end(kind, &mut parts, cut);
             }
-            Place::Head { first: true } if !self.is_markup(rest.trim(), cut) => {
+            ChannelPosition::Head { first: true } if !self.is_markup(rest.trim(), cut) => {
                 self.give(MessageKind::Text, rest.trim(), &mut parts);
             }
-            Place::Head { .. } | Place::Between => {}
+            ChannelPosition::Head { .. } | ChannelPosition::Between => {}
         }
         parts
     }
 
     fn step(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         match self.place {
-            Place::Head { first } => self.head(first, parts),
-            Place::Body(kind) => self.body(kind, parts),
-            Place::Between => self.between(),
+            ChannelPosition::Head { first } => self.head(first, parts),
+            ChannelPosition::Body(kind) => self.body(kind, parts),
+            ChannelPosition::Between => self.between(),
         }
     }
 
@@ -95,19 +95,19 @@ impl ChannelParser {
         let Some(end) = self.held.find(&self.syntax.message) else {
             let plain = first && !self.syntax.may_be_head(&self.held) || self.held.len() > LONGEST_HEAD;
             if plain {
-                self.place = Place::Body(MessageKind::Text);
+                self.place = ChannelPosition::Body(MessageKind::Text);
             }
             return plain;
         };
         let head = self.held[..end].to_owned();
         if first && !self.syntax.may_be_head(&self.held) {
-            self.place = Place::Body(MessageKind::Text);
+            self.place = ChannelPosition::Body(MessageKind::Text);
             return true;
         }
         self.held.drain(..end + self.syntax.message.len());
         let (kind, name) = self.kind(&head, first);
         self.begun = false;
-        self.place = Place::Body(kind);
+        self.place = ChannelPosition::Body(kind);
         if let Some(name) = name {
             parts.push(AnswerPart::Call { index: self.calls, name });
             self.calls += 1;
@@ -138,8 +138,8 @@ impl ChannelParser {
             self.give(kind, &text, parts);
             self.end(kind, parts, false);
             self.place = match next {
-                Some(has_role) => Place::Head { first: !has_role },
-                None => Place::Between,
+                Some(has_role) => ChannelPosition::Head { first: !has_role },
+                None => ChannelPosition::Between,
             };
             return true;
         }
@@ -184,7 +184,7 @@ impl ChannelParser {
         let syntax = &self.syntax;
         if self.held.starts_with(&syntax.start) {
             self.held.drain(..syntax.start.len());
-            self.place = Place::Head { first: false };
+            self.place = ChannelPosition::Head { first: false };
             return true;
         }
         if let Some(end) = syntax.ends.iter().find(|end| self.held.starts_with(end.as_str())) {
@@ -197,7 +197,7 @@ impl ChannelParser {
             return false;
         }
         self.begun = false;
-        self.place = Place::Head { first: true };
+        self.place = ChannelPosition::Head { first: true };
         true
     }
 }

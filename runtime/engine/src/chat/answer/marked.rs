@@ -15,7 +15,7 @@ use crate::chat::tags::{TagSyntax, TagValue, open_end};
 const SHORTEST_MARKUP: usize = 2;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum MarkedAnswerState {
     /// Nothing but blanks has come.
     Begin,
     Reasoning,
@@ -61,7 +61,7 @@ pub(super) struct MarkedParser {
     pub(super) schemas: Arc<[Json]>,
     /// The function that is being called, by its number.
     pub(super) called: Option<usize>,
-    pub(super) state: State,
+    pub(super) state: MarkedAnswerState,
     pub(super) held: String,
     pub(super) count: usize,
     /// Whether any text has been given out.
@@ -72,7 +72,7 @@ pub(super) struct MarkedParser {
 }
 
 /// A marker of calls in what is held.
-enum Marker {
+enum CallMarker {
     Found { at: usize, end: usize },
     Begun { at: usize },
 }
@@ -88,7 +88,7 @@ impl MarkedParser {
             names,
             schemas: Arc::default(),
             called: None,
-            state: if reasons { State::Reasoning } else { State::Begin },
+            state: if reasons { MarkedAnswerState::Reasoning } else { MarkedAnswerState::Begin },
             held: String::new(),
             count: 0,
             texts: false,
@@ -107,38 +107,49 @@ impl MarkedParser {
     pub(super) fn finish(&mut self, cut: bool) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
         // What is held there is the begin of an end.
-        if matches!(self.state, State::Close(_)) || self.left && matches!(self.state, State::Blank) {
+        if matches!(self.state, MarkedAnswerState::Close(_))
+            || self.left && matches!(self.state, MarkedAnswerState::Blank)
+        {
             return parts;
         }
         let mut rest = std::mem::take(&mut self.held);
-        if cut && matches!(self.state, State::Begin | State::Reasoning | State::Text | State::Blank) {
+        if cut
+            && matches!(
+                self.state,
+                MarkedAnswerState::Begin
+                    | MarkedAnswerState::Reasoning
+                    | MarkedAnswerState::Text
+                    | MarkedAnswerState::Blank
+            )
+        {
             let markup = self.markup_at_end(&rest);
             self.cut_call = self.calls.is_some() && markup > 0;
             rest.truncate(rest.len() - markup);
         }
-        self.cut_call |= cut && matches!(&self.state, State::Name { .. } | State::Object { .. });
+        self.cut_call |=
+            cut && matches!(&self.state, MarkedAnswerState::Name { .. } | MarkedAnswerState::Object { .. });
         let text = |text: String| (!text.trim().is_empty()).then_some(AnswerPart::Text(text));
         let reason = |text: &str| {
             let text = text.trim_end();
             (!text.is_empty()).then(|| AnswerPart::Reasoning(text.to_owned()))
         };
         let part = match &self.state {
-            State::Reasoning => reason(&rest),
-            State::Text if self.calls.is_some() && cut => text(rest.trim_end().to_owned()),
-            State::Text => (!rest.is_empty()).then_some(AnswerPart::Text(rest)),
-            State::Begin | State::Blank => text(rest),
-            State::Name { .. } => self.ended_name(&rest, cut, &mut parts).and_then(text),
-            State::Object { object, .. } if object.told => None,
-            State::Object { .. } | State::Arguments(_) if cut => None,
-            State::Object { inside: true, .. } => reason(&rest),
-            State::Object { .. } => text(rest),
-            State::Arguments(value) if value.is_empty() => self.argument("{}"),
-            State::Value(value) => {
+            MarkedAnswerState::Reasoning => reason(&rest),
+            MarkedAnswerState::Text if self.calls.is_some() && cut => text(rest.trim_end().to_owned()),
+            MarkedAnswerState::Text => (!rest.is_empty()).then_some(AnswerPart::Text(rest)),
+            MarkedAnswerState::Begin | MarkedAnswerState::Blank => text(rest),
+            MarkedAnswerState::Name { .. } => self.ended_name(&rest, cut, &mut parts).and_then(text),
+            MarkedAnswerState::Object { object, .. } if object.told => None,
+            MarkedAnswerState::Object { .. } | MarkedAnswerState::Arguments(_) if cut => None,
+            MarkedAnswerState::Object { inside: true, .. } => reason(&rest),
+            MarkedAnswerState::Object { .. } => text(rest),
+            MarkedAnswerState::Arguments(value) if value.is_empty() => self.argument("{}"),
+            MarkedAnswerState::Value(value) => {
                 let text = self.tags.as_ref().map(|tags| value.cut(&rest, tags)).unwrap_or_default();
                 self.argument(&text)
             }
             // Behind the last argument that came the call has ended.
-            State::Tag { .. } | State::Key { .. } if !cut => self.argument("}"),
+            MarkedAnswerState::Tag { .. } | MarkedAnswerState::Key { .. } if !cut => self.argument("}"),
             // The begin of a marker that did not come.
             _ => None,
         };
@@ -150,10 +161,11 @@ impl MarkedParser {
     /// Bytes at the end that are the begin of a marker.
     fn markup_at_end(&self, text: &str) -> usize {
         let reasoning = self.reasoning.as_ref().map(|reasoning| match self.state {
-            State::Begin => reasoning.open.trim(),
+            MarkedAnswerState::Begin => reasoning.open.trim(),
             _ => reasoning.close.trim(),
         });
-        let reasoning = reasoning.filter(|_| matches!(self.state, State::Begin | State::Reasoning));
+        let reasoning = reasoning
+            .filter(|_| matches!(self.state, MarkedAnswerState::Begin | MarkedAnswerState::Reasoning));
         let calls = self.calls.iter().flat_map(|calls| &calls.markers).map(String::as_str);
         // A marker may have blanks inside, that the text does not have.
         let partial = |marker: &str| {
@@ -168,7 +180,7 @@ impl MarkedParser {
 
     /// A name behind a marker at the end of the answer: of a call without arguments, or no call.
     fn ended_name(&self, rest: &str, cut: bool, parts: &mut Vec<AnswerPart>) -> Option<String> {
-        let (State::Name { end, .. }, false) = (&self.state, cut) else { return None };
+        let (MarkedAnswerState::Name { end, .. }, false) = (&self.state, cut) else { return None };
         let name = rest[*end..].trim();
         if !self.names.iter().any(|known| known == name) {
             return Some(rest.to_owned());
@@ -182,46 +194,48 @@ impl MarkedParser {
     fn step(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         // What these have read so far is not copied.
         match &self.state {
-            State::Object { .. } | State::Arguments(_) => {
-                match std::mem::replace(&mut self.state, State::Blank) {
-                    State::Object { end, inside, object } => return self.object(end, inside, object, parts),
-                    State::Arguments(value) => return self.arguments(value, parts),
+            MarkedAnswerState::Object { .. } | MarkedAnswerState::Arguments(_) => {
+                match std::mem::replace(&mut self.state, MarkedAnswerState::Blank) {
+                    MarkedAnswerState::Object { end, inside, object } => {
+                        return self.object(end, inside, object, parts);
+                    }
+                    MarkedAnswerState::Arguments(value) => return self.arguments(value, parts),
                     other => self.state = other,
                 }
             }
             _ => {}
         }
         match self.state.clone() {
-            State::Begin => self.begin(),
-            State::Reasoning => self.reason(parts),
-            State::Blank => self.blank(),
-            State::Text => self.text(parts),
-            State::Name { end, inside } => self.name(end, inside, parts),
-            State::Object { .. } | State::Arguments(_) => false,
-            State::Listed => self.listed(),
-            State::Tag { first } => self.tag(first, parts),
-            State::Key { first } => self.key(first, parts),
-            State::Value(value) => self.value(value, parts),
-            State::Close(next) => self.close(next),
+            MarkedAnswerState::Begin => self.begin(),
+            MarkedAnswerState::Reasoning => self.reason(parts),
+            MarkedAnswerState::Blank => self.blank(),
+            MarkedAnswerState::Text => self.text(parts),
+            MarkedAnswerState::Name { end, inside } => self.name(end, inside, parts),
+            MarkedAnswerState::Object { .. } | MarkedAnswerState::Arguments(_) => false,
+            MarkedAnswerState::Listed => self.listed(),
+            MarkedAnswerState::Tag { first } => self.tag(first, parts),
+            MarkedAnswerState::Key { first } => self.key(first, parts),
+            MarkedAnswerState::Value(value) => self.value(value, parts),
+            MarkedAnswerState::Close(next) => self.close(next),
         }
     }
 
-    pub(super) fn go(&mut self, state: State) -> bool {
+    pub(super) fn go(&mut self, state: MarkedAnswerState) -> bool {
         self.state = state;
         true
     }
 
     fn begin(&mut self) -> bool {
         let Some(open) = self.reasoning.as_ref().map(|r| r.open.trim().to_owned()) else {
-            return self.go(State::Text);
+            return self.go(MarkedAnswerState::Text);
         };
         match matches(&open, &self.held) {
             Match::Partial => false,
             Match::Full(end) => {
                 self.held.drain(..end);
-                self.go(State::Reasoning)
+                self.go(MarkedAnswerState::Reasoning)
             }
-            Match::No => self.go(State::Text),
+            Match::No => self.go(MarkedAnswerState::Text),
         }
     }
 
@@ -229,21 +243,21 @@ impl MarkedParser {
         let close = self.reasoning.as_ref().map(|r| r.close.trim().to_owned()).unwrap_or_default();
         let closed = self.held.find(&close);
         let marker = self.marker(true).filter(|marker| match marker {
-            Marker::Found { at, .. } => closed.is_none_or(|closed| *at < closed),
-            Marker::Begun { .. } => closed.is_none(),
+            CallMarker::Found { at, .. } => closed.is_none_or(|closed| *at < closed),
+            CallMarker::Begun { .. } => closed.is_none(),
         });
-        if let Some(Marker::Found { at, end }) = marker {
+        if let Some(CallMarker::Found { at, end }) = marker {
             let given = self.give_reasons(at, parts);
-            return self.go(State::Name { end: end - given, inside: true });
+            return self.go(MarkedAnswerState::Name { end: end - given, inside: true });
         }
         if let Some(at) = closed {
             self.give_reasons(at, parts);
             let at = self.held.find(&close).unwrap_or(0);
             self.held.drain(..at + close.len());
-            return self.go(State::Blank);
+            return self.go(MarkedAnswerState::Blank);
         }
         let mut safe = self.held.len() - open_end(&self.held, &close);
-        if let Some(Marker::Begun { at }) = marker {
+        if let Some(CallMarker::Begun { at }) = marker {
             safe = safe.min(at);
         }
         self.give_reasons(safe, parts);
@@ -280,21 +294,21 @@ impl MarkedParser {
             match matches(close, &self.held) {
                 Match::Partial => return false,
                 Match::Full(end) => drop(self.held.drain(..end)),
-                Match::No => return self.go(State::Text),
+                Match::No => return self.go(MarkedAnswerState::Text),
             }
             self.left = false;
             return true;
         }
-        !self.held.is_empty() && self.go(State::Text)
+        !self.held.is_empty() && self.go(MarkedAnswerState::Text)
     }
 
     /// The first marker of a call. In reasoning only those count that are no text.
-    fn marker(&self, inside: bool) -> Option<Marker> {
+    fn marker(&self, inside: bool) -> Option<CallMarker> {
         let calls = self.calls.as_ref()?;
         if calls.is_bare() {
             let at = self.held.len() - self.held.trim_start().len();
             let begins = !inside && !self.texts && self.held[at..].starts_with(['{', '[']);
-            return begins.then_some(Marker::Found { at, end: at });
+            return begins.then_some(CallMarker::Found { at, end: at });
         }
         let firsts: Vec<char> = calls.markers.iter().filter_map(|marker| marker.chars().next()).collect();
         let begins = self.held.char_indices().filter(|(_, c)| firsts.contains(c)).map(|(at, _)| at);
@@ -304,10 +318,10 @@ impl MarkedParser {
             if let Some(end) =
                 found.iter().find_map(|m| if let Match::Full(end) = m { Some(end) } else { None })
             {
-                return Some(Marker::Found { at, end: at + end });
+                return Some(CallMarker::Found { at, end: at + end });
             }
             if found.contains(&Match::Partial) {
-                return Some(Marker::Begun { at });
+                return Some(CallMarker::Begun { at });
             }
         }
         None
@@ -322,13 +336,13 @@ impl MarkedParser {
             return false;
         }
         match self.marker(false) {
-            Some(Marker::Found { at, end }) => {
+            Some(CallMarker::Found { at, end }) => {
                 let all = self.held.len();
                 self.give(at, parts);
                 let given = all - self.held.len();
-                self.go(State::Name { end: end - given, inside: false })
+                self.go(MarkedAnswerState::Name { end: end - given, inside: false })
             }
-            Some(Marker::Begun { at }) => {
+            Some(CallMarker::Begun { at }) => {
                 self.give(at, parts);
                 false
             }
@@ -354,9 +368,9 @@ impl MarkedParser {
         let marker: String = self.held.drain(..end).collect();
         if inside {
             parts.push(AnswerPart::Reasoning(marker));
-            return self.go(State::Reasoning);
+            return self.go(MarkedAnswerState::Reasoning);
         }
         parts.push(AnswerPart::Text(marker));
-        self.go(State::Text)
+        self.go(MarkedAnswerState::Text)
     }
 }

@@ -79,7 +79,7 @@ impl JsonValue {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+enum ObjectPosition {
     /// Before the object; whether a list of them may begin.
     Open,
     /// Before a key, or behind a value.
@@ -136,7 +136,7 @@ pub(super) struct CallObject {
     keys: CallKeys,
     /// Bytes of what is held that were read.
     pub read: usize,
-    place: Place,
+    place: ObjectPosition,
     role: KeyRole,
     wrapped: bool,
     /// Whether it is one of a list.
@@ -157,7 +157,7 @@ impl CallObject {
         CallObject {
             keys,
             read,
-            place: Place::Open,
+            place: ObjectPosition::Open,
             role: KeyRole::Other,
             wrapped: false,
             listed: false,
@@ -177,8 +177,8 @@ impl CallObject {
     /// Whether there is enough to tell of a call: its name, and that its arguments have begun or do not come.
     pub fn is_call(&self) -> bool {
         let argues = match &self.place {
-            Place::Value(value) => self.role == KeyRole::Arguments && value.kind.is_some(),
-            place => self.arguments.is_some() || *place == Place::End,
+            ObjectPosition::Value(value) => self.role == KeyRole::Arguments && value.kind.is_some(),
+            place => self.arguments.is_some() || *place == ObjectPosition::End,
         };
         self.name.is_some() && argues
     }
@@ -186,7 +186,7 @@ impl CallObject {
     /// What is sure of the arguments and was not given out.
     pub fn take_arguments(&mut self) -> String {
         let inside = match &mut self.place {
-            Place::Value(value) if self.role == KeyRole::Arguments => Some(value),
+            ObjectPosition::Value(value) if self.role == KeyRole::Arguments => Some(value),
             _ => self.arguments.as_mut(),
         };
         inside.map(JsonValue::take_arguments).unwrap_or_default()
@@ -200,7 +200,7 @@ impl CallObject {
                 Some(false) => {}
                 None => return ObjectProgress::Broken,
             }
-            if self.place == Place::End {
+            if self.place == ObjectPosition::End {
                 return ObjectProgress::End;
             }
         }
@@ -210,19 +210,21 @@ impl CallObject {
     /// Whether the character was read; `None` if no call has it there.
     fn character(&mut self, c: char) -> Option<bool> {
         match &mut self.place {
-            Place::Key(key) => {
+            ObjectPosition::Key(key) => {
                 key.push(c);
                 if key.has_ended() {
                     self.role = self.keys.role(&key.as_string()?)?;
-                    self.place = Place::Colon;
+                    self.place = ObjectPosition::Colon;
                 }
             }
-            Place::Value(value) if value.kind.is_none() && c.is_whitespace() => {}
-            Place::Value(value) if value.kind.is_none() && c == '{' && self.role == KeyRole::Wrapper => {
+            ObjectPosition::Value(value) if value.kind.is_none() && c.is_whitespace() => {}
+            ObjectPosition::Value(value)
+                if value.kind.is_none() && c == '{' && self.role == KeyRole::Wrapper =>
+            {
                 self.wrapped = true;
-                self.place = Place::Between;
+                self.place = ObjectPosition::Between;
             }
-            Place::Value(value) => {
+            ObjectPosition::Value(value) => {
                 let taken = value.push(c);
                 if value.has_ended() {
                     let value = std::mem::take(value);
@@ -231,30 +233,30 @@ impl CallObject {
                 return Some(taken);
             }
             _ if c.is_whitespace() => {}
-            Place::Open => match c {
-                '{' => self.place = Place::Between,
+            ObjectPosition::Open => match c {
+                '{' => self.place = ObjectPosition::Between,
                 '[' if !self.listed => self.listed = true,
                 _ => return None,
             },
-            Place::Between => match c {
+            ObjectPosition::Between => match c {
                 ',' => {}
                 '"' => {
                     let mut key = JsonValue::default();
                     key.push(c);
-                    self.place = Place::Key(key);
+                    self.place = ObjectPosition::Key(key);
                 }
                 '}' if self.wrapped => self.wrapped = false,
-                '}' => self.place = Place::End,
+                '}' => self.place = ObjectPosition::End,
                 _ => return None,
             },
-            Place::Colon => {
+            ObjectPosition::Colon => {
                 if c != ':' {
                     return None;
                 }
-                self.place = Place::Value(JsonValue::default());
+                self.place = ObjectPosition::Value(JsonValue::default());
                 return Some(true);
             }
-            Place::End => return None,
+            ObjectPosition::End => return None,
         }
         Some(true)
     }
@@ -267,7 +269,7 @@ impl CallObject {
             KeyRole::Arguments => self.arguments = Some(value),
             KeyRole::Other => {}
         }
-        self.place = Place::Between;
+        self.place = ObjectPosition::Between;
         Some(())
     }
 }

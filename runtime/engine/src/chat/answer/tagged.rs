@@ -4,13 +4,13 @@ use serde_json::Value as Json;
 
 use super::AnswerPart;
 use super::calls::LONGEST_NAME;
-use super::marked::{MarkedParser, State};
+use super::marked::{MarkedAnswerState, MarkedParser};
 use super::marker::{Match, matches};
 use crate::chat::tags::{TagValue, ValueKind};
 
 impl MarkedParser {
     pub(super) fn tag(&mut self, first: bool, parts: &mut Vec<AnswerPart>) -> bool {
-        let Some(tags) = self.tags.clone() else { return self.go(State::Close(0)) };
+        let Some(tags) = self.tags.clone() else { return self.go(MarkedAnswerState::Close(0)) };
         if self.held.trim().is_empty() {
             return false;
         }
@@ -19,17 +19,17 @@ impl MarkedParser {
             Match::Partial => return false,
             Match::Full(end) => {
                 self.held.drain(..end);
-                return self.go(State::Key { first });
+                return self.go(MarkedAnswerState::Key { first });
             }
             Match::No => {}
         }
         // Whatever comes here is no argument.
         self.argue(parts, "}");
-        self.go(State::Close(0))
+        self.go(MarkedAnswerState::Close(0))
     }
 
     pub(super) fn key(&mut self, first: bool, parts: &mut Vec<AnswerPart>) -> bool {
-        let Some(tags) = self.tags.clone() else { return self.go(State::Close(0)) };
+        let Some(tags) = self.tags.clone() else { return self.go(MarkedAnswerState::Close(0)) };
         let begin = tags.middle.trim_start().chars().next();
         let Some(at) = begin.and_then(|begin| self.held.find(begin)) else {
             // A name without an end is none.
@@ -47,7 +47,7 @@ impl MarkedParser {
                 };
                 let comma = if first { "" } else { ", " };
                 self.argue(parts, format!("{comma}{}: ", Json::from(name)));
-                self.go(State::Value(TagValue::new(kind)))
+                self.go(MarkedAnswerState::Value(TagValue::new(kind)))
             }
         }
     }
@@ -55,17 +55,17 @@ impl MarkedParser {
     /// What begins an argument goes on as none.
     fn broken(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         self.argue(parts, "}");
-        self.go(State::Blank)
+        self.go(MarkedAnswerState::Blank)
     }
 
     pub(super) fn value(&mut self, mut value: TagValue, parts: &mut Vec<AnswerPart>) -> bool {
-        let Some(tags) = self.tags.clone() else { return self.go(State::Close(0)) };
+        let Some(tags) = self.tags.clone() else { return self.go(MarkedAnswerState::Close(0)) };
         let (text, ended) = value.take(&mut self.held, &tags);
         self.argue(parts, text);
         if ended {
-            return self.go(State::Tag { first: false });
+            return self.go(MarkedAnswerState::Tag { first: false });
         }
-        self.state = State::Value(value);
+        self.state = MarkedAnswerState::Value(value);
         false
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::chat::{CallSyntax, ChatTemplate, Extra, Message, ReasoningSyntax, TagSyntax};
+use crate::chat::{CallSyntax, ChatMessage, ChatTemplate, ReasoningSyntax, TagSyntax, TemplateInputs};
 
 const HERMES: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<tool_call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 const LIST: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]{% elif m.tool_calls %}[TOOL_CALLS] [{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}, \"id\": \"{{ c.id }}\"}{{ ', ' if not loop.last else '' }}{% endfor %}]</s>{% else %} {{ m.content }}</s>{% endif %}{% endfor %}";
@@ -231,10 +231,12 @@ fn what_a_template_writes_is_read_back() {
     let fields = serde_json::json!({"role": "assistant", "content": null, "tool_calls": [
         {"id": "abcdefgh1", "type": "function", "function": {"name": "add_all", "arguments": {"numbers": [1, 2]}}}]});
     for template in [HERMES, LIST, BARE, THINKS] {
-        let messages = [Message::new("user", "Q"), serde_json::from_value(fields.clone()).unwrap()];
+        let messages = [ChatMessage::new("user", "Q"), serde_json::from_value(fields.clone()).unwrap()];
         let template_ = ChatTemplate::from_jinja(template).unwrap();
-        let extra =
-            Extra { tools: Some(crate::chat::Value::from(minijinja::value::Serde([1]))), ..Extra::default() };
+        let extra = TemplateInputs {
+            tools: Some(crate::chat::TemplateValue::from(minijinja::value::Serde([1]))),
+            ..TemplateInputs::default()
+        };
         let prompt = template_.render(&messages[..1], true, &extra).unwrap();
         let whole = template_.render(&messages, false, &extra).unwrap();
         let answer = whole.strip_prefix(&prompt).unwrap();
@@ -256,10 +258,12 @@ fn answers_of_models_are_taken_apart() {
         let template = template.unwrap();
         let variables = case["variables"].as_object().into_iter().flatten();
         let variables = variables
-            .map(|(name, value)| (name.clone(), crate::chat::Value::from(minijinja::value::Serde(value))))
+            .map(|(name, value)| {
+                (name.clone(), crate::chat::TemplateValue::from(minijinja::value::Serde(value)))
+            })
             .collect();
-        let extra = Extra { variables, ..Extra::default() };
-        let prompt = template.render(&[Message::new("user", "Hi")], true, &extra).unwrap();
+        let extra = TemplateInputs { variables, ..TemplateInputs::default() };
+        let prompt = template.render(&[ChatMessage::new("user", "Hi")], true, &extra).unwrap();
         let offered = if case["no_tools"] == true { &[] } else { &functions[..] };
         let names: Vec<String> = offered.iter().map(|f| f["name"].as_str().unwrap().to_owned()).collect();
         let schemas = offered.iter().map(|f| f["parameters"].clone()).collect();

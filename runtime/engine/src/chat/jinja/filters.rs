@@ -1,7 +1,7 @@
 //! The engine's filters, tests and functions, each with what it may cost counted before it runs.
 
 use super::limits;
-use super::operators::{Arguments, as_text, contains, invalid};
+use super::operators::{FilterArguments, as_text, contains, invalid};
 use super::{json, operators, values};
 use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, filters, functions, tests};
@@ -17,7 +17,7 @@ const MOST_NAMES: usize = 1000;
 /// A message of `raise_exception` is shown to a person.
 pub const LONGEST_MESSAGE: usize = 4096;
 
-type Before = fn(&[Value]) -> Result<(), Error>;
+type CostCheck = fn(&[Value]) -> Result<(), Error>;
 
 pub fn add_to(environment: &mut Environment<'static>) {
     add_filters(environment);
@@ -29,7 +29,7 @@ pub fn add_to(environment: &mut Environment<'static>) {
 }
 
 /// A function that counts before it runs, and whose result is measured.
-fn guarded(native: Value, before: Before) -> impl Fn(&mut State, Arguments) -> Result<Value, Error> {
+fn guarded(native: Value, before: CostCheck) -> impl Fn(&mut State, FilterArguments) -> Result<Value, Error> {
     move |state: &mut State, args: Rest<ValueOrKwargs>| {
         let args = args.into_values();
         limits::work(args.iter().map(values::size).fold(0, u64::saturating_add))?;
@@ -39,7 +39,7 @@ fn guarded(native: Value, before: Before) -> impl Fn(&mut State, Arguments) -> R
 }
 
 fn add_filters(environment: &mut Environment<'static>) {
-    let mut add = |name: &'static str, native: Value, before: Before| {
+    let mut add = |name: &'static str, native: Value, before: CostCheck| {
         environment.add_filter(name, guarded(native, before));
     };
     // Results that are the argument, a part of it, or a number.
@@ -122,7 +122,7 @@ fn add_filters(environment: &mut Environment<'static>) {
         None => as_text(value).map(|text| operators::counted(text.into_owned())),
     });
     environment.add_filter("pprint", |value: &Value| {
-        let mut text = limits::Bounded::value();
+        let mut text = limits::BoundedText::value();
         let written = write!(text, "{value:#?}");
         text.finish(written).map(operators::counted)
     });

@@ -1,6 +1,6 @@
 //! `json.dumps` of Python.
 
-use super::limits::{self, Bounded};
+use super::limits::{self, BoundedText};
 use super::{operators, values};
 use minijinja::value::Kwargs;
 use minijinja::{Error, Value};
@@ -17,7 +17,7 @@ pub fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
         _ => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
     };
     let style = PythonJson { item, key, indent, depth: 0, empty: true, ascii: ascii.unwrap_or(false) };
-    let mut text = Bounded::value();
+    let mut text = BoundedText::value();
     let mut serializer = serde_json::Serializer::with_formatter(&mut text, style);
     let written = match sort_keys {
         Some(true) => {

@@ -30,7 +30,7 @@ const TRACKED: usize = 1 << 10;
 
 /// The limit that a rendering has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum Limit {
+pub enum RenderLimit {
     #[error("more than {bytes} bytes of values")]
     Memory { bytes: u64 },
     #[error("more than {bytes} bytes of text")]
@@ -41,7 +41,7 @@ pub enum Limit {
     Levels,
 }
 
-struct Meter {
+struct RenderMeter {
     most: Cell<u64>,
     memory: Cell<u64>,
     text: Cell<u64>,
@@ -49,13 +49,13 @@ struct Meter {
     work: Cell<u64>,
     time: Cell<Duration>,
     end: Cell<Duration>,
-    reached: Cell<Option<Limit>>,
+    reached: Cell<Option<RenderLimit>>,
     /// Long texts that were counted; those that nobody else holds any more are given back.
     texts: RefCell<Vec<Arc<str>>>,
 }
 
 thread_local! {
-    static METER: Meter = const { Meter {
+    static METER: RenderMeter = const { RenderMeter {
         most: Cell::new(0),
         memory: Cell::new(0),
         text: Cell::new(0),
@@ -84,11 +84,11 @@ pub fn begin(input: u64) {
 }
 
 /// The first limit that was reached. The engine may have wrapped the error or lost it in formatting.
-pub fn reached() -> Option<Limit> {
+pub fn reached() -> Option<RenderLimit> {
     METER.with(|meter| meter.reached.get())
 }
 
-fn reach(limit: Limit) -> Error {
+fn reach(limit: RenderLimit) -> Error {
     METER.with(|meter| {
         if meter.reached.get().is_none() {
             meter.reached.set(Some(limit));
@@ -98,7 +98,7 @@ fn reach(limit: Limit) -> Error {
 }
 
 pub fn too_deep() -> Error {
-    reach(Limit::Levels)
+    reach(RenderLimit::Levels)
 }
 
 /// Counts an operation that looks at `bytes`.
@@ -110,7 +110,7 @@ pub fn work(bytes: u64) -> Result<(), Error> {
         (look && clock::now() >= meter.end.get()).then(|| meter.time.get())
     });
     match limit {
-        Some(time) => Err(reach(Limit::Time { milliseconds: time.as_millis() as u64 })),
+        Some(time) => Err(reach(RenderLimit::Time { milliseconds: time.as_millis() as u64 })),
         None => Ok(()),
     }
 }
@@ -126,7 +126,7 @@ pub fn memory(bytes: u64) -> Result<(), Error> {
         meter.memory.set(left.unwrap_or(0));
         (left.is_some(), meter.most.get())
     });
-    if taken { Ok(()) } else { Err(reach(Limit::Memory { bytes: most })) }
+    if taken { Ok(()) } else { Err(reach(RenderLimit::Memory { bytes: most })) }
 }
 
 /// There is room for `bytes` that are needed for a moment.
@@ -139,7 +139,7 @@ pub fn room(bytes: u64) -> Result<(), Error> {
 /// A value of `bytes`, written out, is not larger than all values together may be.
 pub fn bounded(bytes: u64) -> Result<(), Error> {
     let most = METER.with(|meter| meter.most.get());
-    if bytes > most { Err(reach(Limit::Memory { bytes: most })) } else { Ok(()) }
+    if bytes > most { Err(reach(RenderLimit::Memory { bytes: most })) } else { Ok(()) }
 }
 
 /// Gives back what [`memory`] counted.
@@ -156,7 +156,7 @@ pub fn text(bytes: u64) -> Result<(), Error> {
         meter.text.set(left.unwrap_or(0));
         left.ok_or(meter.most.get())
     });
-    left.map(drop).map_err(|bytes| reach(Limit::Text { bytes }))
+    left.map(drop).map_err(|bytes| reach(RenderLimit::Text { bytes }))
 }
 
 /// A text that [`memory`] has counted; counts no more when nobody holds it.
@@ -166,7 +166,7 @@ pub fn track(text: &Arc<str>) {
     }
 }
 
-impl Meter {
+impl RenderMeter {
     fn collect(&self) {
         let mut freed = 0;
         self.texts.borrow_mut().retain(|text| {
@@ -179,20 +179,20 @@ impl Meter {
 }
 
 /// A text that grows within the limit: what `count` says of every piece.
-pub struct Bounded {
+pub struct BoundedText {
     text: String,
     count: fn(u64) -> Result<(), Error>,
 }
 
-impl Bounded {
+impl BoundedText {
     /// Of a value ([`memory`]).
-    pub fn value() -> Bounded {
-        Bounded { text: String::new(), count: memory }
+    pub fn value() -> BoundedText {
+        BoundedText { text: String::new(), count: memory }
     }
 
     /// Of what is written ([`text`]).
-    pub fn output() -> Bounded {
-        Bounded { text: String::new(), count: text }
+    pub fn output() -> BoundedText {
+        BoundedText { text: String::new(), count: text }
     }
 
     /// `written` is what the writing returned: an error is a limit's.
@@ -205,7 +205,7 @@ impl Bounded {
     }
 }
 
-impl std::fmt::Write for Bounded {
+impl std::fmt::Write for BoundedText {
     fn write_str(&mut self, piece: &str) -> std::fmt::Result {
         (self.count)(piece.len() as u64).map_err(|_| std::fmt::Error)?;
         self.text.push_str(piece);
@@ -213,7 +213,7 @@ impl std::fmt::Write for Bounded {
     }
 }
 
-impl std::io::Write for Bounded {
+impl std::io::Write for BoundedText {
     fn write(&mut self, piece: &[u8]) -> std::io::Result<usize> {
         let text = std::str::from_utf8(piece).map_err(std::io::Error::other)?;
         (self.count)(piece.len() as u64).map_err(std::io::Error::other)?;

@@ -1,6 +1,6 @@
 //! What the operators, literals and slices of a template do, with the limits of its rendering.
 
-use super::limits::{self, Bounded};
+use super::limits::{self, BoundedText};
 use super::rewrite::names;
 use super::{filters, values};
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
@@ -143,7 +143,7 @@ fn concat(a: &Value, b: &Value) -> Result<Value, Error> {
     if let (Some(a), Some(b)) = (a.as_str(), b.as_str()) {
         return joined(a, b);
     }
-    let mut text = Bounded::value();
+    let mut text = BoundedText::value();
     let written = write!(text, "{a}{b}");
     text.finish(written).map(counted)
 }
@@ -165,7 +165,7 @@ pub fn as_text(value: &Value) -> Result<std::borrow::Cow<'_, str>, Error> {
     if let Some(text) = value.as_str() {
         return Ok(text.into());
     }
-    let mut text = Bounded::value();
+    let mut text = BoundedText::value();
     let written = write!(text, "{value}");
     text.finish(written).map(Into::into)
 }
@@ -247,7 +247,7 @@ fn write(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error
             out.write_str(text).map_err(failed)
         }
         (None, Some(_)) if plain => {
-            let mut text = Bounded::output();
+            let mut text = BoundedText::output();
             let written = write!(text, "{value}");
             out.write_str(&text.finish(written)?).map_err(failed)
         }
@@ -263,7 +263,7 @@ fn write(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error
 }
 
 /// The arguments of a filter or test.
-pub type Arguments = Rest<ValueOrKwargs>;
+pub type FilterArguments = Rest<ValueOrKwargs>;
 
 #[cfg(test)]
 mod tests {

@@ -38,14 +38,14 @@ const MOST_ITEMS: usize = 60_000;
 const LONGEST_WORD: usize = 64;
 
 /// Why a template is refused.
-pub struct Refused {
+pub struct RewriteError {
     pub reason: String,
     pub line: u16,
 }
 
-type Result<T> = std::result::Result<T, Refused>;
+type RewriteResult<T> = std::result::Result<T, RewriteError>;
 
-pub struct Rewriter<'a> {
+pub struct TemplateRewriter<'a> {
     depth: usize,
     /// Variables that the template has set, by scope.
     scopes: Vec<BTreeSet<&'a str>>,
@@ -55,17 +55,21 @@ pub struct Rewriter<'a> {
     pub words: BTreeSet<String>,
 }
 
-impl<'a> Rewriter<'a> {
+impl<'a> TemplateRewriter<'a> {
     pub fn new() -> Self {
         let (scopes, undeclared, words) = (vec![BTreeSet::new()], BTreeSet::new(), BTreeSet::new());
-        Rewriter { depth: 0, scopes, undeclared, words }
+        TemplateRewriter { depth: 0, scopes, undeclared, words }
     }
 
-    pub fn template(&mut self, statement: &Stmt<'a>) -> Result<Stmt<'a>> {
+    pub fn template(&mut self, statement: &Stmt<'a>) -> RewriteResult<Stmt<'a>> {
         self.statement(statement)
     }
 
-    fn nested<T>(&mut self, span: Span, what: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+    fn nested<T>(
+        &mut self,
+        span: Span,
+        what: impl FnOnce(&mut Self) -> RewriteResult<T>,
+    ) -> RewriteResult<T> {
         if self.depth == MOST_NESTED {
             return Err(refused(span, format!("more than {MOST_NESTED} nested expressions or blocks")));
         }
@@ -75,7 +79,7 @@ impl<'a> Rewriter<'a> {
         result
     }
 
-    fn scoped<T>(&mut self, what: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+    fn scoped<T>(&mut self, what: impl FnOnce(&mut Self) -> RewriteResult<T>) -> RewriteResult<T> {
         self.scopes.push(BTreeSet::new());
         let result = what(self);
         self.scopes.pop();
@@ -88,7 +92,7 @@ impl<'a> Rewriter<'a> {
         }
     }
 
-    fn statements(&mut self, list: &[Stmt<'a>]) -> Result<Vec<Stmt<'a>>> {
+    fn statements(&mut self, list: &[Stmt<'a>]) -> RewriteResult<Vec<Stmt<'a>>> {
         let mut result = Vec::with_capacity(list.len());
         for statement in list {
             match statement {
@@ -102,18 +106,18 @@ impl<'a> Rewriter<'a> {
     }
 
     /// The body of what is run many times.
-    fn repeated(&mut self, list: &[Stmt<'a>], span: Span) -> Result<Vec<Stmt<'a>>> {
+    fn repeated(&mut self, list: &[Stmt<'a>], span: Span) -> RewriteResult<Vec<Stmt<'a>>> {
         let mut result = vec![emit(call(LOOK, text(""), vec![], span), span)];
         result.append(&mut self.statements(list)?);
         Ok(result)
     }
 
-    fn statement(&mut self, statement: &Stmt<'a>) -> Result<Stmt<'a>> {
+    fn statement(&mut self, statement: &Stmt<'a>) -> RewriteResult<Stmt<'a>> {
         let span = span_of(statement);
         self.nested(span, |this| this.statement_inside(statement, span))
     }
 
-    fn statement_inside(&mut self, statement: &Stmt<'a>, span: Span) -> Result<Stmt<'a>> {
+    fn statement_inside(&mut self, statement: &Stmt<'a>, span: Span) -> RewriteResult<Stmt<'a>> {
         let alone = |what: &str| {
             Err(refused(span, format!("`{what}` needs other templates, and a chat template stands alone")))
         };
@@ -185,7 +189,7 @@ impl<'a> Rewriter<'a> {
         })
     }
 
-    fn for_loop(&mut self, it: &Spanned<ast::ForLoop<'a>>) -> Result<ast::ForLoop<'a>> {
+    fn for_loop(&mut self, it: &Spanned<ast::ForLoop<'a>>) -> RewriteResult<ast::ForLoop<'a>> {
         let span = it.span();
         let iter = call(TURN, self.expression(&it.iter)?, vec![], span);
         let (target, filter_expr, body) = self.scoped(|this| {
@@ -199,7 +203,7 @@ impl<'a> Rewriter<'a> {
         Ok(ast::ForLoop { target, iter, filter_expr, recursive: it.recursive, body, else_body })
     }
 
-    fn with_block(&mut self, it: &ast::WithBlock<'a>) -> Result<ast::WithBlock<'a>> {
+    fn with_block(&mut self, it: &ast::WithBlock<'a>) -> RewriteResult<ast::WithBlock<'a>> {
         let mut assignments = Vec::with_capacity(it.assignments.len());
         for (target, expression) in &it.assignments {
             let expression = self.assigned(target, expression)?;
@@ -208,18 +212,18 @@ impl<'a> Rewriter<'a> {
         Ok(ast::WithBlock { assignments, body: self.statements(&it.body)? })
     }
 
-    fn macro_declaration(&mut self, it: &Spanned<ast::Macro<'a>>) -> Result<ast::Macro<'a>> {
+    fn macro_declaration(&mut self, it: &Spanned<ast::Macro<'a>>) -> RewriteResult<ast::Macro<'a>> {
         self.scoped(|this| {
-            let args = it.args.iter().map(|argument| this.target(argument)).collect::<Result<_>>()?;
+            let args = it.args.iter().map(|argument| this.target(argument)).collect::<RewriteResult<_>>()?;
             let defaults =
-                it.defaults.iter().map(|default| this.expression(default)).collect::<Result<_>>()?;
+                it.defaults.iter().map(|default| this.expression(default)).collect::<RewriteResult<_>>()?;
             this.declare("caller");
             Ok(ast::Macro { name: it.name, args, defaults, body: this.repeated(&it.body, it.span())? })
         })
     }
 
     /// What is assigned: to a variable anything, to an attribute only what may be part of a value.
-    fn assigned(&mut self, target: &Expr<'a>, expression: &Expr<'a>) -> Result<Expr<'a>> {
+    fn assigned(&mut self, target: &Expr<'a>, expression: &Expr<'a>) -> RewriteResult<Expr<'a>> {
         let span = expression.span();
         let expression = self.expression(expression)?;
         Ok(match target {
@@ -228,7 +232,7 @@ impl<'a> Rewriter<'a> {
         })
     }
 
-    fn target(&mut self, target: &Expr<'a>) -> Result<Expr<'a>> {
+    fn target(&mut self, target: &Expr<'a>) -> RewriteResult<Expr<'a>> {
         let span = target.span();
         self.nested(span, |this| {
             Ok(match target {
@@ -237,11 +241,13 @@ impl<'a> Rewriter<'a> {
                     Expr::Var(Spanned::new(ast::Var { id: it.id }, span))
                 }
                 Expr::List(it) => {
-                    let items = it.items.iter().map(|item| this.target(item)).collect::<Result<_>>()?;
+                    let items =
+                        it.items.iter().map(|item| this.target(item)).collect::<RewriteResult<_>>()?;
                     Expr::List(Spanned::new(ast::List { items }, span))
                 }
                 Expr::Tuple(it) => {
-                    let items = it.items.iter().map(|item| this.target(item)).collect::<Result<_>>()?;
+                    let items =
+                        it.items.iter().map(|item| this.target(item)).collect::<RewriteResult<_>>()?;
                     Expr::Tuple(Spanned::new(ast::Tuple { items }, span))
                 }
                 other => this.expression(other)?,
@@ -249,16 +255,16 @@ impl<'a> Rewriter<'a> {
         })
     }
 
-    fn expression(&mut self, expression: &Expr<'a>) -> Result<Expr<'a>> {
+    fn expression(&mut self, expression: &Expr<'a>) -> RewriteResult<Expr<'a>> {
         let span = expression.span();
         self.nested(span, |this| this.expression_inside(expression, span))
     }
 
-    fn expressions(&mut self, list: &[Expr<'a>]) -> Result<Vec<Expr<'a>>> {
+    fn expressions(&mut self, list: &[Expr<'a>]) -> RewriteResult<Vec<Expr<'a>>> {
         list.iter().map(|item| self.expression(item)).collect()
     }
 
-    fn expression_inside(&mut self, expression: &Expr<'a>, span: Span) -> Result<Expr<'a>> {
+    fn expression_inside(&mut self, expression: &Expr<'a>, span: Span) -> RewriteResult<Expr<'a>> {
         Ok(match expression {
             Expr::Var(it) => {
                 if !self.scopes.iter().any(|scope| scope.contains(it.id)) {
@@ -340,7 +346,7 @@ impl<'a> Rewriter<'a> {
         })
     }
 
-    fn sized<'b>(&self, items: &'b [Expr<'a>], span: Span) -> Result<&'b [Expr<'a>]> {
+    fn sized<'b>(&self, items: &'b [Expr<'a>], span: Span) -> RewriteResult<&'b [Expr<'a>]> {
         if items.len() > MOST_ITEMS / 2 {
             return Err(refused(span, format!("more than {} items in one literal", MOST_ITEMS / 2)));
         }
@@ -353,7 +359,7 @@ impl<'a> Rewriter<'a> {
         items: &[Expr<'a>],
         span: Span,
         constant: impl FnOnce(Vec<Expr<'a>>) -> Expr<'a>,
-    ) -> Result<Expr<'a>> {
+    ) -> RewriteResult<Expr<'a>> {
         let all_constant = items.iter().all(|item| matches!(item, Expr::Const(_)));
         let items = self.expressions(items)?;
         if all_constant {
@@ -362,7 +368,7 @@ impl<'a> Rewriter<'a> {
         Ok(first_and_rest(name, items, span).unwrap_or_else(|| constant_none(span)))
     }
 
-    fn compare(&mut self, it: &Spanned<ast::Compare<'a>>) -> Result<Expr<'a>> {
+    fn compare(&mut self, it: &Spanned<ast::Compare<'a>>) -> RewriteResult<Expr<'a>> {
         let expr = self.expression(&it.expr)?;
         let mut ops = Vec::with_capacity(it.ops.len());
         for op in &it.ops {
@@ -388,7 +394,7 @@ impl<'a> Rewriter<'a> {
         }
     }
 
-    fn call(&mut self, it: &Spanned<ast::Call<'a>>) -> Result<ast::Call<'a>> {
+    fn call(&mut self, it: &Spanned<ast::Call<'a>>) -> RewriteResult<ast::Call<'a>> {
         let expr = self.expression(&it.expr)?;
         let mut args = self.arguments(&it.args)?;
         // `loop.changed(x)` keeps what it is given in the loop: nothing that holds the loop.
@@ -405,7 +411,7 @@ impl<'a> Rewriter<'a> {
         Ok(ast::Call { expr, args })
     }
 
-    fn arguments(&mut self, list: &[CallArg<'a>]) -> Result<Vec<CallArg<'a>>> {
+    fn arguments(&mut self, list: &[CallArg<'a>]) -> RewriteResult<Vec<CallArg<'a>>> {
         list.iter()
             .map(|argument| {
                 Ok(match argument {
@@ -478,8 +484,8 @@ fn emit<'a>(expr: Expr<'a>, span: Span) -> Stmt<'a> {
     Stmt::EmitExpr(Spanned::new(ast::EmitExpr { expr }, span))
 }
 
-fn refused(span: Span, reason: String) -> Refused {
-    Refused { reason, line: span.start_line }
+fn refused(span: Span, reason: String) -> RewriteError {
+    RewriteError { reason, line: span.start_line }
 }
 
 fn span_of(statement: &Stmt<'_>) -> Span {

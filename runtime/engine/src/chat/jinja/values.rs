@@ -16,7 +16,7 @@ pub const ENTRY: u64 = 32;
 const CONTAINER: u64 = 96;
 
 /// The engine's list or mapping, and its measure.
-pub struct Measured {
+pub struct MeasuredContainer {
     object: DynObject,
     levels: usize,
     /// Bytes with everything inside, every occurrence counted.
@@ -25,19 +25,19 @@ pub struct Measured {
     counted: u64,
 }
 
-impl Drop for Measured {
+impl Drop for MeasuredContainer {
     fn drop(&mut self) {
         limits::free(self.counted);
     }
 }
 
-impl fmt::Debug for Measured {
+impl fmt::Debug for MeasuredContainer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.object, f)
     }
 }
 
-impl Object for Measured {
+impl Object for MeasuredContainer {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         self.object.repr()
     }
@@ -72,7 +72,7 @@ pub fn size(value: &Value) -> u64 {
     if let Some(text) = value.as_str() {
         return text.len() as u64;
     }
-    if let Some(measured) = value.downcast_object_ref::<Measured>() {
+    if let Some(measured) = value.downcast_object_ref::<MeasuredContainer>() {
         return measured.size;
     }
     let Some(object) = value.as_object() else { return ENTRY };
@@ -112,7 +112,7 @@ pub fn result(value: Value) -> Result<Value, Error> {
 /// The value, its levels and its size.
 fn walk(value: &Value, depth: usize) -> Result<(Value, usize, u64), Error> {
     let Some(object) = value.as_object() else { return Ok((value.clone(), 0, ENTRY + size(value))) };
-    if let Some(measured) = value.downcast_object_ref::<Measured>() {
+    if let Some(measured) = value.downcast_object_ref::<MeasuredContainer>() {
         return within(depth, measured.levels).map(|()| (value.clone(), measured.levels, measured.size));
     }
     if changes(object) {
@@ -122,7 +122,7 @@ fn walk(value: &Value, depth: usize) -> Result<(Value, usize, u64), Error> {
         ));
     }
     within(depth, 1)?;
-    let mut measure = Measure { levels: 1, size: CONTAINER, depth };
+    let mut measure = ContainerMeasure { levels: 1, size: CONTAINER, depth };
     limits::memory(CONTAINER)?;
     match object.repr() {
         ObjectRepr::Seq | ObjectRepr::Iterable => {
@@ -158,13 +158,13 @@ fn within(depth: usize, levels: usize) -> Result<(), Error> {
     if depth + levels > limits::MOST_LEVELS { Err(limits::too_deep()) } else { Ok(()) }
 }
 
-struct Measure {
+struct ContainerMeasure {
     levels: usize,
     size: u64,
     depth: usize,
 }
 
-impl Measure {
+impl ContainerMeasure {
     fn add(&mut self, value: &Value) -> Result<Value, Error> {
         let (value, levels, size) = walk(value, self.depth + 1)?;
         self.levels = self.levels.max(levels + 1);
@@ -177,8 +177,9 @@ impl Measure {
     fn finish(self, container: Value, counted: u64) -> (Value, usize, u64) {
         let (levels, size) = (self.levels, self.size);
         let object = container.as_object().cloned();
-        let value =
-            object.map_or(container, |object| Value::from_object(Measured { object, levels, size, counted }));
+        let value = object.map_or(container, |object| {
+            Value::from_object(MeasuredContainer { object, levels, size, counted })
+        });
         (value, levels, size)
     }
 }
@@ -189,5 +190,5 @@ pub fn lazy(range: Value) -> Value {
     range
         .as_object()
         .cloned()
-        .map_or(range, |object| Value::from_object(Measured { object, levels: 1, size, counted: 0 }))
+        .map_or(range, |object| Value::from_object(MeasuredContainer { object, levels: 1, size, counted: 0 }))
 }

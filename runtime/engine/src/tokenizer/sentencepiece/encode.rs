@@ -5,16 +5,16 @@ use std::ops::Range;
 
 use super::super::merge::merge;
 use super::super::prefix_index::PrefixIndex;
-use super::proto::{Model, PieceKind};
+use super::proto::{ModelProto, PieceKind};
 
 /// A piece found: its place in the normalized text and its id.
-pub(super) type Found = (Range<usize>, u32);
+pub(super) type PieceMatch = (Range<usize>, u32);
 
 /// Taken off the lowest score for a character without a piece (`kUnkPenalty`).
 const UNKNOWN_PENALTY: f32 = 10.0;
 
-/// Shortest-path segmentation (`unigram::Model::EncodeOptimized`). `pieces` has all pieces that text can match.
-pub(super) fn unigram(model: &Model, pieces: &PrefixIndex, unknown: u32, text: &str) -> Vec<Found> {
+/// Shortest-path segmentation (`unigram::ModelProto::EncodeOptimized`). `pieces` has all pieces that text can match.
+pub(super) fn unigram(model: &ModelProto, pieces: &PrefixIndex, unknown: u32, text: &str) -> Vec<PieceMatch> {
     let normal =
         || model.pieces.iter().filter(|piece| piece.kind == PieceKind::Normal).map(|piece| piece.score);
     let unknown_score = normal().fold(f32::MAX, f32::min) - UNKNOWN_PENALTY;
@@ -57,14 +57,14 @@ pub(super) fn unigram(model: &Model, pieces: &PrefixIndex, unknown: u32, text: &
     found
 }
 
-/// Merging of the pair whose joined piece has the highest score (`bpe::Model::SampleEncode` without sampling).
+/// Merging of the pair whose joined piece has the highest score (`bpe::ModelProto::SampleEncode` without sampling).
 pub(super) fn bpe(
-    model: &Model,
+    model: &ModelProto,
     ids: &HashMap<Box<[u8]>, u32>,
     symbols: &PrefixIndex,
     unknown: u32,
     text: &str,
-) -> Vec<Found> {
+) -> Vec<PieceMatch> {
     let bytes = text.as_bytes();
     let mut first = Vec::new();
     let mut at = 0;

@@ -1,14 +1,14 @@
-//! Normalization before sentencepiece encodes (`Normalizer` of its source): replacement of characters by a table compiled
+//! Normalization before sentencepiece encodes (`SentencePieceNormalizer` of its source): replacement of characters by a table compiled
 //! into a double-array trie (`precompiled_charsmap`), removal of extra white space, the space before the text.
 
 use super::super::prefix_index::PrefixIndex;
-use super::proto::Model;
+use super::proto::ModelProto;
 
 /// U+2581, which stands for a space in pieces.
 pub(super) const SPACE: &str = "\u{2581}";
 
 #[derive(Debug)]
-pub(super) struct Normalizer {
+pub(super) struct SentencePieceNormalizer {
     charsmap: Option<CharsMap>,
     /// User-defined pieces, which stay as they are.
     symbols: PrefixIndex,
@@ -18,13 +18,13 @@ pub(super) struct Normalizer {
     suffix: bool,
 }
 
-impl Normalizer {
-    pub fn new(model: &Model, symbols: PrefixIndex) -> Result<Normalizer, String> {
+impl SentencePieceNormalizer {
+    pub fn new(model: &ModelProto, symbols: PrefixIndex) -> Result<SentencePieceNormalizer, String> {
         let charsmap = match model.charsmap.is_empty() {
             true => None,
             false => Some(CharsMap::parse(&model.charsmap)?),
         };
-        Ok(Normalizer {
+        Ok(SentencePieceNormalizer {
             charsmap,
             symbols,
             add_dummy_prefix: model.add_dummy_prefix,

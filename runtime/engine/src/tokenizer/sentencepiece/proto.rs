@@ -41,7 +41,7 @@ impl PieceKind {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Piece {
+pub struct ProtoPiece {
     pub text: String,
     pub score: f32,
     pub kind: PieceKind,
@@ -55,8 +55,8 @@ pub enum ModelType {
 
 /// The message with its defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Model {
-    pub pieces: Vec<Piece>,
+pub struct ModelProto {
+    pub pieces: Vec<ProtoPiece>,
     pub model_type: ModelType,
     pub byte_fallback: bool,
     pub treat_whitespace_as_suffix: bool,
@@ -68,9 +68,9 @@ pub struct Model {
     pub escape_whitespaces: bool,
 }
 
-impl Default for Model {
+impl Default for ModelProto {
     fn default() -> Self {
-        Model {
+        ModelProto {
             pieces: Vec::new(),
             model_type: ModelType::Unigram,
             byte_fallback: false,
@@ -86,21 +86,21 @@ impl Default for Model {
 }
 
 /// What is wrong, for [`super::super::TokenizerError::SentencePiece`].
-type Reason = String;
+type ProtoReason = String;
 
-impl Model {
-    pub fn parse(bytes: &[u8]) -> Result<Model, Reason> {
-        let mut model = Model::default();
-        for field in Fields(bytes) {
+impl ModelProto {
+    pub fn parse(bytes: &[u8]) -> Result<ModelProto, ProtoReason> {
+        let mut model = ModelProto::default();
+        for field in WireFields(bytes) {
             match field? {
-                (1, Value::Bytes(piece)) => {
+                (1, WireValue::Bytes(piece)) => {
                     let number = model.pieces.len();
                     model.pieces.push(parse_piece(piece).map_err(|e| format!("piece {number}: {e}"))?);
                 }
-                (2, Value::Bytes(spec)) => {
+                (2, WireValue::Bytes(spec)) => {
                     model.parse_trainer(spec).map_err(|e| format!("trainer_spec: {e}"))?
                 }
-                (3, Value::Bytes(spec)) => {
+                (3, WireValue::Bytes(spec)) => {
                     model.parse_normalizer(spec).map_err(|e| format!("normalizer_spec: {e}"))?
                 }
                 _ => {}
@@ -109,10 +109,10 @@ impl Model {
         Ok(model)
     }
 
-    fn parse_trainer(&mut self, bytes: &[u8]) -> Result<(), Reason> {
-        for field in Fields(bytes) {
+    fn parse_trainer(&mut self, bytes: &[u8]) -> Result<(), ProtoReason> {
+        for field in WireFields(bytes) {
             match field? {
-                (3, Value::Varint(number)) => {
+                (3, WireValue::Varint(number)) => {
                     self.model_type = match number {
                         1 => ModelType::Unigram,
                         2 => ModelType::Bpe,
@@ -121,30 +121,30 @@ impl Model {
                         other => return Err(format!("model_type is {other}")),
                     }
                 }
-                (24, Value::Varint(flag)) => self.treat_whitespace_as_suffix = flag != 0,
-                (35, Value::Varint(flag)) => self.byte_fallback = flag != 0,
-                (46, Value::Bytes(name)) => self.bos_piece = text(name)?,
-                (47, Value::Bytes(name)) => self.eos_piece = text(name)?,
+                (24, WireValue::Varint(flag)) => self.treat_whitespace_as_suffix = flag != 0,
+                (35, WireValue::Varint(flag)) => self.byte_fallback = flag != 0,
+                (46, WireValue::Bytes(name)) => self.bos_piece = text(name)?,
+                (47, WireValue::Bytes(name)) => self.eos_piece = text(name)?,
                 _ => {}
             }
         }
         Ok(())
     }
 
-    fn parse_normalizer(&mut self, bytes: &[u8]) -> Result<(), Reason> {
-        for field in Fields(bytes) {
+    fn parse_normalizer(&mut self, bytes: &[u8]) -> Result<(), ProtoReason> {
+        for field in WireFields(bytes) {
             match field? {
-                (2, Value::Bytes(map)) => self.charsmap = map.to_vec(),
-                (3, Value::Varint(flag)) => self.add_dummy_prefix = flag != 0,
-                (4, Value::Varint(flag)) => self.remove_extra_whitespaces = flag != 0,
-                (5, Value::Varint(flag)) => self.escape_whitespaces = flag != 0,
+                (2, WireValue::Bytes(map)) => self.charsmap = map.to_vec(),
+                (3, WireValue::Varint(flag)) => self.add_dummy_prefix = flag != 0,
+                (4, WireValue::Varint(flag)) => self.remove_extra_whitespaces = flag != 0,
+                (5, WireValue::Varint(flag)) => self.escape_whitespaces = flag != 0,
                 _ => {}
             }
         }
         Ok(())
     }
 
-    /// The message in its wire format; [`Model::parse`] reads it back. For vocabularies of other files (GGUF).
+    /// The message in its wire format; [`ModelProto::parse`] reads it back. For vocabularies of other files (GGUF).
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
         for piece in &self.pieces {
@@ -172,13 +172,13 @@ impl Model {
     }
 }
 
-fn parse_piece(bytes: &[u8]) -> Result<Piece, Reason> {
-    let mut piece = Piece { text: String::new(), score: 0.0, kind: PieceKind::Normal };
-    for field in Fields(bytes) {
+fn parse_piece(bytes: &[u8]) -> Result<ProtoPiece, ProtoReason> {
+    let mut piece = ProtoPiece { text: String::new(), score: 0.0, kind: PieceKind::Normal };
+    for field in WireFields(bytes) {
         match field? {
-            (1, Value::Bytes(name)) => piece.text = text(name)?,
-            (2, Value::Fixed32(bits)) => piece.score = f32::from_bits(bits),
-            (3, Value::Varint(number)) => {
+            (1, WireValue::Bytes(name)) => piece.text = text(name)?,
+            (2, WireValue::Fixed32(bits)) => piece.score = f32::from_bits(bits),
+            (3, WireValue::Varint(number)) => {
                 piece.kind = PieceKind::from_number(number).ok_or_else(|| format!("its type is {number}"))?;
             }
             _ => {}
@@ -193,33 +193,33 @@ fn parse_piece(bytes: &[u8]) -> Result<Piece, Reason> {
     Ok(piece)
 }
 
-fn text(bytes: &[u8]) -> Result<String, Reason> {
+fn text(bytes: &[u8]) -> Result<String, ProtoReason> {
     std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| "a text is not UTF-8".to_owned())
 }
 
-enum Value<'a> {
+enum WireValue<'a> {
     Varint(u64),
     Fixed32(u32),
     Fixed64,
     Bytes(&'a [u8]),
 }
 
-impl fmt::Debug for Value<'_> {
+impl fmt::Debug for WireValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Value::Varint(number) => write!(f, "{number}"),
-            Value::Fixed32(bits) => write!(f, "{bits:#x}"),
-            Value::Fixed64 => write!(f, "64 bits"),
-            Value::Bytes(bytes) => write!(f, "{} bytes", bytes.len()),
+            WireValue::Varint(number) => write!(f, "{number}"),
+            WireValue::Fixed32(bits) => write!(f, "{bits:#x}"),
+            WireValue::Fixed64 => write!(f, "64 bits"),
+            WireValue::Bytes(bytes) => write!(f, "{} bytes", bytes.len()),
         }
     }
 }
 
 /// The fields of one message, in order. After an error the iterator ends.
-struct Fields<'a>(&'a [u8]);
+struct WireFields<'a>(&'a [u8]);
 
-impl<'a> Iterator for Fields<'a> {
-    type Item = Result<(u64, Value<'a>), Reason>;
+impl<'a> Iterator for WireFields<'a> {
+    type Item = Result<(u64, WireValue<'a>), ProtoReason>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
@@ -237,20 +237,20 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-impl<'a> Fields<'a> {
-    fn field(&mut self) -> Option<(u64, Value<'a>)> {
+impl<'a> WireFields<'a> {
+    fn field(&mut self) -> Option<(u64, WireValue<'a>)> {
         let key = self.varint()?;
         let value = match key & 7 {
-            0 => Value::Varint(self.varint()?),
+            0 => WireValue::Varint(self.varint()?),
             1 => {
                 self.take(8)?;
-                Value::Fixed64
+                WireValue::Fixed64
             }
             2 => {
                 let length = usize::try_from(self.varint()?).ok()?;
-                Value::Bytes(self.take(length)?)
+                WireValue::Bytes(self.take(length)?)
             }
-            5 => Value::Fixed32(u32::from_le_bytes(self.take(4)?.try_into().ok()?)),
+            5 => WireValue::Fixed32(u32::from_le_bytes(self.take(4)?.try_into().ok()?)),
             _ => return None,
         };
         Some((key >> 3, value))

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use mlcc_engine::serving::{Feed, Limits, Step, TextAdapter, Want};
+use mlcc_engine::serving::{ModelLimits, ModelRunner, OutputRows, SequenceInput, TextAdapter};
 use mlcc_engine::{LanguageModel, RewindModel, TokenId};
 
 /// All bytes as ids from 1 on, as in an RWKV World vocabulary, and the end of the text.
@@ -17,7 +17,7 @@ pub const PANICS: TokenId = 255;
 pub const FAILS: TokenId = 254;
 
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum ToyError {
     #[error("token {FAILS} is refused")]
     Token,
     #[error("a recurrent state cannot go back")]
@@ -40,54 +40,54 @@ pub struct ToySequence {
     /// Of the last call of `feed_drafts`.
     rows: Vec<f32>,
     read: Arc<AtomicUsize>,
-    held: Held,
+    held: PoolShare,
     /// What its adapter changes.
     salt: u64,
-    script: Script,
+    script: ToyScript,
     /// Tokens before those that it writes, once that is known.
     begun: Option<usize>,
 }
 
 /// What every text is, where that is something: its tokens are by far the likeliest ones, and then the end is.
-type Script = Arc<Mutex<Vec<TokenId>>>;
+type ToyScript = Arc<Mutex<Vec<TokenId>>>;
 
 /// Memory for tokens of all sequences.
 #[derive(Clone)]
-struct Pool {
+struct ToyPool {
     /// How many there may be.
     most: usize,
     used: Arc<AtomicUsize>,
 }
 
 /// What a sequence has of the pool.
-struct Held {
-    pool: Pool,
+struct PoolShare {
+    pool: ToyPool,
     tokens: usize,
 }
 
-impl Held {
+impl PoolShare {
     fn set(&mut self, tokens: usize) {
         self.pool.used.fetch_add(tokens, Ordering::Relaxed);
         self.pool.used.fetch_sub(std::mem::replace(&mut self.tokens, tokens), Ordering::Relaxed);
     }
 }
 
-impl Clone for Held {
+impl Clone for PoolShare {
     fn clone(&self) -> Self {
-        let mut held = Held { pool: self.pool.clone(), tokens: 0 };
+        let mut held = PoolShare { pool: self.pool.clone(), tokens: 0 };
         held.set(self.tokens);
         held
     }
 }
 
-impl Drop for Held {
+impl Drop for PoolShare {
     fn drop(&mut self) {
         self.set(0);
     }
 }
 
 impl ToySequence {
-    fn feed(&mut self, tokens: &[TokenId]) -> Result<(), Refused> {
+    fn feed(&mut self, tokens: &[TokenId]) -> Result<(), ToyError> {
         assert!(!tokens.is_empty() && tokens.len() <= CHUNK, "{} tokens in a call", tokens.len());
         if self.held.tokens < self.fed.len() + tokens.len() {
             self.held.set(self.fed.len() + tokens.len());
@@ -100,7 +100,7 @@ impl ToySequence {
         for &token in tokens {
             assert_ne!(token, PANICS, "the toy was told to panic");
             if token == FAILS {
-                return Err(Refused::Token);
+                return Err(ToyError::Token);
             }
             self.fed.push(token);
         }
@@ -153,19 +153,19 @@ fn logits(salt: u64, fed: &[TokenId], out: &mut [f32]) {
 }
 
 impl LanguageModel for ToySequence {
-    type Error = Refused;
+    type Error = ToyError;
 
-    fn prefill(&mut self, tokens: &[TokenId]) -> Result<&[f32], Refused> {
+    fn prefill(&mut self, tokens: &[TokenId]) -> Result<&[f32], ToyError> {
         self.feed(tokens)?;
         Ok(&self.logits)
     }
 
-    fn decode(&mut self, token: TokenId) -> Result<&[f32], Refused> {
+    fn decode(&mut self, token: TokenId) -> Result<&[f32], ToyError> {
         self.feed(&[token])?;
         Ok(&self.logits)
     }
 
-    fn reset(&mut self) -> Result<(), Refused> {
+    fn reset(&mut self) -> Result<(), ToyError> {
         self.begun = None;
         self.fed.clear();
         self.dropped = 0;
@@ -189,7 +189,7 @@ impl LanguageModel for ToySequence {
         CHUNK
     }
 
-    fn feed_drafts(&mut self, tokens: &[TokenId]) -> Result<&[f32], Refused> {
+    fn feed_drafts(&mut self, tokens: &[TokenId]) -> Result<&[f32], ToyError> {
         if self.recurrent {
             return self.decode(tokens[0]);
         }
@@ -201,7 +201,7 @@ impl LanguageModel for ToySequence {
         Ok(&self.rows)
     }
 
-    fn take_back(&mut self, past: usize) -> Result<(), Refused> {
+    fn take_back(&mut self, past: usize) -> Result<(), ToyError> {
         if past < self.fed.len() { self.truncate(past) } else { Ok(()) }
     }
 }
@@ -219,9 +219,9 @@ impl RewindModel for ToySequence {
         past == 0 || past == self.fed.len() || past < self.fed.len() && !self.recurrent && has_window
     }
 
-    fn truncate(&mut self, past: usize) -> Result<(), Refused> {
+    fn truncate(&mut self, past: usize) -> Result<(), ToyError> {
         if !self.can_truncate_to(past) {
-            return Err(Refused::Truncate);
+            return Err(ToyError::Truncate);
         }
         self.begun = None;
         self.fed.truncate(past);
@@ -231,11 +231,11 @@ impl RewindModel for ToySequence {
         Ok(())
     }
 
-    fn snapshot(&self) -> Result<Vec<TokenId>, Refused> {
+    fn snapshot(&self) -> Result<Vec<TokenId>, ToyError> {
         Ok(self.fed.clone())
     }
 
-    fn restore(&mut self, snapshot: &Vec<TokenId>) -> Result<(), Refused> {
+    fn restore(&mut self, snapshot: &Vec<TokenId>) -> Result<(), ToyError> {
         self.begun = None;
         self.fed.clone_from(snapshot);
         self.dropped = self.window.map_or(0, |window| self.fed.len().saturating_sub(window));
@@ -247,13 +247,13 @@ impl RewindModel for ToySequence {
 
 /// Makes sequences; counts the tokens that they are fed.
 #[derive(Clone)]
-pub struct Toy {
+pub struct ToyModel {
     pub recurrent: bool,
     /// How many newest tokens it has to have to go back.
     pub window: Option<usize>,
     pub context: Option<usize>,
     pub read: Arc<AtomicUsize>,
-    pool: Pool,
+    pool: ToyPool,
     /// The wanted logits of the last step.
     rows: Vec<f32>,
     /// Most sequences that a step has had.
@@ -265,13 +265,13 @@ pub struct Toy {
     /// The most that was dealt out together.
     pub dealt: Arc<AtomicUsize>,
     /// What texts are from now on that share no begin with others; empty: what the hash says.
-    pub script: Script,
+    pub script: ToyScript,
 }
 
-impl Toy {
+impl ToyModel {
     pub fn new(recurrent: bool, context: Option<usize>) -> Self {
-        let pool = Pool { most: usize::MAX, used: Arc::default() };
-        Toy {
+        let pool = ToyPool { most: usize::MAX, used: Arc::default() };
+        ToyModel {
             recurrent,
             window: None,
             context,
@@ -288,12 +288,12 @@ impl Toy {
 
     /// One that drops all but so many newest tokens, now and then.
     pub fn with_window(self, window: usize) -> Self {
-        Toy { window: Some(window), ..self }
+        ToyModel { window: Some(window), ..self }
     }
 
     /// With memory for so many tokens of all sequences together.
     pub fn with_memory(self, tokens: usize) -> Self {
-        Toy { pool: Pool { most: tokens, used: Arc::default() }, ..self }
+        ToyModel { pool: ToyPool { most: tokens, used: Arc::default() }, ..self }
     }
 
     /// Tokens for which memory is in use.
@@ -302,8 +302,8 @@ impl Toy {
     }
 
     pub fn one(&self) -> ToySequence {
-        let Toy { recurrent, window, context, read, pool, script, .. } = self.clone();
-        let held = Held { pool, tokens: 0 };
+        let ToyModel { recurrent, window, context, read, pool, script, .. } = self.clone();
+        let held = PoolShare { pool, tokens: 0 };
         ToySequence {
             recurrent,
             window,
@@ -321,11 +321,11 @@ impl Toy {
     }
 }
 
-impl Step for Toy {
+impl ModelRunner for ToyModel {
     type Sequence = ToySequence;
 
-    fn limits(&self) -> Limits {
-        Limits {
+    fn limits(&self) -> ModelLimits {
+        ModelLimits {
             vocab: VOCAB,
             context: self.context,
             prompt: None,
@@ -338,21 +338,21 @@ impl Step for Toy {
         }
     }
 
-    fn sequence(&self) -> Result<ToySequence, Refused> {
+    fn sequence(&self) -> Result<ToySequence, ToyError> {
         Ok(self.one())
     }
 
-    fn adapt(&self, sequence: &mut ToySequence, adapter: Option<&TextAdapter>) -> Result<(), Refused> {
+    fn adapt(&self, sequence: &mut ToySequence, adapter: Option<&TextAdapter>) -> Result<(), ToyError> {
         sequence.adapt(adapter);
         Ok(())
     }
 
-    fn fork(&self, sequence: &ToySequence) -> Result<ToySequence, Refused> {
+    fn fork(&self, sequence: &ToySequence) -> Result<ToySequence, ToyError> {
         let copies = self.copies.load(Ordering::Relaxed);
-        copies.then(|| sequence.clone()).ok_or(Refused::Copy)
+        copies.then(|| sequence.clone()).ok_or(ToyError::Copy)
     }
 
-    fn reserve(&mut self, sequence: &mut ToySequence, tokens: usize) -> Result<bool, Refused> {
+    fn reserve(&mut self, sequence: &mut ToySequence, tokens: usize) -> Result<bool, ToyError> {
         let wanted = sequence.fed.len() + tokens;
         let others = self.used() - sequence.held.tokens;
         if others + wanted <= self.pool.most {
@@ -366,12 +366,12 @@ impl Step for Toy {
         Some(self.recurrent.into())
     }
 
-    fn save(&self, sequence: &ToySequence) -> Result<Vec<u8>, Refused> {
+    fn save(&self, sequence: &ToySequence) -> Result<Vec<u8>, ToyError> {
         Ok(sequence.fed.iter().map(|&token| token as u8).collect())
     }
 
-    fn load(&self, sequence: &mut ToySequence, path: &Path) -> Result<(), Refused> {
-        let bytes = std::fs::read(path).map_err(|_| Refused::File)?;
+    fn load(&self, sequence: &mut ToySequence, path: &Path) -> Result<(), ToyError> {
+        let bytes = std::fs::read(path).map_err(|_| ToyError::File)?;
         sequence.restore(&bytes.into_iter().map(TokenId::from).collect())
     }
 
@@ -390,22 +390,22 @@ impl Step for Toy {
         });
     }
 
-    fn step(&mut self, feeds: &mut [Feed<'_, ToySequence>]) -> Result<(), Refused> {
+    fn step(&mut self, feeds: &mut [SequenceInput<'_, ToySequence>]) -> Result<(), ToyError> {
         assert!(!feeds.is_empty());
         self.together.fetch_max(feeds.len(), Ordering::Relaxed);
         self.rows.clear();
         for feed in feeds {
-            let Feed { sequence, tokens, want } = feed;
+            let SequenceInput { sequence, tokens, want } = feed;
             let reserved = sequence.held.tokens >= sequence.fed.len() + tokens.len();
             assert!(
                 reserved || self.pool.most == usize::MAX,
                 "memory for {} tokens was not reserved",
                 tokens.len()
             );
-            if *want != Want::Nothing {
+            if *want != OutputRows::Nothing {
                 sequence.writes_behind(sequence.fed.len() + tokens.len());
             }
-            if *want == Want::All {
+            if *want == OutputRows::All {
                 for &token in *tokens {
                     sequence.feed(&[token])?;
                     self.rows.extend_from_slice(&sequence.logits);
@@ -413,7 +413,7 @@ impl Step for Toy {
                 continue;
             }
             sequence.feed(tokens)?;
-            if *want == Want::Last {
+            if *want == OutputRows::Last {
                 self.rows.extend_from_slice(&sequence.logits);
             }
         }

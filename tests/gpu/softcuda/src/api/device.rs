@@ -4,19 +4,19 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_char};
 
-use super::{Handle, Result, put, text_of, usable, with};
-use crate::driver::{Answer, Driver, Status, fail};
+use super::{CuHandle, CuResult, put, text_of, usable, with};
+use crate::driver::{DriverResult, SoftDriver, Status, fail};
 
 const NAME: &CStr = c"Software GPU";
 /// The primary context of device 0.
-const CONTEXT: Handle = 0x5c00_0010;
+const CONTEXT: CuHandle = 0x5c00_0010;
 
 thread_local! {
-    static CURRENT: Cell<Handle> = const { Cell::new(0) };
+    static CURRENT: Cell<CuHandle> = const { Cell::new(0) };
 }
 
 /// Whether the thread has a context.
-pub fn has_context() -> Answer<()> {
+pub fn has_context() -> DriverResult<()> {
     match CURRENT.get() {
         0 => fail(Status::InvalidContext, "no context is current on this thread"),
         _ => Ok(()),
@@ -24,7 +24,7 @@ pub fn has_context() -> Answer<()> {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuInit(flags: u32) -> Result {
+pub extern "C" fn cuInit(flags: u32) -> CuResult {
     with(|driver| {
         if flags != 0 {
             return fail(Status::InvalidValue, "flags of cuInit are 0");
@@ -40,7 +40,7 @@ pub extern "C" fn cuInit(flags: u32) -> Result {
 /// # Safety
 /// A place for the result, as for all functions here.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDriverGetVersion(version: *mut i32) -> Result {
+pub unsafe extern "C" fn cuDriverGetVersion(version: *mut i32) -> CuResult {
     // SAFETY: the caller's promise.
     with(|driver| unsafe { put(version, driver.options.version as i32) })
 }
@@ -48,12 +48,12 @@ pub unsafe extern "C" fn cuDriverGetVersion(version: *mut i32) -> Result {
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetCount(count: *mut i32) -> Result {
+pub unsafe extern "C" fn cuDeviceGetCount(count: *mut i32) -> CuResult {
     // SAFETY: the caller's promise.
     usable(|driver| unsafe { put(count, driver.options.devices) })
 }
 
-fn exists(driver: &Driver, device: i32) -> Answer<()> {
+fn exists(driver: &SoftDriver, device: i32) -> DriverResult<()> {
     match (0..driver.options.devices).contains(&device) {
         true => Ok(()),
         false => fail(Status::InvalidDevice, format!("there is no device {device}")),
@@ -63,7 +63,7 @@ fn exists(driver: &Driver, device: i32) -> Answer<()> {
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGet(device: *mut i32, ordinal: i32) -> Result {
+pub unsafe extern "C" fn cuDeviceGet(device: *mut i32, ordinal: i32) -> CuResult {
     usable(|driver| {
         exists(driver, ordinal)?;
         // SAFETY: the caller's promise.
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn cuDeviceGet(device: *mut i32, ordinal: i32) -> Result {
 /// # Safety
 /// `name` has `length` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: i32, device: i32) -> Result {
+pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: i32, device: i32) -> CuResult {
     usable(|driver| {
         exists(driver, device)?;
         if name.is_null() || length < 1 {
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: i32, device:
 /// # Safety
 /// Room for 16 bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: i32) -> Result {
+pub unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: i32) -> CuResult {
     usable(|driver| {
         exists(driver, device)?;
         let mut bytes = *b"softcuda........";
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: i32) -> Re
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: i32) -> Result {
+pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: i32) -> CuResult {
     usable(|driver| {
         exists(driver, device)?;
         // SAFETY: the caller's promise.
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: i32) -> 
 }
 
 /// Values of `CUdevice_attribute`.
-fn attribute(driver: &Driver, number: i32) -> Option<i32> {
+fn attribute(driver: &SoftDriver, number: i32) -> Option<i32> {
     let sm = driver.options.sm as i32;
     Some(match number {
         1 => 1024,                                // MAX_THREADS_PER_BLOCK
@@ -142,7 +142,7 @@ fn attribute(driver: &Driver, number: i32) -> Option<i32> {
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut i32, number: i32, device: i32) -> Result {
+pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut i32, number: i32, device: i32) -> CuResult {
     usable(|driver| {
         exists(driver, device)?;
         match attribute(driver, number) {
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut i32, number: i32, devi
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: i32) -> Result {
+pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut CuHandle, device: i32) -> CuResult {
     usable(|driver| {
         exists(driver, device)?;
         if device != 0 {
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: 
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> Result {
+pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> CuResult {
     with(|driver| {
         exists(driver, device)?;
         driver.release()
@@ -177,7 +177,7 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> Result {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuCtxSetCurrent(context: Handle) -> Result {
+pub extern "C" fn cuCtxSetCurrent(context: CuHandle) -> CuResult {
     with(|driver| {
         if context != 0 && (context != CONTEXT || driver.contexts == 0) {
             return fail(Status::InvalidContext, "no such context");
@@ -188,7 +188,7 @@ pub extern "C" fn cuCtxSetCurrent(context: Handle) -> Result {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuCtxSynchronize() -> Result {
+pub extern "C" fn cuCtxSynchronize() -> CuResult {
     usable(|driver| {
         has_context()?;
         driver.wait_for_all()
@@ -198,19 +198,19 @@ pub extern "C" fn cuCtxSynchronize() -> Result {
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGetErrorName(status: i32, text: *mut *const c_char) -> Result {
-    let Some(known) = Status::of(status) else { return Status::InvalidValue as Result };
+pub unsafe extern "C" fn cuGetErrorName(status: i32, text: *mut *const c_char) -> CuResult {
+    let Some(known) = Status::of(status) else { return Status::InvalidValue as CuResult };
     // SAFETY: the caller's promise.
     let stored = unsafe { put(text, known.name().as_ptr()) };
-    stored.map_or_else(|e| e.status as Result, |()| 0)
+    stored.map_or_else(|e| e.status as CuResult, |()| 0)
 }
 
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGetErrorString(status: i32, text: *mut *const c_char) -> Result {
-    let Some(known) = text_of(status) else { return Status::InvalidValue as Result };
+pub unsafe extern "C" fn cuGetErrorString(status: i32, text: *mut *const c_char) -> CuResult {
+    let Some(known) = text_of(status) else { return Status::InvalidValue as CuResult };
     // SAFETY: the caller's promise.
     let stored = unsafe { put(text, known.as_ptr()) };
-    stored.map_or_else(|e| e.status as Result, |()| 0)
+    stored.map_or_else(|e| e.status as CuResult, |()| 0)
 }

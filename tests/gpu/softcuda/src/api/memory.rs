@@ -5,14 +5,14 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::device::has_context;
-use super::{Handle, Result, put, usable};
+use super::{CuHandle, CuResult, put, usable};
 use crate::driver::host::HostRange;
-use crate::driver::streams::Work;
-use crate::driver::{Answer, Driver, Status, fail};
+use crate::driver::streams::StreamWork;
+use crate::driver::{DriverResult, SoftDriver, Status, fail};
 
 /// `CUmemAllocationProp`.
 #[repr(C)]
-pub struct Properties {
+pub struct AllocationProperties {
     kind: i32,
     handle_types: i32,
     location_kind: i32,
@@ -23,13 +23,13 @@ pub struct Properties {
 
 /// `CUmemAccessDesc`.
 #[repr(C)]
-pub struct Access {
+pub struct AccessDescriptor {
     location_kind: i32,
     device: i32,
     flags: i32,
 }
 
-fn current(f: impl FnOnce(&mut Driver) -> Answer<()>) -> Result {
+fn current(f: impl FnOnce(&mut SoftDriver) -> DriverResult<()>) -> CuResult {
     usable(|driver| {
         has_context()?;
         f(driver)
@@ -37,7 +37,7 @@ fn current(f: impl FnOnce(&mut Driver) -> Answer<()>) -> Result {
 }
 
 /// Calls that a stream of this thread does not permit while it records.
-fn blocking(f: impl FnOnce(&mut Driver) -> Answer<()>) -> Result {
+fn blocking(f: impl FnOnce(&mut SoftDriver) -> DriverResult<()>) -> CuResult {
     current(|driver| match driver.streams.recording() {
         true => fail(Status::StreamCaptureUnsupported, "memory cannot be managed while a stream records"),
         false => f(driver),
@@ -47,7 +47,7 @@ fn blocking(f: impl FnOnce(&mut Driver) -> Answer<()>) -> Result {
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> Result {
+pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> CuResult {
     blocking(|driver| {
         let at = driver.space.allocate(bytes as u64)?;
         // SAFETY: the caller's promise.
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> Result {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemFree_v2(at: u64) -> Result {
+pub extern "C" fn cuMemFree_v2(at: u64) -> CuResult {
     blocking(|driver| {
         driver.wait_for_all()?;
         driver.space.free(at)
@@ -66,7 +66,7 @@ pub extern "C" fn cuMemFree_v2(at: u64) -> Result {
 /// # Safety
 /// Places for the results.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Result {
+pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CuResult {
     current(|driver| {
         // SAFETY: the caller's promise.
         unsafe {
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) ->
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, _flags: u32) -> Result {
+pub unsafe extern "C" fn cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, _flags: u32) -> CuResult {
     blocking(|driver| {
         let at = driver.space.pin(bytes);
         // SAFETY: the caller's promise.
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, _fla
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemFreeHost(at: *mut c_void) -> Result {
+pub extern "C" fn cuMemFreeHost(at: *mut c_void) -> CuResult {
     blocking(|driver| {
         driver.wait_for_all()?;
         driver.space.unpin(at as usize)
@@ -102,8 +102,8 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     to: u64,
     from: *const c_void,
     bytes: usize,
-    stream: Handle,
-) -> Result {
+    stream: CuHandle,
+) -> CuResult {
     current(|driver| {
         if from.is_null() || bytes == 0 {
             return if bytes == 0 {
@@ -115,8 +115,8 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
         // SAFETY: the caller's promise; pageable memory is read here and now.
         let from = unsafe { HostRange::new(from as usize, bytes) };
         let work = match driver.space.is_pinned(from.begin(), bytes) {
-            true => Work::FromHost { to, from },
-            false => Work::Staged { to, data: Arc::new(from.read()) },
+            true => StreamWork::FromHost { to, from },
+            false => StreamWork::Staged { to, data: Arc::new(from.read()) },
         };
         driver.enqueue(stream, work)
     })
@@ -129,8 +129,8 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     to: *mut c_void,
     from: u64,
     bytes: usize,
-    stream: Handle,
-) -> Result {
+    stream: CuHandle,
+) -> CuResult {
     current(|driver| {
         if to.is_null() || bytes == 0 {
             return if bytes == 0 { Ok(()) } else { fail(Status::InvalidValue, "a copy to a null pointer") };
@@ -138,27 +138,27 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
         // SAFETY: the caller's promise; a copy to pageable memory is over when this call returns.
         let to = unsafe { HostRange::new(to as usize, bytes) };
         let pinned = driver.space.is_pinned(to.begin(), bytes);
-        driver.enqueue(stream, Work::ToHost { to, from })?;
+        driver.enqueue(stream, StreamWork::ToHost { to, from })?;
         if pinned { Ok(()) } else { driver.wait(stream) }
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) -> Result {
-    current(|driver| driver.enqueue(stream, Work::Copy { to, from, bytes: bytes as u64 }))
+pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: CuHandle) -> CuResult {
+    current(|driver| driver.enqueue(stream, StreamWork::Copy { to, from, bytes: bytes as u64 }))
 }
 
 /// `CUDA_MEMCPY2D`.
 #[repr(C)]
-pub struct Copy2d {
-    from: Side,
-    to: Side,
+pub struct MemcpyDescriptor {
+    from: MemcpySide,
+    to: MemcpySide,
     row_bytes: usize,
     rows: usize,
 }
 
 #[repr(C)]
-struct Side {
+struct MemcpySide {
     x: usize,
     y: usize,
     kind: i32,
@@ -171,45 +171,48 @@ struct Side {
 /// # Safety
 /// A description, or null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: *const Copy2d, stream: Handle) -> Result {
+pub unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: *const MemcpyDescriptor, stream: CuHandle) -> CuResult {
     current(|driver| {
         // SAFETY: the caller's promise.
         let Some(copy) = (unsafe { copy.as_ref() }) else {
             return fail(Status::InvalidValue, "a copy without a description");
         };
-        let plain = |side: &Side| (side.x, side.y, side.kind) == (0, 0, 2) && side.pitch >= copy.row_bytes;
+        let plain =
+            |side: &MemcpySide| (side.x, side.y, side.kind) == (0, 0, 2) && side.pitch >= copy.row_bytes;
         if !plain(&copy.from) || !plain(&copy.to) {
             return fail(Status::InvalidValue, "this driver copies rows between places of the device");
         }
-        let side = |side: &Side| (side.device, side.pitch as u64);
+        let side = |side: &MemcpySide| (side.device, side.pitch as u64);
         let (to, from) = (side(&copy.to), side(&copy.from));
         let (row, rows) = (copy.row_bytes as u64, copy.rows as u64);
-        driver.enqueue(stream, Work::Rows { to, from, row, rows })
+        driver.enqueue(stream, StreamWork::Rows { to, from, row, rows })
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemsetD8Async(to: u64, value: u8, count: usize, stream: Handle) -> Result {
-    current(|driver| driver.enqueue(stream, Work::Fill { to, element: vec![value], count: count as u64 }))
+pub extern "C" fn cuMemsetD8Async(to: u64, value: u8, count: usize, stream: CuHandle) -> CuResult {
+    current(|driver| {
+        driver.enqueue(stream, StreamWork::Fill { to, element: vec![value], count: count as u64 })
+    })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemsetD32Async(to: u64, value: u32, count: usize, stream: Handle) -> Result {
+pub extern "C" fn cuMemsetD32Async(to: u64, value: u32, count: usize, stream: CuHandle) -> CuResult {
     current(|driver| {
         if !to.is_multiple_of(4) {
             return fail(Status::InvalidValue, format!("words at {to:#x}"));
         }
         let element = value.to_le_bytes().to_vec();
-        driver.enqueue(stream, Work::Fill { to, element, count: count as u64 })
+        driver.enqueue(stream, StreamWork::Fill { to, element, count: count as u64 })
     })
 }
 
 /// # Safety
 /// `properties` is null or points at them.
-unsafe fn plain_memory(properties: *const Properties) -> Answer<()> {
+unsafe fn plain_memory(properties: *const AllocationProperties) -> DriverResult<()> {
     // SAFETY: the caller's promise.
     match unsafe { properties.as_ref() } {
-        Some(Properties { kind: 1, location_kind: 1, device: 0, handle_types: 0, .. }) => Ok(()),
+        Some(AllocationProperties { kind: 1, location_kind: 1, device: 0, handle_types: 0, .. }) => Ok(()),
         _ => fail(Status::InvalidValue, "this driver knows plain memory of device 0 only"),
     }
 }
@@ -219,9 +222,9 @@ unsafe fn plain_memory(properties: *const Properties) -> Answer<()> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetAllocationGranularity(
     to: *mut usize,
-    of: *const Properties,
+    of: *const AllocationProperties,
     _option: i32,
-) -> Result {
+) -> CuResult {
     current(|driver| {
         // SAFETY: the caller's promise.
         unsafe {
@@ -240,7 +243,7 @@ pub unsafe extern "C" fn cuMemAddressReserve(
     _align: usize,
     _at: u64,
     _flags: u64,
-) -> Result {
+) -> CuResult {
     blocking(|driver| {
         let at = driver.space.reserve(bytes as u64)?;
         // SAFETY: the caller's promise.
@@ -249,7 +252,7 @@ pub unsafe extern "C" fn cuMemAddressReserve(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemAddressFree(at: u64, bytes: usize) -> Result {
+pub extern "C" fn cuMemAddressFree(at: u64, bytes: usize) -> CuResult {
     blocking(|driver| driver.space.unreserve(at, bytes as u64))
 }
 
@@ -259,9 +262,9 @@ pub extern "C" fn cuMemAddressFree(at: u64, bytes: usize) -> Result {
 pub unsafe extern "C" fn cuMemCreate(
     to: *mut u64,
     bytes: usize,
-    of: *const Properties,
+    of: *const AllocationProperties,
     _flags: u64,
-) -> Result {
+) -> CuResult {
     blocking(|driver| {
         // SAFETY: the caller's promise.
         unsafe { plain_memory(of)? };
@@ -272,12 +275,12 @@ pub unsafe extern "C" fn cuMemCreate(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemRelease(handle: u64) -> Result {
+pub extern "C" fn cuMemRelease(handle: u64) -> CuResult {
     blocking(|driver| driver.space.release(handle))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, _flags: u64) -> Result {
+pub extern "C" fn cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, _flags: u64) -> CuResult {
     blocking(|driver| match offset {
         0 => driver.space.map(at, bytes as u64, handle),
         _ => fail(Status::InvalidValue, "this driver maps whole memory only"),
@@ -285,7 +288,7 @@ pub extern "C" fn cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, _f
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemUnmap(at: u64, bytes: usize) -> Result {
+pub extern "C" fn cuMemUnmap(at: u64, bytes: usize) -> CuResult {
     blocking(|driver| driver.space.unmap(at, bytes as u64))
 }
 
@@ -295,13 +298,13 @@ pub extern "C" fn cuMemUnmap(at: u64, bytes: usize) -> Result {
 pub unsafe extern "C" fn cuMemSetAccess(
     at: u64,
     bytes: usize,
-    descriptions: *const Access,
+    descriptions: *const AccessDescriptor,
     count: usize,
-) -> Result {
+) -> CuResult {
     blocking(|driver| {
         // SAFETY: the caller's promise.
         match (unsafe { descriptions.as_ref() }, count) {
-            (Some(Access { location_kind: 1, device: 0, flags }), 1) => {
+            (Some(AccessDescriptor { location_kind: 1, device: 0, flags }), 1) => {
                 driver.space.set_access(at, bytes as u64, *flags == 3)
             }
             _ => fail(Status::InvalidValue, "one description, of device 0"),

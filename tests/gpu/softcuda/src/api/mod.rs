@@ -10,28 +10,29 @@ use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{LazyLock, Mutex};
 
-use crate::driver::{Answer, Driver, Failure, Status};
-use crate::options::Options;
+use crate::driver::{DriverFailure, DriverResult, SoftDriver, Status};
+use crate::options::DeviceOptions;
 
 /// `CUresult`.
-pub type Result = i32;
+pub type CuResult = i32;
 /// Pointers to opaque things, and device addresses.
-pub type Handle = u64;
+pub type CuHandle = u64;
 
-static DRIVER: LazyLock<std::result::Result<Mutex<Driver>, String>> =
-    LazyLock::new(|| Options::from_environment().map(|options| Mutex::new(Driver::new(options))));
+static DRIVER: LazyLock<std::result::Result<Mutex<SoftDriver>, String>> =
+    LazyLock::new(|| DeviceOptions::from_environment().map(|options| Mutex::new(SoftDriver::new(options))));
 
 /// Calls the driver, one call at a time, and keeps the text of what failed.
-fn with(f: impl FnOnce(&mut Driver) -> Answer<()>) -> Result {
-    let Ok(driver) = &*DRIVER else { return Status::Unknown as Result };
+fn with(f: impl FnOnce(&mut SoftDriver) -> DriverResult<()>) -> CuResult {
+    let Ok(driver) = &*DRIVER else { return Status::Unknown as CuResult };
     let mut driver = driver.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let answer = catch_unwind(AssertUnwindSafe(|| f(&mut driver)));
-    let broken =
-        |_| Err(Failure { status: Status::Unknown, what: "a fault of the software driver itself".into() });
+    let broken = |_| {
+        Err(DriverFailure { status: Status::Unknown, what: "a fault of the software driver itself".into() })
+    };
     match answer.unwrap_or_else(broken) {
         Ok(()) => 0,
         Err(failure) => {
-            let number = failure.status as Result;
+            let number = failure.status as CuResult;
             keep_text(&mut driver, number, &failure.what);
             number
         }
@@ -39,7 +40,7 @@ fn with(f: impl FnOnce(&mut Driver) -> Answer<()>) -> Result {
 }
 
 /// The same for calls that need a context without a fault.
-fn usable(f: impl FnOnce(&mut Driver) -> Answer<()>) -> Result {
+fn usable(f: impl FnOnce(&mut SoftDriver) -> DriverResult<()>) -> CuResult {
     with(|driver| {
         driver.usable()?;
         f(driver)
@@ -47,7 +48,7 @@ fn usable(f: impl FnOnce(&mut Driver) -> Answer<()>) -> Result {
 }
 
 /// Texts live as long as the process: callers may keep them.
-fn keep_text(driver: &mut Driver, number: Result, what: &str) {
+fn keep_text(driver: &mut SoftDriver, number: CuResult, what: &str) {
     let before = driver.texts.get(&number);
     if before.is_none_or(|text| text.to_bytes() != what.as_bytes()) {
         let text = CString::new(what.replace('\0', " ")).unwrap_or_default();
@@ -56,7 +57,7 @@ fn keep_text(driver: &mut Driver, number: Result, what: &str) {
 }
 
 /// The text of a result: what went wrong, where this driver knows it.
-fn text_of(number: Result) -> Option<&'static CStr> {
+fn text_of(number: CuResult) -> Option<&'static CStr> {
     let driver = match &*DRIVER {
         Ok(driver) => driver,
         Err(what) => {
@@ -72,7 +73,7 @@ fn text_of(number: Result) -> Option<&'static CStr> {
 ///
 /// # Safety
 /// `to` is null or a place for a value.
-unsafe fn put<T>(to: *mut T, value: T) -> Answer<()> {
+unsafe fn put<T>(to: *mut T, value: T) -> DriverResult<()> {
     if to.is_null() {
         return crate::driver::fail(Status::InvalidValue, "a null pointer in place of a result");
     }

@@ -4,8 +4,8 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use super::device::has_context;
-use super::{Handle, Result, put, usable};
-use crate::driver::streams::Call;
+use super::{CuHandle, CuResult, put, usable};
+use crate::driver::streams::QueuedLaunch;
 use crate::driver::{Status, fail};
 
 /// `CU_JIT_ERROR_LOG_BUFFER` and its size, of `CUjit_option`.
@@ -16,12 +16,12 @@ const ERROR_LOG_BYTES: i32 = 6;
 /// The image ends with a zero; there are `count` options with values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadDataEx(
-    module: *mut Handle,
+    module: *mut CuHandle,
     image: *const c_void,
     count: u32,
     options: *const i32,
     values: *const *mut c_void,
-) -> Result {
+) -> CuResult {
     usable(|driver| {
         has_context()?;
         if image.is_null() {
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuModuleUnload(module: Handle) -> Result {
+pub extern "C" fn cuModuleUnload(module: CuHandle) -> CuResult {
     usable(|driver| {
         driver.wait_for_all()?;
         driver.unload_module(module)
@@ -64,7 +64,11 @@ pub extern "C" fn cuModuleUnload(module: Handle) -> Result {
 /// # Safety
 /// A place for the result, and a name.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuModuleGetFunction(to: *mut Handle, module: Handle, name: *const c_char) -> Result {
+pub unsafe extern "C" fn cuModuleGetFunction(
+    to: *mut CuHandle,
+    module: CuHandle,
+    name: *const c_char,
+) -> CuResult {
     usable(|driver| {
         if name.is_null() {
             return fail(Status::InvalidValue, "no name");
@@ -82,7 +86,7 @@ const DYNAMIC_SHARED: i32 = 8;
 const CARVEOUT: i32 = 9;
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFuncSetAttribute(function: Handle, attribute: i32, value: i32) -> Result {
+pub extern "C" fn cuFuncSetAttribute(function: CuHandle, attribute: i32, value: i32) -> CuResult {
     usable(|driver| match (attribute, u32::try_from(value)) {
         (DYNAMIC_SHARED, Ok(bytes)) => driver.function_shared(function, bytes),
         (CARVEOUT, _) => driver.functions.get(function).map(|_| ()),
@@ -94,7 +98,7 @@ pub extern "C" fn cuFuncSetAttribute(function: Handle, attribute: i32, value: i3
 /// One pointer per parameter, each to a value of its size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchKernel(
-    function: Handle,
+    function: CuHandle,
     gx: u32,
     gy: u32,
     gz: u32,
@@ -102,10 +106,10 @@ pub unsafe extern "C" fn cuLaunchKernel(
     by: u32,
     bz: u32,
     shared_bytes: u32,
-    stream: Handle,
+    stream: CuHandle,
     params: *const *const c_void,
     extra: *const *const c_void,
-) -> Result {
+) -> CuResult {
     usable(|driver| {
         has_context()?;
         let constants = driver.functions.get(function)?;
@@ -124,8 +128,14 @@ pub unsafe extern "C" fn cuLaunchKernel(
             // SAFETY: each points at a value of its parameter's size.
             unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.as_mut_ptr(), to.len()) };
         }
-        let call =
-            Call { kernel, constants, grid: [gx, gy, gz], block: [bx, by, bz], shared_bytes, params: bytes };
+        let call = QueuedLaunch {
+            kernel,
+            constants,
+            grid: [gx, gy, gz],
+            block: [bx, by, bz],
+            shared_bytes,
+            params: bytes,
+        };
         driver.launch(function, stream, call)
     })
 }

@@ -2,14 +2,14 @@
 #![allow(non_snake_case)]
 
 use super::device::has_context;
-use super::{Handle, Result, put, usable};
-use crate::driver::streams::{HostFunction, Work};
+use super::{CuHandle, CuResult, put, usable};
+use crate::driver::streams::{HostFunction, StreamWork};
 use crate::driver::{Status, fail};
 
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamCreate(to: *mut Handle, _flags: u32) -> Result {
+pub unsafe extern "C" fn cuStreamCreate(to: *mut CuHandle, _flags: u32) -> CuResult {
     usable(|driver| {
         has_context()?;
         let stream = driver.create_stream();
@@ -19,7 +19,7 @@ pub unsafe extern "C" fn cuStreamCreate(to: *mut Handle, _flags: u32) -> Result 
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuStreamSynchronize(stream: Handle) -> Result {
+pub extern "C" fn cuStreamSynchronize(stream: CuHandle) -> CuResult {
     usable(|driver| {
         has_context()?;
         driver.wait(stream)
@@ -28,19 +28,19 @@ pub extern "C" fn cuStreamSynchronize(stream: Handle) -> Result {
 
 /// Works after a fault too, as far as the handle goes.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuStreamDestroy_v2(stream: Handle) -> Result {
+pub extern "C" fn cuStreamDestroy_v2(stream: CuHandle) -> CuResult {
     super::with(|driver| driver.destroy_stream(stream))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuStreamBeginCapture_v2(stream: Handle, _mode: i32) -> Result {
+pub extern "C" fn cuStreamBeginCapture_v2(stream: CuHandle, _mode: i32) -> CuResult {
     usable(|driver| driver.begin_capture(stream))
 }
 
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamEndCapture(stream: Handle, to: *mut Handle) -> Result {
+pub unsafe extern "C" fn cuStreamEndCapture(stream: CuHandle, to: *mut CuHandle) -> CuResult {
     usable(|driver| {
         let graph = driver.end_capture(stream)?;
         // SAFETY: the caller's promise.
@@ -51,7 +51,11 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: Handle, to: *mut Handle) -> 
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphInstantiateWithFlags(to: *mut Handle, graph: Handle, flags: u64) -> Result {
+pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
+    to: *mut CuHandle,
+    graph: CuHandle,
+    flags: u64,
+) -> CuResult {
     usable(|driver| {
         if flags != 0 {
             return fail(Status::InvalidValue, "flags of a graph");
@@ -63,24 +67,24 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(to: *mut Handle, graph: Han
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuGraphLaunch(executable: Handle, stream: Handle) -> Result {
+pub extern "C" fn cuGraphLaunch(executable: CuHandle, stream: CuHandle) -> CuResult {
     usable(|driver| driver.launch_graph(executable, stream))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuGraphDestroy(graph: Handle) -> Result {
+pub extern "C" fn cuGraphDestroy(graph: CuHandle) -> CuResult {
     super::with(|driver| driver.destroy_graph(graph))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuGraphExecDestroy(executable: Handle) -> Result {
+pub extern "C" fn cuGraphExecDestroy(executable: CuHandle) -> CuResult {
     super::with(|driver| driver.destroy_executable(executable))
 }
 
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamIsCapturing(stream: Handle, to: *mut i32) -> Result {
+pub unsafe extern "C" fn cuStreamIsCapturing(stream: CuHandle, to: *mut i32) -> CuResult {
     usable(|driver| {
         let recording = driver.streams.get(stream)?.recording.is_some();
         // SAFETY: the caller's promise.
@@ -92,14 +96,14 @@ pub unsafe extern "C" fn cuStreamIsCapturing(stream: Handle, to: *mut i32) -> Re
 /// The function may be called with its argument whenever the stream, or a graph that it is recorded in, runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchHostFunc(
-    stream: Handle,
+    stream: CuHandle,
     function: Option<HostFunction>,
     argument: usize,
-) -> Result {
+) -> CuResult {
     usable(|driver| {
         has_context()?;
         match function {
-            Some(function) => driver.enqueue(stream, Work::Host { function, argument }),
+            Some(function) => driver.enqueue(stream, StreamWork::Host { function, argument }),
             None => fail(Status::InvalidValue, "no function"),
         }
     })
@@ -108,7 +112,7 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventCreate(to: *mut Handle, _flags: u32) -> Result {
+pub unsafe extern "C" fn cuEventCreate(to: *mut CuHandle, _flags: u32) -> CuResult {
     usable(|driver| {
         let event = driver.create_event();
         // SAFETY: the caller's promise.
@@ -117,19 +121,19 @@ pub unsafe extern "C" fn cuEventCreate(to: *mut Handle, _flags: u32) -> Result {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Result {
+pub extern "C" fn cuEventRecord(event: CuHandle, stream: CuHandle) -> CuResult {
     usable(|driver| driver.record_event(event, stream))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuEventSynchronize(event: Handle) -> Result {
+pub extern "C" fn cuEventSynchronize(event: CuHandle) -> CuResult {
     usable(|driver| driver.wait_event(event))
 }
 
 /// # Safety
 /// A place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventElapsedTime(to: *mut f32, first: Handle, last: Handle) -> Result {
+pub unsafe extern "C" fn cuEventElapsedTime(to: *mut f32, first: CuHandle, last: CuHandle) -> CuResult {
     usable(|driver| {
         let milliseconds = driver.elapsed(first, last)?;
         // SAFETY: the caller's promise.
@@ -138,6 +142,6 @@ pub unsafe extern "C" fn cuEventElapsedTime(to: *mut f32, first: Handle, last: H
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuEventDestroy_v2(event: Handle) -> Result {
+pub extern "C" fn cuEventDestroy_v2(event: CuHandle) -> CuResult {
     super::with(|driver| driver.destroy_event(event))
 }

@@ -10,56 +10,56 @@ pub mod streams;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::count::{Counts, report};
-use crate::exec::fault::{Fault, Kind};
-use crate::options::Options;
-use crate::ptx::kernel::Kernel;
-use modules::Functions;
-use space::Space;
+use crate::count::{LaunchCounts, report};
+use crate::exec::fault::{FaultKind, LaunchFault};
+use crate::options::DeviceOptions;
+use crate::ptx::kernel::PtxKernel;
+use modules::FunctionTable;
+use space::DeviceSpace;
 pub use status::Status;
-use streams::Streams;
+use streams::StreamTable;
 
 /// What a call gives: a value, or a status with a text.
-pub type Answer<T> = Result<T, Failure>;
+pub type DriverResult<T> = Result<T, DriverFailure>;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
+pub struct DriverFailure {
     pub status: Status,
     pub what: String,
 }
 
-pub fn fail<T>(status: Status, what: impl Into<String>) -> Answer<T> {
-    Err(Failure { status, what: what.into() })
+pub fn fail<T>(status: Status, what: impl Into<String>) -> DriverResult<T> {
+    Err(DriverFailure { status, what: what.into() })
 }
 
-pub struct Driver {
-    pub options: Options,
+pub struct SoftDriver {
+    pub options: DeviceOptions,
     pub initialised: bool,
     /// How often the primary context is held.
     pub contexts: u32,
-    pub functions: Functions,
-    pub space: Space,
-    pub streams: Streams,
+    pub functions: FunctionTable,
+    pub space: DeviceSpace,
+    pub streams: StreamTable,
     /// What broke the context: every call fails with it.
-    broken: Option<Failure>,
+    broken: Option<DriverFailure>,
     /// The last text of every status, for `cuGetErrorString`.
     pub texts: BTreeMap<i32, &'static std::ffi::CStr>,
-    counts: BTreeMap<String, (Arc<Kernel>, Counts)>,
+    counts: BTreeMap<String, (Arc<PtxKernel>, LaunchCounts)>,
     launches: u64,
     graph_launches: u64,
     /// Copies to the host, and their bytes.
     to_host: [u64; 2],
 }
 
-impl Driver {
-    pub fn new(options: Options) -> Self {
+impl SoftDriver {
+    pub fn new(options: DeviceOptions) -> Self {
         Self {
-            space: Space::new(&options),
+            space: DeviceSpace::new(&options),
             options,
             initialised: false,
             contexts: 0,
-            functions: Functions::default(),
-            streams: Streams::default(),
+            functions: FunctionTable::default(),
+            streams: StreamTable::default(),
             broken: None,
             texts: BTreeMap::new(),
             counts: BTreeMap::new(),
@@ -70,7 +70,7 @@ impl Driver {
     }
 
     /// Whether the driver was started, and no error of a kernel came before.
-    pub fn usable(&self) -> Answer<()> {
+    pub fn usable(&self) -> DriverResult<()> {
         if !self.initialised {
             return fail(Status::NotInitialized, "cuInit has to be called first");
         }
@@ -78,23 +78,23 @@ impl Driver {
     }
 
     /// The context can do nothing any more.
-    pub fn breaks(&mut self, failure: Failure) -> Failure {
+    pub fn breaks(&mut self, failure: DriverFailure) -> DriverFailure {
         self.broken.get_or_insert_with(|| failure.clone());
         failure
     }
 
-    fn counted(&mut self, kernel: &Arc<Kernel>, counts: &Counts) {
+    fn counted(&mut self, kernel: &Arc<PtxKernel>, counts: &LaunchCounts) {
         if self.options.counts.is_some() {
             let entry = self.counts.entry(kernel.name.clone());
-            entry.or_insert_with(|| (Arc::clone(kernel), Counts::default())).1.add(counts);
+            entry.or_insert_with(|| (Arc::clone(kernel), LaunchCounts::default())).1.add(counts);
         }
     }
 
     /// Another launch begins; its number for shadows of memory.
-    fn next_launch(&mut self) -> Answer<u64> {
+    fn next_launch(&mut self) -> DriverResult<u64> {
         self.launches += 1;
         if self.launches > self.options.lose_after {
-            let failure = Failure {
+            let failure = DriverFailure {
                 status: Status::EccUncorrectable,
                 what: "the device is lost (SOFTCUDA_LOSE_AFTER)".into(),
             };
@@ -117,7 +117,7 @@ impl Driver {
     }
 
     /// Gives the context up; with the last one what broke it is forgotten, and counts are written.
-    pub fn release(&mut self) -> Answer<()> {
+    pub fn release(&mut self) -> DriverResult<()> {
         if self.contexts == 0 {
             return fail(Status::InvalidContext, "the primary context is not held");
         }
@@ -133,13 +133,15 @@ impl Driver {
 }
 
 /// The status that a GPU would give for a mistake. What a GPU does not notice fails as a launch.
-pub fn failure_of(fault: &Fault) -> Failure {
+pub fn failure_of(fault: &LaunchFault) -> DriverFailure {
     let status = match fault.kind {
-        Kind::OutOfBounds => Status::IllegalAddress,
-        Kind::Misaligned => Status::MisalignedAddress,
-        Kind::Trap => Status::IllegalInstruction,
-        Kind::Endless => Status::LaunchTimeout,
-        Kind::Uninitialised | Kind::Race | Kind::Divergent | Kind::Undefined => Status::LaunchFailed,
+        FaultKind::OutOfBounds => Status::IllegalAddress,
+        FaultKind::Misaligned => Status::MisalignedAddress,
+        FaultKind::Trap => Status::IllegalInstruction,
+        FaultKind::Endless => Status::LaunchTimeout,
+        FaultKind::Uninitialised | FaultKind::Race | FaultKind::Divergent | FaultKind::Undefined => {
+            Status::LaunchFailed
+        }
     };
-    Failure { status, what: fault.to_string() }
+    DriverFailure { status, what: fault.to_string() }
 }

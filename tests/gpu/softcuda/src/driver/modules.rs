@@ -3,25 +3,25 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Answer, Driver, Status, fail};
-use crate::exec::registers::Constants;
-use crate::ptx::kernel::{Kernel, load};
+use super::{DriverResult, SoftDriver, Status, fail};
+use crate::exec::registers::ConstantBank;
+use crate::ptx::kernel::{PtxKernel, load};
 
-/// Shared memory that a launch may ask for without [`Driver::function_shared`].
+/// Shared memory that a launch may ask for without [`SoftDriver::function_shared`].
 const PLAIN_SHARED: u32 = 48 << 10;
 
 #[derive(Default)]
-pub struct Functions {
-    modules: BTreeMap<u64, Vec<Arc<Kernel>>>,
-    functions: BTreeMap<u64, Function>,
+pub struct FunctionTable {
+    modules: BTreeMap<u64, Vec<Arc<PtxKernel>>>,
+    functions: BTreeMap<u64, LoadedFunction>,
     next: u64,
 }
 
 #[derive(Clone)]
-pub struct Function {
+pub struct LoadedFunction {
     module: u64,
-    pub kernel: Arc<Kernel>,
-    pub constants: Arc<Constants>,
+    pub kernel: Arc<PtxKernel>,
+    pub constants: Arc<ConstantBank>,
     pub most_shared: u32,
     /// It was launched before. A driver loads a function then, and cannot do so while a stream records.
     pub loaded: bool,
@@ -30,13 +30,13 @@ pub struct Function {
 /// Handles of modules and functions begin here, so that no other handle is taken for one.
 const FIRST: u64 = 0x5c01_0000;
 
-impl Functions {
+impl FunctionTable {
     fn next(&mut self) -> u64 {
         self.next += 1;
         FIRST + self.next * 16
     }
 
-    pub fn get(&mut self, handle: u64) -> Answer<&mut Function> {
+    pub fn get(&mut self, handle: u64) -> DriverResult<&mut LoadedFunction> {
         match self.functions.get_mut(&handle) {
             Some(function) => Ok(function),
             None => fail(Status::InvalidHandle, "no such function"),
@@ -44,7 +44,7 @@ impl Functions {
     }
 }
 
-impl Driver {
+impl SoftDriver {
     /// Most shared memory that a block of this device can have.
     pub fn most_shared(&self) -> u32 {
         match self.options.sm {
@@ -57,7 +57,7 @@ impl Driver {
         }
     }
 
-    pub fn load_module(&mut self, image: &[u8]) -> Answer<u64> {
+    pub fn load_module(&mut self, image: &[u8]) -> DriverResult<u64> {
         if image.starts_with(b"\x7fELF") {
             return fail(Status::NoBinaryForGpu, "the image is machine code; this driver executes PTX only");
         }
@@ -86,7 +86,7 @@ impl Driver {
         Ok(handle)
     }
 
-    pub fn unload_module(&mut self, module: u64) -> Answer<()> {
+    pub fn unload_module(&mut self, module: u64) -> DriverResult<()> {
         if self.functions.modules.remove(&module).is_none() {
             return fail(Status::InvalidHandle, "no such module");
         }
@@ -94,22 +94,22 @@ impl Driver {
         Ok(())
     }
 
-    pub fn module_function(&mut self, module: u64, name: &str) -> Answer<u64> {
+    pub fn module_function(&mut self, module: u64, name: &str) -> DriverResult<u64> {
         let Some(kernels) = self.functions.modules.get(&module) else {
             return fail(Status::InvalidHandle, "no such module");
         };
         let Some(kernel) = kernels.iter().find(|k| k.name == name).map(Arc::clone) else {
             return fail(Status::NotFound, format!("the module has no kernel {name}"));
         };
-        let constants = Arc::new(Constants::of(&kernel));
+        let constants = Arc::new(ConstantBank::of(&kernel));
         let handle = self.functions.next();
-        let function = Function { module, kernel, constants, most_shared: PLAIN_SHARED, loaded: false };
+        let function = LoadedFunction { module, kernel, constants, most_shared: PLAIN_SHARED, loaded: false };
         self.functions.functions.insert(handle, function);
         Ok(handle)
     }
 
     /// Permits a function so many bytes of dynamic shared memory.
-    pub fn function_shared(&mut self, function: u64, bytes: u32) -> Answer<()> {
+    pub fn function_shared(&mut self, function: u64, bytes: u32) -> DriverResult<()> {
         let most = self.most_shared();
         if bytes > most {
             return fail(

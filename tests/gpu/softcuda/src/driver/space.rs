@@ -3,21 +3,21 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Answer, Status, fail};
-use crate::memory::{Chunk, Region, View};
-use crate::options::Options;
+use super::{DriverResult, Status, fail};
+use crate::memory::{MemoryChunk, MemoryRegion, MemoryView};
+use crate::options::DeviceOptions;
 
 /// Allocations lie apart, so that what runs over one finds none behind it.
 const GAP: u64 = 4096;
 const ALIGN: u64 = 512;
 const FIRST: u64 = 0x7f00_0000_0000;
 
-pub struct Space {
-    view: Arc<View>,
+pub struct DeviceSpace {
+    view: Arc<MemoryView>,
     /// By first address: bytes.
     reserved: BTreeMap<u64, u64>,
     /// Memory that was created to be mapped, by handle.
-    created: BTreeMap<u64, Arc<Chunk>>,
+    created: BTreeMap<u64, Arc<MemoryChunk>>,
     pinned: BTreeMap<usize, Box<[u8]>>,
     next: u64,
     next_handle: u64,
@@ -30,8 +30,8 @@ pub struct Space {
     checks: bool,
 }
 
-impl Space {
-    pub fn new(options: &Options) -> Self {
+impl DeviceSpace {
+    pub fn new(options: &DeviceOptions) -> Self {
         Self {
             view: Arc::default(),
             reserved: BTreeMap::new(),
@@ -49,7 +49,7 @@ impl Space {
     }
 
     /// The memory as it is now.
-    pub fn view(&self) -> Arc<View> {
+    pub fn view(&self) -> Arc<MemoryView> {
         Arc::clone(&self.view)
     }
 
@@ -57,13 +57,13 @@ impl Space {
         self.total - self.used
     }
 
-    fn take(&mut self, bytes: u64) -> Answer<Arc<Chunk>> {
+    fn take(&mut self, bytes: u64) -> DriverResult<Arc<MemoryChunk>> {
         if bytes > self.free_bytes() {
             let what = format!("{bytes} bytes, {} of {} are free", self.free_bytes(), self.total);
             return fail(Status::OutOfMemory, what);
         }
         self.used += bytes;
-        Ok(Arc::new(Chunk::new(bytes, self.checks)))
+        Ok(Arc::new(MemoryChunk::new(bytes, self.checks)))
     }
 
     fn addresses(&mut self, bytes: u64, align: u64) -> u64 {
@@ -72,7 +72,7 @@ impl Space {
         base
     }
 
-    fn insert(&mut self, region: Region) {
+    fn insert(&mut self, region: MemoryRegion) {
         let view = Arc::make_mut(&mut self.view);
         let index = view.regions.partition_point(|r| r.base < region.base);
         view.regions.insert(index, region);
@@ -82,17 +82,17 @@ impl Space {
         self.view.regions.binary_search_by_key(&base, |r| r.base).ok()
     }
 
-    pub fn allocate(&mut self, bytes: u64) -> Answer<u64> {
+    pub fn allocate(&mut self, bytes: u64) -> DriverResult<u64> {
         if bytes == 0 {
             return fail(Status::InvalidValue, "an allocation of no bytes");
         }
         let chunk = self.take(bytes)?;
         let base = self.addresses(bytes, ALIGN);
-        self.insert(Region { base, chunk, accessible: true });
+        self.insert(MemoryRegion { base, chunk, accessible: true });
         Ok(base)
     }
 
-    pub fn free(&mut self, base: u64) -> Answer<()> {
+    pub fn free(&mut self, base: u64) -> DriverResult<()> {
         let reserved = self.reserved.range(..=base).next_back().is_some_and(|(at, n)| base - at < *n);
         let Some(index) = self.position(base).filter(|_| !reserved) else {
             return fail(Status::InvalidValue, format!("{base:#x} is no allocation"));
@@ -106,21 +106,21 @@ impl Space {
         self.granule
     }
 
-    fn whole_granules(&self, bytes: u64) -> Answer<()> {
+    fn whole_granules(&self, bytes: u64) -> DriverResult<()> {
         match bytes > 0 && bytes.is_multiple_of(self.granule) {
             true => Ok(()),
             false => fail(Status::InvalidValue, format!("{bytes} bytes are no multiple of {}", self.granule)),
         }
     }
 
-    pub fn reserve(&mut self, bytes: u64) -> Answer<u64> {
+    pub fn reserve(&mut self, bytes: u64) -> DriverResult<u64> {
         self.whole_granules(bytes)?;
         let base = self.addresses(bytes, self.granule);
         self.reserved.insert(base, bytes);
         Ok(base)
     }
 
-    pub fn unreserve(&mut self, base: u64, bytes: u64) -> Answer<()> {
+    pub fn unreserve(&mut self, base: u64, bytes: u64) -> DriverResult<()> {
         if self.reserved.get(&base) != Some(&bytes) {
             return fail(Status::InvalidValue, format!("{bytes} bytes at {base:#x} are not reserved so"));
         }
@@ -131,7 +131,7 @@ impl Space {
         Ok(())
     }
 
-    pub fn create(&mut self, bytes: u64) -> Answer<u64> {
+    pub fn create(&mut self, bytes: u64) -> DriverResult<u64> {
         self.whole_granules(bytes)?;
         if self.mapped + bytes > self.most_mapped {
             let what = format!("{bytes} bytes beside {} of {} to be mapped", self.mapped, self.most_mapped);
@@ -146,7 +146,7 @@ impl Space {
     }
 
     /// The memory goes with its last mapping.
-    pub fn release(&mut self, handle: u64) -> Answer<()> {
+    pub fn release(&mut self, handle: u64) -> DriverResult<()> {
         let Some(chunk) = self.created.remove(&handle) else {
             return fail(Status::InvalidValue, "no such memory");
         };
@@ -157,7 +157,7 @@ impl Space {
         Ok(())
     }
 
-    pub fn map(&mut self, base: u64, bytes: u64, handle: u64) -> Answer<()> {
+    pub fn map(&mut self, base: u64, bytes: u64, handle: u64) -> DriverResult<()> {
         let Some(chunk) = self.created.get(&handle).map(Arc::clone) else {
             return fail(Status::InvalidValue, "no such memory");
         };
@@ -171,15 +171,15 @@ impl Space {
         if !range.is_some_and(|(at, n)| base + bytes <= at + n && (base - at).is_multiple_of(self.granule)) {
             return fail(Status::InvalidValue, format!("{base:#x} is not reserved"));
         }
-        let overlaps = |r: &Region| r.base < base + bytes && base < r.base + r.chunk.bytes;
+        let overlaps = |r: &MemoryRegion| r.base < base + bytes && base < r.base + r.chunk.bytes;
         if self.view.regions.iter().any(overlaps) {
             return fail(Status::InvalidValue, format!("memory is mapped at {base:#x} already"));
         }
-        self.insert(Region { base, chunk, accessible: false });
+        self.insert(MemoryRegion { base, chunk, accessible: false });
         Ok(())
     }
 
-    pub fn unmap(&mut self, base: u64, bytes: u64) -> Answer<()> {
+    pub fn unmap(&mut self, base: u64, bytes: u64) -> DriverResult<()> {
         let fits = |index: &usize| self.view.regions[*index].chunk.bytes == bytes;
         let Some(index) = self.position(base).filter(fits) else {
             return fail(Status::InvalidValue, format!("{bytes} bytes at {base:#x} are not mapped so"));
@@ -192,7 +192,7 @@ impl Space {
         Ok(())
     }
 
-    pub fn set_access(&mut self, base: u64, bytes: u64, accessible: bool) -> Answer<()> {
+    pub fn set_access(&mut self, base: u64, bytes: u64, accessible: bool) -> DriverResult<()> {
         let Some(index) = self.position(base).filter(|i| self.view.regions[*i].chunk.bytes == bytes) else {
             return fail(Status::InvalidValue, format!("{bytes} bytes at {base:#x} are not mapped so"));
         };
@@ -213,7 +213,7 @@ impl Space {
         at
     }
 
-    pub fn unpin(&mut self, at: usize) -> Answer<()> {
+    pub fn unpin(&mut self, at: usize) -> DriverResult<()> {
         match self.pinned.remove(&at) {
             Some(_) => Ok(()),
             None => fail(Status::InvalidValue, "no pinned memory"),
@@ -225,7 +225,7 @@ impl Space {
         before.is_some_and(|(begin, memory)| at - begin + bytes <= memory.len())
     }
 
-    pub fn write(&self, at: u64, data: &[u8]) -> Answer<()> {
+    pub fn write(&self, at: u64, data: &[u8]) -> DriverResult<()> {
         let mut rest = data;
         for (region, offset, n) in self.pieces(at, data.len() as u64)? {
             let (now, later) = rest.split_at(n as usize);
@@ -235,7 +235,7 @@ impl Space {
         Ok(())
     }
 
-    pub fn read(&self, at: u64, to: &mut [u8]) -> Answer<()> {
+    pub fn read(&self, at: u64, to: &mut [u8]) -> DriverResult<()> {
         let mut done = 0;
         for (region, offset, n) in self.pieces(at, to.len() as u64)? {
             region.chunk.read(offset, &mut to[done..done + n as usize]);
@@ -245,7 +245,7 @@ impl Space {
     }
 
     /// Copies between two ranges; what was never written stays so.
-    pub fn copy(&self, to: u64, from: u64, bytes: u64) -> Answer<()> {
+    pub fn copy(&self, to: u64, from: u64, bytes: u64) -> DriverResult<()> {
         if to < from + bytes && from < to + bytes {
             return fail(Status::InvalidValue, "the ranges of a copy overlap");
         }
@@ -266,7 +266,7 @@ impl Space {
         Ok(())
     }
 
-    fn pieces(&self, at: u64, bytes: u64) -> Answer<Vec<(&Region, u64, u64)>> {
+    fn pieces(&self, at: u64, bytes: u64) -> DriverResult<Vec<(&MemoryRegion, u64, u64)>> {
         match self.view.pieces(at, bytes) {
             Some(pieces) => Ok(pieces),
             None => {

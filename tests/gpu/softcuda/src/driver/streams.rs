@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use super::host::HostRange;
-use super::{Answer, Driver, Failure, Status, fail, failure_of};
-use crate::exec::launch::Launch;
-use crate::exec::registers::Constants;
-use crate::ptx::kernel::Kernel;
+use super::{DriverFailure, DriverResult, SoftDriver, Status, fail, failure_of};
+use crate::exec::launch::GridLaunch;
+use crate::exec::registers::ConstantBank;
+use crate::ptx::kernel::PtxKernel;
 
 /// `CUhostFn`. It may not call the driver.
 pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
 
 /// What a stream does.
 #[derive(Clone)]
-pub enum Work {
+pub enum StreamWork {
     /// Bytes that were read when the call was made, from pageable memory.
     Staged {
         to: u64,
@@ -50,15 +50,15 @@ pub enum Work {
         element: Vec<u8>,
         count: u64,
     },
-    Kernel(Call),
+    Kernel(QueuedLaunch),
     Event(u64),
 }
 
 /// A launch that waits for its turn.
 #[derive(Clone)]
-pub struct Call {
-    pub kernel: Arc<Kernel>,
-    pub constants: Arc<Constants>,
+pub struct QueuedLaunch {
+    pub kernel: Arc<PtxKernel>,
+    pub constants: Arc<ConstantBank>,
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub shared_bytes: u32,
@@ -66,33 +66,33 @@ pub struct Call {
 }
 
 #[derive(Default)]
-pub struct Stream {
-    pub work: VecDeque<Work>,
-    pub recording: Option<Recording>,
+pub struct WorkStream {
+    pub work: VecDeque<StreamWork>,
+    pub recording: Option<StreamCapture>,
 }
 
 /// A stream that records.
 #[derive(Default)]
-pub struct Recording {
-    pub work: Vec<Work>,
+pub struct StreamCapture {
+    pub work: Vec<StreamWork>,
     /// Why it cannot become a graph.
     pub invalid: Option<String>,
 }
 
-pub struct Streams {
+pub struct StreamTable {
     /// Stream 0 is the default one.
-    pub all: BTreeMap<u64, Stream>,
-    pub graphs: BTreeMap<u64, Vec<Work>>,
-    pub executables: BTreeMap<u64, Vec<Work>>,
+    pub all: BTreeMap<u64, WorkStream>,
+    pub graphs: BTreeMap<u64, Vec<StreamWork>>,
+    pub executables: BTreeMap<u64, Vec<StreamWork>>,
     /// When each event happened, if it did.
     pub events: BTreeMap<u64, Option<std::time::Instant>>,
     next: u64,
 }
 
-impl Default for Streams {
+impl Default for StreamTable {
     fn default() -> Self {
         Self {
-            all: BTreeMap::from([(0, Stream::default())]),
+            all: BTreeMap::from([(0, WorkStream::default())]),
             graphs: BTreeMap::new(),
             executables: BTreeMap::new(),
             events: BTreeMap::new(),
@@ -101,14 +101,14 @@ impl Default for Streams {
     }
 }
 
-impl Streams {
+impl StreamTable {
     /// A handle that no other object has.
     pub fn new_handle(&mut self) -> u64 {
         self.next += 16;
         self.next
     }
 
-    pub fn get(&mut self, stream: u64) -> Answer<&mut Stream> {
+    pub fn get(&mut self, stream: u64) -> DriverResult<&mut WorkStream> {
         match self.all.get_mut(&stream) {
             Some(stream) => Ok(stream),
             None => fail(Status::InvalidHandle, "no such stream"),
@@ -121,15 +121,15 @@ impl Streams {
     }
 }
 
-impl Driver {
+impl SoftDriver {
     pub fn create_stream(&mut self) -> u64 {
         let handle = self.streams.new_handle();
-        self.streams.all.insert(handle, Stream::default());
+        self.streams.all.insert(handle, WorkStream::default());
         handle
     }
 
     /// What the stream has to do still is done.
-    pub fn destroy_stream(&mut self, stream: u64) -> Answer<()> {
+    pub fn destroy_stream(&mut self, stream: u64) -> DriverResult<()> {
         if stream == 0 {
             return fail(Status::InvalidHandle, "the default stream stays");
         }
@@ -140,7 +140,7 @@ impl Driver {
     }
 
     /// Puts work behind the other work of a stream, or records it.
-    pub fn enqueue(&mut self, stream: u64, work: Work) -> Answer<()> {
+    pub fn enqueue(&mut self, stream: u64, work: StreamWork) -> DriverResult<()> {
         let stream = self.streams.get(stream)?;
         match &mut stream.recording {
             Some(recording) => recording.work.push(work),
@@ -150,7 +150,7 @@ impl Driver {
     }
 
     /// Waits for a stream.
-    pub fn wait(&mut self, stream: u64) -> Answer<()> {
+    pub fn wait(&mut self, stream: u64) -> DriverResult<()> {
         if let Some(recording) = &mut self.streams.get(stream)?.recording {
             recording.invalid.get_or_insert_with(|| "the stream was waited for".into());
             return fail(Status::StreamCaptureUnsupported, "a stream that records cannot be waited for");
@@ -159,12 +159,12 @@ impl Driver {
     }
 
     /// Waits for all streams, as freeing memory does.
-    pub fn wait_for_all(&mut self) -> Answer<()> {
+    pub fn wait_for_all(&mut self) -> DriverResult<()> {
         let all: Vec<u64> = self.streams.all.keys().copied().collect();
         all.into_iter().try_for_each(|stream| self.drain(stream))
     }
 
-    fn drain(&mut self, stream: u64) -> Answer<()> {
+    fn drain(&mut self, stream: u64) -> DriverResult<()> {
         loop {
             self.usable()?;
             let Some(work) = self.streams.get(stream)?.work.pop_front() else { return Ok(()) };
@@ -174,11 +174,11 @@ impl Driver {
         }
     }
 
-    fn perform(&mut self, work: &Work) -> Answer<()> {
+    fn perform(&mut self, work: &StreamWork) -> DriverResult<()> {
         match work {
-            Work::Staged { to, data } => self.space.write(*to, data),
-            Work::FromHost { to, from } => self.space.write(*to, &from.read()),
-            Work::ToHost { to, from } => {
+            StreamWork::Staged { to, data } => self.space.write(*to, data),
+            StreamWork::FromHost { to, from } => self.space.write(*to, &from.read()),
+            StreamWork::ToHost { to, from } => {
                 let mut data = vec![0; to.len()];
                 self.space.read(*from, &mut data)?;
                 to.write(&data);
@@ -186,16 +186,16 @@ impl Driver {
                 (*copies, *bytes) = (*copies + 1, *bytes + data.len() as u64);
                 Ok(())
             }
-            Work::Copy { to, from, bytes } => self.space.copy(*to, *from, *bytes),
-            Work::Rows { to: (to, to_pitch), from: (from, from_pitch), row, rows } => {
+            StreamWork::Copy { to, from, bytes } => self.space.copy(*to, *from, *bytes),
+            StreamWork::Rows { to: (to, to_pitch), from: (from, from_pitch), row, rows } => {
                 (0..*rows).try_for_each(|i| self.space.copy(to + i * to_pitch, from + i * from_pitch, *row))
             }
-            Work::Host { function, argument } => {
+            StreamWork::Host { function, argument } => {
                 // SAFETY: promised in `cuLaunchHostFunc`.
                 unsafe { function(*argument as *mut std::ffi::c_void) };
                 Ok(())
             }
-            Work::Fill { to, element, count } => {
+            StreamWork::Fill { to, element, count } => {
                 // In pieces of a size that does not show.
                 let piece = element.repeat(((1 << 16) / element.len()).min(*count as usize));
                 let bytes = count * element.len() as u64;
@@ -207,8 +207,8 @@ impl Driver {
                 }
                 Ok(())
             }
-            Work::Kernel(call) => self.execute(call),
-            Work::Event(event) => {
+            StreamWork::Kernel(call) => self.execute(call),
+            StreamWork::Event(event) => {
                 if let Some(happened) = self.streams.events.get_mut(event) {
                     *happened = Some(std::time::Instant::now());
                 }
@@ -217,9 +217,9 @@ impl Driver {
         }
     }
 
-    fn execute(&mut self, call: &Call) -> Answer<()> {
+    fn execute(&mut self, call: &QueuedLaunch) -> DriverResult<()> {
         let number = self.next_launch()?;
-        let launch = Launch {
+        let launch = GridLaunch {
             kernel: Arc::clone(&call.kernel),
             constants: Arc::clone(&call.constants),
             grid: call.grid,
@@ -243,11 +243,11 @@ impl Driver {
     }
 
     /// A launch, checked as a driver checks it.
-    pub fn launch(&mut self, function: u64, stream: u64, call: Call) -> Answer<()> {
+    pub fn launch(&mut self, function: u64, stream: u64, call: QueuedLaunch) -> DriverResult<()> {
         let function = self.functions.get(function)?;
         let (name, most_shared) = (&function.kernel.name, function.most_shared);
         let refuse = |what: String| {
-            Err(Failure { status: Status::InvalidValue, what: format!("kernel {name}: {what}") })
+            Err(DriverFailure { status: Status::InvalidValue, what: format!("kernel {name}: {what}") })
         };
         let threads: u64 = call.block.iter().map(|n| u64::from(*n)).product();
         let permitted = function.kernel.max_threads.map_or(1024, |t| t.iter().product::<u32>().min(1024));
@@ -276,6 +276,6 @@ impl Driver {
             recording.invalid.get_or_insert_with(|| what.clone());
             return fail(Status::StreamCaptureUnsupported, what);
         }
-        self.enqueue(stream, Work::Kernel(call))
+        self.enqueue(stream, StreamWork::Kernel(call))
     }
 }

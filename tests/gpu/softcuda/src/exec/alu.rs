@@ -1,11 +1,19 @@
 //! Integers, moves and selections.
 
-use super::fault::{Done, Kind, trouble};
-use super::registers::{Registers, Sources};
+use super::fault::{ExecResult, FaultKind, trouble};
+use super::registers::{OperandSources, RegisterFile};
 use super::{LANES, lanes};
-use crate::ptx::op::{Cmp, D, IntFn, IntOne, Logic, Op, Setp, Ty, W};
+use crate::ptx::op::{
+    DoubleRegister, IntFn, IntOne, LogicOp, PtxComparison, PtxOp, PtxType, SetpOp, WordRegister,
+};
 
-fn w1(r: &mut Registers, s: Sources<'_>, d: W, a: W, f: impl Fn(u32) -> u32) -> Done {
+fn w1(
+    r: &mut RegisterFile,
+    s: OperandSources<'_>,
+    d: WordRegister,
+    a: WordRegister,
+    f: impl Fn(u32) -> u32,
+) -> ExecResult {
     let a = r.w(s, a)?;
     let mut out = [0; LANES];
     for (o, a) in out.iter_mut().zip(a) {
@@ -15,7 +23,14 @@ fn w1(r: &mut Registers, s: Sources<'_>, d: W, a: W, f: impl Fn(u32) -> u32) -> 
     Ok(())
 }
 
-fn w2(r: &mut Registers, s: Sources<'_>, d: W, a: W, b: W, f: impl Fn(u32, u32) -> u32) -> Done {
+fn w2(
+    r: &mut RegisterFile,
+    s: OperandSources<'_>,
+    d: WordRegister,
+    a: WordRegister,
+    b: WordRegister,
+    f: impl Fn(u32, u32) -> u32,
+) -> ExecResult {
     let (a, b) = (r.w(s, a)?, r.w(s, b)?);
     let mut out = [0; LANES];
     for i in 0..LANES {
@@ -25,7 +40,13 @@ fn w2(r: &mut Registers, s: Sources<'_>, d: W, a: W, b: W, f: impl Fn(u32, u32) 
     Ok(())
 }
 
-fn w3(r: &mut Registers, s: Sources<'_>, d: W, [a, b, c]: [W; 3], f: impl Fn(u32, u32, u32) -> u32) -> Done {
+fn w3(
+    r: &mut RegisterFile,
+    s: OperandSources<'_>,
+    d: WordRegister,
+    [a, b, c]: [WordRegister; 3],
+    f: impl Fn(u32, u32, u32) -> u32,
+) -> ExecResult {
     let (a, b, c) = (r.w(s, a)?, r.w(s, b)?, r.w(s, c)?);
     let mut out = [0; LANES];
     for i in 0..LANES {
@@ -35,7 +56,14 @@ fn w3(r: &mut Registers, s: Sources<'_>, d: W, [a, b, c]: [W; 3], f: impl Fn(u32
     Ok(())
 }
 
-fn d2(r: &mut Registers, s: Sources<'_>, d: D, a: D, b: D, f: impl Fn(u64, u64) -> u64) -> Done {
+fn d2(
+    r: &mut RegisterFile,
+    s: OperandSources<'_>,
+    d: DoubleRegister,
+    a: DoubleRegister,
+    b: DoubleRegister,
+    f: impl Fn(u64, u64) -> u64,
+) -> ExecResult {
     let (a, b) = (r.d(s, a)?, r.d(s, b)?);
     let mut out = [0; LANES];
     for i in 0..LANES {
@@ -45,7 +73,13 @@ fn d2(r: &mut Registers, s: Sources<'_>, d: D, a: D, b: D, f: impl Fn(u64, u64) 
     Ok(())
 }
 
-fn d1(r: &mut Registers, s: Sources<'_>, d: D, a: D, f: impl Fn(u64) -> u64) -> Done {
+fn d1(
+    r: &mut RegisterFile,
+    s: OperandSources<'_>,
+    d: DoubleRegister,
+    a: DoubleRegister,
+    f: impl Fn(u64) -> u64,
+) -> ExecResult {
     let out = r.d(s, a)?.map(f);
     r.put_d(d, &out, s.m);
     Ok(())
@@ -112,7 +146,15 @@ fn int16(f: IntFn, signed: bool, x: u32, y: u32) -> u32 {
     wide & 0xffff
 }
 
-fn int_w(r: &mut Registers, s: Sources<'_>, f: IntFn, ty: Ty, d: W, a: W, b: W) -> Done {
+fn int_w(
+    r: &mut RegisterFile,
+    s: OperandSources<'_>,
+    f: IntFn,
+    ty: PtxType,
+    d: WordRegister,
+    a: WordRegister,
+    b: WordRegister,
+) -> ExecResult {
     if matches!(f, IntFn::Div | IntFn::Rem) {
         let divisors = r.w(s, b)?;
         no_zero(s, |lane| divisors[lane] == 0)?;
@@ -133,7 +175,15 @@ fn int_w(r: &mut Registers, s: Sources<'_>, f: IntFn, ty: Ty, d: W, a: W, b: W) 
     }
 }
 
-fn int_d(r: &mut Registers, s: Sources<'_>, f: IntFn, signed: bool, d: D, a: D, b: D) -> Done {
+fn int_d(
+    r: &mut RegisterFile,
+    s: OperandSources<'_>,
+    f: IntFn,
+    signed: bool,
+    d: DoubleRegister,
+    a: DoubleRegister,
+    b: DoubleRegister,
+) -> ExecResult {
     if matches!(f, IntFn::Div | IntFn::Rem) {
         let divisors = r.d(s, b)?;
         no_zero(s, |lane| divisors[lane] == 0)?;
@@ -146,9 +196,9 @@ fn int_d(r: &mut Registers, s: Sources<'_>, f: IntFn, signed: bool, d: D, a: D, 
     }
 }
 
-fn no_zero(s: Sources<'_>, zero: impl Fn(usize) -> bool) -> Done {
+fn no_zero(s: OperandSources<'_>, zero: impl Fn(usize) -> bool) -> ExecResult {
     match lanes(s.m).find(|lane| zero(*lane)) {
-        Some(lane) => Err(trouble(Kind::Undefined, Some(lane), "a division by zero")),
+        Some(lane) => Err(trouble(FaultKind::Undefined, Some(lane), "a division by zero")),
         None => Ok(()),
     }
 }
@@ -217,7 +267,7 @@ fn funnel(left: bool, wrap: bool, a: u32, b: u32, c: u32) -> u32 {
     if left { (both << n >> 32) as u32 } else { (both >> n) as u32 }
 }
 
-fn shift32(left: bool, ty: Ty, x: u32, n: u32) -> u32 {
+fn shift32(left: bool, ty: PtxType, x: u32, n: u32) -> u32 {
     let bits = ty.bytes() * 8;
     let mask = if bits == 16 { 0xffff } else { u32::MAX };
     let x = x & mask;
@@ -232,21 +282,26 @@ fn shift32(left: bool, ty: Ty, x: u32, n: u32) -> u32 {
     out & mask
 }
 
-pub fn compare<T: PartialOrd>(cmp: Cmp, x: T, y: T) -> bool {
+pub fn compare<T: PartialOrd>(cmp: PtxComparison, x: T, y: T) -> bool {
     match cmp {
-        Cmp::Eq | Cmp::Equ => x == y,
-        Cmp::Ne | Cmp::Neu => x != y,
-        Cmp::Lt | Cmp::Ltu => x < y,
-        Cmp::Le | Cmp::Leu => x <= y,
-        Cmp::Gt | Cmp::Gtu => x > y,
-        Cmp::Ge | Cmp::Geu => x >= y,
-        Cmp::Num => true,
-        Cmp::Nan => false,
+        PtxComparison::Eq | PtxComparison::Equ => x == y,
+        PtxComparison::Ne | PtxComparison::Neu => x != y,
+        PtxComparison::Lt | PtxComparison::Ltu => x < y,
+        PtxComparison::Le | PtxComparison::Leu => x <= y,
+        PtxComparison::Gt | PtxComparison::Gtu => x > y,
+        PtxComparison::Ge | PtxComparison::Geu => x >= y,
+        PtxComparison::Num => true,
+        PtxComparison::Nan => false,
     }
 }
 
 /// Stores the results of a comparison.
-pub fn put_setp(r: &mut Registers, s: Sources<'_>, setp: &Setp, holds: impl Fn(usize) -> bool) -> Done {
+pub fn put_setp(
+    r: &mut RegisterFile,
+    s: OperandSources<'_>,
+    setp: &SetpOp,
+    holds: impl Fn(usize) -> bool,
+) -> ExecResult {
     let mut bits = 0;
     for lane in 0..LANES {
         bits |= u32::from(holds(lane)) << lane;
@@ -266,15 +321,22 @@ pub fn put_setp(r: &mut Registers, s: Sources<'_>, setp: &Setp, holds: impl Fn(u
     Ok(())
 }
 
-fn logic_of(f: Logic, x: u32, y: u32) -> u32 {
+fn logic_of(f: LogicOp, x: u32, y: u32) -> u32 {
     match f {
-        Logic::And => x & y,
-        Logic::Or => x | y,
-        Logic::Xor => x ^ y,
+        LogicOp::And => x & y,
+        LogicOp::Or => x | y,
+        LogicOp::Xor => x ^ y,
     }
 }
 
-fn setp_w(r: &mut Registers, s: Sources<'_>, ty: Ty, setp: &Setp, a: W, b: W) -> Done {
+fn setp_w(
+    r: &mut RegisterFile,
+    s: OperandSources<'_>,
+    ty: PtxType,
+    setp: &SetpOp,
+    a: WordRegister,
+    b: WordRegister,
+) -> ExecResult {
     let (a, b) = (*r.w(s, a)?, *r.w(s, b)?);
     let cmp = setp.cmp;
     match (ty.bytes(), ty.signed()) {
@@ -285,9 +347,9 @@ fn setp_w(r: &mut Registers, s: Sources<'_>, ty: Ty, setp: &Setp, a: W, b: W) ->
     }
 }
 
-fn one_w(f: IntOne, ty: Ty, x: u32) -> u32 {
+fn one_w(f: IntOne, ty: PtxType, x: u32) -> u32 {
     let mask = if ty.bytes() == 2 { 0xffff } else { u32::MAX };
-    let wide = if ty == Ty::S16 { short(x) as u32 } else { x };
+    let wide = if ty == PtxType::S16 { short(x) as u32 } else { x };
     let out = match f {
         IntOne::Neg => wide.wrapping_neg(),
         IntOne::Abs => (wide as i32).wrapping_abs() as u32,
@@ -310,7 +372,14 @@ fn one_d(f: IntOne, x: u64) -> u64 {
     }
 }
 
-fn wide_d(r: &mut Registers, s: Sources<'_>, signed: bool, d: D, [a, b]: [W; 2], c: Option<D>) -> Done {
+fn wide_d(
+    r: &mut RegisterFile,
+    s: OperandSources<'_>,
+    signed: bool,
+    d: DoubleRegister,
+    [a, b]: [WordRegister; 2],
+    c: Option<DoubleRegister>,
+) -> ExecResult {
     let (a, b) = (r.w(s, a)?, r.w(s, b)?);
     let mut out = [0u64; LANES];
     for i in 0..LANES {
@@ -334,25 +403,25 @@ fn wide_w(signed: bool, x: u32, y: u32) -> u32 {
 }
 
 /// Executes an instruction of this file.
-pub fn execute(r: &mut Registers, s: Sources<'_>, op: &Op) -> Done {
+pub fn execute(r: &mut RegisterFile, s: OperandSources<'_>, op: &PtxOp) -> ExecResult {
     match *op {
-        Op::MovW { d, a } => w1(r, s, d, a, |x| x),
-        Op::MovD { d, a } => d1(r, s, d, a, |x| x),
-        Op::IntW { f, ty, d, a, b } => int_w(r, s, f, ty, d, a, b),
-        Op::IntD { f, signed, d, a, b } => int_d(r, s, f, signed, d, a, b),
-        Op::OneW { f, ty, d, a } => w1(r, s, d, a, |x| one_w(f, ty, x)),
-        Op::OneD { f, d, a } => d1(r, s, d, a, |x| one_d(f, x)),
-        Op::CountD { f, d, a } => {
+        PtxOp::MovW { d, a } => w1(r, s, d, a, |x| x),
+        PtxOp::MovD { d, a } => d1(r, s, d, a, |x| x),
+        PtxOp::IntW { f, ty, d, a, b } => int_w(r, s, f, ty, d, a, b),
+        PtxOp::IntD { f, signed, d, a, b } => int_d(r, s, f, signed, d, a, b),
+        PtxOp::OneW { f, ty, d, a } => w1(r, s, d, a, |x| one_w(f, ty, x)),
+        PtxOp::OneD { f, d, a } => d1(r, s, d, a, |x| one_d(f, x)),
+        PtxOp::CountD { f, d, a } => {
             let out = r.d(s, a)?.map(|x| one_d(f, x) as u32);
             r.put_w(d, &out, s.m);
             Ok(())
         }
-        Op::WideW { signed, d, a, b, c: None } => w2(r, s, d, a, b, |x, y| wide_w(signed, x, y)),
-        Op::WideW { signed, d, a, b, c: Some(c) } => {
+        PtxOp::WideW { signed, d, a, b, c: None } => w2(r, s, d, a, b, |x, y| wide_w(signed, x, y)),
+        PtxOp::WideW { signed, d, a, b, c: Some(c) } => {
             w3(r, s, d, [a, b, c], |x, y, z| wide_w(signed, x, y).wrapping_add(z))
         }
-        Op::WideD { signed, d, a, b, c } => wide_d(r, s, signed, d, [a, b], c),
-        Op::MadW { high, ty, d, a, b, c } => {
+        PtxOp::WideD { signed, d, a, b, c } => wide_d(r, s, signed, d, [a, b], c),
+        PtxOp::MadW { high, ty, d, a, b, c } => {
             let f = if high { IntFn::MulHi } else { IntFn::MulLo };
             let signed = ty.signed();
             w3(r, s, d, [a, b, c], |x, y, z| match ty.bytes() {
@@ -360,15 +429,15 @@ pub fn execute(r: &mut Registers, s: Sources<'_>, op: &Op) -> Done {
                 _ => int32(f, signed, x, y).wrapping_add(z),
             })
         }
-        Op::MadD { high, signed, d, a, b, c } => {
+        PtxOp::MadD { high, signed, d, a, b, c } => {
             let f = if high { IntFn::MulHi } else { IntFn::MulLo };
             let (a, b, c) = (r.d(s, a)?, r.d(s, b)?, r.d(s, c)?);
             let out = std::array::from_fn(|i| int64(f, signed, a[i], b[i]).wrapping_add(c[i]));
             r.put_d(d, &out, s.m);
             Ok(())
         }
-        Op::ShiftW { left, ty, d, a, b } => w2(r, s, d, a, b, |x, n| shift32(left, ty, x, n)),
-        Op::ShiftD { left, signed, d, a, b } => {
+        PtxOp::ShiftW { left, ty, d, a, b } => w2(r, s, d, a, b, |x, n| shift32(left, ty, x, n)),
+        PtxOp::ShiftD { left, signed, d, a, b } => {
             let (a, b) = (r.d(s, a)?, r.w(s, b)?);
             let out = std::array::from_fn(|i| match (left, signed) {
                 (true, _) => a[i].checked_shl(b[i]).unwrap_or(0),
@@ -378,16 +447,16 @@ pub fn execute(r: &mut Registers, s: Sources<'_>, op: &Op) -> Done {
             r.put_d(d, &out, s.m);
             Ok(())
         }
-        Op::Funnel { left, wrap, d, a, b, c } => {
+        PtxOp::Funnel { left, wrap, d, a, b, c } => {
             w3(r, s, d, [a, b, c], |x, y, n| funnel(left, wrap, x, y, n))
         }
-        Op::BfeW { signed: true, d, a, b, c } => {
+        PtxOp::BfeW { signed: true, d, a, b, c } => {
             w3(r, s, d, [a, b, c], |x, at, n| bfe_signed(i64::from(x as i32), 32, at, n) as u32)
         }
-        Op::BfeW { signed: false, d, a, b, c } => {
+        PtxOp::BfeW { signed: false, d, a, b, c } => {
             w3(r, s, d, [a, b, c], |x, at, n| bfe(u64::from(x), 32, at, n) as u32)
         }
-        Op::BfeD { signed, d, a, b, c } => {
+        PtxOp::BfeD { signed, d, a, b, c } => {
             let (a, b, c) = (r.d(s, a)?, r.w(s, b)?, r.w(s, c)?);
             let out = std::array::from_fn(|i| match signed {
                 true => bfe_signed(a[i] as i64, 64, b[i], c[i]) as u64,
@@ -396,86 +465,86 @@ pub fn execute(r: &mut Registers, s: Sources<'_>, op: &Op) -> Done {
             r.put_d(d, &out, s.m);
             Ok(())
         }
-        Op::BfiW { d, a, b, c, e } => {
+        PtxOp::BfiW { d, a, b, c, e } => {
             let (a, b, c, e) = (r.w(s, a)?, r.w(s, b)?, r.w(s, c)?, r.w(s, e)?);
             let out = std::array::from_fn(|i| bfi(a[i].into(), b[i].into(), 32, c[i], e[i]) as u32);
             r.put_w(d, &out, s.m);
             Ok(())
         }
-        Op::BfiD { d, a, b, c, e } => {
+        PtxOp::BfiD { d, a, b, c, e } => {
             let (a, b, c, e) = (r.d(s, a)?, r.d(s, b)?, r.w(s, c)?, r.w(s, e)?);
             let out = std::array::from_fn(|i| bfi(a[i], b[i], 64, c[i], e[i]));
             r.put_d(d, &out, s.m);
             Ok(())
         }
-        Op::Lop3 { d, a, b, c, table } => w3(r, s, d, [a, b, c], |x, y, z| lop3(x, y, z, table)),
-        Op::Prmt { d, a, b, c } => w3(r, s, d, [a, b, c], prmt),
-        Op::Dp4a { signed_a, signed_b, d, a, b, c } => {
+        PtxOp::Lop3 { d, a, b, c, table } => w3(r, s, d, [a, b, c], |x, y, z| lop3(x, y, z, table)),
+        PtxOp::Prmt { d, a, b, c } => w3(r, s, d, [a, b, c], prmt),
+        PtxOp::Dp4a { signed_a, signed_b, d, a, b, c } => {
             w3(r, s, d, [a, b, c], |x, y, z| dp4a(signed_a, signed_b, x, y, z))
         }
-        Op::SplitW { lo, hi, a } => {
+        PtxOp::SplitW { lo, hi, a } => {
             let a = *r.w(s, a)?;
             r.put_w(lo, &a.map(|x| x & 0xffff), s.m);
             r.put_w(hi, &a.map(|x| x >> 16), s.m);
             Ok(())
         }
-        Op::SplitD { lo, hi, a } => {
+        PtxOp::SplitD { lo, hi, a } => {
             let a = *r.d(s, a)?;
             r.put_w(lo, &a.map(|x| x as u32), s.m);
             r.put_w(hi, &a.map(|x| (x >> 32) as u32), s.m);
             Ok(())
         }
-        Op::JoinW { d, lo, hi } => w2(r, s, d, lo, hi, |lo, hi| lo & 0xffff | hi << 16),
-        Op::JoinD { d, lo, hi } => {
+        PtxOp::JoinW { d, lo, hi } => w2(r, s, d, lo, hi, |lo, hi| lo & 0xffff | hi << 16),
+        PtxOp::JoinD { d, lo, hi } => {
             let (lo, hi) = (r.w(s, lo)?, r.w(s, hi)?);
             let out = std::array::from_fn(|i| u64::from(lo[i]) | u64::from(hi[i]) << 32);
             r.put_d(d, &out, s.m);
             Ok(())
         }
-        Op::SetpW { ty, s: ref setp, a, b } => setp_w(r, s, ty, setp, a, b),
-        Op::SetpD { signed, s: ref setp, a, b } => {
+        PtxOp::SetpW { ty, s: ref setp, a, b } => setp_w(r, s, ty, setp, a, b),
+        PtxOp::SetpD { signed, s: ref setp, a, b } => {
             let (a, b, cmp) = (*r.d(s, a)?, *r.d(s, b)?, setp.cmp);
             match signed {
                 true => put_setp(r, s, setp, |i| compare(cmp, a[i] as i64, b[i] as i64)),
                 false => put_setp(r, s, setp, |i| compare(cmp, a[i], b[i])),
             }
         }
-        Op::SelW { d, a, b, p } => {
+        PtxOp::SelW { d, a, b, p } => {
             let p = r.p(s, p)?;
             // Only the chosen operand has to have a value.
-            let (sa, sb) = (Sources { m: s.m & p, ..s }, Sources { m: s.m & !p, ..s });
+            let (sa, sb) = (OperandSources { m: s.m & p, ..s }, OperandSources { m: s.m & !p, ..s });
             let (a, b) = (r.w(sa, a)?, r.w(sb, b)?);
             let out = std::array::from_fn(|i| if p >> i & 1 != 0 { a[i] } else { b[i] });
             r.put_w(d, &out, s.m);
             Ok(())
         }
-        Op::SelD { d, a, b, p } => {
+        PtxOp::SelD { d, a, b, p } => {
             let p = r.p(s, p)?;
-            let (sa, sb) = (Sources { m: s.m & p, ..s }, Sources { m: s.m & !p, ..s });
+            let (sa, sb) = (OperandSources { m: s.m & p, ..s }, OperandSources { m: s.m & !p, ..s });
             let (a, b) = (r.d(sa, a)?, r.d(sb, b)?);
             let out = std::array::from_fn(|i| if p >> i & 1 != 0 { a[i] } else { b[i] });
             r.put_d(d, &out, s.m);
             Ok(())
         }
-        Op::Logic { f, d, a, b } => {
+        PtxOp::Logic { f, d, a, b } => {
             let bits = logic_of(f, r.p(s, a)?, r.p(s, b)?);
             r.put_p(d, bits, s.m);
             Ok(())
         }
-        Op::NotP { d, a } => {
+        PtxOp::NotP { d, a } => {
             let bits = !r.p(s, a)?;
             r.put_p(d, bits, s.m);
             Ok(())
         }
-        Op::MovP { d, a } => {
+        PtxOp::MovP { d, a } => {
             let bits = r.p(s, a)?;
             r.put_p(d, bits, s.m);
             Ok(())
         }
-        Op::ConstP { d, value } => {
+        PtxOp::ConstP { d, value } => {
             r.put_p(d, if value { u32::MAX } else { 0 }, s.m);
             Ok(())
         }
-        _ => Err(trouble(Kind::Undefined, None, "no integer instruction")),
+        _ => Err(trouble(FaultKind::Undefined, None, "no integer instruction")),
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// What kind of mistake it is; says which status the driver gives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum FaultKind {
     OutOfBounds,
     Misaligned,
     /// A register, shared or global memory was read before it was written.
@@ -20,21 +20,21 @@ pub enum Kind {
 
 /// A mistake in one instruction.
 #[derive(Debug)]
-pub struct Trouble {
-    pub kind: Kind,
+pub struct InstructionFault {
+    pub kind: FaultKind,
     pub lane: Option<u32>,
     pub what: String,
 }
 
-pub type Done = Result<(), Box<Trouble>>;
+pub type ExecResult = Result<(), Box<InstructionFault>>;
 
-pub fn trouble(kind: Kind, lane: Option<usize>, what: impl Into<String>) -> Box<Trouble> {
-    Box::new(Trouble { kind, lane: lane.map(|lane| lane as u32), what: what.into() })
+pub fn trouble(kind: FaultKind, lane: Option<usize>, what: impl Into<String>) -> Box<InstructionFault> {
+    Box::new(InstructionFault { kind, lane: lane.map(|lane| lane as u32), what: what.into() })
 }
 
 /// A mistake with its place.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Fault {
+pub struct LaunchFault {
     pub kernel: String,
     pub line: u32,
     /// The instruction.
@@ -43,11 +43,11 @@ pub struct Fault {
     pub warp: u32,
     pub lane: Option<u32>,
     pub thread: Option<[u32; 3]>,
-    pub kind: Kind,
+    pub kind: FaultKind,
     pub what: String,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for LaunchFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = |[x, y, z]: [u32; 3]| format!("({x}, {y}, {z})");
         write!(

@@ -2,10 +2,10 @@
 
 use super::alu::{compare, put_setp};
 use super::approx;
-use super::fault::{Done, Kind, trouble};
-use super::registers::{Registers, Sources};
-use super::{LANES, Lanes};
-use crate::ptx::op::{Cmp, FloatFn, FloatOne, Op, Setp, W};
+use super::fault::{ExecResult, FaultKind, trouble};
+use super::registers::{OperandSources, RegisterFile};
+use super::{LANES, WarpLanes};
+use crate::ptx::op::{FloatFn, FloatOne, PtxComparison, PtxOp, SetpOp, WordRegister};
 
 /// What an operation gives where it gives no number.
 const NAN: u32 = 0x7fff_ffff;
@@ -80,7 +80,7 @@ pub fn apply_one(f: FloatOne, x: f32) -> f32 {
 }
 
 #[inline(always)]
-fn loop2(a: &Lanes<u32>, b: &Lanes<u32>, f: impl Fn(f32, f32) -> f32) -> Lanes<u32> {
+fn loop2(a: &WarpLanes<u32>, b: &WarpLanes<u32>, f: impl Fn(f32, f32) -> f32) -> WarpLanes<u32> {
     let mut out = [0; LANES];
     for i in 0..LANES {
         out[i] = bits_of(f(f32::from_bits(a[i]), f32::from_bits(b[i])));
@@ -88,7 +88,15 @@ fn loop2(a: &Lanes<u32>, b: &Lanes<u32>, f: impl Fn(f32, f32) -> f32) -> Lanes<u
     out
 }
 
-fn two(r: &mut Registers, s: Sources<'_>, f: FloatFn, ftz: bool, sat: bool, d: W, [a, b]: [W; 2]) -> Done {
+fn two(
+    r: &mut RegisterFile,
+    s: OperandSources<'_>,
+    f: FloatFn,
+    ftz: bool,
+    sat: bool,
+    d: WordRegister,
+    [a, b]: [WordRegister; 2],
+) -> ExecResult {
     let (a, b) = (r.w(s, a)?, r.w(s, b)?);
     let out = match (f, ftz, sat) {
         (FloatFn::Add, false, false) => loop2(a, b, |x, y| x + y),
@@ -107,7 +115,7 @@ fn two(r: &mut Registers, s: Sources<'_>, f: FloatFn, ftz: bool, sat: bool, d: W
 }
 
 #[inline(always)]
-fn fma_loop(a: &Lanes<u32>, b: &Lanes<u32>, c: &Lanes<u32>) -> Lanes<u32> {
+fn fma_loop(a: &WarpLanes<u32>, b: &WarpLanes<u32>, c: &WarpLanes<u32>) -> WarpLanes<u32> {
     let mut out = [0; LANES];
     for i in 0..LANES {
         out[i] = bits_of(f32::from_bits(a[i]).mul_add(f32::from_bits(b[i]), f32::from_bits(c[i])));
@@ -118,11 +126,11 @@ fn fma_loop(a: &Lanes<u32>, b: &Lanes<u32>, c: &Lanes<u32>) -> Lanes<u32> {
 /// The same where the processor has the instruction.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn fma_instruction(a: &Lanes<u32>, b: &Lanes<u32>, c: &Lanes<u32>) -> Lanes<u32> {
+fn fma_instruction(a: &WarpLanes<u32>, b: &WarpLanes<u32>, c: &WarpLanes<u32>) -> WarpLanes<u32> {
     fma_loop(a, b, c)
 }
 
-fn fma_lanes(a: &Lanes<u32>, b: &Lanes<u32>, c: &Lanes<u32>) -> Lanes<u32> {
+fn fma_lanes(a: &WarpLanes<u32>, b: &WarpLanes<u32>, c: &WarpLanes<u32>) -> WarpLanes<u32> {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("fma") && std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has both.
@@ -131,9 +139,16 @@ fn fma_lanes(a: &Lanes<u32>, b: &Lanes<u32>, c: &Lanes<u32>) -> Lanes<u32> {
     fma_loop(a, b, c)
 }
 
-fn fma(r: &mut Registers, s: Sources<'_>, ftz: bool, sat: bool, d: W, [a, b, c]: [W; 3]) -> Done {
+fn fma(
+    r: &mut RegisterFile,
+    s: OperandSources<'_>,
+    ftz: bool,
+    sat: bool,
+    d: WordRegister,
+    [a, b, c]: [WordRegister; 3],
+) -> ExecResult {
     let (a, b, c) = (r.w(s, a)?, r.w(s, b)?, r.w(s, c)?);
-    let flushed = |x: &Lanes<u32>| x.map(|x| flush(f32::from_bits(x)).to_bits());
+    let flushed = |x: &WarpLanes<u32>| x.map(|x| flush(f32::from_bits(x)).to_bits());
     let out = match ftz {
         true => flushed(&fma_lanes(&flushed(a), &flushed(b), &flushed(c))),
         false => fma_lanes(a, b, c),
@@ -143,7 +158,14 @@ fn fma(r: &mut Registers, s: Sources<'_>, ftz: bool, sat: bool, d: W, [a, b, c]:
     Ok(())
 }
 
-fn one(r: &mut Registers, s: Sources<'_>, f: FloatOne, ftz: bool, d: W, a: W) -> Done {
+fn one(
+    r: &mut RegisterFile,
+    s: OperandSources<'_>,
+    f: FloatOne,
+    ftz: bool,
+    d: WordRegister,
+    a: WordRegister,
+) -> ExecResult {
     let a = r.w(s, a)?;
     let mut out = [0; LANES];
     for i in 0..LANES {
@@ -156,17 +178,34 @@ fn one(r: &mut Registers, s: Sources<'_>, f: FloatOne, ftz: bool, d: W, a: W) ->
 }
 
 /// A comparison of numbers; the unordered ones hold where an operand is NaN.
-pub fn holds(cmp: Cmp, x: f32, y: f32) -> bool {
+pub fn holds(cmp: PtxComparison, x: f32, y: f32) -> bool {
     let unordered = x.is_nan() || y.is_nan();
     match cmp {
-        Cmp::Num => !unordered,
-        Cmp::Nan => unordered,
-        Cmp::Equ | Cmp::Neu | Cmp::Ltu | Cmp::Leu | Cmp::Gtu | Cmp::Geu => unordered || compare(cmp, x, y),
-        Cmp::Eq | Cmp::Ne | Cmp::Lt | Cmp::Le | Cmp::Gt | Cmp::Ge => !unordered && compare(cmp, x, y),
+        PtxComparison::Num => !unordered,
+        PtxComparison::Nan => unordered,
+        PtxComparison::Equ
+        | PtxComparison::Neu
+        | PtxComparison::Ltu
+        | PtxComparison::Leu
+        | PtxComparison::Gtu
+        | PtxComparison::Geu => unordered || compare(cmp, x, y),
+        PtxComparison::Eq
+        | PtxComparison::Ne
+        | PtxComparison::Lt
+        | PtxComparison::Le
+        | PtxComparison::Gt
+        | PtxComparison::Ge => !unordered && compare(cmp, x, y),
     }
 }
 
-fn setp(r: &mut Registers, s: Sources<'_>, ftz: bool, setp: &Setp, a: W, b: W) -> Done {
+fn setp(
+    r: &mut RegisterFile,
+    s: OperandSources<'_>,
+    ftz: bool,
+    setp: &SetpOp,
+    a: WordRegister,
+    b: WordRegister,
+) -> ExecResult {
     let number = |bits: u32| {
         let x = f32::from_bits(bits);
         if ftz { flush(x) } else { x }
@@ -175,12 +214,12 @@ fn setp(r: &mut Registers, s: Sources<'_>, ftz: bool, setp: &Setp, a: W, b: W) -
     put_setp(r, s, setp, |i| holds(setp.cmp, a[i], b[i]))
 }
 
-pub fn execute(r: &mut Registers, s: Sources<'_>, op: &Op) -> Done {
+pub fn execute(r: &mut RegisterFile, s: OperandSources<'_>, op: &PtxOp) -> ExecResult {
     match *op {
-        Op::Float { f, ftz, sat, d, a, b } => two(r, s, f, ftz, sat, d, [a, b]),
-        Op::FloatOne { f, ftz, d, a } => one(r, s, f, ftz, d, a),
-        Op::Fma { ftz, sat, d, a, b, c } => fma(r, s, ftz, sat, d, [a, b, c]),
-        Op::SetpF { ftz, s: ref of, a, b } => setp(r, s, ftz, of, a, b),
-        _ => Err(trouble(Kind::Undefined, None, "no instruction of floats")),
+        PtxOp::Float { f, ftz, sat, d, a, b } => two(r, s, f, ftz, sat, d, [a, b]),
+        PtxOp::FloatOne { f, ftz, d, a } => one(r, s, f, ftz, d, a),
+        PtxOp::Fma { ftz, sat, d, a, b, c } => fma(r, s, ftz, sat, d, [a, b, c]),
+        PtxOp::SetpF { ftz, s: ref of, a, b } => setp(r, s, ftz, of, a, b),
+        _ => Err(trouble(FaultKind::Undefined, None, "no instruction of floats")),
     }
 }

@@ -2,27 +2,27 @@
 
 use super::alu::put_setp;
 use super::convert::{bf16_bits, bf16_value, f16_bits, f16_value};
-use super::fault::{Done, Kind, trouble};
+use super::fault::{ExecResult, FaultKind, trouble};
 use super::floats::{apply_one, holds, max, min};
-use super::registers::{Registers, Sources};
-use crate::ptx::op::{FloatFn, FloatOne, Half, Op, Round};
+use super::registers::{OperandSources, RegisterFile};
+use crate::ptx::op::{FloatFn, FloatOne, HalfFormat, PtxOp, RoundingMode};
 
-fn value(of: Half, bits: u32) -> f64 {
+fn value(of: HalfFormat, bits: u32) -> f64 {
     if of.bf16 { bf16_value(bits) } else { f16_value(bits) }
 }
 
-fn bits(of: Half, x: f64) -> u32 {
-    if of.bf16 { bf16_bits(x, Round::Nearest) } else { f16_bits(x, Round::Nearest) }
+fn bits(of: HalfFormat, x: f64) -> u32 {
+    if of.bf16 { bf16_bits(x, RoundingMode::Nearest) } else { f16_bits(x, RoundingMode::Nearest) }
 }
 
 /// `.ftz` of f16: subnormal numbers of that format become zero.
-fn flush(of: Half, x: f64) -> f64 {
+fn flush(of: HalfFormat, x: f64) -> f64 {
     let smallest = if of.bf16 { f64::from(f32::MIN_POSITIVE) } else { 6.103_515_625e-5 };
     if x.abs() < smallest { 0f64.copysign(x) } else { x }
 }
 
 /// Applies `f` to each value of registers.
-fn each<const N: usize>(of: Half, x: [u32; N], f: impl Fn([f64; N]) -> f64) -> u32 {
+fn each<const N: usize>(of: HalfFormat, x: [u32; N], f: impl Fn([f64; N]) -> f64) -> u32 {
     let part = |shift: u32| bits(of, f(x.map(|x| value(of, x >> shift & 0xffff)))) & 0xffff;
     if of.two { part(0) | part(16) << 16 } else { part(0) }
 }
@@ -68,11 +68,11 @@ fn fused(x: f64, y: f64, z: f64) -> f64 {
     f64::from_bits(if up { sum.to_bits() + 1 } else { sum.to_bits() - 1 })
 }
 
-pub fn execute(r: &mut Registers, s: Sources<'_>, op: &Op) -> Done {
+pub fn execute(r: &mut RegisterFile, s: OperandSources<'_>, op: &PtxOp) -> ExecResult {
     match *op {
-        Op::HalfFn { of, f, ftz, sat, d, a, b } => {
+        PtxOp::HalfFn { of, f, ftz, sat, d, a, b } => {
             if two(f, 1.0, 1.0).is_none() {
-                return Err(trouble(Kind::Undefined, None, "there is no such instruction of halves"));
+                return Err(trouble(FaultKind::Undefined, None, "there is no such instruction of halves"));
             }
             let (a, b) = (r.w(s, a)?, r.w(s, b)?);
             let out = std::array::from_fn(|i| {
@@ -83,7 +83,7 @@ pub fn execute(r: &mut Registers, s: Sources<'_>, op: &Op) -> Done {
             });
             r.put_w(d, &out, s.m);
         }
-        Op::HalfFma { of, ftz, sat, relu, d, a, b, c } => {
+        PtxOp::HalfFma { of, ftz, sat, relu, d, a, b, c } => {
             let (a, b, c) = (r.w(s, a)?, r.w(s, b)?, r.w(s, c)?);
             let out = std::array::from_fn(|i| {
                 each(of, [a[i], b[i], c[i]], |x| {
@@ -93,7 +93,7 @@ pub fn execute(r: &mut Registers, s: Sources<'_>, op: &Op) -> Done {
             });
             r.put_w(d, &out, s.m);
         }
-        Op::HalfOne { of, f, d, a, ftz } => {
+        PtxOp::HalfOne { of, f, d, a, ftz } => {
             let sign = if of.two { 0x8000_8000 } else { 0x8000 };
             let a = *r.w(s, a)?;
             let out = match f {
@@ -104,8 +104,8 @@ pub fn execute(r: &mut Registers, s: Sources<'_>, op: &Op) -> Done {
             let out = if ftz { out.map(|x| each(of, [x], |[x]| flush(of, x))) } else { out };
             r.put_w(d, &out, s.m);
         }
-        Op::SetpH { bf16, ftz, s: ref setp, a, b } => {
-            let of = Half { bf16, two: false };
+        PtxOp::SetpH { bf16, ftz, s: ref setp, a, b } => {
+            let of = HalfFormat { bf16, two: false };
             let number = |x: u32| {
                 let x = value(of, x & 0xffff);
                 if ftz { flush(of, x) } else { x }
@@ -113,12 +113,12 @@ pub fn execute(r: &mut Registers, s: Sources<'_>, op: &Op) -> Done {
             let (a, b) = (r.w(s, a)?.map(number), r.w(s, b)?.map(number));
             return put_setp(r, s, setp, |i| holds(setp.cmp, a[i] as f32, b[i] as f32));
         }
-        _ => return Err(trouble(Kind::Undefined, None, "no instruction of halves")),
+        _ => return Err(trouble(FaultKind::Undefined, None, "no instruction of halves")),
     }
     Ok(())
 }
 
-fn finish(of: Half, x: f64, ftz: bool, sat: bool, relu: bool) -> f64 {
+fn finish(of: HalfFormat, x: f64, ftz: bool, sat: bool, relu: bool) -> f64 {
     let x = match sat {
         true if x.is_nan() => 0.0,
         true => x.clamp(0.0, 1.0),
@@ -131,7 +131,7 @@ fn finish(of: Half, x: f64, ftz: bool, sat: bool, relu: bool) -> f64 {
             super::convert::round_to(
                 x,
                 if of.bf16 { super::convert::BF16 } else { super::convert::F16 },
-                Round::Nearest,
+                RoundingMode::Nearest,
             ),
         )
     } else {

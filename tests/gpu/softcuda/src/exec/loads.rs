@@ -1,17 +1,21 @@
 //! Loads, stores and copies: addresses of all lanes, checked one by one.
 
-use super::block::Room;
-use super::fault::{Done, Kind, Trouble, trouble};
-use super::registers::Sources;
-use super::warp::{Copy, Warp};
-use super::{LANES, Lanes, lanes};
-use crate::memory::{Found, Visitor};
-use crate::ptx::op::{Address, Any, Op, Ordering, Space, Ty};
+use super::block::BlockContext;
+use super::fault::{ExecResult, FaultKind, InstructionFault, trouble};
+use super::registers::OperandSources;
+use super::warp::{PendingCopy, Warp};
+use super::{LANES, WarpLanes, lanes};
+use crate::memory::{AccessFinding, AccessingBlock};
+use crate::ptx::op::{AnyRegister, MemoryOrdering, PtxAddress, PtxOp, PtxType, StateSpace};
 
 /// Addresses of an access. Those in shared memory may stand in registers of 32 bits.
-pub fn addresses(warp: &Warp, s: Sources<'_>, at: Address) -> Result<Lanes<u64>, Box<Trouble>> {
+pub fn addresses(
+    warp: &Warp,
+    s: OperandSources<'_>,
+    at: PtxAddress,
+) -> Result<WarpLanes<u64>, Box<InstructionFault>> {
     let mut out = match at.base {
-        Any::D(d) => *warp.r.d(s, d)?,
+        AnyRegister::D(d) => *warp.r.d(s, d)?,
         other => warp.r.any(s, other)?,
     };
     if at.offset != 0 {
@@ -23,12 +27,12 @@ pub fn addresses(warp: &Warp, s: Sources<'_>, at: Address) -> Result<Lanes<u64>,
 }
 
 /// Vectors have to lie at multiples of their whole size.
-pub fn aligned(at: u64, bytes: u32, lane: usize) -> Done {
+pub fn aligned(at: u64, bytes: u32, lane: usize) -> ExecResult {
     // Sizes are powers of two.
     match at & (u64::from(bytes) - 1) {
         0 => Ok(()),
         _ => Err(trouble(
-            Kind::Misaligned,
+            FaultKind::Misaligned,
             Some(lane),
             format!("{bytes} bytes at {at:#x}, which is no multiple of {bytes}"),
         )),
@@ -36,37 +40,44 @@ pub fn aligned(at: u64, bytes: u32, lane: usize) -> Done {
 }
 
 /// What a load gives of a signed type is extended to the register's size.
-fn extend(value: u64, ty: Ty) -> u64 {
+fn extend(value: u64, ty: PtxType) -> u64 {
     match ty {
-        Ty::S8 => value as i8 as i64 as u64,
-        Ty::S16 => value as i16 as i64 as u64,
-        Ty::S32 => value as i32 as i64 as u64,
+        PtxType::S8 => value as i8 as i64 as u64,
+        PtxType::S16 => value as i16 as i64 as u64,
+        PtxType::S32 => value as i32 as i64 as u64,
         _ => value,
     }
 }
 
-pub fn outside(room: &Room<'_>, at: u64, bytes: u32, lane: usize) -> Box<Trouble> {
+pub fn outside(room: &BlockContext<'_>, at: u64, bytes: u32, lane: usize) -> Box<InstructionFault> {
     let what = format!("{bytes} bytes at {at:#x} of global memory: {}", room.launch.view.describe(at));
-    trouble(Kind::OutOfBounds, Some(lane), what)
+    trouble(FaultKind::OutOfBounds, Some(lane), what)
 }
 
 /// What an access found, as an error.
-fn judge(warp: &Warp, room: &Room<'_>, found: Found, at: u64, lane: usize, write: bool) -> Done {
-    let race = |what: String| Err(trouble(Kind::Race, Some(lane), what));
+fn judge(
+    warp: &Warp,
+    room: &BlockContext<'_>,
+    found: AccessFinding,
+    at: u64,
+    lane: usize,
+    write: bool,
+) -> ExecResult {
+    let race = |what: String| Err(trouble(FaultKind::Race, Some(lane), what));
     let here = if write { "written" } else { "read" };
     match found {
-        Found::Fine => Ok(()),
-        Found::Unwritten => {
+        AccessFinding::Fine => Ok(()),
+        AccessFinding::Unwritten => {
             let what = format!("{at:#x} of global memory is read before it has a value");
-            Err(trouble(Kind::Uninitialised, Some(lane), what))
+            Err(trouble(FaultKind::Uninitialised, Some(lane), what))
         }
-        Found::Written => race(format!(
+        AccessFinding::Written => race(format!(
             "{at:#x} of global memory is {here} here, and another block of this launch writes it"
         )),
-        Found::Read => race(format!(
+        AccessFinding::Read => race(format!(
             "{at:#x} of global memory is written here, and another block of this launch reads it"
         )),
-        Found::Own => match room.own_writes.get(&(at & !3)) {
+        AccessFinding::Own => match room.own_writes.get(&(at & !3)) {
             Some(before) if !warp.moment(room, lane).after(*before) => race(format!(
                 "{at:#x} of global memory is {here} here, thread {} wrote it and no barrier stands between",
                 before.thread
@@ -76,20 +87,20 @@ fn judge(warp: &Warp, room: &Room<'_>, found: Found, at: u64, lane: usize, write
     }
 }
 
-fn visitor(room: &Room<'_>) -> Visitor {
-    Visitor { launch: room.launch.number, block: room.number, synchronised: room.synchronised }
+fn visitor(room: &BlockContext<'_>) -> AccessingBlock {
+    AccessingBlock { launch: room.launch.number, block: room.number, synchronised: room.synchronised }
 }
 
 /// Reads an element of global memory.
 fn read(
     warp: &Warp,
-    room: &mut Room<'_>,
+    room: &mut BlockContext<'_>,
     at: u64,
     bytes: u32,
     lane: usize,
     nc: bool,
-    order: Ordering,
-) -> Result<u64, Box<Trouble>> {
+    order: MemoryOrdering,
+) -> Result<u64, Box<InstructionFault>> {
     let who = visitor(room);
     let launch = room.launch;
     let Some(region) = launch.view.find(at, bytes.into(), &mut room.hint) else {
@@ -99,40 +110,42 @@ fn read(
     for word in (0..bytes).step_by(4) {
         let at_word = offset + u64::from(word);
         let found = match order {
-            Ordering::Weak => region.chunk.note_read(at_word, bytes.min(4), who),
-            Ordering::Strong | Ordering::Acquire => region.chunk.note_atomic(at_word, bytes.min(4)),
+            MemoryOrdering::Weak => region.chunk.note_read(at_word, bytes.min(4), who),
+            MemoryOrdering::Strong | MemoryOrdering::Acquire => {
+                region.chunk.note_atomic(at_word, bytes.min(4))
+            }
         };
-        if found != Found::Fine {
-            if nc && found != Found::Unwritten {
+        if found != AccessFinding::Fine {
+            if nc && found != AccessFinding::Unwritten {
                 let what = format!("{at:#x} is read by ld.global.nc and this launch writes it");
-                return Err(trouble(Kind::Race, Some(lane), what));
+                return Err(trouble(FaultKind::Race, Some(lane), what));
             }
             judge(warp, room, found, at + u64::from(word), lane, false)?;
         }
     }
     // An acquiring load sees what the writer of its value has done before; a relaxed one after a fence does.
-    room.atomic |= order == Ordering::Strong;
-    room.synchronised |= order == Ordering::Acquire;
+    room.atomic |= order == MemoryOrdering::Strong;
+    room.synchronised |= order == MemoryOrdering::Acquire;
     Ok(region.chunk.load(offset, bytes))
 }
 
 /// Writes an element of global memory.
 fn write(
     warp: &Warp,
-    room: &mut Room<'_>,
+    room: &mut BlockContext<'_>,
     at: u64,
     bytes: u32,
     value: u64,
     lane: usize,
-    order: Ordering,
-) -> Done {
+    order: MemoryOrdering,
+) -> ExecResult {
     let who = visitor(room);
     let launch = room.launch;
     let Some(region) = launch.view.find(at, bytes.into(), &mut room.hint) else {
         return Err(outside(room, at, bytes, lane));
     };
     let offset = at - region.base;
-    if order != Ordering::Weak {
+    if order != MemoryOrdering::Weak {
         room.atomic = true;
         region.chunk.mark(offset, bytes.into());
     } else if launch.checks {
@@ -149,10 +162,15 @@ fn write(
     Ok(())
 }
 
-pub fn execute(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) -> Done {
+pub fn execute(
+    warp: &mut Warp,
+    room: &mut BlockContext<'_>,
+    s: OperandSources<'_>,
+    op: &PtxOp,
+) -> ExecResult {
     match op {
-        Op::LdParam { ty, d, offset } => param(warp, room, s, *ty, d, *offset),
-        Op::Ld { space, nc, order, ty, d, at } => {
+        PtxOp::LdParam { ty, d, offset } => param(warp, room, s, *ty, d, *offset),
+        PtxOp::Ld { space, nc, order, ty, d, at } => {
             let at = addresses(warp, s, *at)?;
             let (bytes, whole) = (ty.bytes(), ty.bytes() * d.len() as u32);
             room.counts.access(*space, false, &at, s.m, whole);
@@ -161,12 +179,14 @@ pub fn execute(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) ->
                 for (i, d) in d.iter().enumerate() {
                     let at = at[lane] + u64::from(i as u32 * bytes);
                     let value = match space {
-                        Space::Shared => {
+                        StateSpace::Shared => {
                             let now = warp.moment(room, lane);
                             room.shared.load(at, bytes, now, lane)?
                         }
-                        Space::Local => warp.local.load(at, bytes, lane)?,
-                        Space::Global | Space::Param => read(warp, room, at, bytes, lane, *nc, *order)?,
+                        StateSpace::Local => warp.local.load(at, bytes, lane)?,
+                        StateSpace::Global | StateSpace::Param => {
+                            read(warp, room, at, bytes, lane, *nc, *order)?
+                        }
                     };
                     // 16-bit registers have no upper half: those who read them cut it off.
                     warp.r.put_lane(*d, lane, extend(value, *ty));
@@ -174,7 +194,7 @@ pub fn execute(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) ->
             }
             Ok(())
         }
-        Op::St { space, order, ty, a, at } => {
+        PtxOp::St { space, order, ty, a, at } => {
             let at = addresses(warp, s, *at)?;
             let (bytes, whole) = (ty.bytes(), ty.bytes() * a.len() as u32);
             room.counts.access(*space, true, &at, s.m, whole);
@@ -184,12 +204,12 @@ pub fn execute(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) ->
                     aligned(at[lane], whole, lane)?;
                     let at = at[lane] + u64::from(i as u32 * bytes);
                     match space {
-                        Space::Shared => {
+                        StateSpace::Shared => {
                             let now = warp.moment(room, lane);
                             room.shared.store(at, bytes, values[lane], now, lane)?;
                         }
-                        Space::Local => warp.local.store(at, bytes, values[lane], lane)?,
-                        Space::Global | Space::Param => {
+                        StateSpace::Local => warp.local.store(at, bytes, values[lane], lane)?,
+                        StateSpace::Global | StateSpace::Param => {
                             write(warp, room, at, bytes, values[lane], lane, *order)?
                         }
                     }
@@ -197,33 +217,46 @@ pub fn execute(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) ->
             }
             Ok(())
         }
-        _ => Err(trouble(Kind::Undefined, None, "no load and no store")),
+        _ => Err(trouble(FaultKind::Undefined, None, "no load and no store")),
     }
 }
 
-fn param(warp: &mut Warp, room: &Room<'_>, s: Sources<'_>, ty: Ty, d: &[Any], offset: u32) -> Done {
+fn param(
+    warp: &mut Warp,
+    room: &BlockContext<'_>,
+    s: OperandSources<'_>,
+    ty: PtxType,
+    d: &[AnyRegister],
+    offset: u32,
+) -> ExecResult {
     let (bytes, params) = (ty.bytes() as usize, &room.launch.params);
     for (i, d) in d.iter().enumerate() {
         let begin = offset as usize + i * bytes;
         let Some(from) = params.get(begin..begin + bytes) else {
-            return Err(trouble(Kind::OutOfBounds, None, format!("parameters have {} bytes", params.len())));
+            return Err(trouble(
+                FaultKind::OutOfBounds,
+                None,
+                format!("parameters have {} bytes", params.len()),
+            ));
         };
         let mut value = [0; 8];
         value[..bytes].copy_from_slice(from);
         let value = extend(u64::from_le_bytes(value), ty);
         match *d {
-            Any::W(w) => warp.r.put_w(w, &[value as u32; LANES], s.m),
-            Any::D(d) => warp.r.put_d(d, &[value; LANES], s.m),
-            Any::P(_) => return Err(trouble(Kind::Undefined, None, "a predicate is no parameter")),
+            AnyRegister::W(w) => warp.r.put_w(w, &[value as u32; LANES], s.m),
+            AnyRegister::D(d) => warp.r.put_d(d, &[value; LANES], s.m),
+            AnyRegister::P(_) => {
+                return Err(trouble(FaultKind::Undefined, None, "a predicate is no parameter"));
+            }
         }
     }
     Ok(())
 }
 
 /// `cp.async` and its groups. Data goes at the latest moment that the ISA permits: when the thread waits for it.
-pub fn copies(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) -> Done {
+pub fn copies(warp: &mut Warp, room: &mut BlockContext<'_>, s: OperandSources<'_>, op: &PtxOp) -> ExecResult {
     match op {
-        Op::CpAsync { bytes, to, from, from_bytes } => {
+        PtxOp::CpAsync { bytes, to, from, from_bytes } => {
             let (to, from) = (addresses(warp, s, *to)?, addresses(warp, s, *from)?);
             let sizes = match from_bytes {
                 Some(size) => *warp.r.w(s, *size)?,
@@ -235,18 +268,18 @@ pub fn copies(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) -> 
                 aligned(from[lane], *bytes, lane)?;
                 if sizes[lane] > *bytes {
                     let what = format!("{} bytes of {bytes} come from memory", sizes[lane]);
-                    return Err(trouble(Kind::Undefined, Some(lane), what));
+                    return Err(trouble(FaultKind::Undefined, Some(lane), what));
                 }
                 let now = warp.moment(room, lane);
                 room.shared.begin_copy(to[lane], *bytes, now, lane)?;
                 let (to, from, from_bytes, bytes) = (to[lane], from[lane], sizes[lane], *bytes);
                 room.in_flight += u64::from(bytes);
                 room.counts.in_flight(room.in_flight);
-                warp.copies.push(Copy { lane, group: None, to, from, from_bytes, bytes });
+                warp.copies.push(PendingCopy { lane, group: None, to, from, from_bytes, bytes });
             }
             Ok(())
         }
-        Op::CpCommit => {
+        PtxOp::CpCommit => {
             for copy in warp.copies.iter_mut().filter(|c| s.m >> c.lane & 1 != 0 && c.group.is_none()) {
                 copy.group = Some(warp.committed[copy.lane]);
             }
@@ -255,8 +288,8 @@ pub fn copies(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) -> 
             }
             Ok(())
         }
-        Op::CpWait { groups } => {
-            let waits_for = |warp: &Warp, c: &Copy| match (groups, c.group) {
+        PtxOp::CpWait { groups } => {
+            let waits_for = |warp: &Warp, c: &PendingCopy| match (groups, c.group) {
                 _ if s.m >> c.lane & 1 == 0 => false,
                 (None, _) => true,
                 (Some(_), None) => false,
@@ -267,16 +300,16 @@ pub fn copies(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) -> 
             warp.copies = rest;
             over.iter().try_for_each(|copy| finish(warp, room, copy))
         }
-        _ => Err(trouble(Kind::Undefined, None, "no copy")),
+        _ => Err(trouble(FaultKind::Undefined, None, "no copy")),
     }
 }
 
-fn finish(warp: &Warp, room: &mut Room<'_>, copy: &Copy) -> Done {
+fn finish(warp: &Warp, room: &mut BlockContext<'_>, copy: &PendingCopy) -> ExecResult {
     room.in_flight -= u64::from(copy.bytes);
     let mut data = vec![0; copy.bytes as usize];
     for i in 0..copy.from_bytes {
         let at = copy.from + u64::from(i);
-        data[i as usize] = read(warp, room, at, 1, copy.lane, false, Ordering::Weak)? as u8;
+        data[i as usize] = read(warp, room, at, 1, copy.lane, false, MemoryOrdering::Weak)? as u8;
     }
     let now = warp.moment(room, copy.lane);
     room.shared.end_copy(copy.to, &data, now);

@@ -1,16 +1,16 @@
 //! Local memory: each lane has its own.
 
 use super::LANES;
-use super::fault::{Kind, Trouble, trouble};
+use super::fault::{FaultKind, InstructionFault, trouble};
 use crate::ptx::scope::LOCAL_BASE;
 
-pub struct Local {
+pub struct LocalMemory {
     bytes: u32,
     /// Lane by lane; `None` was never written.
     data: Vec<Option<u8>>,
 }
 
-impl Local {
+impl LocalMemory {
     /// `end`: where the last array ends.
     pub fn new(end: u32) -> Self {
         let bytes = end - LOCAL_BASE;
@@ -21,7 +21,12 @@ impl Local {
         self.data.fill(None);
     }
 
-    fn place(&mut self, at: u64, bytes: u32, lane: usize) -> Result<&mut [Option<u8>], Box<Trouble>> {
+    fn place(
+        &mut self,
+        at: u64,
+        bytes: u32,
+        lane: usize,
+    ) -> Result<&mut [Option<u8>], Box<InstructionFault>> {
         let offset = at.checked_sub(u64::from(LOCAL_BASE));
         match offset.filter(|at| at.checked_add(bytes.into()).is_some_and(|end| end <= self.bytes.into())) {
             Some(offset) => {
@@ -33,24 +38,30 @@ impl Local {
                     "{bytes} bytes at {at:#x} of local memory, which has {} from {LOCAL_BASE:#x} on",
                     self.bytes
                 );
-                Err(trouble(Kind::OutOfBounds, Some(lane), what))
+                Err(trouble(FaultKind::OutOfBounds, Some(lane), what))
             }
         }
     }
 
-    pub fn load(&mut self, at: u64, bytes: u32, lane: usize) -> Result<u64, Box<Trouble>> {
+    pub fn load(&mut self, at: u64, bytes: u32, lane: usize) -> Result<u64, Box<InstructionFault>> {
         let place = self.place(at, bytes, lane)?;
         let value = place.iter().rev().try_fold(0, |sum, byte| byte.map(|byte| sum << 8 | u64::from(byte)));
         value.ok_or_else(|| {
             trouble(
-                Kind::Uninitialised,
+                FaultKind::Uninitialised,
                 Some(lane),
                 format!("{at:#x} of local memory is read before it has a value"),
             )
         })
     }
 
-    pub fn store(&mut self, at: u64, bytes: u32, value: u64, lane: usize) -> Result<(), Box<Trouble>> {
+    pub fn store(
+        &mut self,
+        at: u64,
+        bytes: u32,
+        value: u64,
+        lane: usize,
+    ) -> Result<(), Box<InstructionFault>> {
         let place = self.place(at, bytes, lane)?;
         for (to, byte) in place.iter_mut().zip(value.to_le_bytes()) {
             *to = Some(byte);

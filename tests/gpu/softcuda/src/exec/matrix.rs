@@ -1,31 +1,36 @@
 //! Tensor cores: `ldmatrix` and `mma.sync`. Which lane holds which element is that of the ISA's figures.
 
-use super::block::Room;
+use super::block::BlockContext;
 use super::convert::{bf16_value, f16_bits, f16_value};
-use super::fault::{Done, Kind, Trouble, trouble};
+use super::fault::{ExecResult, FaultKind, InstructionFault, trouble};
 use super::loads::{addresses, aligned};
-use super::registers::Sources;
+use super::registers::OperandSources;
 use super::warp::Warp;
 use super::{LANES, lanes};
-use crate::ptx::op::{Address, Any, Fragment, Mma, Op, Round, W};
+use crate::ptx::op::{AnyRegister, MmaElement, MmaOp, PtxAddress, PtxOp, RoundingMode, WordRegister};
 
-pub fn execute(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) -> Done {
+pub fn execute(
+    warp: &mut Warp,
+    room: &mut BlockContext<'_>,
+    s: OperandSources<'_>,
+    op: &PtxOp,
+) -> ExecResult {
     match op {
-        Op::Ldmatrix { transposed, d, at } => ldmatrix(warp, room, s, *transposed, d, *at),
-        Op::Mma(mma) => multiply(warp, s, mma),
-        _ => Err(trouble(Kind::Undefined, None, "no instruction of matrices")),
+        PtxOp::Ldmatrix { transposed, d, at } => ldmatrix(warp, room, s, *transposed, d, *at),
+        PtxOp::Mma(mma) => multiply(warp, s, mma),
+        _ => Err(trouble(FaultKind::Undefined, None, "no instruction of matrices")),
     }
 }
 
 /// Lanes `8 i` to `8 i + 7` give the addresses of the rows of matrix `i`, 8 elements of 16 bits each.
 fn ldmatrix(
     warp: &mut Warp,
-    room: &mut Room<'_>,
-    s: Sources<'_>,
+    room: &mut BlockContext<'_>,
+    s: OperandSources<'_>,
     transposed: bool,
-    d: &[W],
-    at: Address,
-) -> Done {
+    d: &[WordRegister],
+    at: PtxAddress,
+) -> ExecResult {
     let at = addresses(warp, s, at)?;
     room.counts.rows(&at, d.len());
     for (i, d) in d.iter().enumerate() {
@@ -42,7 +47,7 @@ fn ldmatrix(
             let (row, column) = (lane / 4, lane % 4 * 2);
             let [low, high] = [column, column + 1]
                 .map(|column| if transposed { rows[column][row] } else { rows[row][column] });
-            warp.r.put_lane(Any::W(*d), lane, u64::from(low | high << 16));
+            warp.r.put_lane(AnyRegister::W(*d), lane, u64::from(low | high << 16));
         }
     }
     Ok(())
@@ -68,21 +73,21 @@ mod layout {
     }
 }
 
-fn element(of: Fragment, word: u32, part: usize) -> f64 {
+fn element(of: MmaElement, word: u32, part: usize) -> f64 {
     match of {
-        Fragment::F16 => f16_value(word >> (16 * part) & 0xffff),
-        Fragment::BF16 => bf16_value(word >> (16 * part) & 0xffff),
-        Fragment::S8 => f64::from((word >> (8 * part)) as u8 as i8),
-        Fragment::U8 => f64::from((word >> (8 * part)) as u8),
+        MmaElement::F16 => f16_value(word >> (16 * part) & 0xffff),
+        MmaElement::BF16 => bf16_value(word >> (16 * part) & 0xffff),
+        MmaElement::S8 => f64::from((word >> (8 * part)) as u8 as i8),
+        MmaElement::U8 => f64::from((word >> (8 * part)) as u8),
     }
 }
 
-fn multiply(warp: &mut Warp, s: Sources<'_>, mma: &Mma) -> Done {
-    let read = |registers: &[W]| -> Result<Vec<[u32; LANES]>, Box<Trouble>> {
+fn multiply(warp: &mut Warp, s: OperandSources<'_>, mma: &MmaOp) -> ExecResult {
+    let read = |registers: &[WordRegister]| -> Result<Vec<[u32; LANES]>, Box<InstructionFault>> {
         registers.iter().map(|r| Ok(*warp.r.w(s, *r)?)).collect()
     };
     let (a_words, b_words, c_words) = (read(&mma.a)?, read(&mma.b)?, read(&mma.c)?);
-    let bytes = matches!(mma.a_ty, Fragment::S8 | Fragment::U8);
+    let bytes = matches!(mma.a_ty, MmaElement::S8 | MmaElement::U8);
     let per = if bytes { 4 } else { 2 };
     let k = mma.k as usize;
     let (mut a, mut b) = (vec![[0.0f64; 32]; 16], vec![[0.0f64; 8]; 32]);
@@ -111,15 +116,15 @@ fn multiply(warp: &mut Warp, s: Sources<'_>, mma: &Mma) -> Done {
                 (false, false) => ((sum + f64::from(f32::from_bits(c_words[i][lane]))) as f32).to_bits(),
                 (false, true) => {
                     let c = f16_value(c_words[i / 2][lane] >> (16 * (i % 2)) & 0xffff);
-                    halves[i / 2] |= f16_bits(sum + c, Round::Nearest) << (16 * (i % 2));
+                    halves[i / 2] |= f16_bits(sum + c, RoundingMode::Nearest) << (16 * (i % 2));
                     continue;
                 }
             };
-            warp.r.put_lane(Any::W(mma.d[i]), lane, u64::from(value));
+            warp.r.put_lane(AnyRegister::W(mma.d[i]), lane, u64::from(value));
         }
         if mma.half_sums {
             for (d, value) in mma.d.iter().zip(halves) {
-                warp.r.put_lane(Any::W(*d), lane, u64::from(value));
+                warp.r.put_lane(AnyRegister::W(*d), lane, u64::from(value));
             }
         }
     }

@@ -20,7 +20,7 @@ pub mod warp;
 
 /// Lanes of a warp.
 pub const LANES: usize = 32;
-pub type Lanes<T> = [T; LANES];
+pub type WarpLanes<T> = [T; LANES];
 
 /// Numbers of the lanes of a mask.
 pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {

@@ -1,14 +1,14 @@
 //! Registers of a warp: 32 lanes side by side, and which lanes have a value.
 
-use super::fault::{Kind, Trouble, trouble};
-use super::{LANES, Lanes};
-use crate::ptx::kernel::Kernel;
-use crate::ptx::op::{Any, CONSTANT, D, P, W};
-use crate::ptx::scope::Class;
+use super::fault::{FaultKind, InstructionFault, trouble};
+use super::{LANES, WarpLanes};
+use crate::ptx::kernel::PtxKernel;
+use crate::ptx::op::{AnyRegister, CONSTANT, DoubleRegister, PredRegister, WordRegister};
+use crate::ptx::scope::RegisterClass;
 
-pub struct Registers {
-    w: Vec<Lanes<u32>>,
-    d: Vec<Lanes<u64>>,
+pub struct RegisterFile {
+    w: Vec<WarpLanes<u32>>,
+    d: Vec<WarpLanes<u64>>,
     p: Vec<u32>,
     w_set: Vec<u32>,
     d_set: Vec<u32>,
@@ -16,13 +16,13 @@ pub struct Registers {
 }
 
 /// Constants of a kernel, for all lanes.
-pub struct Constants {
-    w: Vec<Lanes<u32>>,
-    d: Vec<Lanes<u64>>,
+pub struct ConstantBank {
+    w: Vec<WarpLanes<u32>>,
+    d: Vec<WarpLanes<u64>>,
 }
 
-impl Constants {
-    pub fn of(kernel: &Kernel) -> Self {
+impl ConstantBank {
+    pub fn of(kernel: &PtxKernel) -> Self {
         let w = kernel.word_constants.iter().map(|&value| [value; LANES]).collect();
         let d = kernel.double_constants.iter().map(|&value| [value; LANES]).collect();
         Self { w, d }
@@ -31,24 +31,24 @@ impl Constants {
 
 /// What an instruction sees of its kernel.
 #[derive(Clone, Copy)]
-pub struct Sources<'k> {
-    pub kernel: &'k Kernel,
-    pub constants: &'k Constants,
+pub struct OperandSources<'k> {
+    pub kernel: &'k PtxKernel,
+    pub constants: &'k ConstantBank,
     /// Lanes that execute the instruction.
     pub m: u32,
 }
 
-type Read<'r, T> = Result<&'r T, Box<Trouble>>;
+type RegisterRead<'r, T> = Result<&'r T, Box<InstructionFault>>;
 
 #[cold]
-fn unset(s: Sources<'_>, class: Class, number: u32, set: u32) -> Box<Trouble> {
+fn unset(s: OperandSources<'_>, class: RegisterClass, number: u32, set: u32) -> Box<InstructionFault> {
     let lane = (s.m & !set).trailing_zeros() as usize;
     let name = s.kernel.register(class, number);
-    trouble(Kind::Uninitialised, Some(lane), format!("{name} is read before it has a value"))
+    trouble(FaultKind::Uninitialised, Some(lane), format!("{name} is read before it has a value"))
 }
 
-impl Registers {
-    pub fn new(kernel: &Kernel) -> Self {
+impl RegisterFile {
+    pub fn new(kernel: &PtxKernel) -> Self {
         let (w, d, p) = (kernel.words as usize, kernel.doubles as usize, kernel.preds as usize);
         Self {
             w: vec![[0; LANES]; w],
@@ -68,44 +68,48 @@ impl Registers {
     }
 
     #[inline]
-    pub fn w<'r>(&'r self, s: Sources<'r>, r: W) -> Read<'r, Lanes<u32>> {
+    pub fn w<'r>(&'r self, s: OperandSources<'r>, r: WordRegister) -> RegisterRead<'r, WarpLanes<u32>> {
         if r.0 & CONSTANT != 0 {
             return Ok(&s.constants.w[(r.0 & !CONSTANT) as usize]);
         }
         let set = self.w_set[r.0 as usize];
         if s.m & !set != 0 {
-            return Err(unset(s, Class::Word, r.0, set));
+            return Err(unset(s, RegisterClass::Word, r.0, set));
         }
         Ok(&self.w[r.0 as usize])
     }
 
     #[inline]
-    pub fn d<'r>(&'r self, s: Sources<'r>, r: D) -> Read<'r, Lanes<u64>> {
+    pub fn d<'r>(&'r self, s: OperandSources<'r>, r: DoubleRegister) -> RegisterRead<'r, WarpLanes<u64>> {
         if r.0 & CONSTANT != 0 {
             return Ok(&s.constants.d[(r.0 & !CONSTANT) as usize]);
         }
         let set = self.d_set[r.0 as usize];
         if s.m & !set != 0 {
-            return Err(unset(s, Class::Double, r.0, set));
+            return Err(unset(s, RegisterClass::Double, r.0, set));
         }
         Ok(&self.d[r.0 as usize])
     }
 
     #[inline]
-    pub fn p(&self, s: Sources<'_>, r: P) -> Result<u32, Box<Trouble>> {
+    pub fn p(&self, s: OperandSources<'_>, r: PredRegister) -> Result<u32, Box<InstructionFault>> {
         let set = self.p_set[r.0 as usize];
         if s.m & !set != 0 {
-            return Err(unset(s, Class::Pred, r.0, set));
+            return Err(unset(s, RegisterClass::Pred, r.0, set));
         }
         Ok(self.p[r.0 as usize])
     }
 
     /// A register of any size, widened without sign.
-    pub fn any(&self, s: Sources<'_>, r: Any) -> Result<Lanes<u64>, Box<Trouble>> {
+    pub fn any(
+        &self,
+        s: OperandSources<'_>,
+        r: AnyRegister,
+    ) -> Result<WarpLanes<u64>, Box<InstructionFault>> {
         match r {
-            Any::W(w) => Ok(self.w(s, w)?.map(u64::from)),
-            Any::D(d) => Ok(*self.d(s, d)?),
-            Any::P(p) => {
+            AnyRegister::W(w) => Ok(self.w(s, w)?.map(u64::from)),
+            AnyRegister::D(d) => Ok(*self.d(s, d)?),
+            AnyRegister::P(p) => {
                 let bits = self.p(s, p)?;
                 Ok(std::array::from_fn(|lane| u64::from(bits >> lane & 1)))
             }
@@ -113,7 +117,7 @@ impl Registers {
     }
 
     #[inline]
-    pub fn put_w(&mut self, r: W, values: &Lanes<u32>, m: u32) {
+    pub fn put_w(&mut self, r: WordRegister, values: &WarpLanes<u32>, m: u32) {
         let to = &mut self.w[r.0 as usize];
         self.w_set[r.0 as usize] |= m;
         if m == u32::MAX {
@@ -128,7 +132,7 @@ impl Registers {
     }
 
     #[inline]
-    pub fn put_d(&mut self, r: D, values: &Lanes<u64>, m: u32) {
+    pub fn put_d(&mut self, r: DoubleRegister, values: &WarpLanes<u64>, m: u32) {
         let to = &mut self.d[r.0 as usize];
         self.d_set[r.0 as usize] |= m;
         if m == u32::MAX {
@@ -143,7 +147,7 @@ impl Registers {
     }
 
     #[inline]
-    pub fn put_p(&mut self, r: P, bits: u32, m: u32) {
+    pub fn put_p(&mut self, r: PredRegister, bits: u32, m: u32) {
         let to = &mut self.p[r.0 as usize];
         *to = *to & !m | bits & m;
         self.p_set[r.0 as usize] |= m;
@@ -151,17 +155,17 @@ impl Registers {
 
     /// One lane of a register; `value` is cut to its size.
     #[inline]
-    pub fn put_lane(&mut self, r: Any, lane: usize, value: u64) {
+    pub fn put_lane(&mut self, r: AnyRegister, lane: usize, value: u64) {
         match r {
-            Any::W(w) => {
+            AnyRegister::W(w) => {
                 self.w[w.0 as usize][lane] = value as u32;
                 self.w_set[w.0 as usize] |= 1 << lane;
             }
-            Any::D(d) => {
+            AnyRegister::D(d) => {
                 self.d[d.0 as usize][lane] = value;
                 self.d_set[d.0 as usize] |= 1 << lane;
             }
-            Any::P(p) => self.put_p(p, ((value & 1) as u32) << lane, 1 << lane),
+            AnyRegister::P(p) => self.put_p(p, ((value & 1) as u32) << lane, 1 << lane),
         }
     }
 }

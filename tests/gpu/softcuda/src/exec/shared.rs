@@ -1,22 +1,22 @@
 //! Shared memory of a block. Every unit remembers who wrote and read it since the last barrier, so a race is found whatever the
 //! order of execution was.
 
-use super::fault::{Kind, Trouble, trouble};
-use crate::ptx::kernel::Kernel;
-use crate::ptx::op::{Op, Space};
-use crate::ptx::scope::{Array, SHARED_BASE};
+use super::fault::{FaultKind, InstructionFault, trouble};
+use crate::ptx::kernel::PtxKernel;
+use crate::ptx::op::{PtxOp, StateSpace};
+use crate::ptx::scope::{SHARED_BASE, SharedArray};
 
 /// A moment of a thread: barriers of the block and of its warp that it has passed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Moment {
+pub struct AccessMoment {
     pub thread: u16,
     pub epoch: u32,
     pub warp_epoch: u16,
 }
 
-impl Moment {
+impl AccessMoment {
     /// Whether what happened at `before` is ordered before this moment.
-    pub fn after(self, before: Moment) -> bool {
+    pub fn after(self, before: AccessMoment) -> bool {
         self.thread == before.thread
             || self.epoch != before.epoch
             || self.thread / 32 == before.thread / 32 && self.warp_epoch != before.warp_epoch
@@ -24,7 +24,7 @@ impl Moment {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Content {
+enum ByteContent {
     /// No array lies here.
     Outside,
     Unwritten,
@@ -34,38 +34,41 @@ enum Content {
 }
 
 #[derive(Clone, Copy)]
-struct Cell {
-    content: Content,
-    writer: Option<Moment>,
-    reader: Option<Moment>,
+struct SharedCell {
+    content: ByteContent,
+    writer: Option<AccessMoment>,
+    reader: Option<AccessMoment>,
     /// Several threads have read; `reader` is one of them. Of one warp only?
     many: Option<bool>,
 }
 
-const OUTSIDE: Cell = Cell { content: Content::Outside, writer: None, reader: None, many: None };
+const OUTSIDE: SharedCell =
+    SharedCell { content: ByteContent::Outside, writer: None, reader: None, many: None };
 
-pub struct Shared {
+pub struct BlockSharedMemory {
     bytes: Vec<u8>,
-    cells: Vec<Cell>,
+    cells: Vec<SharedCell>,
     /// Bytes of a cell: those of the smallest access of the kernel.
     unit: u32,
-    arrays: Vec<Array>,
+    arrays: Vec<SharedArray>,
 }
 
-fn smallest_access(kernel: &Kernel) -> u32 {
+fn smallest_access(kernel: &PtxKernel) -> u32 {
     let bytes = kernel.code.iter().filter_map(|inst| match &inst.op {
-        Op::Ld { space: Space::Shared, ty, .. } | Op::St { space: Space::Shared, ty, .. } => Some(ty.bytes()),
+        PtxOp::Ld { space: StateSpace::Shared, ty, .. } | PtxOp::St { space: StateSpace::Shared, ty, .. } => {
+            Some(ty.bytes())
+        }
         _ => None,
     });
     bytes.min().unwrap_or(4).min(4)
 }
 
-impl Shared {
+impl BlockSharedMemory {
     /// `dynamic`: bytes that the launch adds after the kernel's own arrays.
-    pub fn new(kernel: &Kernel, dynamic: u32) -> Self {
+    pub fn new(kernel: &PtxKernel, dynamic: u32) -> Self {
         let mut arrays = kernel.shared.clone();
         if dynamic > 0 {
-            arrays.push(Array {
+            arrays.push(SharedArray {
                 name: "dynamic shared memory".into(),
                 at: kernel.shared_end,
                 bytes: dynamic,
@@ -89,7 +92,7 @@ impl Shared {
         for array in &self.arrays {
             let begin = ((array.at - SHARED_BASE) / self.unit) as usize;
             let end = (array.at - SHARED_BASE + array.bytes).div_ceil(self.unit) as usize;
-            self.cells[begin..end].fill(Cell { content: Content::Unwritten, ..OUTSIDE });
+            self.cells[begin..end].fill(SharedCell { content: ByteContent::Unwritten, ..OUTSIDE });
         }
     }
 
@@ -100,14 +103,14 @@ impl Shared {
         let shift = self.unit.trailing_zeros();
         let (first, last) = (offset as usize >> shift, (offset as usize + bytes as usize - 1) >> shift);
         let range = first..last + 1;
-        self.cells[range.clone()].iter().all(|c| c.content != Content::Outside).then_some(range)
+        self.cells[range.clone()].iter().all(|c| c.content != ByteContent::Outside).then_some(range)
     }
 
-    fn outside(&self, at: u64, bytes: u32, lane: usize) -> Box<Trouble> {
+    fn outside(&self, at: u64, bytes: u32, lane: usize) -> Box<InstructionFault> {
         let arrays: Vec<_> =
             self.arrays.iter().map(|a| format!("{} {:#x}..{:#x}", a.name, a.at, a.at + a.bytes)).collect();
         let what = format!("{bytes} bytes at {at:#x} of shared memory, which has {}", arrays.join(", "));
-        trouble(Kind::OutOfBounds, Some(lane), what)
+        trouble(FaultKind::OutOfBounds, Some(lane), what)
     }
 
     fn name(&self, at: u64) -> String {
@@ -116,24 +119,30 @@ impl Shared {
         array.map_or_else(|| format!("{at:#x}"), |a| format!("{} + {}", a.name, at - u64::from(a.at)))
     }
 
-    fn race(&self, at: u64, lane: usize, done: &str, by: Moment) -> Box<Trouble> {
+    fn race(&self, at: u64, lane: usize, done: &str, by: AccessMoment) -> Box<InstructionFault> {
         let what = format!("thread {} {done} {} and no barrier stands between", by.thread, self.name(at));
-        trouble(Kind::Race, Some(lane), what)
+        trouble(FaultKind::Race, Some(lane), what)
     }
 
     /// The bytes of an access, for counting.
-    pub fn load(&mut self, at: u64, bytes: u32, now: Moment, lane: usize) -> Result<u64, Box<Trouble>> {
+    pub fn load(
+        &mut self,
+        at: u64,
+        bytes: u32,
+        now: AccessMoment,
+        lane: usize,
+    ) -> Result<u64, Box<InstructionFault>> {
         let Some(range) = self.cells(at, bytes) else { return Err(self.outside(at, bytes, lane)) };
         for i in range {
             let cell = self.cells[i];
             match (cell.content, cell.writer) {
-                (Content::Pending, _) => {
+                (ByteContent::Pending, _) => {
                     let what = format!("{} is read while a copy to it is under way", self.name(at));
-                    return Err(trouble(Kind::Race, Some(lane), what));
+                    return Err(trouble(FaultKind::Race, Some(lane), what));
                 }
-                (Content::Unwritten, _) => {
+                (ByteContent::Unwritten, _) => {
                     let what = format!("{} of shared memory is read before it has a value", self.name(at));
-                    return Err(trouble(Kind::Uninitialised, Some(lane), what));
+                    return Err(trouble(FaultKind::Uninitialised, Some(lane), what));
                 }
                 (_, Some(writer)) if !now.after(writer) => return Err(self.race(at, lane, "wrote", writer)),
                 _ => {}
@@ -151,10 +160,10 @@ impl Shared {
         at: u64,
         bytes: u32,
         value: u64,
-        now: Moment,
+        now: AccessMoment,
         lane: usize,
-    ) -> Result<(), Box<Trouble>> {
-        self.claim(at, bytes, now, lane, Content::Written)?;
+    ) -> Result<(), Box<InstructionFault>> {
+        self.claim(at, bytes, now, lane, ByteContent::Written)?;
         self.put(at, &value.to_le_bytes()[..bytes as usize]);
         Ok(())
     }
@@ -169,16 +178,16 @@ impl Shared {
         &mut self,
         at: u64,
         bytes: u32,
-        now: Moment,
+        now: AccessMoment,
         lane: usize,
-        content: Content,
-    ) -> Result<(), Box<Trouble>> {
+        content: ByteContent,
+    ) -> Result<(), Box<InstructionFault>> {
         let Some(range) = self.cells(at, bytes) else { return Err(self.outside(at, bytes, lane)) };
         for i in range {
             let cell = self.cells[i];
-            if cell.content == Content::Pending {
+            if cell.content == ByteContent::Pending {
                 let what = format!("{} is written while a copy to it is under way", self.name(at));
-                return Err(trouble(Kind::Race, Some(lane), what));
+                return Err(trouble(FaultKind::Race, Some(lane), what));
             }
             if let Some(writer) = cell.writer.filter(|w| !now.after(*w)) {
                 return Err(self.race(at, lane, "wrote", writer));
@@ -186,21 +195,27 @@ impl Shared {
             if let Some(reader) = cell.reader.filter(|r| conflicts(cell, *r, now)) {
                 return Err(self.race(at, lane, "read", reader));
             }
-            self.cells[i] = Cell { content, writer: Some(now), reader: None, many: None };
+            self.cells[i] = SharedCell { content, writer: Some(now), reader: None, many: None };
         }
         Ok(())
     }
 
     /// A copy by a thread begins; nobody may touch its target until that thread has waited for it.
-    pub fn begin_copy(&mut self, at: u64, bytes: u32, now: Moment, lane: usize) -> Result<(), Box<Trouble>> {
-        self.claim(at, bytes, now, lane, Content::Pending)
+    pub fn begin_copy(
+        &mut self,
+        at: u64,
+        bytes: u32,
+        now: AccessMoment,
+        lane: usize,
+    ) -> Result<(), Box<InstructionFault>> {
+        self.claim(at, bytes, now, lane, ByteContent::Pending)
     }
 
     /// The copy is over for the thread that waited.
-    pub fn end_copy(&mut self, at: u64, bytes: &[u8], now: Moment) {
+    pub fn end_copy(&mut self, at: u64, bytes: &[u8], now: AccessMoment) {
         if let Some(range) = self.cells(at, bytes.len() as u32) {
-            self.cells[range].fill(Cell {
-                content: Content::Written,
+            self.cells[range].fill(SharedCell {
+                content: ByteContent::Written,
                 writer: Some(now),
                 reader: None,
                 many: None,
@@ -216,11 +231,11 @@ impl Shared {
         bytes: u32,
         lane: usize,
         f: impl Fn(u64) -> u64,
-    ) -> Result<u64, Box<Trouble>> {
+    ) -> Result<u64, Box<InstructionFault>> {
         let Some(range) = self.cells(at, bytes) else { return Err(self.outside(at, bytes, lane)) };
-        if self.cells[range].iter().any(|c| c.content != Content::Written) {
+        if self.cells[range].iter().any(|c| c.content != ByteContent::Written) {
             let what = format!("{} of shared memory is changed before it has a value", self.name(at));
-            return Err(trouble(Kind::Uninitialised, Some(lane), what));
+            return Err(trouble(FaultKind::Uninitialised, Some(lane), what));
         }
         let begin = (at - u64::from(SHARED_BASE)) as usize;
         let mut value = [0; 8];
@@ -232,7 +247,7 @@ impl Shared {
 }
 
 /// Whether reads of a cell are not ordered before a write now.
-fn conflicts(cell: Cell, reader: Moment, now: Moment) -> bool {
+fn conflicts(cell: SharedCell, reader: AccessMoment, now: AccessMoment) -> bool {
     match cell.many {
         None => !now.after(reader),
         // Readers of one warp, the last of them known.
@@ -244,12 +259,12 @@ fn conflicts(cell: Cell, reader: Moment, now: Moment) -> bool {
     }
 }
 
-fn read_cell(cell: Cell, now: Moment) -> Cell {
+fn read_cell(cell: SharedCell, now: AccessMoment) -> SharedCell {
     let many = match cell.reader {
         Some(before) if before.epoch == now.epoch && (cell.many.is_some() || before.thread != now.thread) => {
             Some(cell.many != Some(false) && before.thread / 32 == now.thread / 32)
         }
         _ => None,
     };
-    Cell { reader: Some(now), many, ..cell }
+    SharedCell { reader: Some(now), many, ..cell }
 }

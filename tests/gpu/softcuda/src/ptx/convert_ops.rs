@@ -1,13 +1,13 @@
 //! Moves, conversions, comparisons and selections.
 
-use super::decode::Decoder;
-use super::op::{Any, Cmp, IntFn, Logic, Op, Round, Setp, Ty};
+use super::decode::InstructionDecoder;
+use super::op::{AnyRegister, IntFn, LogicOp, PtxComparison, PtxOp, PtxType, RoundingMode, SetpOp};
 use super::scope::special;
-use super::text::Operand;
+use super::text::PtxOperand;
 
-type Decoded = Result<Op, String>;
+type DecodeResult = Result<PtxOp, String>;
 
-pub fn decode(cx: &mut Decoder<'_, '_>, name: &str) -> Decoded {
+pub fn decode(cx: &mut InstructionDecoder<'_, '_>, name: &str) -> DecodeResult {
     match name {
         "mov" => mov(cx),
         "cvt" => cvt(cx),
@@ -17,84 +17,88 @@ pub fn decode(cx: &mut Decoder<'_, '_>, name: &str) -> Decoded {
     }
 }
 
-fn mov(cx: &mut Decoder<'_, '_>) -> Decoded {
+fn mov(cx: &mut InstructionDecoder<'_, '_>) -> DecodeResult {
     let ty = cx.m.ty()?;
     let [d, a] = cx.operands()?;
     let s = &mut *cx.scope;
     let n = ty.bytes();
     match (&d, &a) {
-        (Operand::Vector(parts), _) => {
+        (PtxOperand::Vector(parts), _) => {
             let [lo, hi] = parts.as_slice() else { return Err(cx.unknown()) };
             let (lo, hi) = (s.dw(lo)?, s.dw(hi)?);
             match ty {
-                Ty::B32 => Ok(Op::SplitW { lo, hi, a: s.w(&a, n)? }),
-                Ty::B64 => Ok(Op::SplitD { lo, hi, a: s.d(&a)? }),
+                PtxType::B32 => Ok(PtxOp::SplitW { lo, hi, a: s.w(&a, n)? }),
+                PtxType::B64 => Ok(PtxOp::SplitD { lo, hi, a: s.d(&a)? }),
                 _ => Err(cx.unknown()),
             }
         }
-        (_, Operand::Vector(parts)) => {
+        (_, PtxOperand::Vector(parts)) => {
             let [lo, hi] = parts.as_slice() else { return Err(cx.unknown()) };
             let (lo, hi) = (s.w(lo, n / 2)?, s.w(hi, n / 2)?);
             match ty {
-                Ty::B32 => Ok(Op::JoinW { d: s.dw(&d)?, lo, hi }),
-                Ty::B64 => Ok(Op::JoinD { d: s.dd(&d)?, lo, hi }),
+                PtxType::B32 => Ok(PtxOp::JoinW { d: s.dw(&d)?, lo, hi }),
+                PtxType::B64 => Ok(PtxOp::JoinD { d: s.dd(&d)?, lo, hi }),
                 _ => Err(cx.unknown()),
             }
         }
-        (_, Operand::Name(name)) if name.starts_with('%') && special(name).is_some() => {
+        (_, PtxOperand::Name(name)) if name.starts_with('%') && special(name).is_some() => {
             let what = special(name).ok_or("no special register")?;
             match ty {
-                Ty::U32 | Ty::B32 | Ty::S32 => Ok(Op::Special { d: s.dw(&d)?, what }),
+                PtxType::U32 | PtxType::B32 | PtxType::S32 => Ok(PtxOp::Special { d: s.dw(&d)?, what }),
                 _ => Err(format!("{name} has 32 bits")),
             }
         }
-        _ if ty == Ty::Pred => match a {
-            Operand::Int(value) => Ok(Op::ConstP { d: s.p(&d)?, value: value != 0 }),
-            _ => Ok(Op::MovP { d: s.p(&d)?, a: s.p(&a)? }),
+        _ if ty == PtxType::Pred => match a {
+            PtxOperand::Int(value) => Ok(PtxOp::ConstP { d: s.p(&d)?, value: value != 0 }),
+            _ => Ok(PtxOp::MovP { d: s.p(&d)?, a: s.p(&a)? }),
         },
-        _ if n == 8 => Ok(Op::MovD { d: s.dd(&d)?, a: s.d(&a)? }),
-        _ if n == 2 || n == 4 => Ok(Op::MovW { d: s.dw(&d)?, a: s.w(&a, n)? }),
+        _ if n == 8 => Ok(PtxOp::MovD { d: s.dd(&d)?, a: s.d(&a)? }),
+        _ if n == 2 || n == 4 => Ok(PtxOp::MovW { d: s.dw(&d)?, a: s.w(&a, n)? }),
         _ => Err(cx.unknown()),
     }
 }
 
 /// Addresses of global memory are generic ones. Those of local memory are moved to where nothing else is: no access by generic
 /// address is known, so they cannot be used.
-fn cvta(cx: &mut Decoder<'_, '_>) -> Decoded {
+fn cvta(cx: &mut InstructionDecoder<'_, '_>) -> DecodeResult {
     const NOWHERE: u64 = 1 << 60;
     let to = cx.m.take("to");
-    cx.m.ty_in(&[Ty::U64])?;
+    cx.m.ty_in(&[PtxType::U64])?;
     let (global, local) = (cx.m.take("global"), cx.m.take("local"));
     let [d, a] = cx.operands()?;
     let s = &mut *cx.scope;
     let (d, a) = (s.dd(&d)?, s.d(&a)?);
     match (global, local, to) {
-        (true, ..) => Ok(Op::MovD { d, a }),
-        (_, true, false) => Ok(Op::IntD { f: IntFn::Add, signed: false, d, a, b: s.constant_d(NOWHERE) }),
+        (true, ..) => Ok(PtxOp::MovD { d, a }),
+        (_, true, false) => Ok(PtxOp::IntD { f: IntFn::Add, signed: false, d, a, b: s.constant_d(NOWHERE) }),
         _ => Err(cx.unknown()),
     }
 }
 
-fn cvt(cx: &mut Decoder<'_, '_>) -> Decoded {
-    const INTEGRAL: [(&str, Round); 4] =
-        [("rni", Round::Nearest), ("rzi", Round::Zero), ("rmi", Round::Down), ("rpi", Round::Up)];
+fn cvt(cx: &mut InstructionDecoder<'_, '_>) -> DecodeResult {
+    const INTEGRAL: [(&str, RoundingMode); 4] = [
+        ("rni", RoundingMode::Nearest),
+        ("rzi", RoundingMode::Zero),
+        ("rmi", RoundingMode::Down),
+        ("rpi", RoundingMode::Up),
+    ];
     let to = cx.m.ty()?;
     let from = cx.m.ty()?;
     let integral = cx.m.one_of(&INTEGRAL);
     let round = integral.or_else(|| cx.m.round());
     let (ftz, sat, relu) = (cx.m.take("ftz"), cx.m.take("sat"), cx.m.take("relu"));
-    if matches!(to, Ty::F16x2 | Ty::BF16x2) {
-        let (Ty::F32, Some(round @ (Round::Nearest | Round::Zero)), None, false) =
+    if matches!(to, PtxType::F16x2 | PtxType::BF16x2) {
+        let (PtxType::F32, Some(round @ (RoundingMode::Nearest | RoundingMode::Zero)), None, false) =
             (from, round, integral, sat)
         else {
             return Err(cx.unknown());
         };
         let [d, a, b] = cx.operands()?;
         let s = &mut *cx.scope;
-        let bf16 = to == Ty::BF16x2;
-        return Ok(Op::CvtPack { bf16, round, relu, d: s.dw(&d)?, a: s.w(&a, 4)?, b: s.w(&b, 4)? });
+        let bf16 = to == PtxType::BF16x2;
+        return Ok(PtxOp::CvtPack { bf16, round, relu, d: s.dw(&d)?, a: s.w(&a, 4)?, b: s.w(&b, 4)? });
     }
-    let plain = |ty: Ty| ty.integer() || matches!(ty, Ty::F16 | Ty::BF16 | Ty::F32);
+    let plain = |ty: PtxType| ty.integer() || matches!(ty, PtxType::F16 | PtxType::BF16 | PtxType::F32);
     if !plain(to) || !plain(from) {
         return Err(cx.unknown());
     }
@@ -104,24 +108,24 @@ fn cvt(cx: &mut Decoder<'_, '_>) -> Decoded {
     let s = &mut *cx.scope;
     let d = s.dest(&d)?;
     let a = match &a {
-        Operand::Name(_) => s.dest(&a)?,
-        _ if from.bytes() == 8 => Any::D(s.d(&a)?),
-        _ => Any::W(s.w(&a, from.bytes())?),
+        PtxOperand::Name(_) => s.dest(&a)?,
+        _ if from.bytes() == 8 => AnyRegister::D(s.d(&a)?),
+        _ => AnyRegister::W(s.w(&a, from.bytes())?),
     };
     // Registers may be wider than the types, not narrower.
-    let fits = |register: Any, ty: Ty| match register {
-        Any::W(_) => ty.bytes() <= 4,
-        Any::D(_) => true,
-        Any::P(_) => false,
+    let fits = |register: AnyRegister, ty: PtxType| match register {
+        AnyRegister::W(_) => ty.bytes() <= 4,
+        AnyRegister::D(_) => true,
+        AnyRegister::P(_) => false,
     };
     if !fits(d, to) || !fits(a, from) {
         return Err(format!("`{}`: a register is too narrow", cx.m.opcode()));
     }
-    Ok(Op::Cvt { to, from, round, integral: integral.is_some(), ftz, sat, relu, d, a })
+    Ok(PtxOp::Cvt { to, from, round, integral: integral.is_some(), ftz, sat, relu, d, a })
 }
 
 /// The rules of the ISA: which conversions take a rounding modifier.
-fn check_rounding(to: Ty, from: Ty, round: bool, integral: bool) -> Result<(), &'static str> {
+fn check_rounding(to: PtxType, from: PtxType, round: bool, integral: bool) -> Result<(), &'static str> {
     let needs_integral = from.float() && to.integer();
     let needs_float = from.integer() && to.float() || from.float() && to.float() && to.bytes() < from.bytes();
     if needs_integral && !integral {
@@ -138,41 +142,41 @@ fn check_rounding(to: Ty, from: Ty, round: bool, integral: bool) -> Result<(), &
     Ok(())
 }
 
-fn selp(cx: &mut Decoder<'_, '_>) -> Decoded {
+fn selp(cx: &mut InstructionDecoder<'_, '_>) -> DecodeResult {
     let ty = cx.m.ty()?;
     let [d, a, b, p] = cx.operands()?;
     let s = &mut *cx.scope;
     let p = s.p(&p)?;
     match ty.bytes() {
-        8 => Ok(Op::SelD { d: s.dd(&d)?, a: s.d(&a)?, b: s.d(&b)?, p }),
-        n @ (2 | 4) => Ok(Op::SelW { d: s.dw(&d)?, a: s.w(&a, n)?, b: s.w(&b, n)?, p }),
+        8 => Ok(PtxOp::SelD { d: s.dd(&d)?, a: s.d(&a)?, b: s.d(&b)?, p }),
+        n @ (2 | 4) => Ok(PtxOp::SelW { d: s.dw(&d)?, a: s.w(&a, n)?, b: s.w(&b, n)?, p }),
         _ => Err(cx.unknown()),
     }
 }
 
-fn setp(cx: &mut Decoder<'_, '_>) -> Decoded {
-    const COMPARISONS: [(&str, Cmp); 18] = [
-        ("eq", Cmp::Eq),
-        ("ne", Cmp::Ne),
-        ("lt", Cmp::Lt),
-        ("le", Cmp::Le),
-        ("gt", Cmp::Gt),
-        ("ge", Cmp::Ge),
-        ("lo", Cmp::Lt),
-        ("ls", Cmp::Le),
-        ("hi", Cmp::Gt),
-        ("hs", Cmp::Ge),
-        ("equ", Cmp::Equ),
-        ("neu", Cmp::Neu),
-        ("ltu", Cmp::Ltu),
-        ("leu", Cmp::Leu),
-        ("gtu", Cmp::Gtu),
-        ("geu", Cmp::Geu),
-        ("num", Cmp::Num),
-        ("nan", Cmp::Nan),
+fn setp(cx: &mut InstructionDecoder<'_, '_>) -> DecodeResult {
+    const COMPARISONS: [(&str, PtxComparison); 18] = [
+        ("eq", PtxComparison::Eq),
+        ("ne", PtxComparison::Ne),
+        ("lt", PtxComparison::Lt),
+        ("le", PtxComparison::Le),
+        ("gt", PtxComparison::Gt),
+        ("ge", PtxComparison::Ge),
+        ("lo", PtxComparison::Lt),
+        ("ls", PtxComparison::Le),
+        ("hi", PtxComparison::Gt),
+        ("hs", PtxComparison::Ge),
+        ("equ", PtxComparison::Equ),
+        ("neu", PtxComparison::Neu),
+        ("ltu", PtxComparison::Ltu),
+        ("leu", PtxComparison::Leu),
+        ("gtu", PtxComparison::Gtu),
+        ("geu", PtxComparison::Geu),
+        ("num", PtxComparison::Num),
+        ("nan", PtxComparison::Nan),
     ];
     let Some(cmp) = cx.m.one_of(&COMPARISONS) else { return Err(cx.unknown()) };
-    let logic = cx.m.one_of(&[("and", Logic::And), ("or", Logic::Or), ("xor", Logic::Xor)]);
+    let logic = cx.m.one_of(&[("and", LogicOp::And), ("or", LogicOp::Or), ("xor", LogicOp::Xor)]);
     let ty = cx.m.ty()?;
     let ftz = ty.float() && cx.m.take("ftz");
     let (d, a, b, with) = match logic {
@@ -187,26 +191,34 @@ fn setp(cx: &mut Decoder<'_, '_>) -> Decoded {
         }
     };
     let (d, q) = match d {
-        Operand::Pair(d, q) => (cx.scope.pred(d)?, Some(cx.scope.pred(q)?)),
+        PtxOperand::Pair(d, q) => (cx.scope.pred(d)?, Some(cx.scope.pred(q)?)),
         d => (cx.scope.p(&d)?, None),
     };
-    let s = Setp { cmp, d, q, with };
-    let ordered = matches!(cmp, Cmp::Eq | Cmp::Ne | Cmp::Lt | Cmp::Le | Cmp::Gt | Cmp::Ge);
-    if !ty.float() && (!ordered || !ty.integer() && !matches!(cmp, Cmp::Eq | Cmp::Ne)) {
+    let s = SetpOp { cmp, d, q, with };
+    let ordered = matches!(
+        cmp,
+        PtxComparison::Eq
+            | PtxComparison::Ne
+            | PtxComparison::Lt
+            | PtxComparison::Le
+            | PtxComparison::Gt
+            | PtxComparison::Ge
+    );
+    if !ty.float() && (!ordered || !ty.integer() && !matches!(cmp, PtxComparison::Eq | PtxComparison::Ne)) {
         return Err(format!("`{}` does not fit its type", cx.m.opcode()));
     }
     let scope = &mut *cx.scope;
     match ty {
-        Ty::F32 => Ok(Op::SetpF { ftz, s, a: scope.w(&a, 4)?, b: scope.w(&b, 4)? }),
-        Ty::F16 | Ty::BF16 => {
-            Ok(Op::SetpH { bf16: ty == Ty::BF16, ftz, s, a: scope.w(&a, 2)?, b: scope.w(&b, 2)? })
+        PtxType::F32 => Ok(PtxOp::SetpF { ftz, s, a: scope.w(&a, 4)?, b: scope.w(&b, 4)? }),
+        PtxType::F16 | PtxType::BF16 => {
+            Ok(PtxOp::SetpH { bf16: ty == PtxType::BF16, ftz, s, a: scope.w(&a, 2)?, b: scope.w(&b, 2)? })
         }
-        Ty::U64 | Ty::S64 | Ty::B64 => {
-            Ok(Op::SetpD { signed: ty.signed(), s, a: scope.d(&a)?, b: scope.d(&b)? })
+        PtxType::U64 | PtxType::S64 | PtxType::B64 => {
+            Ok(PtxOp::SetpD { signed: ty.signed(), s, a: scope.d(&a)?, b: scope.d(&b)? })
         }
-        Ty::U16 | Ty::S16 | Ty::B16 | Ty::U32 | Ty::S32 | Ty::B32 => {
+        PtxType::U16 | PtxType::S16 | PtxType::B16 | PtxType::U32 | PtxType::S32 | PtxType::B32 => {
             let n = ty.bytes();
-            Ok(Op::SetpW { ty, s, a: scope.w(&a, n)?, b: scope.w(&b, n)? })
+            Ok(PtxOp::SetpW { ty, s, a: scope.w(&a, n)?, b: scope.w(&b, n)? })
         }
         _ => Err(cx.unknown()),
     }

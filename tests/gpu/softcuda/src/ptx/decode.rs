@@ -1,35 +1,36 @@
 //! Statements to instructions: arithmetic here, the rest in the files beside.
 
-use super::modifiers::Modifiers;
-use super::op::{FloatFn, FloatOne, Half, IntFn, IntOne, Logic, Op, Ty};
-use super::scope::Scope;
-use super::text::{Operand, Statement};
+use super::modifiers::OpcodeModifiers;
+use super::op::{FloatFn, FloatOne, HalfFormat, IntFn, IntOne, LogicOp, PtxOp, PtxType};
+use super::scope::FunctionScope;
+use super::text::{PtxOperand, PtxStatement};
 use super::{convert_ops, memory_ops, warp_ops};
 
 /// What an instruction is made from.
-pub struct Decoder<'s, 'a> {
-    pub scope: &'s mut Scope<'a>,
-    pub m: Modifiers<'a>,
-    operands: &'s [Operand<'a>],
+pub struct InstructionDecoder<'s, 'a> {
+    pub scope: &'s mut FunctionScope<'a>,
+    pub m: OpcodeModifiers<'a>,
+    operands: &'s [PtxOperand<'a>],
 }
 
-type Decoded = Result<Op, String>;
+type DecodeResult = Result<PtxOp, String>;
 
-const INTEGERS: [Ty; 6] = [Ty::U16, Ty::S16, Ty::U32, Ty::S32, Ty::U64, Ty::S64];
-const BITS: [Ty; 3] = [Ty::B16, Ty::B32, Ty::B64];
+const INTEGERS: [PtxType; 6] =
+    [PtxType::U16, PtxType::S16, PtxType::U32, PtxType::S32, PtxType::U64, PtxType::S64];
+const BITS: [PtxType; 3] = [PtxType::B16, PtxType::B32, PtxType::B64];
 
 /// Makes an instruction, or says what is not known.
-pub fn decode<'a>(scope: &mut Scope<'a>, statement: &Statement<'a>) -> Decoded {
-    let (name, m) = Modifiers::split(statement.opcode);
-    let mut decoder = Decoder { scope, m, operands: &statement.operands };
+pub fn decode<'a>(scope: &mut FunctionScope<'a>, statement: &PtxStatement<'a>) -> DecodeResult {
+    let (name, m) = OpcodeModifiers::split(statement.opcode);
+    let mut decoder = InstructionDecoder { scope, m, operands: &statement.operands };
     let op = decoder.named(name)?;
     decoder.m.done()?;
     Ok(op)
 }
 
-impl<'a> Decoder<'_, 'a> {
+impl<'a> InstructionDecoder<'_, 'a> {
     /// Exactly so many operands.
-    pub fn operands<const N: usize>(&self) -> Result<[Operand<'a>; N], String> {
+    pub fn operands<const N: usize>(&self) -> Result<[PtxOperand<'a>; N], String> {
         let found = self.operands.len();
         self.operands
             .to_vec()
@@ -41,7 +42,7 @@ impl<'a> Decoder<'_, 'a> {
         self.operands.len()
     }
 
-    pub fn all(&self) -> Vec<Operand<'a>> {
+    pub fn all(&self) -> Vec<PtxOperand<'a>> {
         self.operands.to_vec()
     }
 
@@ -49,7 +50,7 @@ impl<'a> Decoder<'_, 'a> {
         format!("unknown instruction `{}`", self.m.opcode())
     }
 
-    fn named(&mut self, name: &str) -> Decoded {
+    fn named(&mut self, name: &str) -> DecodeResult {
         match name {
             "add" | "sub" | "min" | "max" => self.add_like(name),
             "mul" | "mad" => self.mul_like(name == "mad"),
@@ -62,21 +63,21 @@ impl<'a> Decoder<'_, 'a> {
             "bfe" | "bfi" => self.field(name == "bfe"),
             "lop3" => self.lop3(),
             "prmt" => {
-                self.m.ty_in(&[Ty::B32])?;
+                self.m.ty_in(&[PtxType::B32])?;
                 let [d, a, b, c] = self.operands()?;
                 let s = &mut *self.scope;
-                Ok(Op::Prmt { d: s.dw(&d)?, a: s.w(&a, 4)?, b: s.w(&b, 4)?, c: s.w(&c, 4)? })
+                Ok(PtxOp::Prmt { d: s.dw(&d)?, a: s.w(&a, 4)?, b: s.w(&b, 4)?, c: s.w(&c, 4)? })
             }
             "dp4a" => self.dp4a(),
             "fma" => self.fma(),
             "sqrt" | "rcp" | "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" => self.function(name),
             "copysign" => {
-                self.m.ty_in(&[Ty::F32])?;
+                self.m.ty_in(&[PtxType::F32])?;
                 // The first source gives the sign, the second the value.
                 let [d, sign, value] = self.operands()?;
                 let s = &mut *self.scope;
                 let (d, a, b) = (s.dw(&d)?, s.w(&value, 4)?, s.w(&sign, 4)?);
-                Ok(Op::Float { f: FloatFn::CopySign, ftz: false, sat: false, d, a, b })
+                Ok(PtxOp::Float { f: FloatFn::CopySign, ftz: false, sat: false, d, a, b })
             }
             "mov" | "cvt" | "cvta" | "selp" | "setp" => convert_ops::decode(self, name),
             "ld" | "st" | "atom" | "red" | "prefetch" | "prefetchu" | "cp" | "ldmatrix" | "ldu" => {
@@ -86,28 +87,28 @@ impl<'a> Decoder<'_, 'a> {
         }
     }
 
-    fn w3(&mut self, bytes: u32) -> Result<[super::op::W; 3], String> {
+    fn w3(&mut self, bytes: u32) -> Result<[super::op::WordRegister; 3], String> {
         let [d, a, b] = self.operands()?;
         let s = &mut *self.scope;
         Ok([s.dw(&d)?, s.w(&a, bytes)?, s.w(&b, bytes)?])
     }
 
-    fn d3(&mut self) -> Result<[super::op::D; 3], String> {
+    fn d3(&mut self) -> Result<[super::op::DoubleRegister; 3], String> {
         let [d, a, b] = self.operands()?;
         let s = &mut *self.scope;
         Ok([s.dd(&d)?, s.d(&a)?, s.d(&b)?])
     }
 
-    fn int(&mut self, f: IntFn, ty: Ty) -> Decoded {
+    fn int(&mut self, f: IntFn, ty: PtxType) -> DecodeResult {
         if ty.bytes() == 8 {
             let [d, a, b] = self.d3()?;
-            return Ok(Op::IntD { f, signed: ty.signed(), d, a, b });
+            return Ok(PtxOp::IntD { f, signed: ty.signed(), d, a, b });
         }
         let [d, a, b] = self.w3(ty.bytes())?;
-        Ok(Op::IntW { f, ty, d, a, b })
+        Ok(PtxOp::IntW { f, ty, d, a, b })
     }
 
-    fn add_like(&mut self, name: &str) -> Decoded {
+    fn add_like(&mut self, name: &str) -> DecodeResult {
         let ty = self.m.ty()?;
         if ty.integer() && ty.bytes() > 1 {
             let f = match name {
@@ -132,23 +133,23 @@ impl<'a> Decoder<'_, 'a> {
     }
 
     /// An operation of two floats. Without a rounding modifier it is rounded to nearest as well.
-    fn float(&mut self, f: FloatFn, ty: Ty, rounds: bool) -> Decoded {
+    fn float(&mut self, f: FloatFn, ty: PtxType, rounds: bool) -> DecodeResult {
         if rounds {
             self.m.take("rn");
         }
         let (ftz, sat) = (self.m.take("ftz"), rounds && self.m.take("sat"));
         if let Some(of) = half(ty) {
             let [d, a, b] = self.w3(if of.two { 4 } else { 2 })?;
-            return Ok(Op::HalfFn { of, f, ftz, sat, d, a, b });
+            return Ok(PtxOp::HalfFn { of, f, ftz, sat, d, a, b });
         }
-        if ty != Ty::F32 {
+        if ty != PtxType::F32 {
             return Err(self.unknown());
         }
         let [d, a, b] = self.w3(4)?;
-        Ok(Op::Float { f, ftz, sat, d, a, b })
+        Ok(PtxOp::Float { f, ftz, sat, d, a, b })
     }
 
-    fn mul_like(&mut self, add: bool) -> Decoded {
+    fn mul_like(&mut self, add: bool) -> DecodeResult {
         let ty = self.m.ty()?;
         if ty.float() {
             // `mad.f32` is `fma` on every target since sm_20.
@@ -171,12 +172,12 @@ impl<'a> Decoder<'_, 'a> {
         let (s, n) = (&mut *self.scope, ty.bytes());
         if n == 8 {
             let (d, a, b, c) = (s.dd(&d)?, s.d(&a)?, s.d(&b)?, s.d(&c)?);
-            return Ok(Op::MadD { high, signed: ty.signed(), d, a, b, c });
+            return Ok(PtxOp::MadD { high, signed: ty.signed(), d, a, b, c });
         }
-        Ok(Op::MadW { high, ty, d: s.dw(&d)?, a: s.w(&a, n)?, b: s.w(&b, n)?, c: s.w(&c, n)? })
+        Ok(PtxOp::MadW { high, ty, d: s.dw(&d)?, a: s.w(&a, n)?, b: s.w(&b, n)?, c: s.w(&c, n)? })
     }
 
-    fn wide(&mut self, ty: Ty, add: bool) -> Decoded {
+    fn wide(&mut self, ty: PtxType, add: bool) -> DecodeResult {
         let (signed, n) = (ty.signed(), ty.bytes());
         let expected = if add { 4 } else { 3 };
         if self.count() != expected || n == 8 {
@@ -187,18 +188,18 @@ impl<'a> Decoder<'_, 'a> {
         let (a, b) = (s.w(&o[1], n)?, s.w(&o[2], n)?);
         if n == 2 {
             let c = o.get(3).map(|c| s.w(c, 4)).transpose()?;
-            return Ok(Op::WideW { signed, d: s.dw(&o[0])?, a, b, c });
+            return Ok(PtxOp::WideW { signed, d: s.dw(&o[0])?, a, b, c });
         }
         let c = o.get(3).map(|c| s.d(c)).transpose()?;
-        Ok(Op::WideD { signed, d: s.dd(&o[0])?, a, b, c })
+        Ok(PtxOp::WideD { signed, d: s.dd(&o[0])?, a, b, c })
     }
 
-    fn div_like(&mut self, div: bool) -> Decoded {
+    fn div_like(&mut self, div: bool) -> DecodeResult {
         let ty = self.m.ty()?;
         if INTEGERS.contains(&ty) {
             return self.int(if div { IntFn::Div } else { IntFn::Rem }, ty);
         }
-        if ty != Ty::F32 || !div {
+        if ty != PtxType::F32 || !div {
             return Err(self.unknown());
         }
         let kinds = [("approx", FloatFn::DivApprox), ("full", FloatFn::DivFull), ("rn", FloatFn::Div)];
@@ -206,26 +207,25 @@ impl<'a> Decoder<'_, 'a> {
         self.float(f, ty, false)
     }
 
-    fn bitwise(&mut self, name: &str) -> Decoded {
+    fn bitwise(&mut self, name: &str) -> DecodeResult {
         let ty = self.m.ty()?;
         let f = match name {
-            "and" => (IntFn::And, Logic::And),
-            "or" => (IntFn::Or, Logic::Or),
-            _ => (IntFn::Xor, Logic::Xor),
+            "and" => (IntFn::And, LogicOp::And),
+            "or" => (IntFn::Or, LogicOp::Or),
+            _ => (IntFn::Xor, LogicOp::Xor),
         };
-        if ty == Ty::Pred {
+        if ty == PtxType::Pred {
             let [d, a, b] = self.operands()?;
             let s = &*self.scope;
             let (d, a) = (s.p(&d)?, s.p(&a)?);
             // A constant: all bits are one value.
             return Ok(match (f.1, &b) {
-                (Logic::And, Operand::Int(0)) => Op::ConstP { d, value: false },
-                (Logic::Or, Operand::Int(1 | -1)) => Op::ConstP { d, value: true },
-                (Logic::Xor, Operand::Int(1 | -1)) => Op::NotP { d, a },
-                (Logic::And, Operand::Int(1 | -1)) | (Logic::Or | Logic::Xor, Operand::Int(0)) => {
-                    Op::MovP { d, a }
-                }
-                _ => Op::Logic { f: f.1, d, a, b: s.p(&b)? },
+                (LogicOp::And, PtxOperand::Int(0)) => PtxOp::ConstP { d, value: false },
+                (LogicOp::Or, PtxOperand::Int(1 | -1)) => PtxOp::ConstP { d, value: true },
+                (LogicOp::Xor, PtxOperand::Int(1 | -1)) => PtxOp::NotP { d, a },
+                (LogicOp::And, PtxOperand::Int(1 | -1))
+                | (LogicOp::Or | LogicOp::Xor, PtxOperand::Int(0)) => PtxOp::MovP { d, a },
+                _ => PtxOp::Logic { f: f.1, d, a, b: s.p(&b)? },
             });
         }
         if !BITS.contains(&ty) {
@@ -234,7 +234,7 @@ impl<'a> Decoder<'_, 'a> {
         self.int(f.0, ty)
     }
 
-    fn one(&mut self, name: &str) -> Decoded {
+    fn one(&mut self, name: &str) -> DecodeResult {
         let ty = self.m.ty()?;
         let [d, a] = self.operands()?;
         let f = match name {
@@ -246,22 +246,26 @@ impl<'a> Decoder<'_, 'a> {
         let ftz = ty.float() && self.m.take("ftz");
         let s = &mut *self.scope;
         match (name, ty) {
-            ("not", Ty::Pred) => Ok(Op::NotP { d: s.p(&d)?, a: s.p(&a)? }),
-            ("not", Ty::B64) | ("neg" | "abs", Ty::S64) => Ok(Op::OneD { f, d: s.dd(&d)?, a: s.d(&a)? }),
-            ("not", Ty::B16 | Ty::B32) | ("neg" | "abs", Ty::S16 | Ty::S32) => {
-                Ok(Op::OneW { f, ty, d: s.dw(&d)?, a: s.w(&a, ty.bytes())? })
+            ("not", PtxType::Pred) => Ok(PtxOp::NotP { d: s.p(&d)?, a: s.p(&a)? }),
+            ("not", PtxType::B64) | ("neg" | "abs", PtxType::S64) => {
+                Ok(PtxOp::OneD { f, d: s.dd(&d)?, a: s.d(&a)? })
             }
-            ("neg" | "abs", Ty::F32) => Ok(Op::FloatOne { f: float, ftz, d: s.dw(&d)?, a: s.w(&a, 4)? }),
+            ("not", PtxType::B16 | PtxType::B32) | ("neg" | "abs", PtxType::S16 | PtxType::S32) => {
+                Ok(PtxOp::OneW { f, ty, d: s.dw(&d)?, a: s.w(&a, ty.bytes())? })
+            }
+            ("neg" | "abs", PtxType::F32) => {
+                Ok(PtxOp::FloatOne { f: float, ftz, d: s.dw(&d)?, a: s.w(&a, 4)? })
+            }
             ("neg" | "abs", _) if half(ty).is_some() => {
-                let of = half(ty).unwrap_or(Half { bf16: false, two: false });
-                Ok(Op::HalfOne { of, f: float, ftz, d: s.dw(&d)?, a: s.w(&a, ty.bytes())? })
+                let of = half(ty).unwrap_or(HalfFormat { bf16: false, two: false });
+                Ok(PtxOp::HalfOne { of, f: float, ftz, d: s.dw(&d)?, a: s.w(&a, ty.bytes())? })
             }
             _ => Err(self.unknown()),
         }
     }
 
-    fn count_bits(&mut self, name: &str) -> Decoded {
-        let ty = self.m.ty_in(&[Ty::B32, Ty::B64])?;
+    fn count_bits(&mut self, name: &str) -> DecodeResult {
+        let ty = self.m.ty_in(&[PtxType::B32, PtxType::B64])?;
         let [d, a] = self.operands()?;
         let f = match name {
             "popc" => IntOne::Popc,
@@ -270,13 +274,13 @@ impl<'a> Decoder<'_, 'a> {
         };
         let s = &mut *self.scope;
         Ok(match (ty, f) {
-            (Ty::B32, _) => Op::OneW { f, ty, d: s.dw(&d)?, a: s.w(&a, 4)? },
-            (_, IntOne::Brev) => Op::OneD { f, d: s.dd(&d)?, a: s.d(&a)? },
-            _ => Op::CountD { f, d: s.dw(&d)?, a: s.d(&a)? },
+            (PtxType::B32, _) => PtxOp::OneW { f, ty, d: s.dw(&d)?, a: s.w(&a, 4)? },
+            (_, IntOne::Brev) => PtxOp::OneD { f, d: s.dd(&d)?, a: s.d(&a)? },
+            _ => PtxOp::CountD { f, d: s.dw(&d)?, a: s.d(&a)? },
         })
     }
 
-    fn shift(&mut self, left: bool) -> Decoded {
+    fn shift(&mut self, left: bool) -> DecodeResult {
         let ty = self.m.ty()?;
         let known = BITS.contains(&ty) || !left && INTEGERS.contains(&ty);
         if !known {
@@ -287,13 +291,13 @@ impl<'a> Decoder<'_, 'a> {
         // The amount has 32 bits whatever the type is.
         let b = s.w(&b, 4)?;
         Ok(match ty.bytes() {
-            8 => Op::ShiftD { left, signed: ty.signed(), d: s.dd(&d)?, a: s.d(&a)?, b },
-            n => Op::ShiftW { left, ty, d: s.dw(&d)?, a: s.w(&a, n)?, b },
+            8 => PtxOp::ShiftD { left, signed: ty.signed(), d: s.dd(&d)?, a: s.d(&a)?, b },
+            n => PtxOp::ShiftW { left, ty, d: s.dw(&d)?, a: s.w(&a, n)?, b },
         })
     }
 
-    fn funnel(&mut self) -> Decoded {
-        self.m.ty_in(&[Ty::B32])?;
+    fn funnel(&mut self) -> DecodeResult {
+        self.m.ty_in(&[PtxType::B32])?;
         let left = self.m.take("l");
         let wrap = self.m.take("wrap");
         if !left && !self.m.take("r") || !wrap && !self.m.take("clamp") {
@@ -301,49 +305,51 @@ impl<'a> Decoder<'_, 'a> {
         }
         let [d, a, b, c] = self.operands()?;
         let s = &mut *self.scope;
-        Ok(Op::Funnel { left, wrap, d: s.dw(&d)?, a: s.w(&a, 4)?, b: s.w(&b, 4)?, c: s.w(&c, 4)? })
+        Ok(PtxOp::Funnel { left, wrap, d: s.dw(&d)?, a: s.w(&a, 4)?, b: s.w(&b, 4)?, c: s.w(&c, 4)? })
     }
 
-    fn field(&mut self, extract: bool) -> Decoded {
+    fn field(&mut self, extract: bool) -> DecodeResult {
         if extract {
-            let ty = self.m.ty_in(&[Ty::U32, Ty::S32, Ty::U64, Ty::S64])?;
+            let ty = self.m.ty_in(&[PtxType::U32, PtxType::S32, PtxType::U64, PtxType::S64])?;
             let [d, a, b, c] = self.operands()?;
             let s = &mut *self.scope;
             let (signed, b, c) = (ty.signed(), s.w(&b, 4)?, s.w(&c, 4)?);
             return Ok(match ty.bytes() {
-                8 => Op::BfeD { signed, d: s.dd(&d)?, a: s.d(&a)?, b, c },
-                _ => Op::BfeW { signed, d: s.dw(&d)?, a: s.w(&a, 4)?, b, c },
+                8 => PtxOp::BfeD { signed, d: s.dd(&d)?, a: s.d(&a)?, b, c },
+                _ => PtxOp::BfeW { signed, d: s.dw(&d)?, a: s.w(&a, 4)?, b, c },
             });
         }
-        let ty = self.m.ty_in(&[Ty::B32, Ty::B64])?;
+        let ty = self.m.ty_in(&[PtxType::B32, PtxType::B64])?;
         let [d, a, b, c, e] = self.operands()?;
         let s = &mut *self.scope;
         let (c, e) = (s.w(&c, 4)?, s.w(&e, 4)?);
         Ok(match ty {
-            Ty::B64 => Op::BfiD { d: s.dd(&d)?, a: s.d(&a)?, b: s.d(&b)?, c, e },
-            _ => Op::BfiW { d: s.dw(&d)?, a: s.w(&a, 4)?, b: s.w(&b, 4)?, c, e },
+            PtxType::B64 => PtxOp::BfiD { d: s.dd(&d)?, a: s.d(&a)?, b: s.d(&b)?, c, e },
+            _ => PtxOp::BfiW { d: s.dw(&d)?, a: s.w(&a, 4)?, b: s.w(&b, 4)?, c, e },
         })
     }
 
-    fn lop3(&mut self) -> Decoded {
-        self.m.ty_in(&[Ty::B32])?;
+    fn lop3(&mut self) -> DecodeResult {
+        self.m.ty_in(&[PtxType::B32])?;
         let [d, a, b, c, table] = self.operands()?;
-        let Operand::Int(table @ 0..=255) = table else { return Err("the table of lop3 is a byte".into()) };
+        let PtxOperand::Int(table @ 0..=255) = table else {
+            return Err("the table of lop3 is a byte".into());
+        };
         let s = &mut *self.scope;
         let (d, a, b, c) = (s.dw(&d)?, s.w(&a, 4)?, s.w(&b, 4)?, s.w(&c, 4)?);
-        Ok(Op::Lop3 { d, a, b, c, table: table as u8 })
+        Ok(PtxOp::Lop3 { d, a, b, c, table: table as u8 })
     }
 
-    fn dp4a(&mut self) -> Decoded {
-        let signs = [Ty::U32, Ty::S32];
+    fn dp4a(&mut self) -> DecodeResult {
+        let signs = [PtxType::U32, PtxType::S32];
         let (a_ty, b_ty) = (self.m.ty_in(&signs)?, self.m.ty_in(&signs)?);
         let [d, a, b, c] = self.operands()?;
         let s = &mut *self.scope;
         let (d, a, b, c) = (s.dw(&d)?, s.w(&a, 4)?, s.w(&b, 4)?, s.w(&c, 4)?);
-        Ok(Op::Dp4a { signed_a: a_ty.signed(), signed_b: b_ty.signed(), d, a, b, c })
+        Ok(PtxOp::Dp4a { signed_a: a_ty.signed(), signed_b: b_ty.signed(), d, a, b, c })
     }
 
-    fn fma(&mut self) -> Decoded {
+    fn fma(&mut self) -> DecodeResult {
         let ty = self.m.ty()?;
         if !self.m.take("rn") {
             return Err(format!("`{}`: only .rn is known", self.m.opcode()));
@@ -351,22 +357,22 @@ impl<'a> Decoder<'_, 'a> {
         self.fma_of(ty)
     }
 
-    fn fma_of(&mut self, ty: Ty) -> Decoded {
+    fn fma_of(&mut self, ty: PtxType) -> DecodeResult {
         self.m.take("rn");
         let (ftz, sat) = (self.m.take("ftz"), self.m.take("sat"));
         let [d, a, b, c] = self.operands()?;
         let s = &mut *self.scope;
         let n = ty.bytes();
-        if ty == Ty::F32 {
-            return Ok(Op::Fma { ftz, sat, d: s.dw(&d)?, a: s.w(&a, n)?, b: s.w(&b, n)?, c: s.w(&c, n)? });
+        if ty == PtxType::F32 {
+            return Ok(PtxOp::Fma { ftz, sat, d: s.dw(&d)?, a: s.w(&a, n)?, b: s.w(&b, n)?, c: s.w(&c, n)? });
         }
         let Some(of) = half(ty) else { return Err(self.unknown()) };
         let (d, a, b, c) = (s.dw(&d)?, s.w(&a, n)?, s.w(&b, n)?, s.w(&c, n)?);
-        Ok(Op::HalfFma { of, ftz, sat, relu: self.m.take("relu"), d, a, b, c })
+        Ok(PtxOp::HalfFma { of, ftz, sat, relu: self.m.take("relu"), d, a, b, c })
     }
 
-    fn function(&mut self, name: &str) -> Decoded {
-        let ty = self.m.ty_in(&[Ty::F32])?;
+    fn function(&mut self, name: &str) -> DecodeResult {
+        let ty = self.m.ty_in(&[PtxType::F32])?;
         let approx = self.m.take("approx");
         if !approx && !self.m.take("rn") {
             return Err(format!("`{}`: only .rn and .approx are known", self.m.opcode()));
@@ -387,17 +393,17 @@ impl<'a> Decoder<'_, 'a> {
         let ftz = self.m.take("ftz");
         let [d, a] = self.operands()?;
         let s = &mut *self.scope;
-        Ok(Op::FloatOne { f, ftz, d: s.dw(&d)?, a: s.w(&a, ty.bytes())? })
+        Ok(PtxOp::FloatOne { f, ftz, d: s.dw(&d)?, a: s.w(&a, ty.bytes())? })
     }
 }
 
 /// The half-precision formats.
-pub fn half(ty: Ty) -> Option<Half> {
+pub fn half(ty: PtxType) -> Option<HalfFormat> {
     Some(match ty {
-        Ty::F16 => Half { bf16: false, two: false },
-        Ty::F16x2 => Half { bf16: false, two: true },
-        Ty::BF16 => Half { bf16: true, two: false },
-        Ty::BF16x2 => Half { bf16: true, two: true },
+        PtxType::F16 => HalfFormat { bf16: false, two: false },
+        PtxType::F16x2 => HalfFormat { bf16: false, two: true },
+        PtxType::BF16 => HalfFormat { bf16: true, two: false },
+        PtxType::BF16x2 => HalfFormat { bf16: true, two: true },
         _ => return None,
     })
 }

@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use super::PtxError;
 use super::decode::decode;
-use super::op::{Inst, Op};
-use super::scope::{Array, Class, Range, Scope};
-use super::text::{Function, Item, Module, read};
+use super::op::{PtxInst, PtxOp};
+use super::scope::{FunctionScope, RegisterClass, RegisterDeclaration, SharedArray};
+use super::text::{PtxFunction, PtxItem, PtxModule, read};
 
 /// The PTX text of a module, by lines.
 #[derive(Debug)]
-pub struct Source {
+pub struct PtxSource {
     text: String,
     starts: Vec<usize>,
 }
 
-impl Source {
+impl PtxSource {
     fn new(text: &str) -> Self {
         let starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
         Self { text: text.to_string(), starts }
@@ -31,10 +31,10 @@ impl Source {
 }
 
 #[derive(Debug)]
-pub struct Kernel {
+pub struct PtxKernel {
     pub name: String,
-    pub source: Arc<Source>,
-    pub code: Vec<Inst>,
+    pub source: Arc<PtxSource>,
+    pub code: Vec<PtxInst>,
     /// Offset and bytes of every parameter.
     pub params: Vec<(u32, u32)>,
     pub param_bytes: u32,
@@ -45,8 +45,8 @@ pub struct Kernel {
     /// Values of constants, each once.
     pub word_constants: Vec<u32>,
     pub double_constants: Vec<u64>,
-    pub ranges: Vec<Range>,
-    pub shared: Vec<Array>,
+    pub ranges: Vec<RegisterDeclaration>,
+    pub shared: Vec<SharedArray>,
     pub shared_end: u32,
     /// Bytes of local memory of a thread.
     pub local_bytes: u32,
@@ -54,23 +54,27 @@ pub struct Kernel {
 
 /// What was loaded from one text.
 #[derive(Debug)]
-pub struct Program {
+pub struct PtxProgram {
     pub version: u32,
     pub sm: u32,
     pub exact: bool,
-    pub kernels: Vec<Arc<Kernel>>,
+    pub kernels: Vec<Arc<PtxKernel>>,
 }
 
 /// Reads a PTX text. Every instruction of every kernel has to be known.
-pub fn load(text: &str) -> Result<Program, PtxError> {
+pub fn load(text: &str) -> Result<PtxProgram, PtxError> {
     let module = read(text)?;
-    let source = Arc::new(Source::new(text));
+    let source = Arc::new(PtxSource::new(text));
     let kernels = module.functions.iter().map(|f| Ok(Arc::new(kernel(&module, f, &source)?)));
     let kernels = kernels.collect::<Result<_, PtxError>>()?;
-    Ok(Program { version: module.version, sm: module.sm, exact: module.exact, kernels })
+    Ok(PtxProgram { version: module.version, sm: module.sm, exact: module.exact, kernels })
 }
 
-fn kernel(module: &Module<'_>, function: &Function<'_>, source: &Arc<Source>) -> Result<Kernel, PtxError> {
+fn kernel(
+    module: &PtxModule<'_>,
+    function: &PtxFunction<'_>,
+    source: &Arc<PtxSource>,
+) -> Result<PtxKernel, PtxError> {
     let mut line = 0;
     code(module, function, &mut line)
         .map(|(code, scope)| finish(function, source, code, scope))
@@ -78,35 +82,40 @@ fn kernel(module: &Module<'_>, function: &Function<'_>, source: &Arc<Source>) ->
 }
 
 fn code<'a>(
-    module: &Module<'a>,
-    function: &Function<'a>,
+    module: &PtxModule<'a>,
+    function: &PtxFunction<'a>,
     line: &mut u32,
-) -> Result<(Vec<Inst>, Scope<'a>), String> {
-    let mut scope = Scope::new(function, &module.shared)?;
+) -> Result<(Vec<PtxInst>, FunctionScope<'a>), String> {
+    let mut scope = FunctionScope::new(function, &module.shared)?;
     let mut code = vec![];
     for item in &function.body {
         match item {
-            Item::Register { ty, name, count } => scope.declare(ty, name, *count)?,
-            Item::Open => scope.open(),
-            Item::Close => scope.close(),
-            Item::Shared(_) | Item::Local(_) | Item::Label(_) => {}
-            Item::Statement(statement) => {
+            PtxItem::Register { ty, name, count } => scope.declare(ty, name, *count)?,
+            PtxItem::Open => scope.open(),
+            PtxItem::Close => scope.close(),
+            PtxItem::Shared(_) | PtxItem::Local(_) | PtxItem::Label(_) => {}
+            PtxItem::Statement(statement) => {
                 *line = statement.line;
                 let guard = match statement.guard {
                     Some((name, negated)) => Some((scope.pred(name)?, negated)),
                     None => None,
                 };
                 let op = decode(&mut scope, statement)?;
-                code.push(Inst { op, guard, line: *line });
+                code.push(PtxInst { op, guard, line: *line });
             }
         }
     }
     // A body may end without `ret`; a label may stand at its end.
-    code.push(Inst { op: Op::Ret, guard: None, line: *line });
+    code.push(PtxInst { op: PtxOp::Ret, guard: None, line: *line });
     Ok((code, scope))
 }
 
-fn finish(function: &Function<'_>, source: &Arc<Source>, code: Vec<Inst>, scope: Scope<'_>) -> Kernel {
+fn finish(
+    function: &PtxFunction<'_>,
+    source: &Arc<PtxSource>,
+    code: Vec<PtxInst>,
+    scope: FunctionScope<'_>,
+) -> PtxKernel {
     let mut params = vec![];
     let mut offset = 0u32;
     for param in &function.params {
@@ -115,16 +124,16 @@ fn finish(function: &Function<'_>, source: &Arc<Source>, code: Vec<Inst>, scope:
         offset += param.bytes;
     }
     let count = |class| scope.counts.get(&class).copied().unwrap_or(0);
-    Kernel {
+    PtxKernel {
         name: function.name.to_string(),
         source: Arc::clone(source),
         code,
         params,
         param_bytes: offset,
         max_threads: function.max_threads,
-        words: count(Class::Word),
-        doubles: count(Class::Double),
-        preds: count(Class::Pred),
+        words: count(RegisterClass::Word),
+        doubles: count(RegisterClass::Double),
+        preds: count(RegisterClass::Pred),
         word_constants: scope.words,
         double_constants: scope.doubles,
         ranges: scope.ranges,
@@ -134,11 +143,12 @@ fn finish(function: &Function<'_>, source: &Arc<Source>, code: Vec<Inst>, scope:
     }
 }
 
-impl Kernel {
+impl PtxKernel {
     /// The name of a register, for messages.
-    pub fn register(&self, class: Class, number: u32) -> String {
-        let holds =
-            |r: &&Range| r.class == class && (r.first..r.first + r.count.unwrap_or(1)).contains(&number);
+    pub fn register(&self, class: RegisterClass, number: u32) -> String {
+        let holds = |r: &&RegisterDeclaration| {
+            r.class == class && (r.first..r.first + r.count.unwrap_or(1)).contains(&number)
+        };
         match self.ranges.iter().find(holds) {
             Some(range) if range.count.is_some() => format!("{}{}", range.name, number - range.first),
             Some(range) => range.name.clone(),

@@ -1,12 +1,12 @@
 //! Loads, stores, atomics and copies.
 
-use super::decode::Decoder;
-use super::op::{Any, AtomFn, Op, Ordering, Space, Ty};
-use super::text::Operand;
+use super::decode::InstructionDecoder;
+use super::op::{AnyRegister, AtomFn, MemoryOrdering, PtxOp, PtxType, StateSpace};
+use super::text::PtxOperand;
 
-type Decoded = Result<Op, String>;
+type DecodeResult = Result<PtxOp, String>;
 
-pub fn decode(cx: &mut Decoder<'_, '_>, name: &str) -> Decoded {
+pub fn decode(cx: &mut InstructionDecoder<'_, '_>, name: &str) -> DecodeResult {
     match name {
         "ld" => ld(cx),
         "st" => st(cx),
@@ -19,19 +19,19 @@ pub fn decode(cx: &mut Decoder<'_, '_>, name: &str) -> Decoded {
             }
             let [at] = cx.operands()?;
             cx.scope.address(&at)?;
-            Ok(Op::Nothing)
+            Ok(PtxOp::Nothing)
         }
         _ => Err(cx.unknown()),
     }
 }
 
-fn space(cx: &mut Decoder<'_, '_>) -> Result<Space, String> {
+fn space(cx: &mut InstructionDecoder<'_, '_>) -> Result<StateSpace, String> {
     let spaces = [
-        ("global", Space::Global),
-        ("shared::cta", Space::Shared),
-        ("shared", Space::Shared),
-        ("local", Space::Local),
-        ("param", Space::Param),
+        ("global", StateSpace::Global),
+        ("shared::cta", StateSpace::Shared),
+        ("shared", StateSpace::Shared),
+        ("local", StateSpace::Local),
+        ("param", StateSpace::Param),
     ];
     let opcode = cx.m.opcode();
     cx.m.one_of(&spaces)
@@ -39,22 +39,22 @@ fn space(cx: &mut Decoder<'_, '_>) -> Result<Space, String> {
 }
 
 /// Order of an access; its scope makes no difference here.
-fn ordering(cx: &mut Decoder<'_, '_>) -> Ordering {
+fn ordering(cx: &mut InstructionDecoder<'_, '_>) -> MemoryOrdering {
     let strong = ["relaxed", "release", "volatile"].map(|word| cx.m.take(word)).contains(&true);
     let acquire = ["acquire", "acq_rel"].map(|word| cx.m.take(word)).contains(&true);
     for scope in ["cta", "cluster", "gpu", "sys"] {
         cx.m.take(scope);
     }
     match (acquire, strong) {
-        (true, _) => Ordering::Acquire,
-        (_, true) => Ordering::Strong,
-        _ => Ordering::Weak,
+        (true, _) => MemoryOrdering::Acquire,
+        (_, true) => MemoryOrdering::Strong,
+        _ => MemoryOrdering::Weak,
     }
 }
 
-fn parts<'a>(operand: &Operand<'a>, count: usize, opcode: &str) -> Result<Vec<Operand<'a>>, String> {
+fn parts<'a>(operand: &PtxOperand<'a>, count: usize, opcode: &str) -> Result<Vec<PtxOperand<'a>>, String> {
     let parts = match operand {
-        Operand::Vector(parts) => parts.clone(),
+        PtxOperand::Vector(parts) => parts.clone(),
         single => vec![single.clone()],
     };
     match parts.len() == count {
@@ -64,15 +64,15 @@ fn parts<'a>(operand: &Operand<'a>, count: usize, opcode: &str) -> Result<Vec<Op
 }
 
 /// Registers of loads and stores may be wider than the type.
-fn wide_enough(register: Any, ty: Ty) -> bool {
+fn wide_enough(register: AnyRegister, ty: PtxType) -> bool {
     match register {
-        Any::W(_) => ty.bytes() <= 4,
-        Any::D(_) => ty.bytes() <= 8,
-        Any::P(_) => false,
+        AnyRegister::W(_) => ty.bytes() <= 4,
+        AnyRegister::D(_) => ty.bytes() <= 8,
+        AnyRegister::P(_) => false,
     }
 }
 
-fn ld(cx: &mut Decoder<'_, '_>) -> Decoded {
+fn ld(cx: &mut InstructionDecoder<'_, '_>) -> DecodeResult {
     let space = space(cx)?;
     let order = ordering(cx);
     let nc = cx.m.take("nc");
@@ -91,15 +91,15 @@ fn ld(cx: &mut Decoder<'_, '_>) -> Decoded {
     if vector as u32 * ty.bytes() > 16 {
         return Err(format!("`{}` is wider than 16 bytes", cx.m.opcode()));
     }
-    if space == Space::Param {
-        return Ok(Op::LdParam { ty, d: registers, offset: cx.scope.param(&at)? });
+    if space == StateSpace::Param {
+        return Ok(PtxOp::LdParam { ty, d: registers, offset: cx.scope.param(&at)? });
     }
-    Ok(Op::Ld { space, nc, order, ty, d: registers, at: cx.scope.address(&at)? })
+    Ok(PtxOp::Ld { space, nc, order, ty, d: registers, at: cx.scope.address(&at)? })
 }
 
-fn st(cx: &mut Decoder<'_, '_>) -> Decoded {
+fn st(cx: &mut InstructionDecoder<'_, '_>) -> DecodeResult {
     let space = space(cx)?;
-    if space == Space::Param {
+    if space == StateSpace::Param {
         return Err(cx.unknown());
     }
     let order = ordering(cx);
@@ -110,9 +110,9 @@ fn st(cx: &mut Decoder<'_, '_>) -> Decoded {
     let mut sources = vec![];
     for part in parts(&a, vector, cx.m.opcode())? {
         let source = match &part {
-            Operand::Name(_) => cx.scope.dest(&part)?,
-            _ if ty.bytes() == 8 => Any::D(cx.scope.d(&part)?),
-            _ => Any::W(cx.scope.w(&part, ty.bytes())?),
+            PtxOperand::Name(_) => cx.scope.dest(&part)?,
+            _ if ty.bytes() == 8 => AnyRegister::D(cx.scope.d(&part)?),
+            _ => AnyRegister::W(cx.scope.w(&part, ty.bytes())?),
         };
         if !wide_enough(source, ty) {
             return Err(format!("`{}`: {part:?} is too narrow", cx.m.opcode()));
@@ -122,10 +122,10 @@ fn st(cx: &mut Decoder<'_, '_>) -> Decoded {
     if vector as u32 * ty.bytes() > 16 {
         return Err(format!("`{}` is wider than 16 bytes", cx.m.opcode()));
     }
-    Ok(Op::St { space, order, ty, a: sources, at: cx.scope.address(&at)? })
+    Ok(PtxOp::St { space, order, ty, a: sources, at: cx.scope.address(&at)? })
 }
 
-fn atom(cx: &mut Decoder<'_, '_>, returns: bool) -> Decoded {
+fn atom(cx: &mut InstructionDecoder<'_, '_>, returns: bool) -> DecodeResult {
     let functions = [
         ("add", AtomFn::Add),
         ("min", AtomFn::Min),
@@ -141,14 +141,22 @@ fn atom(cx: &mut Decoder<'_, '_>, returns: bool) -> Decoded {
     ordering(cx);
     let space = space(cx)?;
     let Some(f) = cx.m.one_of(&functions) else { return Err(cx.unknown()) };
-    let ty = cx.m.ty_in(&[Ty::U32, Ty::S32, Ty::B32, Ty::U64, Ty::S64, Ty::B64, Ty::F32])?;
+    let ty = cx.m.ty_in(&[
+        PtxType::U32,
+        PtxType::S32,
+        PtxType::B32,
+        PtxType::U64,
+        PtxType::S64,
+        PtxType::B64,
+        PtxType::F32,
+    ])?;
     let fits = match f {
         AtomFn::Add => ty.float() || ty.integer(),
         AtomFn::Min | AtomFn::Max => ty.integer(),
-        AtomFn::Inc | AtomFn::Dec => ty == Ty::U32,
+        AtomFn::Inc | AtomFn::Dec => ty == PtxType::U32,
         AtomFn::And | AtomFn::Or | AtomFn::Xor | AtomFn::Exch | AtomFn::Cas => !ty.float() && !ty.integer(),
     };
-    if !fits || matches!(space, Space::Param | Space::Local) {
+    if !fits || matches!(space, StateSpace::Param | StateSpace::Local) {
         return Err(cx.unknown());
     }
     let sources = if f == AtomFn::Cas { 2 } else { 1 };
@@ -166,30 +174,30 @@ fn atom(cx: &mut Decoder<'_, '_>, returns: bool) -> Decoded {
     let mut values = vec![];
     for operand in rest {
         values.push(match ty.bytes() {
-            8 => Any::D(cx.scope.d(operand)?),
-            _ => Any::W(cx.scope.w(operand, 4)?),
+            8 => AnyRegister::D(cx.scope.d(operand)?),
+            _ => AnyRegister::W(cx.scope.w(operand, 4)?),
         });
     }
-    Ok(Op::Atom { space, f, ty, d, at, b: values[0], c: values.get(1).copied() })
+    Ok(PtxOp::Atom { space, f, ty, d, at, b: values[0], c: values.get(1).copied() })
 }
 
-fn cp(cx: &mut Decoder<'_, '_>) -> Decoded {
+fn cp(cx: &mut InstructionDecoder<'_, '_>) -> DecodeResult {
     if !cx.m.take("async") {
         return Err(cx.unknown());
     }
     if cx.m.take("commit_group") {
         let [] = cx.operands()?;
-        return Ok(Op::CpCommit);
+        return Ok(PtxOp::CpCommit);
     }
     if cx.m.take("wait_all") {
         let [] = cx.operands()?;
-        return Ok(Op::CpWait { groups: None });
+        return Ok(PtxOp::CpWait { groups: None });
     }
     if cx.m.take("wait_group") {
         let [groups] = cx.operands()?;
-        let Operand::Int(groups) = groups else { return Err(cx.unknown()) };
+        let PtxOperand::Int(groups) = groups else { return Err(cx.unknown()) };
         let groups = u32::try_from(groups).map_err(|_| "a negative number of groups")?;
-        return Ok(Op::CpWait { groups: Some(groups) });
+        return Ok(PtxOp::CpWait { groups: Some(groups) });
     }
     let (all, l2_only) = (cx.m.take("ca"), cx.m.take("cg"));
     let shared = cx.m.take("shared::cta") || cx.m.take("shared");
@@ -198,7 +206,7 @@ fn cp(cx: &mut Decoder<'_, '_>) -> Decoded {
     }
     cx.m.cache_hints();
     let operands = cx.all();
-    let (3, Some(Operand::Int(bytes @ (4 | 8 | 16)))) = (operands.len().min(3), operands.get(2)) else {
+    let (3, Some(PtxOperand::Int(bytes @ (4 | 8 | 16)))) = (operands.len().min(3), operands.get(2)) else {
         return Err(format!("`{}` copies 4, 8 or 16 bytes", cx.m.opcode()));
     };
     if l2_only && *bytes != 16 || operands.len() > 4 {
@@ -206,10 +214,10 @@ fn cp(cx: &mut Decoder<'_, '_>) -> Decoded {
     }
     let (to, from) = (cx.scope.address(&operands[0])?, cx.scope.address(&operands[1])?);
     let from_bytes = operands.get(3).map(|size| cx.scope.w(size, 4)).transpose()?;
-    Ok(Op::CpAsync { bytes: *bytes as u32, to, from, from_bytes })
+    Ok(PtxOp::CpAsync { bytes: *bytes as u32, to, from, from_bytes })
 }
 
-fn ldmatrix(cx: &mut Decoder<'_, '_>) -> Decoded {
+fn ldmatrix(cx: &mut InstructionDecoder<'_, '_>) -> DecodeResult {
     let sync = cx.m.take("sync") && cx.m.take("aligned") && cx.m.take("m8n8");
     let count = cx.m.one_of(&[("x1", 1), ("x2", 2), ("x4", 4)]);
     let (Some(count), true) = (count, sync) else { return Err(cx.unknown()) };
@@ -218,11 +226,11 @@ fn ldmatrix(cx: &mut Decoder<'_, '_>) -> Decoded {
     if !shared {
         return Err(cx.unknown());
     }
-    cx.m.ty_in(&[Ty::B16])?;
+    cx.m.ty_in(&[PtxType::B16])?;
     let [d, at] = cx.operands()?;
     let mut registers = vec![];
     for part in parts(&d, count, cx.m.opcode())? {
         registers.push(cx.scope.dw(&part)?);
     }
-    Ok(Op::Ldmatrix { transposed, d: registers, at: cx.scope.address(&at)? })
+    Ok(PtxOp::Ldmatrix { transposed, d: registers, at: cx.scope.address(&at)? })
 }

@@ -1,13 +1,13 @@
 //! The parts of an opcode, each of which has to be understood by somebody.
 
-use super::op::{Round, Ty};
+use super::op::{PtxType, RoundingMode};
 
-pub struct Modifiers<'a> {
+pub struct OpcodeModifiers<'a> {
     opcode: &'a str,
     parts: Vec<(&'a str, bool)>,
 }
 
-impl<'a> Modifiers<'a> {
+impl<'a> OpcodeModifiers<'a> {
     /// The name, and what follows it.
     pub fn split(opcode: &'a str) -> (&'a str, Self) {
         let mut parts = opcode.split('.');
@@ -31,9 +31,9 @@ impl<'a> Modifiers<'a> {
     }
 
     /// The next type that nobody asked for yet.
-    pub fn ty(&mut self) -> Result<Ty, String> {
+    pub fn ty(&mut self) -> Result<PtxType, String> {
         for (part, used) in &mut self.parts {
-            if let (false, Some(ty)) = (*used, Ty::of(part)) {
+            if let (false, Some(ty)) = (*used, PtxType::of(part)) {
                 *used = true;
                 return Ok(ty);
             }
@@ -41,7 +41,7 @@ impl<'a> Modifiers<'a> {
         Err(format!("`{}` has no type that this driver knows", self.opcode))
     }
 
-    pub fn ty_in(&mut self, allowed: &[Ty]) -> Result<Ty, String> {
+    pub fn ty_in(&mut self, allowed: &[PtxType]) -> Result<PtxType, String> {
         let ty = self.ty()?;
         match allowed.contains(&ty) {
             true => Ok(ty),
@@ -49,8 +49,13 @@ impl<'a> Modifiers<'a> {
         }
     }
 
-    pub fn round(&mut self) -> Option<Round> {
-        self.one_of(&[("rn", Round::Nearest), ("rz", Round::Zero), ("rm", Round::Down), ("rp", Round::Up)])
+    pub fn round(&mut self) -> Option<RoundingMode> {
+        self.one_of(&[
+            ("rn", RoundingMode::Nearest),
+            ("rz", RoundingMode::Zero),
+            ("rm", RoundingMode::Down),
+            ("rp", RoundingMode::Up),
+        ])
     }
 
     /// `.v2` or `.v4`.

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::op::{Address, Any, CONSTANT, D, P, Special, W};
-use super::text::{Function, Item, Operand, Variable, bytes_of};
+use super::op::{
+    AnyRegister, CONSTANT, DoubleRegister, PredRegister, PtxAddress, SpecialRegister, WordRegister,
+};
+use super::text::{PtxFunction, PtxItem, PtxOperand, PtxVariable, bytes_of};
 
 /// Distance between two arrays in shared memory: an index that is one too large shall not find the next one.
 const SHARED_GAP: u32 = 128;
@@ -13,7 +15,7 @@ pub const SHARED_BASE: u32 = 1024;
 pub const LOCAL_BASE: u32 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Class {
+pub enum RegisterClass {
     Word,
     Double,
     Pred,
@@ -21,32 +23,32 @@ pub enum Class {
 
 /// `%r<8>`: numbers of registers of one declaration.
 #[derive(Clone, Debug)]
-pub struct Range {
+pub struct RegisterDeclaration {
     pub name: String,
     pub count: Option<u32>,
-    pub class: Class,
+    pub class: RegisterClass,
     pub first: u32,
 }
 
 /// An array in shared memory.
 #[derive(Clone, Debug)]
-pub struct Array {
+pub struct SharedArray {
     pub name: String,
     pub at: u32,
     pub bytes: u32,
 }
 
-pub struct Scope<'a> {
+pub struct FunctionScope<'a> {
     registers: HashMap<&'a str, usize>,
     hidden: Vec<Vec<(&'a str, Option<usize>)>>,
-    pub ranges: Vec<Range>,
-    pub counts: HashMap<Class, u32>,
+    pub ranges: Vec<RegisterDeclaration>,
+    pub counts: HashMap<RegisterClass, u32>,
     pub words: Vec<u32>,
     pub doubles: Vec<u64>,
     word_numbers: HashMap<u32, u32>,
     double_numbers: HashMap<u64, u32>,
     arrays: HashMap<&'a str, u32>,
-    pub shared: Vec<Array>,
+    pub shared: Vec<SharedArray>,
     /// Where memory of the launch's size begins.
     pub shared_end: u32,
     pub local_end: u32,
@@ -54,8 +56,8 @@ pub struct Scope<'a> {
     labels: HashMap<&'a str, u32>,
 }
 
-impl<'a> Scope<'a> {
-    pub fn new(function: &Function<'a>, module_arrays: &[Variable<'a>]) -> Result<Self, String> {
+impl<'a> FunctionScope<'a> {
+    pub fn new(function: &PtxFunction<'a>, module_arrays: &[PtxVariable<'a>]) -> Result<Self, String> {
         let mut scope = Self {
             registers: HashMap::new(),
             hidden: vec![],
@@ -85,10 +87,10 @@ impl<'a> Scope<'a> {
         }
         for item in &function.body {
             match item {
-                Item::Shared(variable) => scope.array(variable)?,
-                Item::Local(variable) => scope.local(variable)?,
-                Item::Label(name) => scope.label_at(name, at)?,
-                Item::Statement(_) => at += 1,
+                PtxItem::Shared(variable) => scope.array(variable)?,
+                PtxItem::Local(variable) => scope.local(variable)?,
+                PtxItem::Label(name) => scope.label_at(name, at)?,
+                PtxItem::Statement(_) => at += 1,
                 _ => {}
             }
         }
@@ -98,7 +100,7 @@ impl<'a> Scope<'a> {
         Ok(scope)
     }
 
-    fn local(&mut self, variable: &Variable<'a>) -> Result<(), String> {
+    fn local(&mut self, variable: &PtxVariable<'a>) -> Result<(), String> {
         let at = self.local_end.next_multiple_of(variable.align.max(16));
         self.arrays.insert(variable.name, at);
         self.local_end = at.checked_add(variable.bytes).ok_or("too much local memory")?;
@@ -112,10 +114,10 @@ impl<'a> Scope<'a> {
         }
     }
 
-    fn array(&mut self, variable: &Variable<'a>) -> Result<(), String> {
+    fn array(&mut self, variable: &PtxVariable<'a>) -> Result<(), String> {
         let at = self.shared_end.next_multiple_of(variable.align.max(16));
         self.arrays.insert(variable.name, at);
-        self.shared.push(Array { name: variable.name.to_string(), at, bytes: variable.bytes });
+        self.shared.push(SharedArray { name: variable.name.to_string(), at, bytes: variable.bytes });
         let end = at.checked_add(variable.bytes).and_then(|end| end.checked_add(SHARED_GAP));
         self.shared_end = end.ok_or("too much shared memory")?.next_multiple_of(SHARED_GAP);
         Ok(())
@@ -124,16 +126,16 @@ impl<'a> Scope<'a> {
     /// Declares registers.
     pub fn declare(&mut self, ty: &str, name: &'a str, count: Option<u32>) -> Result<(), String> {
         let class = match ty.strip_prefix('.') {
-            Some("pred") => Class::Pred,
+            Some("pred") => RegisterClass::Pred,
             Some(ty) => match bytes_of(ty) {
-                Some(1..=4) => Class::Word,
-                Some(8) => Class::Double,
+                Some(1..=4) => RegisterClass::Word,
+                Some(8) => RegisterClass::Double,
                 _ => return Err(format!("unknown type .{ty} of a register")),
             },
             None => return Err(format!("unknown type {ty}")),
         };
         let total = self.counts.entry(class).or_default();
-        let range = Range { name: name.to_string(), count, class, first: *total };
+        let range = RegisterDeclaration { name: name.to_string(), count, class, first: *total };
         *total =
             count.unwrap_or(1).checked_add(*total).filter(|n| *n < CONSTANT).ok_or("too many registers")?;
         let before = self.registers.insert(name, self.ranges.len());
@@ -157,7 +159,7 @@ impl<'a> Scope<'a> {
         }
     }
 
-    fn find(&self, name: &str) -> Option<(Class, u32)> {
+    fn find(&self, name: &str) -> Option<(RegisterClass, u32)> {
         if let Some(&index) = self.registers.get(name) {
             let range = &self.ranges[index];
             if range.count.is_none() {
@@ -171,43 +173,43 @@ impl<'a> Scope<'a> {
     }
 
     /// A register by name.
-    pub fn register(&self, name: &str) -> Result<Any, String> {
+    pub fn register(&self, name: &str) -> Result<AnyRegister, String> {
         match self.find(name) {
-            Some((Class::Word, n)) => Ok(Any::W(W(n))),
-            Some((Class::Double, n)) => Ok(Any::D(D(n))),
-            Some((Class::Pred, n)) => Ok(Any::P(P(n))),
+            Some((RegisterClass::Word, n)) => Ok(AnyRegister::W(WordRegister(n))),
+            Some((RegisterClass::Double, n)) => Ok(AnyRegister::D(DoubleRegister(n))),
+            Some((RegisterClass::Pred, n)) => Ok(AnyRegister::P(PredRegister(n))),
             None => Err(format!("{name} is not declared")),
         }
     }
 
-    pub fn constant_w(&mut self, value: u32) -> W {
+    pub fn constant_w(&mut self, value: u32) -> WordRegister {
         let words = &mut self.words;
         let number = *self.word_numbers.entry(value).or_insert_with(|| {
             words.push(value);
             words.len() as u32 - 1
         });
-        W(number | CONSTANT)
+        WordRegister(number | CONSTANT)
     }
 
-    pub fn constant_d(&mut self, value: u64) -> D {
+    pub fn constant_d(&mut self, value: u64) -> DoubleRegister {
         let doubles = &mut self.doubles;
         let number = *self.double_numbers.entry(value).or_insert_with(|| {
             doubles.push(value);
             doubles.len() as u32 - 1
         });
-        D(number | CONSTANT)
+        DoubleRegister(number | CONSTANT)
     }
 
     /// A source of at most 32 bits. Constants of 16-bit instructions are cut to 16 bits.
-    pub fn w(&mut self, operand: &Operand<'a>, bytes: u32) -> Result<W, String> {
+    pub fn w(&mut self, operand: &PtxOperand<'a>, bytes: u32) -> Result<WordRegister, String> {
         match operand {
-            Operand::Int(value) => {
+            PtxOperand::Int(value) => {
                 let bits = *value as u32;
                 Ok(self.constant_w(if bytes == 2 { bits & 0xffff } else { bits }))
             }
-            Operand::Float(bits) => Ok(self.constant_w(*bits)),
-            Operand::Name(name) => match self.find(name) {
-                Some((Class::Word, n)) => Ok(W(n)),
+            PtxOperand::Float(bits) => Ok(self.constant_w(*bits)),
+            PtxOperand::Name(name) => match self.find(name) {
+                Some((RegisterClass::Word, n)) => Ok(WordRegister(n)),
                 Some(_) => Err(format!("{name} has not the size of the instruction")),
                 None => match self.arrays.get(name).copied() {
                     Some(at) => Ok(self.constant_w(at)),
@@ -218,12 +220,12 @@ impl<'a> Scope<'a> {
         }
     }
 
-    pub fn d(&mut self, operand: &Operand<'a>) -> Result<D, String> {
+    pub fn d(&mut self, operand: &PtxOperand<'a>) -> Result<DoubleRegister, String> {
         match operand {
-            Operand::Int(value) => Ok(self.constant_d(*value as u64)),
-            Operand::Double(bits) => Ok(self.constant_d(*bits)),
-            Operand::Name(name) => match self.find(name) {
-                Some((Class::Double, n)) => Ok(D(n)),
+            PtxOperand::Int(value) => Ok(self.constant_d(*value as u64)),
+            PtxOperand::Double(bits) => Ok(self.constant_d(*bits)),
+            PtxOperand::Name(name) => match self.find(name) {
+                Some((RegisterClass::Double, n)) => Ok(DoubleRegister(n)),
                 Some(_) => Err(format!("{name} has not the size of the instruction")),
                 None => match self.arrays.get(name).copied() {
                     Some(at) => Ok(self.constant_d(u64::from(at))),
@@ -234,70 +236,70 @@ impl<'a> Scope<'a> {
         }
     }
 
-    pub fn p(&self, operand: &Operand<'a>) -> Result<P, String> {
+    pub fn p(&self, operand: &PtxOperand<'a>) -> Result<PredRegister, String> {
         match operand {
-            Operand::Name(name) => self.pred(name),
+            PtxOperand::Name(name) => self.pred(name),
             other => Err(format!("operand {other:?} is no predicate")),
         }
     }
 
-    pub fn pred(&self, name: &str) -> Result<P, String> {
+    pub fn pred(&self, name: &str) -> Result<PredRegister, String> {
         match self.register(name)? {
-            Any::P(p) => Ok(p),
+            AnyRegister::P(p) => Ok(p),
             _ => Err(format!("{name} is no predicate")),
         }
     }
 
     /// A predicate that may be negated.
-    pub fn p_or_not(&self, operand: &Operand<'a>) -> Result<(P, bool), String> {
+    pub fn p_or_not(&self, operand: &PtxOperand<'a>) -> Result<(PredRegister, bool), String> {
         match operand {
-            Operand::Not(name) => Ok((self.pred(name)?, true)),
+            PtxOperand::Not(name) => Ok((self.pred(name)?, true)),
             other => Ok((self.p(other)?, false)),
         }
     }
 
     /// A destination of at most 32 bits.
-    pub fn dw(&self, operand: &Operand<'a>) -> Result<W, String> {
+    pub fn dw(&self, operand: &PtxOperand<'a>) -> Result<WordRegister, String> {
         match self.dest(operand)? {
-            Any::W(w) => Ok(w),
+            AnyRegister::W(w) => Ok(w),
             _ => Err(format!("{operand:?} has not the size of the instruction")),
         }
     }
 
-    pub fn dd(&self, operand: &Operand<'a>) -> Result<D, String> {
+    pub fn dd(&self, operand: &PtxOperand<'a>) -> Result<DoubleRegister, String> {
         match self.dest(operand)? {
-            Any::D(d) => Ok(d),
+            AnyRegister::D(d) => Ok(d),
             _ => Err(format!("{operand:?} has not the size of the instruction")),
         }
     }
 
-    pub fn dest(&self, operand: &Operand<'a>) -> Result<Any, String> {
+    pub fn dest(&self, operand: &PtxOperand<'a>) -> Result<AnyRegister, String> {
         match operand {
-            Operand::Name(name) => self.register(name),
+            PtxOperand::Name(name) => self.register(name),
             other => Err(format!("{other:?} is no register")),
         }
     }
 
-    pub fn address(&mut self, operand: &Operand<'a>) -> Result<Address, String> {
-        let Operand::Address(name, offset) = operand else {
+    pub fn address(&mut self, operand: &PtxOperand<'a>) -> Result<PtxAddress, String> {
+        let PtxOperand::Address(name, offset) = operand else {
             return Err(format!("{operand:?} is no address"));
         };
         if name.is_empty() {
-            return Ok(Address { base: Any::D(self.constant_d(0)), offset: *offset });
+            return Ok(PtxAddress { base: AnyRegister::D(self.constant_d(0)), offset: *offset });
         }
         if let Some(&at) = self.arrays.get(name) {
-            return Ok(Address { base: Any::D(self.constant_d(u64::from(at))), offset: *offset });
+            return Ok(PtxAddress { base: AnyRegister::D(self.constant_d(u64::from(at))), offset: *offset });
         }
         match self.register(name)? {
-            Any::P(_) => Err(format!("{name} is no address")),
-            base => Ok(Address { base, offset: *offset }),
+            AnyRegister::P(_) => Err(format!("{name} is no address")),
+            base => Ok(PtxAddress { base, offset: *offset }),
         }
     }
 
     /// The offset of a parameter.
-    pub fn param(&self, operand: &Operand<'a>) -> Result<u32, String> {
+    pub fn param(&self, operand: &PtxOperand<'a>) -> Result<u32, String> {
         match operand {
-            Operand::Address(name, offset) => match self.params.get(name) {
+            PtxOperand::Address(name, offset) => match self.params.get(name) {
                 Some(at) => Ok((i64::from(*at) + offset) as u32),
                 None => Err(format!("{name} is no parameter")),
             },
@@ -305,9 +307,9 @@ impl<'a> Scope<'a> {
         }
     }
 
-    pub fn label(&self, operand: &Operand<'a>) -> Result<u32, String> {
+    pub fn label(&self, operand: &PtxOperand<'a>) -> Result<u32, String> {
         match operand {
-            Operand::Name(name) => {
+            PtxOperand::Name(name) => {
                 self.labels.get(name).copied().ok_or_else(|| format!("there is no label {name}"))
             }
             other => Err(format!("{other:?} is no label")),
@@ -316,21 +318,21 @@ impl<'a> Scope<'a> {
 }
 
 /// `%tid.x` and the like.
-pub fn special(name: &str) -> Option<Special> {
+pub fn special(name: &str) -> Option<SpecialRegister> {
     let axis = |rest: &str| ["x", "y", "z"].iter().position(|axis| *axis == rest);
     let (base, rest) = name.strip_prefix('%')?.split_once('.').unwrap_or((&name[1..], ""));
     Some(match base {
-        "tid" => Special::Tid(axis(rest)?),
-        "ntid" => Special::Ntid(axis(rest)?),
-        "ctaid" => Special::Ctaid(axis(rest)?),
-        "nctaid" => Special::Nctaid(axis(rest)?),
-        "laneid" => Special::Lane,
-        "warpid" => Special::WarpId,
-        "lanemask_lt" => Special::LaneMaskLt,
-        "lanemask_le" => Special::LaneMaskLe,
-        "lanemask_eq" => Special::LaneMaskEq,
-        "lanemask_ge" => Special::LaneMaskGe,
-        "lanemask_gt" => Special::LaneMaskGt,
+        "tid" => SpecialRegister::Tid(axis(rest)?),
+        "ntid" => SpecialRegister::Ntid(axis(rest)?),
+        "ctaid" => SpecialRegister::Ctaid(axis(rest)?),
+        "nctaid" => SpecialRegister::Nctaid(axis(rest)?),
+        "laneid" => SpecialRegister::Lane,
+        "warpid" => SpecialRegister::WarpId,
+        "lanemask_lt" => SpecialRegister::LaneMaskLt,
+        "lanemask_le" => SpecialRegister::LaneMaskLe,
+        "lanemask_eq" => SpecialRegister::LaneMaskEq,
+        "lanemask_ge" => SpecialRegister::LaneMaskGe,
+        "lanemask_gt" => SpecialRegister::LaneMaskGt,
         _ => return None,
     })
 }

@@ -1,31 +1,31 @@
 //! A PTX text as functions of statements; what the words mean is decided by [`super::decode`].
 
 use super::PtxError;
-use super::tokens::{Token, Tokens};
+use super::tokens::{PtxToken, PtxTokens};
 
 #[derive(Debug)]
-pub struct Module<'a> {
+pub struct PtxModule<'a> {
     /// Times ten: 78 is PTX 7.8.
     pub version: u32,
     /// `sm_90` is 90.
     pub sm: u32,
     /// The target has a suffix (`sm_90a`), and the code runs on this capability only.
     pub exact: bool,
-    pub functions: Vec<Function<'a>>,
+    pub functions: Vec<PtxFunction<'a>>,
     /// Arrays in shared memory outside of functions.
-    pub shared: Vec<Variable<'a>>,
+    pub shared: Vec<PtxVariable<'a>>,
 }
 
 #[derive(Debug)]
-pub struct Function<'a> {
+pub struct PtxFunction<'a> {
     pub name: &'a str,
-    pub params: Vec<Variable<'a>>,
+    pub params: Vec<PtxVariable<'a>>,
     pub max_threads: Option<[u32; 3]>,
-    pub body: Vec<Item<'a>>,
+    pub body: Vec<PtxItem<'a>>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Variable<'a> {
+pub struct PtxVariable<'a> {
     pub name: &'a str,
     pub align: u32,
     pub bytes: u32,
@@ -34,32 +34,32 @@ pub struct Variable<'a> {
 }
 
 #[derive(Debug)]
-pub enum Item<'a> {
+pub enum PtxItem<'a> {
     /// `.reg .b32 %r<8>`: type, name, and the count where there are several.
     Register {
         ty: &'a str,
         name: &'a str,
         count: Option<u32>,
     },
-    Shared(Variable<'a>),
-    Local(Variable<'a>),
+    Shared(PtxVariable<'a>),
+    Local(PtxVariable<'a>),
     Label(&'a str),
-    Statement(Statement<'a>),
+    Statement(PtxStatement<'a>),
     Open,
     Close,
 }
 
 #[derive(Debug)]
-pub struct Statement<'a> {
+pub struct PtxStatement<'a> {
     pub line: u32,
     /// Predicate, and whether it is negated.
     pub guard: Option<(&'a str, bool)>,
     pub opcode: &'a str,
-    pub operands: Vec<Operand<'a>>,
+    pub operands: Vec<PtxOperand<'a>>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub enum Operand<'a> {
+pub enum PtxOperand<'a> {
     Name(&'a str),
     /// `!%p1`.
     Not(&'a str),
@@ -68,7 +68,7 @@ pub enum Operand<'a> {
     Double(u64),
     /// `[name + offset]`.
     Address(&'a str, i64),
-    Vector(Vec<Operand<'a>>),
+    Vector(Vec<PtxOperand<'a>>),
     /// `%r1|%p1`.
     Pair(&'a str, &'a str),
 }
@@ -85,19 +85,19 @@ pub fn bytes_of(ty: &str) -> Option<u32> {
     })
 }
 
-pub fn read(text: &str) -> Result<Module<'_>, PtxError> {
-    let mut t = Tokens::new(text)?;
-    let mut module = Module { version: 0, sm: 0, exact: false, functions: vec![], shared: vec![] };
+pub fn read(text: &str) -> Result<PtxModule<'_>, PtxError> {
+    let mut t = PtxTokens::new(text)?;
+    let mut module = PtxModule { version: 0, sm: 0, exact: false, functions: vec![], shared: vec![] };
     loop {
-        if t.peek() == Token::End {
+        if t.peek() == PtxToken::End {
             break;
         }
         match t.word()? {
             ".version" => {
                 // `7.8` is no number of the language.
                 let word = match t.take()? {
-                    Token::Int(major) => format!("{major}.0"),
-                    Token::Word(word) => word.to_string(),
+                    PtxToken::Int(major) => format!("{major}.0"),
+                    PtxToken::Word(word) => word.to_string(),
                     other => return Err(t.error(format!("expected a version, found {other:?}"))),
                 };
                 let (major, minor) = word.split_once('.').unwrap_or((&word, "0"));
@@ -136,7 +136,7 @@ pub fn read(text: &str) -> Result<Module<'_>, PtxError> {
 }
 
 /// `.align 4 .b8 name[16]` and the like, after the state space.
-fn variable<'a>(t: &mut Tokens<'a>, external: bool) -> Result<Variable<'a>, PtxError> {
+fn variable<'a>(t: &mut PtxTokens<'a>, external: bool) -> Result<PtxVariable<'a>, PtxError> {
     let mut variable = declaration(t, external)?;
     if t.skip(b',')? {
         return Err(t.error("several variables in one declaration"));
@@ -146,7 +146,7 @@ fn variable<'a>(t: &mut Tokens<'a>, external: bool) -> Result<Variable<'a>, PtxE
     Ok(variable)
 }
 
-fn declaration<'a>(t: &mut Tokens<'a>, external: bool) -> Result<Variable<'a>, PtxError> {
+fn declaration<'a>(t: &mut PtxTokens<'a>, external: bool) -> Result<PtxVariable<'a>, PtxError> {
     let mut align = 0;
     let size = loop {
         let word = t.word()?;
@@ -160,7 +160,7 @@ fn declaration<'a>(t: &mut Tokens<'a>, external: bool) -> Result<Variable<'a>, P
             },
         }
     };
-    while matches!(t.peek(), Token::Word(".ptr" | ".global" | ".align")) {
+    while matches!(t.peek(), PtxToken::Word(".ptr" | ".global" | ".align")) {
         if t.word()? == ".align" {
             t.int()?;
         }
@@ -183,12 +183,12 @@ fn declaration<'a>(t: &mut Tokens<'a>, external: bool) -> Result<Variable<'a>, P
     if external && !dynamic {
         return Err(t.error(format!("{name} is defined in another module")));
     }
-    Ok(Variable { name, align: align.max(size), bytes, dynamic })
+    Ok(PtxVariable { name, align: align.max(size), bytes, dynamic })
 }
 
-fn function<'a>(t: &mut Tokens<'a>) -> Result<Function<'a>, PtxError> {
+fn function<'a>(t: &mut PtxTokens<'a>) -> Result<PtxFunction<'a>, PtxError> {
     let name = t.word()?;
-    let mut function = Function { name, params: vec![], max_threads: None, body: vec![] };
+    let mut function = PtxFunction { name, params: vec![], max_threads: None, body: vec![] };
     if t.skip(b'(')? && !t.skip(b')')? {
         loop {
             if t.word()? != ".param" {
@@ -203,7 +203,7 @@ fn function<'a>(t: &mut Tokens<'a>) -> Result<Function<'a>, PtxError> {
     }
     loop {
         match t.peek() {
-            Token::Sign(b'{') => break,
+            PtxToken::Sign(b'{') => break,
             _ => match t.word()? {
                 name @ (".maxntid" | ".reqntid") => {
                     let mut threads = [1; 3];
@@ -229,45 +229,45 @@ fn function<'a>(t: &mut Tokens<'a>) -> Result<Function<'a>, PtxError> {
     Ok(function)
 }
 
-fn body<'a>(t: &mut Tokens<'a>, items: &mut Vec<Item<'a>>) -> Result<(), PtxError> {
+fn body<'a>(t: &mut PtxTokens<'a>, items: &mut Vec<PtxItem<'a>>) -> Result<(), PtxError> {
     let mut depth = 1;
     while depth > 0 {
         let line = t.next_line();
         match t.peek() {
-            Token::Sign(b'{') => {
+            PtxToken::Sign(b'{') => {
                 t.take()?;
                 depth += 1;
-                items.push(Item::Open);
+                items.push(PtxItem::Open);
             }
-            Token::Sign(b'}') => {
+            PtxToken::Sign(b'}') => {
                 t.take()?;
                 depth -= 1;
-                items.push(Item::Close);
+                items.push(PtxItem::Close);
             }
-            Token::Sign(b';') => {
+            PtxToken::Sign(b';') => {
                 t.take()?;
             }
-            Token::Sign(b'@') => {
+            PtxToken::Sign(b'@') => {
                 t.take()?;
                 let negated = t.skip(b'!')?;
                 let guard = Some((t.word()?, negated));
                 let opcode = t.word()?;
-                items.push(Item::Statement(statement(t, line, guard, opcode)?));
+                items.push(PtxItem::Statement(statement(t, line, guard, opcode)?));
             }
             _ => {
                 let word = t.word()?;
                 match word {
                     ".reg" => registers(t, items)?,
-                    ".shared" => items.push(Item::Shared(variable(t, false)?)),
-                    ".local" => items.push(Item::Local(variable(t, false)?)),
+                    ".shared" => items.push(PtxItem::Shared(variable(t, false)?)),
+                    ".local" => items.push(PtxItem::Local(variable(t, false)?)),
                     // Advice for the assembler, and where the code comes from.
                     ".pragma" => {
                         t.take()?;
                         t.expect(b';')?;
                     }
                     _ if word.starts_with('.') => return Err(t.error(format!("unknown directive {word}"))),
-                    _ if t.skip(b':')? => items.push(Item::Label(word)),
-                    _ => items.push(Item::Statement(statement(t, line, None, word)?)),
+                    _ if t.skip(b':')? => items.push(PtxItem::Label(word)),
+                    _ => items.push(PtxItem::Statement(statement(t, line, None, word)?)),
                 }
             }
         }
@@ -275,7 +275,7 @@ fn body<'a>(t: &mut Tokens<'a>, items: &mut Vec<Item<'a>>) -> Result<(), PtxErro
     Ok(())
 }
 
-fn registers<'a>(t: &mut Tokens<'a>, items: &mut Vec<Item<'a>>) -> Result<(), PtxError> {
+fn registers<'a>(t: &mut PtxTokens<'a>, items: &mut Vec<PtxItem<'a>>) -> Result<(), PtxError> {
     let ty = t.word()?;
     loop {
         let name = t.word()?;
@@ -284,7 +284,7 @@ fn registers<'a>(t: &mut Tokens<'a>, items: &mut Vec<Item<'a>>) -> Result<(), Pt
             count = Some(t.int()? as u32);
             t.expect(b'>')?;
         }
-        items.push(Item::Register { ty, name, count });
+        items.push(PtxItem::Register { ty, name, count });
         if !t.skip(b',')? {
             break;
         }
@@ -293,11 +293,11 @@ fn registers<'a>(t: &mut Tokens<'a>, items: &mut Vec<Item<'a>>) -> Result<(), Pt
 }
 
 fn statement<'a>(
-    t: &mut Tokens<'a>,
+    t: &mut PtxTokens<'a>,
     line: u32,
     guard: Option<(&'a str, bool)>,
     opcode: &'a str,
-) -> Result<Statement<'a>, PtxError> {
+) -> Result<PtxStatement<'a>, PtxError> {
     let mut operands = vec![];
     if !t.skip(b';')? {
         loop {
@@ -308,18 +308,18 @@ fn statement<'a>(
         }
         t.expect(b';')?;
     }
-    Ok(Statement { line, guard, opcode, operands })
+    Ok(PtxStatement { line, guard, opcode, operands })
 }
 
-fn signed(t: &mut Tokens<'_>) -> Result<i64, PtxError> {
+fn signed(t: &mut PtxTokens<'_>) -> Result<i64, PtxError> {
     let negative = t.skip(b'-')?;
     let value = t.int()? as i64;
     Ok(if negative { value.wrapping_neg() } else { value })
 }
 
-fn operand<'a>(t: &mut Tokens<'a>) -> Result<Operand<'a>, PtxError> {
+fn operand<'a>(t: &mut PtxTokens<'a>) -> Result<PtxOperand<'a>, PtxError> {
     match t.peek() {
-        Token::Sign(b'{') => {
+        PtxToken::Sign(b'{') => {
             t.take()?;
             let mut parts = vec![];
             loop {
@@ -329,12 +329,12 @@ fn operand<'a>(t: &mut Tokens<'a>) -> Result<Operand<'a>, PtxError> {
                 }
             }
             t.expect(b'}')?;
-            Ok(Operand::Vector(parts))
+            Ok(PtxOperand::Vector(parts))
         }
-        Token::Sign(b'[') => {
+        PtxToken::Sign(b'[') => {
             t.take()?;
             let (base, mut offset) = match t.peek() {
-                Token::Word(word) => {
+                PtxToken::Word(word) => {
                     t.take()?;
                     (word, 0)
                 }
@@ -343,23 +343,23 @@ fn operand<'a>(t: &mut Tokens<'a>) -> Result<Operand<'a>, PtxError> {
             while t.skip(b'+')? {
                 offset += signed(t)?;
             }
-            if t.peek() == Token::Sign(b'-') {
+            if t.peek() == PtxToken::Sign(b'-') {
                 offset += signed(t)?;
             }
             t.expect(b']')?;
-            Ok(Operand::Address(base, offset))
+            Ok(PtxOperand::Address(base, offset))
         }
-        Token::Sign(b'!') => {
+        PtxToken::Sign(b'!') => {
             t.take()?;
-            Ok(Operand::Not(t.word()?))
+            Ok(PtxOperand::Not(t.word()?))
         }
-        Token::Sign(b'-') => Ok(Operand::Int(signed(t)?)),
+        PtxToken::Sign(b'-') => Ok(PtxOperand::Int(signed(t)?)),
         _ => match t.take()? {
-            Token::Word(first) if t.skip(b'|')? => Ok(Operand::Pair(first, t.word()?)),
-            Token::Word(name) => Ok(Operand::Name(name)),
-            Token::Int(value) => Ok(Operand::Int(value as i64)),
-            Token::Float(bits) => Ok(Operand::Float(bits)),
-            Token::Double(bits) => Ok(Operand::Double(bits)),
+            PtxToken::Word(first) if t.skip(b'|')? => Ok(PtxOperand::Pair(first, t.word()?)),
+            PtxToken::Word(name) => Ok(PtxOperand::Name(name)),
+            PtxToken::Int(value) => Ok(PtxOperand::Int(value as i64)),
+            PtxToken::Float(bits) => Ok(PtxOperand::Float(bits)),
+            PtxToken::Double(bits) => Ok(PtxOperand::Double(bits)),
             other => Err(t.error(format!("expected an operand, found {other:?}"))),
         },
     }

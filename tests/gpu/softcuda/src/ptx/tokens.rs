@@ -3,7 +3,7 @@
 use super::PtxError;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Token<'a> {
+pub enum PtxToken<'a> {
     /// Directives (`.reg`), opcodes with their modifiers, names, registers.
     Word(&'a str),
     Int(u64),
@@ -16,11 +16,11 @@ pub enum Token<'a> {
     End,
 }
 
-pub struct Tokens<'a> {
+pub struct PtxTokens<'a> {
     text: &'a str,
     at: usize,
     pub line: u32,
-    next: Token<'a>,
+    next: PtxToken<'a>,
     /// The line of `next`.
     next_line: u32,
 }
@@ -29,14 +29,14 @@ fn in_word(c: u8) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, b'_' | b'$' | b'%' | b'.')
 }
 
-impl<'a> Tokens<'a> {
+impl<'a> PtxTokens<'a> {
     pub fn new(text: &'a str) -> Result<Self, PtxError> {
-        let mut tokens = Self { text, at: 0, line: 1, next: Token::End, next_line: 1 };
+        let mut tokens = Self { text, at: 0, line: 1, next: PtxToken::End, next_line: 1 };
         tokens.take()?;
         Ok(tokens)
     }
 
-    pub fn peek(&self) -> Token<'a> {
+    pub fn peek(&self) -> PtxToken<'a> {
         self.next
     }
 
@@ -49,7 +49,7 @@ impl<'a> Tokens<'a> {
         PtxError { line: self.next_line, what: what.into() }
     }
 
-    pub fn take(&mut self) -> Result<Token<'a>, PtxError> {
+    pub fn take(&mut self) -> Result<PtxToken<'a>, PtxError> {
         self.skip_blanks()?;
         let taken = self.next;
         self.next_line = self.line;
@@ -58,7 +58,7 @@ impl<'a> Tokens<'a> {
     }
 
     pub fn skip(&mut self, sign: u8) -> Result<bool, PtxError> {
-        let found = self.next == Token::Sign(sign);
+        let found = self.next == PtxToken::Sign(sign);
         if found {
             self.take()?;
         }
@@ -74,14 +74,14 @@ impl<'a> Tokens<'a> {
 
     pub fn word(&mut self) -> Result<&'a str, PtxError> {
         match self.take()? {
-            Token::Word(word) => Ok(word),
+            PtxToken::Word(word) => Ok(word),
             other => Err(self.error(format!("expected a word, found {other:?}"))),
         }
     }
 
     pub fn int(&mut self) -> Result<u64, PtxError> {
         match self.take()? {
-            Token::Int(value) => Ok(value),
+            PtxToken::Int(value) => Ok(value),
             other => Err(self.error(format!("expected a number, found {other:?}"))),
         }
     }
@@ -116,11 +116,11 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    fn read(&mut self) -> Result<Token<'a>, PtxError> {
+    fn read(&mut self) -> Result<PtxToken<'a>, PtxError> {
         let begin = self.at;
         let c = self.byte(0);
         if c == 0 {
-            return Ok(Token::End);
+            return Ok(PtxToken::End);
         }
         if c.is_ascii_digit() {
             return self.number();
@@ -131,14 +131,14 @@ impl<'a> Tokens<'a> {
                 return Err(PtxError { line: self.line, what: "a text without end".into() });
             };
             self.at += length + 2;
-            return Ok(Token::Text(&rest[..length]));
+            return Ok(PtxToken::Text(&rest[..length]));
         }
         if !in_word(c) {
             if !c.is_ascii() {
                 return Err(PtxError { line: self.line, what: "a character beyond ASCII".into() });
             }
             self.at += 1;
-            return Ok(Token::Sign(c));
+            return Ok(PtxToken::Sign(c));
         }
         loop {
             if in_word(self.byte(0)) {
@@ -146,12 +146,12 @@ impl<'a> Tokens<'a> {
             } else if self.byte(0) == b':' && self.byte(1) == b':' && in_word(self.byte(2)) {
                 self.at += 2;
             } else {
-                return Ok(Token::Word(&self.text[begin..self.at]));
+                return Ok(PtxToken::Word(&self.text[begin..self.at]));
             }
         }
     }
 
-    fn number(&mut self) -> Result<Token<'a>, PtxError> {
+    fn number(&mut self) -> Result<PtxToken<'a>, PtxError> {
         let begin = self.at;
         while self.byte(0).is_ascii_alphanumeric() || self.byte(0) == b'.' {
             self.at += 1;
@@ -160,20 +160,20 @@ impl<'a> Tokens<'a> {
         let wrong = || PtxError { line: self.line, what: format!("`{word}` is no number") };
         let hex = |digits: &str| u64::from_str_radix(digits, 16).map_err(|_| wrong());
         match (word.get(..2), word.len()) {
-            (Some("0f" | "0F"), 10) => Ok(Token::Float(hex(&word[2..])? as u32)),
-            (Some("0d" | "0D"), 18) => Ok(Token::Double(hex(&word[2..])?)),
-            (Some("0x" | "0X"), _) => Ok(Token::Int(hex(word[2..].trim_end_matches('U'))?)),
+            (Some("0f" | "0F"), 10) => Ok(PtxToken::Float(hex(&word[2..])? as u32)),
+            (Some("0d" | "0D"), 18) => Ok(PtxToken::Double(hex(&word[2..])?)),
+            (Some("0x" | "0X"), _) => Ok(PtxToken::Int(hex(word[2..].trim_end_matches('U'))?)),
             _ => {
                 // A leading 0 would be octal, which no compiler writes for anything but 0.
                 let digits = word.trim_end_matches('U');
                 if digits.bytes().all(|c| c.is_ascii_digit() || c == b'.') && digits.contains('.') {
                     // A version.
-                    return Ok(Token::Word(word));
+                    return Ok(PtxToken::Word(word));
                 }
                 if digits.len() > 1 && digits.starts_with('0') {
                     return Err(wrong());
                 }
-                Ok(Token::Int(digits.parse().map_err(|_| wrong())?))
+                Ok(PtxToken::Int(digits.parse().map_err(|_| wrong())?))
             }
         }
     }

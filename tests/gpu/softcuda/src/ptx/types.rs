@@ -2,26 +2,26 @@
 
 /// A register of up to 32 bits, or a constant (see [`W::constant`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct W(pub u32);
+pub struct WordRegister(pub u32);
 /// A register of 64 bits, or a constant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct D(pub u32);
+pub struct DoubleRegister(pub u32);
 /// A predicate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct P(pub u32);
+pub struct PredRegister(pub u32);
 
 /// Marks constants among register numbers.
 pub const CONSTANT: u32 = 1 << 31;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Any {
-    W(W),
-    D(D),
-    P(P),
+pub enum AnyRegister {
+    W(WordRegister),
+    D(DoubleRegister),
+    P(PredRegister),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ty {
+pub enum PtxType {
     Pred,
     B8,
     B16,
@@ -44,7 +44,7 @@ pub enum Ty {
     F64,
 }
 
-impl Ty {
+impl PtxType {
     pub fn of(name: &str) -> Option<Self> {
         Some(match name {
             "pred" => Self::Pred,
@@ -96,7 +96,7 @@ impl Ty {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Space {
+pub enum StateSpace {
     Global,
     Shared,
     Local,
@@ -104,7 +104,7 @@ pub enum Space {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Special {
+pub enum SpecialRegister {
     Tid(usize),
     Ntid(usize),
     Ctaid(usize),
@@ -179,7 +179,7 @@ pub enum FloatOne {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cmp {
+pub enum PtxComparison {
     Eq,
     Ne,
     Lt,
@@ -197,14 +197,14 @@ pub enum Cmp {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Logic {
+pub enum LogicOp {
     And,
     Or,
     Xor,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Round {
+pub enum RoundingMode {
     Nearest,
     Zero,
     Down,
@@ -243,7 +243,7 @@ pub enum VoteMode {
 
 /// How an access is ordered with those of other threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ordering {
+pub enum MemoryOrdering {
     /// `.weak`: races are mistakes.
     Weak,
     /// `.relaxed`, `.volatile`, `.release`.
@@ -253,14 +253,14 @@ pub enum Ordering {
 
 /// `base + offset`; the base may be a constant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Address {
-    pub base: Any,
+pub struct PtxAddress {
+    pub base: AnyRegister,
     pub offset: i64,
 }
 
 /// Half-precision formats, one or two in a register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Half {
+pub struct HalfFormat {
     pub bf16: bool,
     pub two: bool,
 }

@@ -1,15 +1,15 @@
 //! Mistakes that were put into kernels: each is found, and the message names kernel, line, block and lane.
 
-use crate::machine::{Arg, Launch, kernel};
+use crate::machine::{KernelArg, TestLaunch, kernel};
 use softcuda::driver::Status;
 
 /// The address of this thread's word of `%rd0` in `%rd9`, its number in `%r0`.
 const MINE: &str = "mov.u32 %r0, %tid.x;\nmul.wide.u32 %rd8, %r0, 4;\nadd.s64 %rd9, %rd0, %rd8;\n";
 
-fn found(text: &str, threads: u32, args: &[Arg<'_>], status: Status, parts: &[&str]) {
+fn found(text: &str, threads: u32, args: &[KernelArg<'_>], status: Status, parts: &[&str]) {
     for order in ["turns", "backwards", "random:1", "random:77"] {
         let switches = [("ORDER", order)];
-        let launch = Launch { switches: &switches, ..Launch::new(text.to_string(), threads, args) };
+        let launch = TestLaunch { switches: &switches, ..TestLaunch::new(text.to_string(), threads, args) };
         let failure = launch.failure();
         assert_eq!(failure.status, status, "{order}: {}", failure.what);
         for part in parts {
@@ -18,10 +18,10 @@ fn found(text: &str, threads: u32, args: &[Arg<'_>], status: Status, parts: &[&s
     }
 }
 
-fn works(text: &str, threads: u32, args: &[Arg<'_>]) -> Vec<Vec<u32>> {
+fn works(text: &str, threads: u32, args: &[KernelArg<'_>]) -> Vec<Vec<u32>> {
     let of = |order: &str| {
         let switches = [("ORDER", order)];
-        let launch = Launch { switches: &switches, ..Launch::new(text.to_string(), threads, args) };
+        let launch = TestLaunch { switches: &switches, ..TestLaunch::new(text.to_string(), threads, args) };
         launch.run().unwrap_or_else(|f| panic!("{order}: {}", f.what))
     };
     let results = of("turns");
@@ -34,7 +34,7 @@ fn works(text: &str, threads: u32, args: &[Arg<'_>]) -> Vec<Vec<u32>> {
 #[test]
 fn an_index_beyond_an_allocation() {
     let text = kernel(1, &format!("{MINE}st.global.u32 [%rd9+4], %r0;\nret;"));
-    let args = [Arg::Empty(64 * 4)];
+    let args = [KernelArg::Empty(64 * 4)];
     let parts = [
         "kernel k, PTX line 14 `st.global.u32 [%rd9+4], %r0;`",
         "block (0, 0, 0)",
@@ -54,7 +54,7 @@ fn an_index_beyond_an_array_in_shared_memory() {
              st.shared.u32 [%rd11+{offset}], %r0;\nbar.sync 0;\nld.shared.u32 %r1, [%rd11+{offset}];\nst.global.u32 [%rd9], %r1;\nret;"
         )
     };
-    let args = [Arg::Empty(128)];
+    let args = [KernelArg::Empty(128)];
     found(
         &kernel(1, &body(4)),
         32,
@@ -67,7 +67,7 @@ fn an_index_beyond_an_array_in_shared_memory() {
 
 #[test]
 fn addresses_beyond_all_memory() {
-    let args = [Arg::Empty(128)];
+    let args = [KernelArg::Empty(128)];
     for space in ["shared", "local", "global"] {
         for at in ["-4", "0", "0x7fffffffffffffff"] {
             let body = format!(
@@ -91,7 +91,7 @@ fn exchange(first: &str, second: &str) -> String {
 
 #[test]
 fn a_missing_barrier() {
-    let args = [Arg::Empty(256)];
+    let args = [KernelArg::Empty(256)];
     let failures = [
         // A warp that runs far ahead reads what nobody wrote.
         (exchange("", "bar.sync 0;"), None),
@@ -100,7 +100,7 @@ fn a_missing_barrier() {
     for (text, part) in failures {
         for order in ["turns", "backwards", "random:1", "random:77"] {
             let switches = [("ORDER", order)];
-            let launch = Launch { switches: &switches, ..Launch::new(text.clone(), 64, &args) };
+            let launch = TestLaunch { switches: &switches, ..TestLaunch::new(text.clone(), 64, &args) };
             let failure = launch.failure();
             assert_eq!(failure.status, Status::LaunchFailed);
             assert!(failure.what.contains(part.unwrap_or("shared")), "{order}: {}", failure.what);
@@ -114,7 +114,7 @@ fn a_missing_barrier() {
 fn lanes_of_one_warp_race_too() {
     let text =
         |between: &str| exchange(between, between).replace("xor.b32 %r2, %r0, 32", "xor.b32 %r2, %r0, 1");
-    let args = [Arg::Empty(128)];
+    let args = [KernelArg::Empty(128)];
     found(&text(""), 32, &args, Status::LaunchFailed, &["no barrier stands between", "wrote xs +"]);
     works(&text("bar.warp.sync 0xffffffff;"), 32, &args);
 }
@@ -124,7 +124,7 @@ fn a_vector_off_its_alignment() {
     let body = "mov.u32 %r0, %tid.x;\nmul.wide.u32 %rd8, %r0, 8;\nadd.s64 %rd9, %rd1, %rd8;\n\
                 ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%rd9];\nst.global.u32 [%rd0], %r1;\nret;";
     let words: Vec<u32> = (0..64).collect();
-    let args = [Arg::Empty(4), Arg::Words(&words)];
+    let args = [KernelArg::Empty(4), KernelArg::Words(&words)];
     found(&kernel(2, body), 2, &args, Status::MisalignedAddress, &["lane 1 of warp 0", "16 bytes at"]);
 }
 
@@ -133,7 +133,7 @@ fn a_register_that_has_no_value_on_one_way() {
     let body = format!(
         "{MINE}setp.lt.u32 %p0, %r0, 7;\n@%p0 bra SKIP;\nmov.u32 %r5, 1;\nSKIP:\nadd.s32 %r6, %r5, 1;\nst.global.u32 [%rd9], %r6;\nret;"
     );
-    let args = [Arg::Empty(128)];
+    let args = [KernelArg::Empty(128)];
     found(
         &kernel(1, &body),
         32,
@@ -147,12 +147,18 @@ fn a_register_that_has_no_value_on_one_way() {
 fn memory_that_was_never_written() {
     let global = kernel(2, "ld.global.u32 %r0, [%rd1+4];\nst.global.u32 [%rd0], %r0;\nret;");
     let parts = ["global memory is read before it has a value", "ld.global.u32 %r0, [%rd1+4];"];
-    found(&global, 1, &[Arg::Empty(4), Arg::Empty(8)], Status::LaunchFailed, &parts);
+    found(&global, 1, &[KernelArg::Empty(4), KernelArg::Empty(8)], Status::LaunchFailed, &parts);
     let shared = kernel(
         1,
         ".shared .align 4 .b8 xs[8];\nld.shared.u32 %r0, [xs+4];\nst.global.u32 [%rd0], %r0;\nret;",
     );
-    found(&shared, 1, &[Arg::Empty(4)], Status::LaunchFailed, &["xs + 4 of shared memory is read before"]);
+    found(
+        &shared,
+        1,
+        &[KernelArg::Empty(4)],
+        Status::LaunchFailed,
+        &["xs + 4 of shared memory is read before"],
+    );
 }
 
 #[test]
@@ -165,7 +171,7 @@ fn a_barrier_that_a_part_of_the_threads_comes_to() {
             ),
         )
     };
-    let args = [Arg::Empty(256)];
+    let args = [KernelArg::Empty(256)];
     // A part of a warp, a whole warp.
     found(&text(16, ""), 64, &args, Status::LaunchFailed, &["bar.sync 0;"]);
     found(&text(32, ""), 64, &args, Status::LaunchFailed, &["bar.sync 0;", "waits at a barrier for ever"]);
@@ -182,7 +188,7 @@ fn a_shuffle_that_a_part_of_the_lanes_comes_to() {
              st.global.u32 [%rd9], %r1;\nSKIP:\nbar.warp.sync 0xffffffff;\nret;"
         )
     };
-    let args = [Arg::Empty(128)];
+    let args = [KernelArg::Empty(128)];
     found(&kernel(1, &body("@%p0")), 32, &args, Status::LaunchFailed, &["do not come"]);
     let all = body("@%p0").replace("%r0, 16", "%r0, 0");
     assert_eq!(works(&kernel(1, &all), 32, &args)[0], (0..32).map(|i| i ^ 1).collect::<Vec<_>>());
@@ -192,8 +198,8 @@ fn a_shuffle_that_a_part_of_the_lanes_comes_to() {
 fn blocks_that_touch_the_same_word() {
     let text = |store: &str| kernel(1, &format!("mov.u32 %r0, %ctaid.x;\n{store}\nret;"));
     let run = |store: &str| {
-        let args = [Arg::Words(&[5, 0, 0, 0])];
-        Launch { grid: [4, 1, 1], ..Launch::new(text(store), 1, &args) }.run()
+        let args = [KernelArg::Words(&[5, 0, 0, 0])];
+        TestLaunch { grid: [4, 1, 1], ..TestLaunch::new(text(store), 1, &args) }.run()
     };
     let failure = run("st.global.u32 [%rd0], %r0;").unwrap_err();
     assert!(failure.what.contains("another block of this launch writes it"), "{}", failure.what);
@@ -213,7 +219,7 @@ fn threads_of_a_block_that_exchange_through_global_memory() {
              ld.global.u32 %r3, [%rd13];\nadd.s64 %rd14, %rd1, %rd8;\nst.global.u32 [%rd14], %r3;\nret;"
         )
     };
-    let args = [Arg::Empty(256), Arg::Empty(256)];
+    let args = [KernelArg::Empty(256), KernelArg::Empty(256)];
     found(
         &kernel(2, &body("")),
         64,
@@ -238,7 +244,7 @@ fn copied(wait: &str) -> String {
 #[test]
 fn a_copy_that_was_not_waited_for() {
     let words: Vec<u32> = (0..128).collect();
-    let args = [Arg::Empty(128), Arg::Words(&words)];
+    let args = [KernelArg::Empty(128), KernelArg::Words(&words)];
     let part = ["is read while a copy to it is under way"];
     found(&copied(""), 32, &args, Status::LaunchFailed, &part);
     // The last group may be under way still.
@@ -257,14 +263,14 @@ fn a_copy_that_was_not_waited_for() {
 fn a_stage_that_is_used_again_too_early() {
     let text = copied("cp.async.cg.shared.global [%rd11], [%rd12], 16;\ncp.async.wait_all;");
     let words: Vec<u32> = (0..128).collect();
-    let args = [Arg::Empty(128), Arg::Words(&words)];
+    let args = [KernelArg::Empty(128), KernelArg::Words(&words)];
     found(&text, 32, &args, Status::LaunchFailed, &["is written while a copy to it is under way"]);
 }
 
 #[test]
 fn a_division_by_zero_and_a_trap() {
     let zero = [0];
-    let args = [Arg::Empty(4), Arg::Words(&zero)];
+    let args = [KernelArg::Empty(4), KernelArg::Words(&zero)];
     let text = kernel(2, "ld.global.u32 %r0, [%rd1];\nmov.u32 %r1, 7;\ndiv.u32 %r2, %r1, %r0;\nret;");
     found(&text, 1, &args, Status::LaunchFailed, &["a division by zero"]);
     found(&kernel(2, "trap;\nret;"), 1, &args, Status::IllegalInstruction, &["trap;"]);

@@ -240,8 +240,8 @@ fn halves() {
 fn atomics() {
     let change = |op: &str, words: &[u32]| {
         let text = crate::machine::kernel(1, &format!("{op}\nst.global.u32 [%rd0+4], %r0;\nret;"));
-        let args = [crate::machine::Arg::Words(words)];
-        let out = crate::machine::Launch::new(text, 1, &args).run().unwrap();
+        let args = [crate::machine::KernelArg::Words(words)];
+        let out = crate::machine::TestLaunch::new(text, 1, &args).run().unwrap();
         (out[0][0], out[0][1])
     };
     assert_eq!(change("atom.global.add.u32 %r0, [%rd0], 3;", &[4, 0]), (7, 4));

@@ -1,25 +1,25 @@
 //! A driver with a module, for tests.
 
-use softcuda::driver::streams::Call;
-use softcuda::driver::{Answer, Driver, Failure};
-use softcuda::options::Options;
+use softcuda::driver::streams::QueuedLaunch;
+use softcuda::driver::{DriverFailure, DriverResult, SoftDriver};
+use softcuda::options::DeviceOptions;
 
 pub const HEADER: &str = ".version 7.8\n.target sm_90\n.address_size 64\n";
 
 /// An argument of a kernel.
-pub enum Arg<'a> {
+pub enum KernelArg<'a> {
     /// A buffer with these words.
     Words(&'a [u32]),
     /// A buffer of so many bytes that nothing was written to.
     Empty(u64),
 }
 
-pub struct Launch<'a> {
+pub struct TestLaunch<'a> {
     pub text: String,
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub shared_bytes: u32,
-    pub args: &'a [Arg<'a>],
+    pub args: &'a [KernelArg<'a>],
     pub switches: &'a [(&'a str, &'a str)],
 }
 
@@ -34,18 +34,18 @@ pub fn kernel(params: usize, body: &str) -> String {
     )
 }
 
-impl<'a> Launch<'a> {
-    pub fn new(text: String, threads: u32, args: &'a [Arg<'a>]) -> Self {
+impl<'a> TestLaunch<'a> {
+    pub fn new(text: String, threads: u32, args: &'a [KernelArg<'a>]) -> Self {
         Self { text, grid: [1; 3], block: [threads, 1, 1], shared_bytes: 0, args, switches: &[] }
     }
 
     /// Runs the kernel `k`; words of every buffer afterwards.
-    pub fn run(&self) -> Answer<Vec<Vec<u32>>> {
-        let mut options = Options::default();
+    pub fn run(&self) -> DriverResult<Vec<Vec<u32>>> {
+        let mut options = DeviceOptions::default();
         for (name, value) in self.switches {
             options.set(name, value).expect("a known switch");
         }
-        let mut driver = Driver::new(options);
+        let mut driver = SoftDriver::new(options);
         driver.initialised = true;
         driver.hold();
         let module = driver.load_module(self.text.as_bytes())?;
@@ -53,18 +53,18 @@ impl<'a> Launch<'a> {
         let mut buffers = vec![];
         for arg in self.args {
             let bytes = match arg {
-                Arg::Words(words) => words.len() as u64 * 4,
-                Arg::Empty(bytes) => *bytes,
+                KernelArg::Words(words) => words.len() as u64 * 4,
+                KernelArg::Empty(bytes) => *bytes,
             };
             let at = driver.space.allocate(bytes)?;
-            if let Arg::Words(words) = arg {
+            if let KernelArg::Words(words) = arg {
                 let data: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
                 driver.space.write(at, &data)?;
             }
             buffers.push((at, bytes));
         }
         let entry = driver.functions.get(function)?.clone();
-        let call = Call {
+        let call = QueuedLaunch {
             kernel: entry.kernel,
             constants: entry.constants,
             grid: self.grid,
@@ -85,7 +85,7 @@ impl<'a> Launch<'a> {
     }
 
     /// Runs the kernel, which has to fail.
-    pub fn failure(&self) -> Failure {
+    pub fn failure(&self) -> DriverFailure {
         self.run().map(|_| ()).expect_err("it has to fail")
     }
 }
@@ -93,6 +93,6 @@ impl<'a> Launch<'a> {
 /// What one thread of `body` stores to `%rd0` (one word), given the words at `%rd1`.
 pub fn compute(body: &str, input: &[u32]) -> u32 {
     let text = kernel(2, &format!("{body}\nret;"));
-    let args = [Arg::Empty(8), Arg::Words(input)];
-    Launch::new(text, 1, &args).run().unwrap_or_else(|f| panic!("{}\n{body}", f.what))[0][0]
+    let args = [KernelArg::Empty(8), KernelArg::Words(input)];
+    TestLaunch::new(text, 1, &args).run().unwrap_or_else(|f| panic!("{}\n{body}", f.what))[0][0]
 }

@@ -1,12 +1,12 @@
 //! Lanes that part meet again, loops of different lengths, guards, votes.
 
-use crate::machine::{Arg, Launch, kernel};
+use crate::machine::{KernelArg, TestLaunch, kernel};
 
 fn all(body: &str, threads: u32) -> Vec<u32> {
-    let args = [Arg::Empty(u64::from(threads) * 4)];
+    let args = [KernelArg::Empty(u64::from(threads) * 4)];
     let mine = "mov.u32 %r0, %tid.x;\nmul.wide.u32 %rd8, %r0, 4;\nadd.s64 %rd9, %rd0, %rd8;\n";
     let text = kernel(1, &format!("{mine}{body}\nst.global.u32 [%rd9], %r1;\nret;"));
-    Launch::new(text, threads, &args).run().unwrap_or_else(|f| panic!("{}", f.what)).remove(0)
+    TestLaunch::new(text, threads, &args).run().unwrap_or_else(|f| panic!("{}", f.what)).remove(0)
 }
 
 #[test]
@@ -39,32 +39,33 @@ fn masks_of_a_part_of_the_lanes() {
 
 #[test]
 fn three_axes_and_a_partial_warp() {
-    let args = [Arg::Empty(6 * 7 * 4)];
+    let args = [KernelArg::Empty(6 * 7 * 4)];
     let body = "mov.u32 %r0, %tid.x;\nmov.u32 %r1, %tid.y;\nmov.u32 %r2, %ntid.x;\nmad.lo.s32 %r3, %r1, %r2, %r0;\nmov.u32 %r4, %ctaid.y;\n\
                 mov.u32 %r5, %nctaid.y;\nmad.lo.s32 %r6, %r3, %r5, %r4;\nmul.wide.u32 %rd1, %r6, 4;\nadd.s64 %rd2, %rd0, %rd1;\n\
                 st.global.u32 [%rd2], %r6;\nret;";
-    let launch = Launch { grid: [1, 7, 1], block: [3, 2, 1], ..Launch::new(kernel(1, body), 0, &args) };
+    let launch =
+        TestLaunch { grid: [1, 7, 1], block: [3, 2, 1], ..TestLaunch::new(kernel(1, body), 0, &args) };
     assert_eq!(launch.run().unwrap()[0], (0..42).collect::<Vec<_>>());
 }
 
 #[test]
 fn the_first_fault_is_that_of_the_first_block() {
     let body = "mov.u32 %r0, %ctaid.x;\nsetp.lt.u32 %p0, %r0, 3;\n@%p0 bra END;\nst.global.u32 [%rd0+4096], %r0;\nEND:\nret;";
-    let args = [Arg::Empty(4)];
-    let failure = Launch { grid: [4, 1, 1], ..Launch::new(kernel(1, body), 1, &args) }.failure();
+    let args = [KernelArg::Empty(4)];
+    let failure = TestLaunch { grid: [4, 1, 1], ..TestLaunch::new(kernel(1, body), 1, &args) }.failure();
     assert!(failure.what.contains("block (3, 0, 0)"), "{}", failure.what);
 }
 
 /// Each block stores a part, then counts itself; the last one adds the parts. `fences` stand where the ISA asks for them.
-fn last_block_adds(fence: &str) -> softcuda::driver::Answer<Vec<Vec<u32>>> {
+fn last_block_adds(fence: &str) -> softcuda::driver::DriverResult<Vec<Vec<u32>>> {
     let body = format!(
         "mov.u32 %r0, %ctaid.x;\nmul.wide.u32 %rd8, %r0, 4;\nadd.s64 %rd9, %rd1, %rd8;\nadd.s32 %r1, %r0, 10;\nst.global.u32 [%rd9], %r1;\n\
          {fence}\natom.global.add.u32 %r2, [%rd2], 1;\n{fence}\nsetp.ne.u32 %p0, %r2, 3;\n@%p0 bra END;\n\
          ld.global.v4.u32 {{%r3, %r4, %r5, %r6}}, [%rd1];\nadd.s32 %r3, %r3, %r4;\nadd.s32 %r5, %r5, %r6;\nadd.s32 %r3, %r3, %r5;\n\
          st.global.u32 [%rd0], %r3;\nEND:\nret;"
     );
-    let args = [Arg::Empty(4), Arg::Empty(16), Arg::Words(&[0])];
-    Launch { grid: [4, 1, 1], ..Launch::new(kernel(3, &body), 1, &args) }.run()
+    let args = [KernelArg::Empty(4), KernelArg::Empty(16), KernelArg::Words(&[0])];
+    TestLaunch { grid: [4, 1, 1], ..TestLaunch::new(kernel(3, &body), 1, &args) }.run()
 }
 
 #[test]
@@ -79,11 +80,11 @@ fn local_memory_is_each_lanes_own() {
     let body = ".local .align 16 .b8 depot[16];\nmov.u64 %rd1, depot;\ncvta.local.u64 %rd2, %rd1;\nst.local.u32 [%rd1+4], %r0;\n\
                 bar.warp.sync 0xffffffff;\nld.local.u32 %r1, [%rd1+4];";
     assert_eq!(all(body, 64), (0..64).collect::<Vec<_>>());
-    let args = [Arg::Empty(4)];
+    let args = [KernelArg::Empty(4)];
     let text = |load: &str| {
         kernel(1, &format!(".local .align 16 .b8 depot[16];\n{load}\nst.global.u32 [%rd0], %r1;\nret;"))
     };
-    let failure = |load: &str| Launch::new(text(load), 1, &args).failure().what;
+    let failure = |load: &str| TestLaunch::new(text(load), 1, &args).failure().what;
     assert!(failure("ld.local.u32 %r1, [depot];").contains("local memory is read before it has a value"));
     assert!(failure("ld.local.u32 %r1, [depot+16];").contains("local memory, which has 16"));
 }

@@ -3,23 +3,23 @@
 use std::sync::Arc;
 
 use crate::machine::kernel;
-use softcuda::driver::streams::{Call, Work};
-use softcuda::driver::{Driver, Status};
-use softcuda::options::Options;
+use softcuda::driver::streams::{QueuedLaunch, StreamWork};
+use softcuda::driver::{SoftDriver, Status};
+use softcuda::options::DeviceOptions;
 
-fn driver(switches: &[(&str, &str)]) -> Driver {
-    let mut options = Options::default();
+fn driver(switches: &[(&str, &str)]) -> SoftDriver {
+    let mut options = DeviceOptions::default();
     for (name, value) in switches {
         options.set(name, value).expect("a known switch");
     }
-    let mut driver = Driver::new(options);
+    let mut driver = SoftDriver::new(options);
     driver.initialised = true;
     driver.hold();
     driver
 }
 
 /// Adds one to the word at its argument.
-fn counter(driver: &mut Driver) -> (u64, u64, Call) {
+fn counter(driver: &mut SoftDriver) -> (u64, u64, QueuedLaunch) {
     let text =
         kernel(1, "ld.global.u32 %r0, [%rd0];\nadd.s32 %r0, %r0, 1;\nst.global.u32 [%rd0], %r0;\nret;");
     let module = driver.load_module(text.as_bytes()).unwrap();
@@ -29,10 +29,10 @@ fn counter(driver: &mut Driver) -> (u64, u64, Call) {
     let entry = driver.functions.get(function).unwrap().clone();
     let (kernel, constants) = (entry.kernel, entry.constants);
     let params = at.to_le_bytes().to_vec();
-    (function, at, Call { kernel, constants, grid: [1; 3], block: [1; 3], shared_bytes: 0, params })
+    (function, at, QueuedLaunch { kernel, constants, grid: [1; 3], block: [1; 3], shared_bytes: 0, params })
 }
 
-fn word(driver: &Driver, at: u64) -> u32 {
+fn word(driver: &SoftDriver, at: u64) -> u32 {
     let mut data = [0; 4];
     driver.space.read(at, &mut data).unwrap();
     u32::from_le_bytes(data)
@@ -97,7 +97,7 @@ fn a_recording_becomes_a_graph() {
 fn a_fault_stays_until_the_context_goes() {
     let mut driver = driver(&[]);
     let (function, at, call) = counter(&mut driver);
-    driver.launch(function, 0, Call { params: vec![0; 8], ..call.clone() }).unwrap();
+    driver.launch(function, 0, QueuedLaunch { params: vec![0; 8], ..call.clone() }).unwrap();
     let failure = driver.wait(0).unwrap_err();
     assert_eq!(failure.status, Status::IllegalAddress);
     assert_eq!(driver.wait(0).unwrap_err(), failure);
@@ -112,18 +112,18 @@ fn a_fault_stays_until_the_context_goes() {
 fn launches_that_a_gpu_cannot_do_are_refused() {
     let mut driver = driver(&[]);
     let (function, _, call) = counter(&mut driver);
-    let mut refused = |call: Call, part: &str| {
+    let mut refused = |call: QueuedLaunch, part: &str| {
         let failure = driver.launch(function, 0, call).unwrap_err();
         assert_eq!(failure.status, Status::InvalidValue);
         assert!(failure.what.contains(part), "{}", failure.what);
     };
-    refused(Call { block: [1025, 1, 1], ..call.clone() }, "threads");
-    refused(Call { grid: [1, 65_536, 1], ..call.clone() }, "blocks");
-    refused(Call { grid: [0, 1, 1], ..call.clone() }, "blocks");
-    refused(Call { shared_bytes: 49_153, ..call.clone() }, "shared memory");
+    refused(QueuedLaunch { block: [1025, 1, 1], ..call.clone() }, "threads");
+    refused(QueuedLaunch { grid: [1, 65_536, 1], ..call.clone() }, "blocks");
+    refused(QueuedLaunch { grid: [0, 1, 1], ..call.clone() }, "blocks");
+    refused(QueuedLaunch { shared_bytes: 49_153, ..call.clone() }, "shared memory");
     assert_eq!(driver.function_shared(function, 300_000).unwrap_err().status, Status::InvalidValue);
     driver.function_shared(function, 100_000).unwrap();
-    driver.launch(function, 0, Call { shared_bytes: 100_000, ..call }).unwrap();
+    driver.launch(function, 0, QueuedLaunch { shared_bytes: 100_000, ..call }).unwrap();
 }
 
 #[test]
@@ -157,12 +157,12 @@ fn memory_is_counted_and_mapped_as_it_has_to_be() {
 fn copies_and_fills() {
     let mut driver = driver(&[]);
     let (a, b) = (driver.space.allocate(64).unwrap(), driver.space.allocate(64).unwrap());
-    driver.enqueue(0, Work::Fill { to: a, element: 7u32.to_le_bytes().to_vec(), count: 16 }).unwrap();
-    driver.enqueue(0, Work::Staged { to: a + 5, data: Arc::new(vec![1, 2, 3]) }).unwrap();
-    driver.enqueue(0, Work::Copy { to: b, from: a, bytes: 64 }).unwrap();
+    driver.enqueue(0, StreamWork::Fill { to: a, element: 7u32.to_le_bytes().to_vec(), count: 16 }).unwrap();
+    driver.enqueue(0, StreamWork::Staged { to: a + 5, data: Arc::new(vec![1, 2, 3]) }).unwrap();
+    driver.enqueue(0, StreamWork::Copy { to: b, from: a, bytes: 64 }).unwrap();
     driver.wait(0).unwrap();
     assert_eq!([word(&driver, b), word(&driver, b + 4), word(&driver, b + 60)], [7, 0x0302_0107, 7]);
-    driver.enqueue(0, Work::Copy { to: a + 4, from: a, bytes: 8 }).unwrap();
+    driver.enqueue(0, StreamWork::Copy { to: a + 4, from: a, bytes: 8 }).unwrap();
     assert!(driver.wait(0).unwrap_err().what.contains("overlap"));
 }
 

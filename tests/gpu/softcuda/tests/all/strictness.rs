@@ -1,8 +1,8 @@
 //! What is not known is refused when a module is loaded.
 
 use crate::machine::{HEADER, kernel};
-use softcuda::driver::{Driver, Status};
-use softcuda::options::Options;
+use softcuda::driver::{SoftDriver, Status};
+use softcuda::options::DeviceOptions;
 use softcuda::ptx::kernel::load;
 
 fn refused(body: &str, part: &str) {
@@ -43,11 +43,11 @@ fn operands_have_to_fit() {
 #[test]
 fn modules_are_refused_as_a_driver_refuses_them() {
     let status = |text: &str, switches: &[(&str, &str)]| {
-        let mut options = Options::default();
+        let mut options = DeviceOptions::default();
         for (name, value) in switches {
             options.set(name, value).unwrap();
         }
-        Driver::new(options)
+        SoftDriver::new(options)
             .load_module(text.as_bytes())
             .map_or_else(|f| (f.status, f.what), |_| (Status::Success, String::new()))
     };
@@ -72,7 +72,7 @@ fn modules_are_refused_as_a_driver_refuses_them() {
 
 #[test]
 fn switches_are_checked() {
-    let mut options = Options::default();
+    let mut options = DeviceOptions::default();
     assert!(options.set("NOTHING", "1").unwrap_err().contains("no such switch"));
     assert!(options.set("ORDER", "sideways").unwrap_err().contains("random:SEED"));
     assert!(options.set("CHECKS", "1").unwrap_err().contains("on or off"));

@@ -1,6 +1,6 @@
 //! Tensor cores: products by fragments, straight from memory and by way of `ldmatrix`, and a wrong map of lanes to elements.
 
-use crate::machine::{Arg, Launch, kernel};
+use crate::machine::{KernelArg, TestLaunch, kernel};
 
 /// Rows of 8 words of `a` (16 rows) and `b` (8 columns): 16 halves or 32 bytes each.
 const ROW: usize = 8;
@@ -46,8 +46,8 @@ fn expected(a: &[i32], b: &[i32], k: usize) -> Vec<i32> {
 
 fn run(text: String, a: &[u32], b: &[u32]) -> Vec<u32> {
     assert_eq!((a.len(), b.len()), (16 * ROW, 8 * ROW));
-    let args = [Arg::Empty(16 * 8 * 4), Arg::Words(a), Arg::Words(b)];
-    Launch::new(text, 32, &args).run().unwrap_or_else(|f| panic!("{}", f.what)).remove(0)
+    let args = [KernelArg::Empty(16 * 8 * 4), KernelArg::Words(a), KernelArg::Words(b)];
+    TestLaunch::new(text, 32, &args).run().unwrap_or_else(|f| panic!("{}", f.what)).remove(0)
 }
 
 fn floats(words: &[u32]) -> Vec<i32> {
@@ -102,8 +102,8 @@ fn rows_by_way_of_shared_memory() {
     assert_eq!(floats(&found), expected(&a, &b, 16));
     // Rows have to lie at multiples of 16 bytes.
     let (a, b) = (halves(&a), halves(&b));
-    let args = [Arg::Empty(512), Arg::Words(&a), Arg::Words(&b)];
-    let failure = Launch::new(kernel(3, &body("3")), 32, &args).failure();
+    let args = [KernelArg::Empty(512), KernelArg::Words(&a), KernelArg::Words(&b)];
+    let failure = TestLaunch::new(kernel(3, &body("3")), 32, &args).failure();
     assert!(
         failure.what.contains("lane 16 of warp 0") && failure.what.contains("no multiple of 16"),
         "{}",
@@ -118,9 +118,9 @@ fn a_transposed_matrix() {
                 mul.wide.u32 %rd12, %r2, 16;\nadd.s64 %rd13, %rd10, %rd12;\nldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%r3}, [%rd13];\n\
                 add.s64 %rd14, %rd0, %rd8;\nst.global.b32 [%rd14], %r3;\nret;";
     let words: Vec<u32> = (0..32).map(|i| (2 * i) | ((2 * i + 1) << 16)).collect();
-    let args = [Arg::Empty(128), Arg::Words(&words)];
+    let args = [KernelArg::Empty(128), KernelArg::Words(&words)];
     let found =
-        Launch::new(kernel(2, body), 32, &args).run().unwrap_or_else(|f| panic!("{}", f.what)).remove(0);
+        TestLaunch::new(kernel(2, body), 32, &args).run().unwrap_or_else(|f| panic!("{}", f.what)).remove(0);
     let element = |row: u32, column: u32| row * 8 + column;
     let expected: Vec<u32> =
         (0..32).map(|l| element(l % 4 * 2, l / 4) | element(l % 4 * 2 + 1, l / 4) << 16).collect();
@@ -131,8 +131,8 @@ fn a_transposed_matrix() {
 fn all_lanes_have_to_come() {
     let text = product(&format!("setp.lt.u32 %p0, %r0, 31;\n@%p0 {F16}"), 256);
     let (a, b) = (halves(&numbers(256, 1)), halves(&numbers(128, 5)));
-    let args = [Arg::Empty(512), Arg::Words(&a), Arg::Words(&b)];
-    let failure = Launch::new(text, 32, &args).failure();
+    let args = [KernelArg::Empty(512), KernelArg::Words(&a), KernelArg::Words(&b)];
+    let failure = TestLaunch::new(text, 32, &args).failure();
     assert!(
         failure.what.contains("lane 31 of warp 0") && failure.what.contains("predicate"),
         "{}",

@@ -1,11 +1,11 @@
 //! Products of up to 16 rows with weights in fragments: a warp takes slices for itself, and a lane copies what it multiplies to places of its
 //! own. So nobody waits for another thread: there are stages, but no barriers.
 
-use super::super::Gpu;
+use super::super::GpuMatmul;
 use super::super::operand::OF_LANE;
 use super::fragments::{FRAGMENTS, ROWS, SliceOf};
-use super::work::Work;
-use super::{CHUNK, Part, Tile};
+use super::work::BlockTiling;
+use super::{BlockTile, CHUNK, WarpTile};
 use mlcc_kernel_lang::{Val, WARP};
 use mlcc_quant::fragments;
 
@@ -16,7 +16,7 @@ const X_ROWS: i64 = 2;
 const APART: i64 = 8;
 
 /// The places of a warp in a stage.
-struct Slot<'k> {
+struct WarpStage<'k> {
     /// Of activations, `[parts of the slice, rows, lanes, 8]`.
     x: Val<'k>,
     /// Of weights, `[tiles, vectors, lanes, 16 bytes]`, and their scales `[tiles, lanes, bytes]`.
@@ -25,14 +25,14 @@ struct Slot<'k> {
 
 /// Where things lie in a slot, in bytes.
 #[derive(Clone, Copy)]
-struct Sizes {
+struct WarpStageSizes {
     vectors: i64,
     tiles: i64,
     /// Of the scales that a lane reads of a tile.
     scales: i64,
 }
 
-impl Sizes {
+impl WarpStageSizes {
     fn bytes(self) -> i64 {
         self.tiles * WARP * (self.vectors * CHUNK + self.scales)
     }
@@ -46,10 +46,10 @@ impl Sizes {
     }
 }
 
-impl<'k> Gpu<'k, '_> {
-    fn sizes(self, of: SliceOf, columns: i64) -> Sizes {
+impl<'k> GpuMatmul<'k, '_> {
+    fn sizes(self, of: SliceOf, columns: i64) -> WarpStageSizes {
         let vectors = of.sizes.vectors() as i64 * of.columns / (2 * COLUMNS);
-        Sizes { vectors, tiles: columns / ROWS, scales: self.lane_scales_bytes(of) }
+        WarpStageSizes { vectors, tiles: columns / ROWS, scales: self.lane_scales_bytes(of) }
     }
 
     /// Bytes of weights in the slot of a warp.
@@ -57,14 +57,14 @@ impl<'k> Gpu<'k, '_> {
         self.sizes(of, columns).bytes()
     }
 
-    pub(super) fn sum_directly(self, of: SliceOf, work: &Work, at: &Tile<'k>) {
+    pub(super) fn sum_directly(self, of: SliceOf, work: &BlockTiling, at: &BlockTile<'k>) {
         let (k, stages) = (self.k, work.stages);
         let slices = self.problem.k as i64 / of.columns;
         // Of as many slices as there are warps, the last of them for some.
         let steps = (slices + work.depth - 1) / work.depth;
         let even = slices % work.depth == 0;
         at.team.run(|_| self.clear(work, at));
-        let has = |step: Val<'k>, part: &Part<'k>, then: &dyn Fn(Val<'k>)| {
+        let has = |step: Val<'k>, part: &WarpTile<'k>, then: &dyn Fn(Val<'k>)| {
             let slice = (step * work.depth + part.along).named("slice");
             if even { then(slice) } else { k.when(slice.lt(slices), || then(slice)) }
         };
@@ -95,20 +95,20 @@ impl<'k> Gpu<'k, '_> {
         k.wait(0);
     }
 
-    fn slot(self, of: SliceOf, work: &Work, step: Val<'k>, part: &Part<'k>) -> Slot<'k> {
+    fn slot(self, of: SliceOf, work: &BlockTiling, step: Val<'k>, part: &WarpTile<'k>) -> WarpStage<'k> {
         let place = (step % work.stages * work.depth + part.along).named("slot");
         let weights = self.direct_bytes(of, work.columns) / self.problem.weight.buffer_bytes() as i64;
-        Slot { x: place * (work.rows * of.columns), w: place * weights }
+        WarpStage { x: place * (work.rows * of.columns), w: place * weights }
     }
 
     /// Begins to copy what a lane multiplies of a slice.
     fn copy_slot(
         self,
         of: SliceOf,
-        work: &Work,
-        at: &Tile<'k>,
-        part: &Part<'k>,
-        slot: &Slot<'k>,
+        work: &BlockTiling,
+        at: &BlockTile<'k>,
+        part: &WarpTile<'k>,
+        slot: &WarpStage<'k>,
         slice: Val<'k>,
     ) {
         let (sizes, lane) = (self.sizes(of, work.columns), part.lane);
@@ -137,11 +137,18 @@ impl<'k> Gpu<'k, '_> {
         }
     }
 
-    fn x_place(self, slot: &Slot<'k>, lane: Val<'k>, s: i64, row: i64) -> Val<'k> {
+    fn x_place(self, slot: &WarpStage<'k>, lane: Val<'k>, s: i64, row: i64) -> Val<'k> {
         slot.x + lane * OF_LANE + (s * X_ROWS + row) * WARP * OF_LANE
     }
 
-    fn multiply_slot(self, of: SliceOf, work: &Work, at: &Tile<'k>, part: &Part<'k>, slot: &Slot<'k>) {
+    fn multiply_slot(
+        self,
+        of: SliceOf,
+        work: &BlockTiling,
+        at: &BlockTile<'k>,
+        part: &WarpTile<'k>,
+        slot: &WarpStage<'k>,
+    ) {
         let (k, sizes, lane) = (self.k, self.sizes(of, work.columns), part.lane);
         let (from, xs) = (at.ws.flat(), at.xs.flat());
         let bytes = self.problem.weight.buffer_bytes() as i64;

@@ -1,15 +1,15 @@
 //! Weights in fragments in a ring: of a slice, what 16 rows have lies together, with their scales before it.
 
-use super::super::Gpu;
-use super::super::operand::{IN_ORDER, Operand, order};
-use super::work::Work;
-use super::{CHUNK, Part, Tile};
-use crate::product::problem::Weight;
+use super::super::GpuMatmul;
+use super::super::operand::{IN_ORDER, SplitOperand, order};
+use super::work::BlockTiling;
+use super::{BlockTile, CHUNK, WarpTile};
+use crate::product::problem::MatmulWeight;
 use mlcc_ir::fragment::M16N8K16;
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Val, View};
-use mlcc_quant::fragments::{self, Fragments};
+use mlcc_kernel_lang::{BufferView, Val};
+use mlcc_quant::fragments::{self, FragmentSizes};
 
 /// Rows of weights of a tile, whose columns of results are two fragments.
 pub(super) const ROWS: i64 = 16;
@@ -20,7 +20,7 @@ const COLUMNS: i64 = fragments::SLICE as i64;
 /// A slice of 16 rows of weights as it lies in shared memory, in bytes.
 #[derive(Clone, Copy)]
 pub(super) struct SliceOf {
-    pub sizes: Fragments,
+    pub sizes: FragmentSizes,
     pub columns: i64,
 }
 
@@ -61,10 +61,10 @@ impl SliceOf {
     }
 }
 
-impl<'k> Gpu<'k, '_> {
+impl<'k> GpuMatmul<'k, '_> {
     /// Columns of a slice in the ring: of 16-bit weights 32, so that stages do not become larger.
-    pub(super) fn slice_of(self, sizes: Fragments) -> SliceOf {
-        let slices = if matches!(self.problem.weight, Weight::Plain(_)) { 1 } else { 2 };
+    pub(super) fn slice_of(self, sizes: FragmentSizes) -> SliceOf {
+        let slices = if matches!(self.problem.weight, MatmulWeight::Plain(_)) { 1 } else { 2 };
         SliceOf { sizes, columns: slices * COLUMNS }
     }
 
@@ -72,8 +72,8 @@ impl<'k> Gpu<'k, '_> {
     pub(super) fn copy_fragments(
         self,
         of: SliceOf,
-        work: &Work,
-        at: &Tile<'k>,
+        work: &BlockTiling,
+        at: &BlockTile<'k>,
         [first, slice]: [Val<'k>; 2],
     ) {
         let w = self.k.flat(self.problem.w);
@@ -93,9 +93,9 @@ impl<'k> Gpu<'k, '_> {
     pub(super) fn multiply_fragments(
         self,
         of: SliceOf,
-        work: &Work,
-        at: &Tile<'k>,
-        part: &Part<'k>,
+        work: &BlockTiling,
+        at: &BlockTile<'k>,
+        part: &WarpTile<'k>,
         stage: Val<'k>,
     ) {
         let k = self.k;
@@ -128,18 +128,18 @@ impl<'k> Gpu<'k, '_> {
     }
 
     /// Fragments of a piece, one for each half of a slice.
-    pub(super) fn factors(self, weights: Operand<'k>) -> Vec<Operand<'k>> {
+    pub(super) fn factors(self, weights: SplitOperand<'k>) -> Vec<SplitOperand<'k>> {
         let of_half = |half| order(&M16N8K16.b, half, false, &IN_ORDER);
         (0..2).map(|half| weights.map(|v| v.shuffle(of_half(half)))).collect()
     }
 
     /// Scales of the two columns of results of a lane, `[2 columns][groups][2 fragments]`, which lie at `place`.
-    pub(super) fn lane_scales(self, of: SliceOf, from: View<'k, 1>, place: Val<'k>) -> Option<Val<'k>> {
+    pub(super) fn lane_scales(self, of: SliceOf, from: BufferView<'k, 1>, place: Val<'k>) -> Option<Val<'k>> {
         let number = self.scale_type()?;
         let bytes = self.lane_scales_bytes(of);
         let count = bytes / number.bytes().unwrap_or(1) as i64;
         let loaded = from.load([place], bytes as u32);
-        Some(loaded.bits_as(Ty::vector(number, count as u32)).named("scales"))
+        Some(loaded.bits_as(ExprType::vector(number, count as u32)).named("scales"))
     }
 
     /// Bytes of these scales; 0 of plain weights.

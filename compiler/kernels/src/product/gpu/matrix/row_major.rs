@@ -1,38 +1,39 @@
 //! Row-major weights in a ring: rows of a slice lie one after the other, with the scale of each.
 
-use super::super::Gpu;
+use super::super::GpuMatmul;
 use super::super::codes::half_codes;
-use super::super::operand::{IN_ORDER, OF_LANE, Operand, order};
-use super::work::Work;
-use super::{CHUNK, Part, SCALE_BYTES, SLICE, Tile};
-use crate::product::problem::{Activation, Weight};
+use super::super::operand::{IN_ORDER, OF_LANE, SplitOperand, order};
+use super::work::BlockTiling;
+use super::{BlockTile, CHUNK, SCALE_BYTES, SLICE, WarpTile};
+use crate::product::problem::{MatmulActivation, MatmulWeight};
 use mlcc_ir::fragment::M16N8K16;
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::matrix::place;
-use mlcc_kernel_lang::{Val, View};
-use mlcc_quant::layout::{Place, Region};
+use mlcc_kernel_lang::{BufferView, Val};
+use mlcc_quant::layout::{AddressExpr, LayoutRegion};
 
-impl<'k> Gpu<'k, '_> {
+impl<'k> GpuMatmul<'k, '_> {
     /// Elements of a row of weights in a slice.
     pub(super) fn row_elements(self) -> i64 {
         match self.problem.weight {
-            Weight::Plain(_) => SLICE,
-            Weight::Packed(format) => SLICE * format.bits as i64 / 8,
+            MatmulWeight::Plain(_) => SLICE,
+            MatmulWeight::Packed(format) => SLICE * format.bits as i64 / 8,
         }
     }
 
     /// Begins to copy the slices of a step; `first` and `slice` are its first ones.
-    pub(super) fn copy_rows(self, work: &Work, at: &Tile<'k>, [first, slice]: [Val<'k>; 2]) {
+    pub(super) fn copy_rows(self, work: &BlockTiling, at: &BlockTile<'k>, [first, slice]: [Val<'k>; 2]) {
         let k = self.k;
         let w = k.flat(self.problem.w);
         let last = self.problem.n as i64 - 1;
         let source = |column: Val<'k>| (at.origin[1] + column).min(last);
-        let place =
-            |place: &Place, row: Val, col: Val| k.val(k.builder(|kb| place.emit(kb, row.id(), col.id())));
+        let place = |place: &AddressExpr, row: Val, col: Val| {
+            k.val(k.builder(|kb| place.emit(kb, row.id(), col.id())))
+        };
         let (codes, scales) = match &self.layout.region {
-            Region::Plain { place, .. } => (place, None),
-            Region::Group { codes, scales, .. } => (codes, Some(scales)),
+            LayoutRegion::Plain { place, .. } => (place, None),
+            LayoutRegion::Group { codes, scales, .. } => (codes, Some(scales)),
         };
         let elements = CHUNK / at.ws.dtype().bytes().unwrap_or(1) as i64;
         let (width, parts) = (self.row_elements(), self.row_elements() / elements);
@@ -56,9 +57,9 @@ impl<'k> Gpu<'k, '_> {
     /// Multiplies the slice of a stage.
     pub(super) fn multiply_rows(
         self,
-        work: &Work,
-        at: &Tile<'k>,
-        part: &Part<'k>,
+        work: &BlockTiling,
+        at: &BlockTile<'k>,
+        part: &WarpTile<'k>,
         [stage, slice]: [Val<'k>; 2],
     ) {
         let [mt, nt] = work.fragments();
@@ -73,17 +74,17 @@ impl<'k> Gpu<'k, '_> {
     }
 
     /// Fragments of a row of weights, one for each half of a slice.
-    fn row_weights(self, w: View<'k, 2>, row: Val<'k>, first: Val<'k>) -> Vec<Operand<'k>> {
-        let halves = self.problem.activation == Activation::F16;
+    fn row_weights(self, w: BufferView<'k, 2>, row: Val<'k>, first: Val<'k>) -> Vec<SplitOperand<'k>> {
+        let halves = self.problem.activation == MatmulActivation::F16;
         let all = match self.problem.weight {
-            Weight::Plain(_) => {
+            MatmulWeight::Plain(_) => {
                 let weights = w.load((row, first), OF_LANE as u32).named("w");
-                if halves { Operand::exact(weights) } else { Operand::of(weights) }
+                if halves { SplitOperand::exact(weights) } else { SplitOperand::of(weights) }
             }
-            Weight::Packed(format) => {
+            MatmulWeight::Packed(format) => {
                 let bytes = OF_LANE * format.bits as i64 / 8;
                 let codes = w.load((row, first * format.bits as i64 / 8), bytes as u32).named("q");
-                Operand::exact(half_codes(self.k, format, codes, self.factor()).named("codes"))
+                SplitOperand::exact(half_codes(self.k, format, codes, self.factor()).named("codes"))
             }
         };
         let of_half = |half| order(&M16N8K16.b, half, false, &IN_ORDER);
@@ -93,12 +94,12 @@ impl<'k> Gpu<'k, '_> {
     /// The scale of each of a lane's sums.
     fn row_scale(
         self,
-        scales: View<'k, 2>,
-        at: &Tile<'k>,
-        part: &Part<'k>,
+        scales: BufferView<'k, 2>,
+        at: &BlockTile<'k>,
+        part: &WarpTile<'k>,
         (j, slice): (Val<'k>, Val<'k>),
     ) -> Val<'k> {
-        let Region::Group { spec, scales: stored, .. } = &self.layout.region else {
+        let LayoutRegion::Group { spec, scales: stored, .. } = &self.layout.region else {
             panic!("scales of plain weights");
         };
         let k = self.k;
@@ -108,7 +109,7 @@ impl<'k> Gpu<'k, '_> {
             let source = (at.origin[1] + column).min(self.problem.n as i64 - 1);
             let byte = k.val(k.builder(|kb| stored.emit(kb, source.id(), first.id())));
             let bytes = scales.load((column, byte % SCALE_BYTES), number.bytes() as u32);
-            bytes.bits_as(Ty::scalar(number.dtype())).cast(DType::F32).named("scale")
+            bytes.bits_as(ExprType::scalar(number.dtype())).cast(DType::F32).named("scale")
         };
         let sums = &M16N8K16.sums;
         let columns =

@@ -11,20 +11,20 @@ pub(super) const COLUMNS: i64 = 32;
 /// How products of up to so many rows may be computed, in tiles of so many rows and columns, the best first: wide ones read activations less
 /// often, and there are fewer of them. With 64 columns for all matrices an H200 was 3 to 9 % slower with 4-bit weights and 10 to 38 % with
 /// f16 ones, for 8 to 64 rows.
-static TILES: [Tiles; 3] = [
-    Tiles { most: 16, blocks: 128, of: &[[16, 128], [16, 64]] },
-    Tiles { most: 32, blocks: 88, of: &[[32, 128], [32, 64], [32, COLUMNS]] },
-    Tiles { most: 64, blocks: 88, of: &[[64, 128], [32, 128], [32, 64], [32, COLUMNS]] },
+static TILES: [TileCandidates; 3] = [
+    TileCandidates { most: 16, blocks: 128, of: &[[16, 128], [16, 64]] },
+    TileCandidates { most: 32, blocks: 88, of: &[[32, 128], [32, 64], [32, COLUMNS]] },
+    TileCandidates { most: 64, blocks: 88, of: &[[64, 128], [32, 128], [32, 64], [32, COLUMNS]] },
 ];
 
-struct Tiles {
+struct TileCandidates {
     most: i64,
     /// So many there have to be of wide ones: two thirds of the multiprocessors of the largest devices, or one for each.
     blocks: i64,
     of: &'static [[i64; 2]],
 }
 
-impl Tiles {
+impl TileCandidates {
     fn blocks(&self, n: i64, [rows, columns]: [i64; 2]) -> i64 {
         n / columns * ((self.most + rows - 1) / rows)
     }
@@ -41,7 +41,7 @@ const STAGES: i64 = 6;
 
 /// How a block of warps computes a tile of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Work {
+pub(super) struct BlockTiling {
     pub rows: i64,
     pub columns: i64,
     /// Warps along rows and along columns.
@@ -55,13 +55,13 @@ pub(super) struct Work {
     pub most: i64,
 }
 
-impl Work {
+impl BlockTiling {
     /// `slice`: columns of a slice. Stages of a tile are of 32: wider ones have fewer, of as many bytes together.
-    pub fn of(tile: &MatrixTile, slice: i64) -> Work {
+    pub fn of(tile: &MatrixTile, slice: i64) -> BlockTiling {
         let (rows, columns) = (i64::from(tile.rows), i64::from(tile.columns));
         let warps = tile.warps.map(i64::from);
         let stages = ((i64::from(tile.stages) * 32 + slice - 1) / slice).max(2);
-        Work { rows, columns, warps, depth: 1, stages, direct: false, most: i64::MAX }
+        BlockTiling { rows, columns, warps, depth: 1, stages, direct: false, most: i64::MAX }
     }
 
     /// Tiles of rows, of a product of few.
@@ -111,7 +111,7 @@ pub(super) struct SliceBytes {
 
 /// How products of few rows are computed, of the fewest first. None where blocks of the large tile are no multiple of the small
 /// ones. With row-major weights all are there, or none: where the depth is a multiple of the slices of all warps.
-pub(super) fn few(many: &Work, bytes: SliceBytes) -> Vec<Work> {
+pub(super) fn few(many: &BlockTiling, bytes: SliceBytes) -> Vec<BlockTiling> {
     if many.columns % COLUMNS != 0 {
         return Vec::new();
     }
@@ -121,18 +121,19 @@ pub(super) fn few(many: &Work, bytes: SliceBytes) -> Vec<Work> {
     });
     let least = least.or_else(|| narrow(many, bytes));
     let whole = bytes.direct.is_some() || [least, some, most].iter().all(Option::is_some);
-    let same = |some: &Work| most.is_some_and(|most| most == Work { most: most.most, ..*some });
+    let same = |some: &BlockTiling| most.is_some_and(|most| most == BlockTiling { most: most.most, ..*some });
     [least, some.filter(|some| !same(some)), most].into_iter().flatten().filter(|_| whole).collect()
 }
 
 /// All that products of the same format may have, whatever their sizes. They have the same shared memory then, so that they may be one launch.
-pub(super) fn any(many: &Work, bytes: SliceBytes) -> Vec<Work> {
-    let works = |tiles: &'static Tiles| tiles.of.iter().filter_map(|&of| work(many, bytes, of, tiles.most));
+pub(super) fn any(many: &BlockTiling, bytes: SliceBytes) -> Vec<BlockTiling> {
+    let works =
+        |tiles: &'static TileCandidates| tiles.of.iter().filter_map(|&of| work(many, bytes, of, tiles.most));
     TILES.iter().flat_map(works).chain(narrow(many, bytes)).collect()
 }
 
 /// Up to 16 rows where there are few columns.
-fn narrow(many: &Work, bytes: SliceBytes) -> Option<Work> {
+fn narrow(many: &BlockTiling, bytes: SliceBytes) -> Option<BlockTiling> {
     match bytes.direct {
         Some(w) => direct(many, bytes, w),
         None => work(many, bytes, [16, COLUMNS], 16),
@@ -140,35 +141,36 @@ fn narrow(many: &Work, bytes: SliceBytes) -> Option<Work> {
 }
 
 /// With weights in fragments: all warps along the depth.
-fn direct(many: &Work, bytes: SliceBytes, w: i64) -> Option<Work> {
+fn direct(many: &BlockTiling, bytes: SliceBytes, w: i64) -> Option<BlockTiling> {
     let depth = many.warps[0] * many.warps[1];
     let stages =
         (ring(many, bytes) / (depth * (16 * bytes.x + w))).min(room(many, bytes) / (depth * w)).min(4);
-    let work = Work { rows: 16, columns: COLUMNS, warps: [1, 1], depth, stages, direct: true, most: 16 };
+    let work =
+        BlockTiling { rows: 16, columns: COLUMNS, warps: [1, 1], depth, stages, direct: true, most: 16 };
     (stages >= 2).then_some(work)
 }
 
 /// In so many blocks are those of the large tile divided, so that there are enough for few rows. Products whose blocks are divided alike may be
 /// one launch, so all are divided as those of the smallest tiles, but where most blocks would have nothing to do.
-pub(super) fn split(many: &Work, few: &[Work], n: i64) -> i64 {
-    let of = |work: &Work| (many.columns * work.tiles() + work.columns - 1) / work.columns;
+pub(super) fn split(many: &BlockTiling, few: &[BlockTiling], n: i64) -> i64 {
+    let of = |work: &BlockTiling| (many.columns * work.tiles() + work.columns - 1) / work.columns;
     let alike = many.columns / COLUMNS * 2;
     let blocks = (n + many.columns - 1) / many.columns * alike;
     if blocks <= MOST_BLOCKS { alike } else { few.iter().map(of).max().unwrap_or(1) }
 }
 
 /// Bytes for slices: prompts may take more, which a kernel has anyway then.
-fn ring(many: &Work, bytes: SliceBytes) -> i64 {
+fn ring(many: &BlockTiling, bytes: SliceBytes) -> i64 {
     RING.max(many.places() * (many.rows * bytes.x + many.columns * bytes.w))
 }
 
 /// The same for weights. Those of few rows take more than those of a tile, whose activations take more than theirs: both together fit as those
 /// of a tile do.
-fn room(many: &Work, bytes: SliceBytes) -> i64 {
+fn room(many: &BlockTiling, bytes: SliceBytes) -> i64 {
     (many.places() * many.columns * bytes.w).max(RING / 2)
 }
 
-fn work(many: &Work, bytes: SliceBytes, [rows, columns]: [i64; 2], most: i64) -> Option<Work> {
+fn work(many: &BlockTiling, bytes: SliceBytes, [rows, columns]: [i64; 2], most: i64) -> Option<BlockTiling> {
     let warps = many.warps[0] * many.warps[1];
     let ring = ring(many, bytes);
     let with = |across: i64| {
@@ -176,7 +178,7 @@ fn work(many: &Work, bytes: SliceBytes, [rows, columns]: [i64; 2], most: i64) ->
         let stage = depth * (rows * bytes.x + columns * bytes.w);
         let fits = bytes.slices % depth == 0 && columns % (bytes.tile * across) == 0;
         let stages = (ring / stage).min(room(many, bytes) / (depth * columns * bytes.w)).min(STAGES);
-        let work = Work { rows, columns, warps: [1, across], depth, stages, direct: false, most };
+        let work = BlockTiling { rows, columns, warps: [1, across], depth, stages, direct: false, most };
         (fits && stages >= 2 && work.sums_of_lane() <= SUMS).then_some(work)
     };
     // Most warps along the depth for which there is room.
@@ -187,10 +189,17 @@ fn work(many: &Work, bytes: SliceBytes, [rows, columns]: [i64; 2], most: i64) ->
 mod tests {
     use super::*;
 
-    const MANY: Work =
-        Work { rows: 64, columns: 128, warps: [2, 2], depth: 1, stages: 3, direct: false, most: i64::MAX };
+    const MANY: BlockTiling = BlockTiling {
+        rows: 64,
+        columns: 128,
+        warps: [2, 2],
+        depth: 1,
+        stages: 3,
+        direct: false,
+        most: i64::MAX,
+    };
     /// Of packed weights with f16 activations.
-    const CODES: Work = Work { rows: 128, columns: 64, stages: 2, ..MANY };
+    const CODES: BlockTiling = BlockTiling { rows: 128, columns: 64, stages: 2, ..MANY };
 
     const BYTES: SliceBytes = SliceBytes { x: 128, w: 20, slices: 128, n: 2048, tile: 8, direct: None };
     const FRAGMENTS: SliceBytes = SliceBytes { w: 36, tile: 16, slices: 64, direct: Some(2048), ..BYTES };
@@ -212,14 +221,15 @@ mod tests {
         assert_eq!(found[2], [(4, 3), (4, 2)]);
         assert_eq!(found[3], [(4, 3), (4, 3)]);
         assert!(few(&MANY, SliceBytes { slices: 5, ..BYTES }).iter().all(|w| w.depth == 1));
-        assert_eq!(few(&Work { columns: 16, ..MANY }, BYTES), []);
+        assert_eq!(few(&BlockTiling { columns: 16, ..MANY }, BYTES), []);
     }
 
     /// With weights in fragments up to 16 rows need no ring, so any depth will do; up to 64 do.
     #[test]
     fn warps_copy_fragments_for_themselves() {
-        let of =
-            |many: &Work, bytes| few(many, bytes).iter().map(|w| (w.direct, w.depth, w.stages)).collect();
+        let of = |many: &BlockTiling, bytes| {
+            few(many, bytes).iter().map(|w| (w.direct, w.depth, w.stages)).collect()
+        };
         let found: Vec<_> = of(&MANY, FRAGMENTS);
         assert_eq!(found, [(true, 4, 3), (false, 4, 2)]);
         assert_eq!(of(&CODES, FRAGMENTS)[0], (true, 4, 3));
@@ -246,7 +256,7 @@ mod tests {
             let few = few(&CODES, SliceBytes { n, ..FRAGMENTS });
             assert!(few.iter().all(|work| all.contains(work)), "{n}");
             let blocks = (n + CODES.columns - 1) / CODES.columns * split(&CODES, &few, n);
-            let of = |work: &Work| (n + work.columns - 1) / work.columns * work.tiles();
+            let of = |work: &BlockTiling| (n + work.columns - 1) / work.columns * work.tiles();
             assert!(few.iter().all(|work| of(work) <= blocks), "{n}");
             assert!(blocks <= MOST_BLOCKS || few.iter().any(|work| of(work) * 2 >= blocks), "{n}");
         }

@@ -5,15 +5,18 @@
 //! column more, goes through the steps: what step `t` finds is what the state says and what all steps before it have corrected.
 
 use super::super::step::HeadRows;
-use super::{At, Chunks, HALVES, Known, Layout, NUMBERS, SIDE, STEPS, TOGETHER, unit, units};
+use super::{
+    ChunkScan, HALVES, NUMBERS, PreparedLayout, SIDE, STEPS, StateFreeExpr, StateFreeValues, TOGETHER, unit,
+    units,
+};
 use crate::halves::split;
 use crate::scan::matrix::MatrixScan;
-use crate::scan::matrix::arithmetic::Arithmetic;
+use crate::scan::matrix::arithmetic::BodyArithmetic;
 use mlcc_ir::fragment::{Fragment, M16N8K16};
-use mlcc_ir::kernel::{BinOp, BufId, Ty};
+use mlcc_ir::kernel::{BinOp, BufId, ExprType};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::matrix::place;
-use mlcc_kernel_lang::{Recorder, Team, Val, View, WARP, fold_each, fold_lanes, joined};
+use mlcc_kernel_lang::{BufferView, Recorder, ThreadTeam, Val, WARP, fold_each, fold_lanes, joined};
 
 /// Columns that a thread computes together, and sums that it reads at once.
 const PIECE: i64 = 4;
@@ -21,31 +24,31 @@ const PIECE: i64 = 4;
 const PAD: i64 = 8;
 
 /// A chunk of a head.
-struct Block<'a, 'k> {
+struct PreparedChunk<'a, 'k> {
     k: &'k Recorder,
-    chunks: &'a Chunks,
+    chunks: &'a ChunkScan,
     scan: &'a MatrixScan<'a, 'k>,
-    layout: Layout,
+    layout: PreparedLayout,
     head: Val<'k>,
     /// The first step, and the number of all.
     first: Val<'k>,
     length: Val<'k>,
     /// `[steps, columns]` of a vector each: `decay`; by kind keys or directions.
-    decay: View<'k, 2>,
-    by_keys: View<'k, 3>,
+    decay: BufferView<'k, 2>,
+    by_keys: BufferView<'k, 3>,
     /// By kind probes or queries, first as they are, then as the rows of `P` and `Q`. After the columns come their sums with the keys of
     /// all steps, which go the same way, then those with the directions.
-    by_steps: View<'k, 3>,
+    by_steps: BufferView<'k, 3>,
 }
 
-impl Chunks {
+impl ChunkScan {
     /// Records the kernel that prepares all chunks; `scan` has no outputs.
     pub fn prepare<'k>(&self, scan: &MatrixScan<'_, 'k>, to: BufId) {
         let (k, layout) = (scan.k, self.layout());
         let (columns, kinds) = (self.shape.columns, layout.kinds());
         k.blocks("chunk", 0, &scan.length.ceil_div(STEPS), |chunk| {
             k.blocks("head", 1, self.shape.heads, |head| {
-                let block = Block {
+                let block = PreparedChunk {
                     k,
                     chunks: self,
                     scan,
@@ -64,12 +67,12 @@ impl Chunks {
     }
 }
 
-impl<'k> Block<'_, 'k> {
-    fn run(&self, to: View<'k, 2>) {
+impl<'k> PreparedChunk<'_, 'k> {
+    fn run(&self, to: BufferView<'k, 2>) {
         let (k, columns) = (self.k, self.chunks.shape.columns);
         // Lanes that share a pair of steps.
         let lanes = columns / PIECE;
-        let team = Team::new(k, STEPS * lanes);
+        let team = ThreadTeam::new(k, STEPS * lanes);
         team.run(|t| self.fill((t / lanes).named("step"), (t % lanes).named("lane")));
         k.barrier();
         team.run(|t| self.pairs(t, lanes));
@@ -88,11 +91,18 @@ impl<'k> Block<'_, 'k> {
         self.layout.kinds() - 1
     }
 
-    fn at(&self, step: Val<'k>, row: Val<'k>, (column, lanes): (Val<'k>, u32)) -> At<'_, 'k> {
+    fn at(&self, step: Val<'k>, row: Val<'k>, (column, lanes): (Val<'k>, u32)) -> StateFreeValues<'_, 'k> {
         let at = HeadRows { head: self.head, row, rows: 1 };
         // Steps beyond the last one repeat it.
         let time = (self.first + step).min(self.length + -1).named("time");
-        At { scan: self.scan, arithmetic: Arithmetic::new(self.k, self.scan.body), at, column, lanes, time }
+        StateFreeValues {
+            scan: self.scan,
+            arithmetic: BodyArithmetic::new(self.k, self.scan.body),
+            at,
+            column,
+            lanes,
+            time,
+        }
     }
 
     /// The vectors of a step, and what it reads of itself. A step beyond the last one changes nothing.
@@ -108,7 +118,7 @@ impl<'k> Block<'_, 'k> {
         self.by_keys.set((last, step, column), at.get(&linear.key) * wide(live));
         self.by_steps.set((last, step, column), at.get(&linear.query));
         let lanes = self.chunks.shape.columns / PIECE;
-        let dot = |known: &Option<Known>| match known {
+        let dot = |known: &Option<StateFreeExpr>| match known {
             Some(known) => fold_lanes(at.get(known).sum_lanes(), BinOp::Add, lanes),
             None => k.float(0.0),
         };
@@ -211,7 +221,7 @@ impl<'k> Block<'_, 'k> {
     }
 
     /// What is left in the end of what a step adds to a column, and of the state.
-    fn backward(&self, column: Val<'k>, to: View<'k, 2>) {
+    fn backward(&self, column: Val<'k>, to: BufferView<'k, 2>) {
         let mut decayed = self.k.float(1.0);
         for step in (0..STEPS).rev() {
             for kind in 0..self.layout.kinds() {
@@ -222,19 +232,20 @@ impl<'k> Block<'_, 'k> {
         }
         let in_unit = TOGETHER / 2;
         let at = (self.layout.decay() + column / in_unit, column % in_unit * 2);
-        to.set(at, decayed.bits_as(Ty::vector(DType::BF16, 2)));
+        to.set(at, decayed.bits_as(ExprType::vector(DType::BF16, 2)));
     }
 
     /// Everything in fragments.
-    fn store(&self, team: Team<'k>, to: View<'k, 2>) {
+    fn store(&self, team: ThreadTeam<'k>, to: BufferView<'k, 2>) {
         let (layout, kinds) = (self.layout, self.layout.kinds());
         // Fragment, half, lane.
         let parts = |i: Val<'k>| {
-            let (fragment, half, lane) = (i / Layout::FRAGMENT, i / WARP % 2, (i % WARP).named("lane"));
+            let (fragment, half, lane) =
+                (i / PreparedLayout::FRAGMENT, i / WARP % 2, (i % WARP).named("lane"));
             let [row, column] = place(&M16N8K16.b, lane, 0);
             ((fragment / kinds).named("fragment"), (fragment % kinds).named("kind"), row, half * 8 + column)
         };
-        team.each((layout.fragments() + 1) * kinds * Layout::FRAGMENT, |i| {
+        team.each((layout.fragments() + 1) * kinds * PreparedLayout::FRAGMENT, |i| {
             let (fragment, kind, row, step) = parts(i);
             let pair = |further: u32| {
                 let row = fragment * SIDE + row + i64::from(further);
@@ -244,7 +255,7 @@ impl<'k> Block<'_, 'k> {
             to.set((i, 0), unit(first.shuffle_with(second, 0..NUMBERS as u32)));
         });
         let first = layout.of_keys(0, self.k.int(0));
-        team.each(layout.fragments() * kinds * Layout::FRAGMENT, |i| {
+        team.each(layout.fragments() * kinds * PreparedLayout::FRAGMENT, |i| {
             let (fragment, kind, step, column) = parts(i);
             let number = |further: u32| {
                 self.by_keys.at((kind, step + i64::from(further), fragment * SIDE + column)).named("number")
@@ -263,7 +274,7 @@ impl<'k> Block<'_, 'k> {
             let all: Vec<Val> = (0..M16N8K16.a.elements()).map(number).collect();
             for (half, part) in split(joined(&all), HALVES.dtype, HALVES.parts).into_iter().flatten().zip(0..)
             {
-                to.set((rows * Layout::VALUES + (layout.shared() + part * WARP) + lane, 0), half);
+                to.set((rows * PreparedLayout::VALUES + (layout.shared() + part * WARP) + lane, 0), half);
             }
         });
     }

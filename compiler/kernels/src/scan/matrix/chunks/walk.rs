@@ -2,14 +2,14 @@
 //! sums. What the warps find and read of their columns is added up in shared memory.
 
 use super::super::step::HeadRows;
-use super::{COLUMNS, Chunks, HALVES, Layout, SIDE, STEPS, TOGETHER, second_factor, units};
-use crate::halves::{Factors, side_by_side, split};
+use super::{COLUMNS, ChunkScan, HALVES, PreparedLayout, SIDE, STEPS, TOGETHER, second_factor, units};
+use crate::halves::{SplitFragment, side_by_side, split};
 use crate::scan::matrix::MatrixScan;
 use mlcc_ir::fragment::M16N8K16;
-use mlcc_ir::kernel::{BufId, Space, Ty};
+use mlcc_ir::kernel::{BufId, ExprType, MemorySpace};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::matrix::place;
-use mlcc_kernel_lang::{Recorder, Team, Val, View, WARP};
+use mlcc_kernel_lang::{BufferView, Recorder, ThreadTeam, Val, WARP};
 
 /// Chunks in shared memory: one is multiplied, the others are on their way.
 const STAGES: i64 = 2;
@@ -26,27 +26,27 @@ const PITCH: i64 = 20;
 
 /// Rows of a head, sixteen for each of its `groups`.
 #[derive(Clone, Copy)]
-struct Block<'a, 'k> {
+struct ChunkWalk<'a, 'k> {
     k: &'k Recorder,
     scan: &'a MatrixScan<'a, 'k>,
-    layout: Layout,
-    team: Team<'k>,
+    layout: PreparedLayout,
+    team: ThreadTeam<'k>,
     groups: i64,
     head: Val<'k>,
     /// The first group among those of the head.
     group: Val<'k>,
     /// `[chunks * heads, units, 8]`, and `[stages, units, 8]` of the block.
-    prepared: View<'k, 3>,
-    ring: View<'k, 3>,
-    state: View<'k, 2>,
+    prepared: BufferView<'k, 3>,
+    ring: BufferView<'k, 3>,
+    state: BufferView<'k, 2>,
     /// Both parts of the same, as first factors: `[fragments * 2, 8]`.
-    factors: View<'k, 2>,
+    factors: BufferView<'k, 2>,
     /// What a warp finds in its columns and what the values say to each step, as sums.
-    own: View<'k, 2>,
-    said: View<'k, 2>,
+    own: BufferView<'k, 2>,
+    said: BufferView<'k, 2>,
     /// What warps find, `[groups * warps, tiles * lanes, 4]`, and read, `[groups * warps, steps, rows]`.
-    found: View<'k, 3>,
-    read: View<'k, 3>,
+    found: BufferView<'k, 3>,
+    read: BufferView<'k, 3>,
     /// Warps along the columns.
     warps: i64,
     of_warp: i64,
@@ -54,14 +54,14 @@ struct Block<'a, 'k> {
 
 /// What a thread has of a block.
 #[derive(Clone, Copy)]
-struct Part<'k> {
+struct WalkThread<'k> {
     group: Val<'k>,
     /// Which columns.
     warp: Val<'k>,
     lane: Val<'k>,
 }
 
-impl Chunks {
+impl ChunkScan {
     /// Records the kernel that goes from chunk to chunk. Of its inputs `scan` has the state alone.
     pub fn walk<'k>(&self, scan: &MatrixScan<'_, 'k>, prepared: BufId) {
         let (k, layout, shape) = (scan.k, self.layout(), self.shape);
@@ -71,19 +71,19 @@ impl Chunks {
         k.blocks("block", 0, shape.heads * per_head, |block| {
             let (head, group) =
                 ((block / per_head).named("head"), (block % per_head * groups).named("group"));
-            let of_block = layout.shared() + groups * Layout::VALUES;
-            let block = Block {
+            let of_block = layout.shared() + groups * PreparedLayout::VALUES;
+            let block = ChunkWalk {
                 k,
                 scan,
                 layout,
-                team: Team::new(k, groups * warps * WARP),
+                team: ThreadTeam::new(k, groups * warps * WARP),
                 groups,
                 head,
                 group,
                 prepared: units(scan, layout, prepared),
-                ring: k.alloc("ring", DType::BF16, [STAGES, of_block, TOGETHER], Space::Shared),
+                ring: k.alloc("ring", DType::BF16, [STAGES, of_block, TOGETHER], MemorySpace::Shared),
                 state: k.registers("state", [TILES * of_warp, OF_LANE]),
-                factors: k.alloc("factors", HALVES.dtype, [2 * of_warp, TOGETHER], Space::Local),
+                factors: k.alloc("factors", HALVES.dtype, [2 * of_warp, TOGETHER], MemorySpace::Local),
                 own: k.registers("own", [TILES, OF_LANE]),
                 said: k.registers("said", [TILES, OF_LANE]),
                 found: k.shared("found", [groups * warps, TILES * WARP, OF_LANE]),
@@ -96,7 +96,7 @@ impl Chunks {
     }
 }
 
-impl<'k> Block<'_, 'k> {
+impl<'k> ChunkWalk<'_, 'k> {
     fn run(self) {
         let (k, scan) = (self.k, self.scan);
         let length = k.dim(&scan.length).named("length");
@@ -158,30 +158,31 @@ impl<'k> Block<'_, 'k> {
         let shared = self.layout.shared();
         let from = (chunk.min(chunks + -1) * self.layout.shape.heads + self.head).named("from");
         let stage = (chunk % STAGES).named("stage");
-        let of_rows = (self.group * Layout::VALUES).named("of_rows");
+        let of_rows = (self.group * PreparedLayout::VALUES).named("of_rows");
         let copy = |to: Val<'k>, unit: Val<'k>| {
             let bytes = 2 * TOGETHER as u32;
             self.ring.copy([stage, to, self.k.int(0)], bytes, self.prepared, [from, unit, self.k.int(0)]);
         };
         self.team.each_slot(shared, |i, _| copy(i, i));
-        self.team.each_slot(self.groups * Layout::VALUES, |i, _| copy(i + shared, of_rows + i + shared));
+        self.team
+            .each_slot(self.groups * PreparedLayout::VALUES, |i, _| copy(i + shared, of_rows + i + shared));
     }
 
-    fn part(self, t: Val<'k>) -> Part<'k> {
+    fn part(self, t: Val<'k>) -> WalkThread<'k> {
         let warp = t / WARP;
         let (group, warp) = ((warp / self.warps).named("group"), (warp % self.warps).named("warp"));
-        Part { group, warp, lane: (t % WARP).named("lane") }
+        WalkThread { group, warp, lane: (t % WARP).named("lane") }
     }
 
     /// The values of a group's rows, as first factor.
-    fn values(self, prepared: View<'k, 2>, of: Part<'k>) -> Factors<'k> {
-        let first = (of.group * Layout::VALUES + self.layout.shared() + of.lane).named("first");
+    fn values(self, prepared: BufferView<'k, 2>, of: WalkThread<'k>) -> SplitFragment<'k> {
+        let first = (of.group * PreparedLayout::VALUES + self.layout.shared() + of.lane).named("first");
         let part = |part: i64| prepared.load((first + part * WARP, 0), TOGETHER as u32).named("values");
-        Factors { parts: [Some(part(0)), Some(part(1)), None] }
+        SplitFragment { parts: [Some(part(0)), Some(part(1)), None] }
     }
 
     /// What a warp's columns of the state say to each step of a tile, as `P` or `Q` asks.
-    fn ask(self, kind: i64, part: Part<'k>, prepared: View<'k, 2>, tile: i64) -> Val<'k> {
+    fn ask(self, kind: i64, part: WalkThread<'k>, prepared: BufferView<'k, 2>, tile: i64) -> Val<'k> {
         // Sums of their own, since a product waits for the sums that it is added to.
         let of_fragment = |fragment: i64| {
             let row = part.warp * self.of_warp + fragment;
@@ -191,24 +192,24 @@ impl<'k> Block<'_, 'k> {
     }
 
     /// What the values say.
-    fn ask_values(self, kind: i64, part: Part<'k>, prepared: View<'k, 2>, tile: i64) -> Val<'k> {
+    fn ask_values(self, kind: i64, part: WalkThread<'k>, prepared: BufferView<'k, 2>, tile: i64) -> Val<'k> {
         let row = self.k.int(self.layout.fragments());
         self.asked(self.values(prepared, part), (kind, row, tile), part, prepared)
     }
 
     fn asked(
         self,
-        factor: Factors<'k>,
+        factor: SplitFragment<'k>,
         (kind, row, tile): (i64, Val<'k>, i64),
-        part: Part<'k>,
-        prepared: View<'k, 2>,
+        part: WalkThread<'k>,
+        prepared: BufferView<'k, 2>,
     ) -> Val<'k> {
         let other = second_factor(prepared, self.layout.of_steps(kind, row), tile, part.lane);
         factor.add_to(self.k.zeros(DType::F32, OF_LANE as u32), other)
     }
 
     /// What each step finds.
-    fn find(self, t: Val<'k>, prepared: View<'k, 2>) {
+    fn find(self, t: Val<'k>, prepared: BufferView<'k, 2>) {
         let part = self.part(t);
         (0..TILES).for_each(|tile| self.own.set((tile, 0), self.ask(0, part, prepared, tile)));
         // All warps need that, and it waits for nothing.
@@ -224,7 +225,7 @@ impl<'k> Block<'_, 'k> {
     }
 
     /// What each step reads; then the state after the chunk.
-    fn go_on(self, t: Val<'k>, prepared: View<'k, 2>) {
+    fn go_on(self, t: Val<'k>, prepared: BufferView<'k, 2>) {
         let (part, last) = (self.part(t), self.layout.kinds() - 1);
         let found = self.layout.corrects.then(|| self.found_in_all(part));
         let values = self.values(prepared, part);
@@ -243,7 +244,7 @@ impl<'k> Block<'_, 'k> {
     }
 
     /// The values' own part is the last warp's.
-    fn read(self, part: Part<'k>, prepared: View<'k, 2>) {
+    fn read(self, part: WalkThread<'k>, prepared: BufferView<'k, 2>) {
         let (k, last, lanes) = (self.k, self.layout.kinds() - 1, OF_LANE as u32);
         let sums = k.registers("sums", [TILES, OF_LANE]);
         (0..TILES).for_each(|tile| sums.set((tile, 0), self.ask(last, part, prepared, tile)));
@@ -266,12 +267,12 @@ impl<'k> Block<'_, 'k> {
         }
     }
 
-    fn state_as_factor(self, fragment: i64) -> Factors<'k> {
+    fn state_as_factor(self, fragment: i64) -> SplitFragment<'k> {
         let part = |part: i64| Some(self.factors.load((2 * fragment + part, 0), TOGETHER as u32));
-        Factors { parts: [part(0), part(1), None] }
+        SplitFragment { parts: [part(0), part(1), None] }
     }
 
-    fn tell_read(self, part: Part<'k>, sums: View<'k, 2>) {
+    fn tell_read(self, part: WalkThread<'k>, sums: BufferView<'k, 2>) {
         let warp = (part.group * self.warps + part.warp).named("of_block");
         for (tile, element) in (0..TILES).flat_map(|tile| (0..OF_LANE).map(move |element| (tile, element))) {
             let [row, step] = place(&M16N8K16.sums, part.lane, element as u32);
@@ -280,23 +281,29 @@ impl<'k> Block<'_, 'k> {
     }
 
     /// `B` or `K` for a tile of a warp's columns.
-    fn of_keys(self, prepared: View<'k, 2>, kind: i64, part: Part<'k>, tile: i64) -> Factors<'k> {
+    fn of_keys(
+        self,
+        prepared: BufferView<'k, 2>,
+        kind: i64,
+        part: WalkThread<'k>,
+        tile: i64,
+    ) -> SplitFragment<'k> {
         let fragment = part.warp * self.of_warp + tile / TILES;
         second_factor(prepared, self.layout.of_keys(kind, fragment), tile % TILES, part.lane)
     }
 
     /// Of the columns of a lane's elements.
-    fn decay(self, prepared: View<'k, 2>, part: Part<'k>, tile: i64) -> Val<'k> {
+    fn decay(self, prepared: BufferView<'k, 2>, part: WalkThread<'k>, tile: i64) -> Val<'k> {
         let [_, column] = place(&M16N8K16.sums, part.lane, 0);
         let column = part.warp * (self.of_warp * SIDE) + column + tile * COLUMNS;
         let in_unit = TOGETHER / 2;
         let at = (column / in_unit + self.layout.decay(), column % in_unit * 2);
-        let pair = prepared.load(at, 4).bits_as(Ty::vector(DType::F32, 2));
+        let pair = prepared.load(at, 4).bits_as(ExprType::vector(DType::F32, 2));
         pair.shuffle([0, 1, 0, 1]).named("decay")
     }
 
     /// What each step finds in all columns.
-    fn found_in_all(self, part: Part<'k>) -> Factors<'k> {
+    fn found_in_all(self, part: WalkThread<'k>) -> SplitFragment<'k> {
         let first = (part.group * self.warps).named("first");
         let sum = |tile: i64| {
             let at = part.lane + tile * WARP;
@@ -304,7 +311,7 @@ impl<'k> Block<'_, 'k> {
             let said = self.said.load((tile, 0), OF_LANE as u32);
             (0..self.warps).fold(said, |sum, warp| (sum + of(warp)).named("sum"))
         };
-        Factors::of(side_by_side([sum(0), sum(1)]), HALVES)
+        SplitFragment::of(side_by_side([sum(0), sum(1)]), HALVES)
     }
 
     /// The results of the chunk's steps.

@@ -1,30 +1,30 @@
 //! The states of a block between their rows in memory and the columns on the stack.
 
-use super::{StateBlock, Transposed};
-use mlcc_kernel_lang::{Val, View, transpose};
+use super::{StateBlock, TransposedScan};
+use mlcc_kernel_lang::{BufferView, Val, transpose};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(super) enum CopyDirection {
     In,
     Out,
 }
 
 /// Rows of a square in a buffer: the first element, and elements from row to row.
 #[derive(Clone, Copy)]
-struct Square<'k> {
-    buf: View<'k, 1>,
+struct SquareTile<'k> {
+    buf: BufferView<'k, 1>,
     first: Val<'k>,
     pitch: i64,
 }
 
-impl<'k> Transposed<'_, 'k> {
+impl<'k> TransposedScan<'_, 'k> {
     /// Copies the rows of a block to the columns on the stack, or back.
-    pub(super) fn copy_states(&self, block: &StateBlock<'k>, direction: Direction) {
+    pub(super) fn copy_states(&self, block: &StateBlock<'k>, direction: CopyDirection) {
         let (k, lanes, columns) = (self.k, i64::from(self.lanes), self.scan.shape.columns);
         let block_rows = self.block_rows();
         let bufs = match direction {
-            Direction::In => &self.scan.inputs,
-            Direction::Out => &self.scan.outputs,
+            CopyDirection::In => &self.scan.inputs,
+            CopyDirection::Out => &self.scan.outputs,
         };
         for (i, &state) in block.states.iter().enumerate() {
             let (outside, state) = (k.flat(bufs[i]), state.flat());
@@ -34,12 +34,12 @@ impl<'k> Transposed<'_, 'k> {
                 k.serial("square", columns / lanes, |square| {
                     let column = square * lanes;
                     let first = base + (row * columns + column);
-                    let rows = Square { buf: outside, first, pitch: columns };
+                    let rows = SquareTile { buf: outside, first, pitch: columns };
                     let place = column * block_rows + row;
-                    let places = Square { buf: state, first: place, pitch: block_rows };
+                    let places = SquareTile { buf: state, first: place, pitch: block_rows };
                     match direction {
-                        Direction::In => self.copy_square(rows, places),
-                        Direction::Out => self.copy_square(places, rows),
+                        CopyDirection::In => self.copy_square(rows, places),
+                        CopyDirection::Out => self.copy_square(places, rows),
                     }
                 });
             });
@@ -49,8 +49,8 @@ impl<'k> Transposed<'_, 'k> {
                     let c = c + columns / lanes * lanes;
                     let (at, place) = (of_row + c, c * block_rows + row);
                     match direction {
-                        Direction::In => state.set([place], outside.at([at])),
-                        Direction::Out => outside.set([at], state.at([place])),
+                        CopyDirection::In => state.set([place], outside.at([at])),
+                        CopyDirection::Out => outside.set([at], state.at([place])),
                     }
                 });
             });
@@ -58,7 +58,7 @@ impl<'k> Transposed<'_, 'k> {
     }
 
     /// Copies a square of as many vectors as lanes, its rows becoming columns.
-    fn copy_square(&self, from: Square<'k>, to: Square<'k>) {
+    fn copy_square(&self, from: SquareTile<'k>, to: SquareTile<'k>) {
         let load = |i: i64| from.buf.load([from.first + i * from.pitch], self.lanes).named("x");
         let rows: Vec<Val> = (0..i64::from(self.lanes)).map(load).collect();
         for (i, column) in (0_i64..).zip(transpose(rows)) {

@@ -1,40 +1,40 @@
 //! A pass over the columns of a step.
 
-use super::{StateBlock, Sums, Token, Transposed, Values, piece_of};
+use super::{LaneValues, ReductionSums, ScanStep, StateBlock, TransposedScan, piece_of};
 use mlcc_ir::graph::ValueId;
-use mlcc_ir::kernel::Ty;
+use mlcc_ir::kernel::ExprType;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Val, View};
+use mlcc_kernel_lang::{BufferView, Val};
 use std::collections::{HashMap, HashSet};
 
 /// Elements of a cache line.
 const LINE: i64 = 16;
 
 /// Inputs that have columns, and their first elements.
-type Bases<'k> = HashMap<ValueId, (View<'k, 1>, Val<'k>)>;
+type ColumnBases<'k> = HashMap<ValueId, (BufferView<'k, 1>, Val<'k>)>;
 
-impl<'a, 'k> Transposed<'a, 'k> {
+impl<'a, 'k> TransposedScan<'a, 'k> {
     // ---- sums over the columns
 
     /// Room for what pass `number` sums up.
-    pub(super) fn alloc_sums(&self, number: usize) -> Sums<'a, 'k> {
+    pub(super) fn alloc_sums(&self, number: usize) -> ReductionSums<'a, 'k> {
         let nodes = self.scan.body.live().map(|(_, node)| node);
         let found = nodes.filter(|n| self.sums_columns(n) && self.depth_of(n.inputs[0]) == number);
         let len = |v| self.pieces(v).map(|(_, lanes)| i64::from(lanes)).sum();
         found.map(|node| (node, self.k.registers("sum", [len(node.inputs[0])]))).collect()
     }
 
-    pub(super) fn clear(&self, sums: &Sums<'a, 'k>) {
+    pub(super) fn clear(&self, sums: &ReductionSums<'a, 'k>) {
         for (node, sum) in sums {
             let Op::Reduce { op, .. } = node.op else { continue };
             for (row, lanes) in self.pieces(node.inputs[0]) {
-                sum.set([row], self.k.literal(op.identity(), Ty::vector(DType::F32, lanes)));
+                sum.set([row], self.k.literal(op.identity(), ExprType::vector(DType::F32, lanes)));
             }
         }
     }
 
-    fn add_to(&self, sums: &Sums<'a, 'k>, values: &Values<'k>) {
+    fn add_to(&self, sums: &ReductionSums<'a, 'k>, values: &LaneValues<'k>) {
         for (node, sum) in sums {
             let Op::Reduce { op, .. } = node.op else { continue };
             for (p, (row, lanes)) in self.pieces(node.inputs[0]).enumerate() {
@@ -44,7 +44,7 @@ impl<'a, 'k> Transposed<'a, 'k> {
         }
     }
 
-    pub(super) fn add_results(&self, sums: &Sums<'a, 'k>, values: &mut Values<'k>) {
+    pub(super) fn add_results(&self, sums: &ReductionSums<'a, 'k>, values: &mut LaneValues<'k>) {
         for &(node, sum) in sums {
             let pieces = self.load_pieces(node.inputs[0], (sum, self.k.int(0)), "sum");
             values.insert(node.outputs[0], pieces);
@@ -58,9 +58,9 @@ impl<'a, 'k> Transposed<'a, 'k> {
     pub(super) fn pass(
         &self,
         block: &StateBlock<'k>,
-        (token, sums): (&Token<'k>, &Sums<'a, 'k>),
+        (token, sums): (&ScanStep<'k>, &ReductionSums<'a, 'k>),
         number: usize,
-        following: Option<(&Token<'k>, &Sums<'a, 'k>)>,
+        following: Option<(&ScanStep<'k>, &ReductionSums<'a, 'k>)>,
     ) {
         let body = self.scan.body;
         let (carries, writes) = (&body.inputs[..self.scan.carries], number == self.last);
@@ -93,7 +93,7 @@ impl<'a, 'k> Transposed<'a, 'k> {
         (0..self.block_rows()).step_by(self.lanes as usize)
     }
 
-    fn bases(&self, block: &StateBlock<'k>, token: &Token<'k>) -> Bases<'k> {
+    fn bases(&self, block: &StateBlock<'k>, token: &ScanStep<'k>) -> ColumnBases<'k> {
         let inputs = self.scan.body.inputs.iter().enumerate().skip(self.scan.carries);
         let base = |(i, v): (usize, &ValueId)| {
             let (buf, first) = self.scan.input(i, block.at, 0, token.time);
@@ -103,7 +103,12 @@ impl<'a, 'k> Transposed<'a, 'k> {
     }
 
     /// Adds the wanted values of column `c`, and what they need.
-    fn add_columns(&self, (bases, c): (&Bases<'k>, Val<'k>), wanted: &[ValueId], values: &mut Values<'k>) {
+    fn add_columns(
+        &self,
+        (bases, c): (&ColumnBases<'k>, Val<'k>),
+        wanted: &[ValueId],
+        values: &mut LaneValues<'k>,
+    ) {
         let body = self.scan.body;
         let mut needed = HashSet::new();
         let mut open = wanted.to_vec();
